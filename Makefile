@@ -1,0 +1,117 @@
+# One entry for all work on the project; `make help` lists the targets.
+# `make demo` and `make test` set up what they need: nothing has to be done before them.
+
+SHELL := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+# The interpreter that makes the environment: the first that is new enough.
+PYTHON ?= $(shell tools/find_python.sh)
+VENV ?= .venv
+PY := $(abspath $(VENV))/bin/python
+STAMP := $(VENV)/.set-up
+TOOLS := .tools
+UV_VERSION := 0.13.9
+PYTEST := $(PY) -m pytest
+PYTEST_ARGS ?=
+
+# Spark listens on the loopback address and starts its workers with this environment's interpreter.
+export SPARK_LOCAL_IP := 127.0.0.1
+export PYSPARK_PYTHON := $(PY)
+export PYSPARK_DRIVER_PYTHON := $(PY)
+# Another Spark or Python on this machine must not leak in.
+unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
+
+##@ Use it
+.PHONY: help setup demo bench-smoke
+
+help: ## Show this list
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z0-9-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## Make .venv with the pinned requirements (once, and again when they change)
+
+demo: $(STAMP) ## Run the flights example, kill it, resume it, compare it; STRICT=1 fails on any difference
+	$(PY) -m examples.flights_demo
+
+bench-smoke: $(STAMP) ## Compare with Spark's own transformWithState; prints the ratio
+	$(PY) -m loadtest.bench_smoke
+
+##@ Test it
+.PHONY: test lint types tidy check test-unit test-integration test-e2e
+
+test: need-go lint types ## Run everything: ruff, mypy and all tests
+	$(PYTEST) $(PYTEST_ARGS)
+
+check: lint types tidy ## Run what takes seconds: ruff, mypy and the rules of tests/test_tidy.py
+
+lint: $(STAMP) ## Check style and format with ruff
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(STAMP) ## Check types with mypy, strict
+	$(PY) -m mypy
+
+tidy: $(STAMP) ## Check who imports whom, docstrings, invariants
+	$(PYTEST) tests/test_tidy.py $(PYTEST_ARGS)
+
+test-unit: $(STAMP) ## Run the tests that need neither Spark nor a server
+	$(PYTEST) -m "not (integration or spark or e2e)" $(PYTEST_ARGS)
+
+test-integration: need-go $(STAMP) ## Run the tests with a real S3 server or a Spark session
+	$(PYTEST) -m "(integration or spark) and not e2e" $(PYTEST_ARGS)
+
+test-e2e: need-go $(STAMP) ## Run the tests of the whole system, kills included
+	$(PYTEST) -m e2e $(PYTEST_ARGS)
+
+##@ Work on it
+.PHONY: format requirements clean
+
+format: $(STAMP) ## Format the code and mend what ruff can mend
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+# Hashes of the files for all platforms, and no address of an index; UPGRADE=1 takes the newest versions.
+COMPILE = $(TOOLS)/bin/uv pip compile --quiet --no-config --universal --python-version 3.11 \
+	--generate-hashes --no-emit-index-url --no-annotate --custom-compile-command "make requirements" \
+	$(if $(UPGRADE),--upgrade)
+
+requirements: $(TOOLS)/uv-$(UV_VERSION) ## Pin requirements*.txt again from pyproject.toml; UPGRADE=1 takes the newest
+	$(COMPILE) --all-extras --output-file requirements.txt pyproject.toml
+	$(COMPILE) --group build --output-file requirements-build.txt
+
+clean: ## Remove environment, caches, reports and built test programs
+	rm -rf .venv .venv-* $(TOOLS) .stack .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist reports spark-warehouse metastore_db derby.log artifacts
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: prerequisites need-go
+
+prerequisites:
+	@tools/check_prerequisites.sh python java
+
+need-go:
+	@tools/check_prerequisites.sh go
+
+# Nothing is fetched that has no hash: first what builds wheels, then the wheels, last the project itself.
+PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check --no-deps
+
+$(VENV)/.requirements: requirements-build.txt requirements.txt | prerequisites
+	@echo "Setting up $(VENV) with $$($(PYTHON) --version): 1.3 GB, two minutes or more the first time."
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) --require-hashes -r requirements-build.txt
+	$(PIP_INSTALL) --require-hashes --no-build-isolation -r requirements.txt
+	@touch $@
+
+$(STAMP): $(VENV)/.requirements pyproject.toml | prerequisites
+	$(PIP_INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+$(TOOLS)/uv-$(UV_VERSION):
+	$(PYTHON) -m venv --clear $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@touch $@

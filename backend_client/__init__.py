@@ -1,0 +1,28 @@
+"""
+The state backend for PySpark: keeps a streaming operator's state in local tables and its changes in a shared log.
+
+`ChangelogStateBackend` is the entry point. Importing this package does not import PySpark; the name is resolved when
+it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from backend_client.progress import BatchProgress as BatchProgress
+    from backend_client.spark.backend import ChangelogStateBackend as ChangelogStateBackend
+
+__all__ = ["BatchProgress", "ChangelogStateBackend"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ChangelogStateBackend":
+        from backend_client.spark.backend import ChangelogStateBackend
+
+        return ChangelogStateBackend
+    if name == "BatchProgress":
+        from backend_client.progress import BatchProgress
+
+        return BatchProgress
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,157 @@
+"""
+The driver's side of checkpoints: takes the job over, and begins, completes or aborts checkpoints.
+
+Talks to the coordinator, which is the service on the driver's host. Not thread-safe, except `flush`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from backend_client.service_client import ServiceClient
+from backend_client.service_launcher import EmbeddedService
+from backend_client.settings import BackendSettings
+from dstl_service.wire import (
+    ChangeSetRef,
+    CheckpointInfo,
+    CheckpointRef,
+    CompleteRequest,
+    CompleteResponse,
+    OpenedJob,
+    OpenJob,
+    OperatorInfo,
+    StateInfo,
+)
+from storage.errors import InvalidInputError
+
+
+def connect(settings: BackendSettings, patience_s: float | None = None) -> ServiceClient:
+    """Return a client of this host's service; one that may start it, if it is an embedded one."""
+    patience_s = settings.patience_s if patience_s is None else patience_s
+    if settings.service is not None:
+        return ServiceClient(settings.service, _token(settings), patience_s)
+    embedded = embedded_service(settings)
+    ensure: Callable[[], None] = embedded.ensure
+    return ServiceClient(embedded.address, None, patience_s, ensure)
+
+
+def embedded_service(settings: BackendSettings) -> EmbeddedService:
+    """Return where this host's embedded sidecar for the settings' storage lives."""
+    return EmbeddedService(settings.storage, settings.local_dir, settings.sidecar_idle_exit_s)
+
+
+class JobSession:
+    """One driver's ownership of a job."""
+
+    def __init__(self, client: ServiceClient, settings: BackendSettings, opened: OpenedJob) -> None:
+        self._client = client
+        self._settings = settings
+        self._path = f"/v1/jobs/{settings.job}"
+        self.job_uid = opened.job_uid
+        self.epoch = opened.epoch
+        self.max_parallelism = opened.max_parallelism
+        self.latest: CheckpointInfo | None = opened.latest
+
+    @classmethod
+    def open(cls, client: ServiceClient, settings: BackendSettings) -> JobSession:
+        """
+        Take the job over; every older driver of it is fenced.
+
+        Raises:
+            DstlError: The storage cannot be written, or `max_parallelism` is not the job's.
+        """
+        owner = f"{platform.node()}:{os.getpid()}"
+        answer = client.post(f"/v1/jobs/{settings.job}/epochs", asdict(OpenJob(owner, settings.max_parallelism)))
+        return cls(client, settings, _opened(answer))
+
+    @property
+    def base(self) -> CheckpointRef | None:
+        """The checkpoint on which the next batch builds."""
+        return self.latest.ref if self.latest else None
+
+    def begin(self, checkpoint_id: int) -> str:
+        """
+        Start a checkpoint; return the id of the coordinator's process, which is new with every start of it.
+
+        Raises:
+            FencedError: Another driver took the job over.
+        """
+        answer = self._client.post(f"{self._path}/checkpoints/{checkpoint_id}/begin", {"epoch": self.epoch})
+        return str(answer["service_id"])
+
+    def flush(self, refs: list[ChangeSetRef]) -> None:
+        """Start the upload of these sets without waiting for it."""
+        self._client.persist(self._settings.job, self.epoch, refs, wait=False)
+
+    def complete(
+        self,
+        checkpoint_id: int,
+        refs: list[ChangeSetRef],
+        operators: list[OperatorInfo],
+        query_id: str,
+        offsets: str,
+    ) -> CompleteResponse:
+        """
+        Make the checkpoint exist, waiting for a slow store up to the checkpoint's timeout.
+
+        Raises:
+            FencedError: Another driver took the job over; this one must stop.
+            LostChangesError: A sidecar died with a set that was not durable; execute the batch again.
+        """
+        request = CompleteRequest(self.epoch, uuid.uuid4().hex, self.base, refs, operators, query_id, offsets)
+        answer = self._client.post(
+            f"{self._path}/checkpoints/{checkpoint_id}/complete",
+            asdict(request),
+            patience_s=self._settings.checkpoint_timeout_s,
+        )
+        response = CompleteResponse(**{**answer, "ref": CheckpointRef(**answer["ref"])})
+        self.latest = CheckpointInfo(
+            ref=response.ref,
+            base=request.base,
+            epoch=self.epoch,
+            created_ms=0,
+            query_id=query_id,
+            offsets=offsets,
+            operators=operators,
+            segments=len(refs),
+            segment_bytes=sum(ref.size_bytes for ref in refs),
+        )
+        return response
+
+    def abort(self, checkpoint_id: int) -> None:
+        """Give the checkpoint up."""
+        self._client.post(f"{self._path}/checkpoints/{checkpoint_id}/abort", {"epoch": self.epoch})
+
+
+def _token(settings: BackendSettings) -> str | None:
+    if settings.token_file is None:
+        return os.environ.get("DSTL_TOKEN")
+    try:
+        with open(settings.token_file, encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError as error:
+        raise InvalidInputError(f"token_file {settings.token_file} cannot be read: {error.strerror}") from error
+
+
+def _opened(answer: dict[str, Any]) -> OpenedJob:
+    latest = answer["latest"]
+    return OpenedJob(**{**answer, "latest": _checkpoint(latest) if latest else None})
+
+
+def _checkpoint(data: dict[str, Any]) -> CheckpointInfo:
+    return CheckpointInfo(
+        **{
+            **data,
+            "ref": CheckpointRef(**data["ref"]),
+            "base": CheckpointRef(**data["base"]) if data["base"] else None,
+            "operators": [
+                OperatorInfo(**{**item, "states": {name: StateInfo(**state) for name, state in item["states"].items()}})
+                for item in data["operators"]
+            ],
+        }
+    )

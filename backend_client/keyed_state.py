@@ -1,0 +1,95 @@
+"""
+State as a user's function sees it: the current key's variables, read through what was written before.
+
+Writes stay in an overlay over the table, the last value per key (I1: the table itself is not touched); the overlay is
+what the log writer seals. Reads look into the overlay first. One task, one thread.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from backend_client.codec import ValueCodec
+from storage.model import KeyGroupRange
+
+_HEAD = struct.Struct(">HH")
+_MISSING = object()
+
+
+def table_key(key_group: int, state_id: int, key: bytes) -> bytes:
+    """Return the key under which a value lies in the table: key group, state id (2 bytes each, big-endian), key."""
+    return _HEAD.pack(key_group, state_id) + key
+
+
+class KeyedState:
+    """
+    The current key and the changes made so far.
+
+    `changes` and `changed_bytes` are what was written since the last `take_changes`; the attributes are public because
+    the hot path below reads and writes them for every state call.
+    """
+
+    __slots__ = ("changed_bytes", "changes", "key", "key_group", "key_groups", "read")
+
+    def __init__(self, read: Callable[[bytes], bytes | None], key_groups: KeyGroupRange) -> None:
+        self.read = read
+        self.key_groups = key_groups
+        self.key_group = key_groups.first
+        self.key = b""
+        self.changes: dict[bytes, bytes | None] = {}
+        self.changed_bytes = 0
+
+    def take_changes(self) -> dict[bytes, bytes | None]:
+        """
+        Hand the changes over and begin anew.
+
+        Only between keys: a batch visits each key once, so what was taken is not read again in this batch.
+        """
+        changes, self.changes, self.changed_bytes = self.changes, {}, 0
+        return changes
+
+
+class ValueVariable:
+    """A single value per key: the methods of PySpark's ``ValueState``."""
+
+    __slots__ = ("_codec", "_heads", "_state")
+
+    def __init__(self, state: KeyedState, state_id: int, codec: ValueCodec) -> None:
+        self._state = state
+        self._codec = codec
+        groups = state.key_groups
+        self._heads = {group: table_key(group, state_id, b"") for group in range(groups.first, groups.last + 1)}
+
+    def exists(self) -> bool:
+        """Say whether the current key has a value."""
+        return self._read() is not None
+
+    def get(self) -> tuple[object, ...] | None:
+        """Return the current key's value, or None."""
+        data = self._read()
+        return None if data is None else self._codec.decode(data)
+
+    def update(self, newValue: tuple[object, ...]) -> None:
+        """
+        Set the current key's value.
+
+        Raises:
+            InvalidInputError: The value does not fit the schema; names the field. The state is as before.
+        """
+        state = self._state
+        data = self._codec.encode(newValue)
+        state.changes[self._heads[state.key_group] + state.key] = data
+        state.changed_bytes += len(data) + len(state.key) + 4
+
+    def clear(self) -> None:
+        """Remove the current key's value."""
+        state = self._state
+        state.changes[self._heads[state.key_group] + state.key] = None
+        state.changed_bytes += len(state.key) + 4
+
+    def _read(self) -> bytes | None:
+        state = self._state
+        key = self._heads[state.key_group] + state.key
+        data = state.changes.get(key, _MISSING)
+        return state.read(key) if data is _MISSING else data  # type: ignore[return-value]

@@ -1,0 +1,64 @@
+"""
+One task's end of the log: seals change sets under rising sequence numbers and hands them to the sidecar.
+
+When the changes of the running set pass a threshold, the set is sealed and sent while rows still flow, so that the end
+of the task only has a tail to send. A sent set is *received*; what makes it durable is decided by the coordinator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from backend_client.change_set import encode_change_set
+from backend_client.service_client import ServiceClient
+from dstl_service.wire import ChangeSetRef
+from storage.checksum import checksum64
+from storage.model import KeyGroupRange
+
+
+@dataclass(frozen=True, slots=True)
+class LogTarget:
+    """Whose changes a writer logs."""
+
+    job: str
+    operator: str
+    checkpoint_id: int
+    epoch: int
+    attempt: int
+    partition: int
+    key_groups: KeyGroupRange
+
+
+class LogWriter:
+    """Sends the change sets of one attempt. Single-threaded, used once."""
+
+    def __init__(self, client: ServiceClient, target: LogTarget) -> None:
+        self._client = client
+        self._target = target
+        self.refs: list[ChangeSetRef] = []
+        self.changes = 0
+        self.bytes_sent = 0
+
+    def append(self, changes: dict[bytes, bytes | None], *, preemptive: bool) -> None:
+        """
+        Seal `changes` as the next change set and send it; nothing happens if there are none.
+
+        Raises:
+            DstlError: The sidecar did not take it within the client's patience.
+        """
+        if not changes:
+            return
+        payload = encode_change_set(changes)
+        ref = self._client.append(
+            self._target, len(self.refs), payload, checksum64(payload), len(changes), preemptive=preemptive
+        )
+        self.refs.append(ref)
+        self.changes += len(changes)
+        self.bytes_sent += len(payload)
+
+    def make_durable(self) -> None:
+        """Wait until all sets are durable and put their handles into `refs`; for sidecars nobody else can reach."""
+        pending = [ref for ref in self.refs if ref.handle is None]
+        if pending:
+            handles = self._client.persist(self._target.job, self._target.epoch, pending)
+            self.refs = [replace(ref, handle=handle) for ref, handle in zip(self.refs, handles, strict=True)]

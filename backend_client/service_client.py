@@ -1,0 +1,205 @@
+"""
+HTTP to a changelog service, over a Unix socket or TCP.
+
+Every request may be sent twice: all of the service's operations are safe to repeat. So a connection that breaks is
+opened again, a service that is gone is waited for (or started again, where the client may), and one that pushes back is
+asked again after a while, all within the client's patience.
+
+One connection per client, kept open; not thread-safe. Uses the standard library only, to keep workers light.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode, urlsplit
+
+from dstl_service.wire import ChangeSetRef, CheckpointRef, PersistRequest, decode_frames
+from storage.errors import DstlError, InternalError, InvalidInputError, UnavailableError, error_from_dict
+
+if TYPE_CHECKING:
+    from backend_client.log_writer import LogTarget
+    from storage.model import KeyGroupRange
+
+_RETRY_STATUSES = frozenset({429, 503})
+_BROKEN = (OSError, http.client.HTTPException)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class ServiceClient:
+    """
+    A client of the service at `address`.
+
+    Args:
+        address: ``unix:///path`` or ``http://host:port``.
+        token: Sent with every request, or None.
+        patience_s: How long a request is repeated before its error is raised.
+        ensure: Called when nobody answers; may start the service anew. None: somebody else looks after it.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str | None = None,
+        patience_s: float = 60.0,
+        ensure: Callable[[], None] | None = None,
+    ) -> None:
+        self._connection: http.client.HTTPConnection | None = None
+        self.address = address
+        self._token = token
+        self._patience_s = patience_s
+        self._ensure = ensure
+
+    def get(self, path: str) -> Any:
+        """Return the JSON answer to a GET."""
+        return self._json("GET", path, None)
+
+    def post(self, path: str, body: Any, patience_s: float | None = None) -> Any:
+        """Return the JSON answer to a POST of a JSON document, or None for an empty one."""
+        return self._json("POST", path, json.dumps(body).encode(), patience_s)
+
+    def append(
+        self, target: LogTarget, sqn: int, payload: bytes, checksum: int, count: int, *, preemptive: bool
+    ) -> ChangeSetRef:
+        """Hand a change set over; return the reference by which the coordinator can ask for it."""
+        query = urlencode(
+            {
+                "operator": target.operator,
+                "checkpoint_id": target.checkpoint_id,
+                "epoch": target.epoch,
+                "attempt": target.attempt,
+                "partition": target.partition,
+                "sqn": sqn,
+                "first_key_group": target.key_groups.first,
+                "last_key_group": target.key_groups.last,
+                "count": count,
+                "checksum": f"{checksum:016x}",
+                "preemptive": "true" if preemptive else "false",
+            }
+        )
+        answer = self._json("POST", f"/v1/jobs/{target.job}/change-sets?{query}", payload)
+        return ChangeSetRef(**answer)
+
+    def persist(self, job: str, epoch: int, refs: list[ChangeSetRef], *, wait: bool = True) -> list[dict[str, Any]]:
+        """Have change sets made durable; return their handles, or nothing without `wait`."""
+        body = asdict(PersistRequest(epoch, refs, wait))
+        handles: list[dict[str, Any]] = self.post(f"/v1/jobs/{job}/persist", body)["handles"]
+        return handles
+
+    @contextmanager
+    def restore(
+        self, job: str, operator: str, key_groups: KeyGroupRange, have: str | None, want: str
+    ) -> Iterator[Iterator[tuple[dict[str, object], bytes]]]:
+        """Open the stream of frames that leads a table from `have` to `want`; see `dstl_service.wire.decode_frames`."""
+        query = {
+            "operator": operator,
+            "first_key_group": key_groups.first,
+            "last_key_group": key_groups.last,
+            "to": CheckpointRef.parse(want).to_text(),
+        }
+        if have is not None:
+            query["have"] = have
+        response = self._request("GET", f"/v1/jobs/{job}/restore?{urlencode(query)}", None, self._patience_s)
+        try:
+            yield decode_frames(response)
+            if response.read(1):
+                raise InternalError("the service sent more than the end of a restore stream")
+        except BaseException as error:
+            self.close()
+            if isinstance(error, _BROKEN) and not isinstance(error, DstlError):
+                raise UnavailableError(f"the service at {self.address} broke off a restore: {error}") from error
+            raise
+
+    def __del__(self) -> None:
+        # A query has no end that a client could wait for: its runner is simply dropped.
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; the next request opens a new one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _json(self, method: str, path: str, body: bytes | None, patience_s: float | None = None) -> Any:
+        deadline = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
+        while True:
+            response = self._request(method, path, body, deadline - time.monotonic())
+            try:
+                data = response.read()
+            except _BROKEN as error:
+                self.close()
+                if time.monotonic() > deadline:
+                    raise UnavailableError(f"the service at {self.address} broke off: {error}") from error
+                continue
+            return json.loads(data) if data else None
+
+    def _request(self, method: str, path: str, body: bytes | None, patience_s: float) -> http.client.HTTPResponse:
+        """Send until an answer comes that is none of "not now"; raise what the service reports."""
+        deadline = time.monotonic() + patience_s
+        pause_s = 0.02
+        while True:
+            try:
+                response = self._send(method, path, body, max(1.0, deadline - time.monotonic()))
+            except _BROKEN as error:
+                self.close()
+                if time.monotonic() >= deadline:
+                    raise UnavailableError(
+                        f"the changelog service at {self.address} does not answer: {error}; is it running on this host?"
+                    ) from error
+                if self._ensure is not None:
+                    self._ensure()
+            else:
+                if response.status < 300:
+                    return response
+                reported = _error_of(response)
+                if response.status not in _RETRY_STATUSES or time.monotonic() >= deadline:
+                    raise reported
+            # Many tasks meet the same refusal at the same time; they must not come back together.
+            time.sleep(pause_s * random.uniform(0.5, 1.5))
+            pause_s = min(1.0, pause_s * 2)
+
+    def _send(self, method: str, path: str, body: bytes | None, timeout_s: float) -> http.client.HTTPResponse:
+        if self._connection is None:
+            self._connection = self._connect(timeout_s)
+        elif self._connection.sock is not None:
+            self._connection.sock.settimeout(timeout_s)
+        headers = {
+            "content-type": "application/json" if body is None or body[:1] in b"{[" else "application/octet-stream"
+        }
+        if self._token:
+            headers["authorization"] = f"Bearer {self._token}"
+        self._connection.request(method, path, body=body, headers=headers)
+        return self._connection.getresponse()
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        parts = urlsplit(self.address)
+        if parts.scheme == "unix":
+            return _UnixConnection(parts.path, timeout_s)
+        if parts.scheme == "http" and parts.hostname:
+            return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+        raise InvalidInputError(f"service address {self.address!r} must be unix:///path or http://host:port")
+
+
+def _error_of(response: http.client.HTTPResponse) -> DstlError:
+    data = response.read()
+    try:
+        return error_from_dict(json.loads(data))
+    except (ValueError, KeyError, TypeError):
+        return InternalError(f"the service answered {response.status}: {data[:200]!r}")

@@ -1,0 +1,123 @@
+"""
+Starts the embedded sidecar: one per host, user and storage, by whoever needs it first.
+
+A lock file decides who starts it; the others wait until it answers. The process outlives its starter (its session is
+its own), and goes away after a time without requests. Its log and its process id lie beside its socket.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.errors import InvalidInputError, UnavailableError
+
+_START_TIMEOUT_S = 30.0
+_SOCKET_PATH_MAX = 100  # the kernel's limit is 107 bytes
+_started: list[subprocess.Popen[bytes]] = []  # kept, so that nobody warns of a process that is meant to stay
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedService:
+    """Where the sidecar of one storage lives on this host, and how to start it."""
+
+    storage: str
+    folder: str
+    idle_exit_s: int
+
+    @property
+    def socket_path(self) -> str:
+        """The Unix socket on which it listens."""
+        return str(self._path("sock"))
+
+    @property
+    def log_path(self) -> str:
+        """Its log."""
+        return str(self._path("log"))
+
+    @property
+    def pid_path(self) -> str:
+        """A file with its process id."""
+        return str(self._path("pid"))
+
+    @property
+    def address(self) -> str:
+        """Its address for a `ServiceClient`."""
+        return f"unix://{self.socket_path}"
+
+    def ensure(self) -> None:
+        """
+        Start the sidecar unless one answers.
+
+        Raises:
+            UnavailableError: It does not come up; the message has the end of its log.
+            InvalidInputError: The folder cannot hold its socket.
+        """
+        if self._answers():
+            return
+        self._prepare_folder()
+        with open(self._path("lock"), "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not self._answers():
+                self._start()
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "dstl_service", "serve", "--storage", self.storage]
+        command += ["--socket", self.socket_path, "--idle-exit-s", str(self.idle_exit_s)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        with open(self._path("log"), "ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                cwd="/",
+                start_new_session=True,
+                close_fds=True,
+            )
+        _started.append(process)
+        self._path("pid").write_text(f"{process.pid}\n", encoding="utf-8")
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not self._answers():
+            if process.poll() is not None or time.monotonic() > deadline:
+                tail = self._path("log").read_text(encoding="utf-8", errors="replace")[-2000:]
+                raise UnavailableError(
+                    f"the sidecar for {self.storage} did not start (exit code {process.poll()}); its log ends: {tail}"
+                )
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(self.socket_path)
+            except OSError:
+                return False
+        return True
+
+    def _prepare_folder(self) -> None:
+        if len(self.socket_path.encode()) > _SOCKET_PATH_MAX:
+            raise InvalidInputError(
+                f"local_dir {self.folder} is too long for a Unix socket "
+                f"({_SOCKET_PATH_MAX} bytes with the file's name); set local_dir to a shorter path"
+            )
+        try:
+            Path(self.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise UnavailableError(f"local_dir {self.folder} cannot be created: {error.strerror}") from error
+        if os.stat(self.folder).st_uid != os.getuid():
+            raise UnavailableError(
+                f"local_dir {self.folder} belongs to another user; set local_dir to a folder of yours"
+            )
+
+    def _path(self, suffix: str) -> Path:
+        name = hashlib.blake2b(self.storage.encode(), digest_size=6).hexdigest()
+        return Path(self.folder) / f"service-{name}.{suffix}"

@@ -1,0 +1,86 @@
+"""
+What a user can set on the backend, in a form that travels to the tasks.
+
+Values only; unknown names are refused with the list of known ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+import getpass
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+from urllib.parse import urlsplit
+
+from storage.errors import InvalidInputError
+from storage.model import validate_name
+
+
+def _default_local_dir() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a user id without a name
+        user = str(os.getuid())
+    return os.environ.get("DSTL_LOCAL_DIR") or os.path.join(tempfile.gettempdir(), f"dstl-{user}")
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSettings:
+    """Settings of one backend; the attributes without default are arguments of their own in the public API."""
+
+    storage: str
+    job: str
+    service: str | None = None
+    """Address of the sidecar on every host: ``unix:///path`` or ``http://host:port``; without it one starts itself."""
+    token_file: str | None = None
+    """File with the token of a service that asks for one."""
+    local_dir: str = ""
+    """Folder on every host for tables, and for the socket and log of a sidecar that starts itself."""
+    parallelism: int | None = None
+    """Partitions of an operator that names none; by default Spark's default parallelism."""
+    max_parallelism: int | None = None
+    """Number of key groups, 1..32768; fixed when the job is created (128 if not given)."""
+    preemptive_bytes: int = 5 * 1024 * 1024
+    """A task that has logged this much sends it on while rows still flow."""
+    batch_tries_max: int = 4
+    """How often a batch is executed before its error is reported, where executing it again can help."""
+    patience_s: float = 60.0
+    """How long a task tries to reach its sidecar."""
+    checkpoint_timeout_s: float = 600.0
+    """How long a checkpoint may wait for the storage."""
+    sidecar_idle_exit_s: int = 600
+    """A sidecar that started itself stops after this time without a request."""
+
+    def __post_init__(self) -> None:
+        if not self.local_dir:
+            object.__setattr__(self, "local_dir", _default_local_dir())
+        validate_name("job", self.job)
+        scheme = urlsplit(self.storage).scheme
+        if scheme not in ("file", "s3"):
+            raise InvalidInputError(
+                f"storage {self.storage!r} must be file:///an/absolute/path (a disk that all hosts see) or s3://bucket/prefix"
+            )
+        if self.service is not None and not self.service.startswith(("unix:///", "http://")):
+            raise InvalidInputError(f"service {self.service!r} must be unix:///path or http://host:port")
+        for name in ("preemptive_bytes", "batch_tries_max", "patience_s", "checkpoint_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise InvalidInputError(f"{name} must be positive, it is {getattr(self, name)}")
+
+    @classmethod
+    def of(cls, storage: str, job: str, options: Mapping[str, Any]) -> BackendSettings:
+        """
+        Build settings from keyword options.
+
+        Raises:
+            InvalidInputError: An option is unknown or has a value that it cannot have.
+        """
+        known = {field.name for field in fields(cls)} - {"storage", "job"}
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise InvalidInputError(f"unknown option {name!r}{hint} Known options: {', '.join(sorted(known))}")
+        return cls(storage=storage, job=job, **options)

@@ -1,0 +1,1 @@
+"""The PySpark side: everything that imports pyspark, and nothing else."""

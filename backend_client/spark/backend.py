@@ -1,0 +1,156 @@
+"""The entry point for users: `ChangelogStateBackend`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from backend_client.codec import KeyCodec
+from backend_client.coordinator import embedded_service
+from backend_client.progress import BatchProgress
+from backend_client.service_launcher import EmbeddedService
+from backend_client.settings import BackendSettings
+from backend_client.spark.plan import Operator, StatefulDataFrame, StatefulGroupedData, grouping_columns
+from backend_client.spark.processor import declare_states
+from storage.errors import InvalidInputError
+from storage.model import validate_name
+
+_PROGRESS_KEPT = 1000
+
+
+class ChangelogStateBackend:
+    """
+    Keeps the state of a streaming query in local tables, and its changes in a shared log.
+
+    Args:
+        storage: Where checkpoints are kept: ``s3://bucket/prefix``, or ``file:///path`` of a disk that all hosts see.
+        job: Name of the query's state; one running query per job, a newer one takes it over.
+        on_progress: Called on the driver after every batch.
+        options: See `backend_client.settings.BackendSettings`.
+
+    Raises:
+        InvalidInputError: An option is unknown or impossible.
+    """
+
+    def __init__(
+        self,
+        storage: str,
+        *,
+        job: str,
+        on_progress: Callable[[BatchProgress], None] | None = None,
+        **options: Any,
+    ) -> None:
+        self.settings = BackendSettings.of(storage, job, options)
+        self._on_progress = on_progress
+        self._progress: deque[BatchProgress] = deque(maxlen=_PROGRESS_KEPT)
+
+    @property
+    def recent_progress(self) -> list[BatchProgress]:
+        """The figures of the last batches, oldest first."""
+        return list(self._progress)
+
+    @property
+    def embedded_service(self) -> EmbeddedService:
+        """The sidecar of this host that starts itself; of no interest if the option ``service`` is set."""
+        return embedded_service(self.settings)
+
+    def report(self, progress: BatchProgress) -> None:
+        """Take in a batch's figures."""
+        self._progress.append(progress)
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+    def transform_with_state(
+        self,
+        grouped: GroupedData | StatefulGroupedData,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: Any = None,
+        eventTimeColumnName: str = "",
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> StatefulDataFrame:
+        """
+        Run a processor over grouped rows: Spark's ``transformWithState`` with its state in this backend.
+
+        Args:
+            grouped: ``df.groupBy(columns)`` of a streaming DataFrame or of another operator's result.
+            statefulProcessor: An ordinary ``pyspark.sql.streaming.StatefulProcessor``.
+            outputStructType: Schema of the rows that it yields.
+            outputMode: "Update" or "Append".
+            timeMode: "None".
+            initialState: Not served yet.
+            eventTimeColumnName: Not served yet.
+            name: Names the operator's state within the job; by default the processor's class name.
+            parallelism: Number of partitions; may differ from run to run. By default the backend's.
+
+        Raises:
+            InvalidInputError: An argument is impossible, or asks for what is not served yet.
+        """
+        _check_modes(outputMode, timeMode, initialState, eventTimeColumnName)
+        name = name or type(statefulProcessor).__name__
+        validate_name("operator", name)
+        if isinstance(grouped, StatefulGroupedData):
+            upstream = grouped.frame
+            if upstream.backend is not self:
+                raise InvalidInputError("operators in a chain must be of one backend: they share their checkpoints")
+            source, operators, steps = upstream.source, upstream.operators, upstream.steps
+            key_columns, input_schema = grouped.key_columns, upstream.schema
+        else:
+            source, operators, steps = _streaming_source(grouped), (), ()
+            key_columns, input_schema = grouping_columns(grouped), source.schema
+        if any(operator.name == name for operator in operators):
+            raise InvalidInputError(f"two operators are called {name!r}; give one of them another name=…")
+        spark = source.sparkSession
+
+        def parse(text: str) -> StructType:
+            parsed = spark._parse_ddl(text)
+            if not isinstance(parsed, StructType):
+                raise InvalidInputError(f"{text!r} is no schema of named columns")
+            return parsed
+
+        output_schema = parse(outputStructType) if isinstance(outputStructType, str) else outputStructType
+        operator = Operator(
+            name=name,
+            processor=statefulProcessor,
+            key_columns=key_columns,
+            input_schema=input_schema,
+            output_schema=output_schema,
+            states=declare_states(name, statefulProcessor, parse),
+            parallelism=parallelism,
+            steps=steps,
+        )
+        KeyCodec(operator.key_schema.json())  # refuses keys that cannot be grouped by
+        template = spark.createDataFrame([], output_schema)
+        return StatefulDataFrame(self, source, (*operators, operator), template)
+
+
+def _check_modes(output_mode: str, time_mode: str, initial_state: Any, event_time_column: str) -> None:
+    if output_mode.lower() not in ("update", "append"):
+        raise InvalidInputError(f"outputMode must be 'Update' or 'Append', it is {output_mode!r}")
+    if time_mode.lower() != "none":
+        raise InvalidInputError(f"timeMode {time_mode!r} is not served by this backend yet; use 'None'")
+    if initial_state is not None:
+        raise InvalidInputError("initialState is not served by this backend yet; send it as rows of the stream")
+    if event_time_column:
+        raise InvalidInputError("eventTimeColumnName is not served by this backend yet; leave it out")
+
+
+def _streaming_source(grouped: Any) -> DataFrame:
+    if not isinstance(grouped, GroupedData) or not hasattr(grouped, "_jgd"):
+        raise InvalidInputError(
+            f"transform_with_state takes the result of df.groupBy(…) of a Spark session in this process, "
+            f"not {type(grouped).__name__}; Spark Connect is not served"
+        )
+    source: DataFrame = grouped._df
+    if not source.isStreaming:
+        raise InvalidInputError("the DataFrame is not a stream; read it with spark.readStream")
+    return source

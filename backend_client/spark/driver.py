@@ -1,0 +1,327 @@
+"""
+One query on the driver: runs every batch through the operators and turns it into a checkpoint.
+
+Life of a batch: begin - each operator's job, whose result are the receipts of the accepted attempts - start of the
+upload - the user's function, meanwhile - complete: the manifest, and with it the checkpoint, exists - only then does
+``foreachBatch`` return and Spark commit.
+
+An operator's output is computed once and kept for all who read it. Every read checks the marker rows: output of another
+attempt than the one whose receipt was taken (a block was lost and computed again, a speculative copy) is refused, and
+the whole batch is executed again (I18).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from backend_client.coordinator import JobSession, connect
+from backend_client.key_groups import check_parallelism
+from backend_client.progress import BatchProgress
+from backend_client.spark.checkpoint_log import CheckpointLog
+from backend_client.spark.plan import Operator, Step
+from backend_client.spark.processor import merge_states, schema_difference
+from backend_client.spark.task import ATTEMPT_COLUMN, RECEIPT_COLUMN, BatchContext, OperatorTask, Receipt
+from dstl_service.wire import CompleteResponse, OperatorInfo
+from storage.errors import ConflictError, DstlError, InternalError, InvalidInputError, LostChangesError
+
+if TYPE_CHECKING:
+    from backend_client.service_client import ServiceClient
+    from backend_client.spark.plan import StatefulDataFrame
+
+logger = logging.getLogger("backend_client")
+
+STALE_OUTPUT = "DSTL_STALE_OUTPUT"
+
+
+class BatchRunner:
+    """The function that Spark calls for every batch."""
+
+    def __init__(
+        self,
+        frame: StatefulDataFrame,
+        function: Callable[[DataFrame, int], None],
+        log: CheckpointLog,
+        client: ServiceClient,
+        session: JobSession,
+    ) -> None:
+        self._operators = frame.operators
+        self._final_steps = frame.steps
+        self._function = function
+        self._log = log
+        self._client = client
+        self._session = session
+        self._settings = frame.backend.settings
+        self._report = frame.backend.report
+        self._infos = _operator_infos(frame, session)
+        self._first = True
+
+    @classmethod
+    def open(
+        cls, frame: StatefulDataFrame, function: Callable[[DataFrame, int], None], log: CheckpointLog
+    ) -> BatchRunner:
+        """
+        Take the job over.
+
+        Raises:
+            InvalidInputError: The Spark checkpoint, a key schema or a state schema is not that of the stored state.
+        """
+        client = connect(frame.backend.settings)
+        try:
+            session = JobSession.open(client, frame.backend.settings)
+            runner = cls(frame, function, log, client, session)
+            runner._check_query()
+        except BaseException:
+            client.close()
+            raise
+        return runner
+
+    def close(self) -> None:
+        """Close the connection to the coordinator."""
+        self._client.close()
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Execute one batch; return when its checkpoint exists."""
+        if self._is_done(batch_id):
+            logger.info("batch %d is in checkpoint %s already", batch_id, self._session.base)
+            return
+        tries = 1
+        while True:
+            try:
+                self._execute(frame, batch_id, tries)
+            except Exception as error:
+                if tries >= self._settings.batch_tries_max or not _helps_to_repeat(error):
+                    self._abort(batch_id)
+                    raise
+                logger.warning("batch %d is executed again (try %d failed): %s", batch_id, tries, error)
+                tries += 1
+            else:
+                return
+
+    def _execute(self, frame: DataFrame, batch_id: int, tries: int) -> None:
+        session = self._session
+        context = BatchContext(
+            settings=self._settings,
+            job_uid=session.job_uid,
+            epoch=session.epoch,
+            checkpoint_id=batch_id,
+            base=session.base,
+            coordinator_id=session.begin(batch_id),
+        )
+        receipts: list[Receipt] = []
+        kept: list[DataFrame] = []
+        started = time.perf_counter()
+        try:
+            for operator, info in zip(self._operators, self._infos, strict=True):
+                output = self._run_operator(operator, info, _apply(operator.steps, frame), context).persist()
+                kept.append(output)
+                accepted = _collect_receipts(output, info)
+                receipts += accepted
+                frame = _checked(output, accepted)
+            refs = [ref for receipt in receipts for ref in receipt.refs]
+            session.flush(refs)
+            computed = time.perf_counter()
+            self._function(_apply(self._final_steps, frame), batch_id)
+            called = time.perf_counter()
+            offsets = self._log.offsets(batch_id) or ""
+            response = session.complete(batch_id, refs, self._infos, self._log.query_id() or "", offsets)
+            done = time.perf_counter()
+        finally:
+            for output in kept:
+                output.unpersist()
+        self._report(
+            _progress(self._settings.job, batch_id, receipts, response, (started, computed, called, done), tries)
+        )
+
+    def _run_operator(
+        self, operator: Operator, info: OperatorInfo, frame: DataFrame, context: BatchContext
+    ) -> DataFrame:
+        max_parallelism = self._session.max_parallelism
+        task = OperatorTask(
+            operator=operator.name,
+            processor=operator.processor,
+            states=info.states,
+            key_schema=info.key_schema,
+            key_count=len(operator.key_columns),
+            row_names=tuple(frame.columns),
+            output=operator.output_schema,
+            parallelism=info.parallelism,
+            max_parallelism=max_parallelism,
+            batch=context,
+        )
+        placed = operator.place(frame, info.parallelism, max_parallelism)
+        return placed.mapInArrow(task.__call__, task.output_schema())
+
+    def _is_done(self, batch_id: int) -> bool:
+        """
+        Compare Spark's batch with the newest checkpoint.
+
+        Raises:
+            ConflictError: They do not fit: one of the two was changed without the other.
+        """
+        latest = self._session.latest
+        expected = latest.ref.id + 1 if latest else 0
+        if self._first and latest is not None:
+            stored, current = latest.offsets, self._log.offsets(latest.ref.id)
+            if current is not None and stored and current != stored:
+                raise ConflictError(
+                    f"the Spark checkpoint {self._log.location} does not belong to the state of job "
+                    f"{self._settings.job!r}: batch {latest.ref.id} has other offsets there. "
+                    "Use the checkpointLocation that this job was started with, or another job name"
+                )
+        self._first = False
+        if latest is not None and batch_id == latest.ref.id:
+            return True
+        if batch_id != expected:
+            raise ConflictError(
+                f"Spark executes batch {batch_id}, but the state of job {self._settings.job!r} stands "
+                + (f"behind batch {latest.ref.id}" if latest else "before batch 0")
+                + f". The Spark checkpoint {self._log.location} and the state do not belong together, or one of them "
+                "was deleted or set back: restore the one that is missing, or start with a new checkpointLocation "
+                "and a new job name"
+            )
+        return False
+
+    def _check_query(self) -> None:
+        """Refuse a Spark checkpoint of another query than the one that made the state, and the reverse."""
+        latest, query_id = self._session.latest, self._log.query_id()
+        job, location = self._settings.job, self._log.location
+        if latest is None:
+            if query_id is not None and self._log.offsets(1) is not None:
+                raise InvalidInputError(
+                    f"the Spark checkpoint {location} has batches already, but job {job!r} has no state in "
+                    f"{self._settings.storage}: use a new checkpointLocation, or the storage and job name it belongs to"
+                )
+            return
+        if query_id is None:
+            raise InvalidInputError(
+                f"job {job!r} has state up to batch {latest.ref.id}, but the Spark checkpoint {location} is new: "
+                "use the checkpointLocation that this job was started with, or another job name"
+            )
+        if latest.query_id and query_id != latest.query_id:
+            raise InvalidInputError(
+                f"the Spark checkpoint {location} belongs to query {query_id}, the state of job {job!r} to query "
+                f"{latest.query_id}: use the checkpointLocation that this job was started with, or another job name"
+            )
+
+    def _abort(self, batch_id: int) -> None:
+        try:
+            self._session.abort(batch_id)
+        except DstlError as error:  # the error that led here matters more
+            logger.warning("checkpoint %d could not be aborted: %s", batch_id, error)
+
+
+def _operator_infos(frame: StatefulDataFrame, session: JobSession) -> list[OperatorInfo]:
+    """
+    Join what the query says of its operators with what the newest checkpoint says.
+
+    Raises:
+        InvalidInputError: A key or state schema differs, or an operator with state is missing.
+    """
+    stored = {info.name: info for info in session.latest.operators} if session.latest else {}
+    missing = stored.keys() - {operator.name for operator in frame.operators}
+    if missing:
+        raise InvalidInputError(
+            f"job {frame.backend.settings.job!r} has state of the operator(s) {', '.join(sorted(missing))}, which this "
+            "query does not have: give operators the names that they had (name=…), or use another job name"
+        )
+    default = frame.backend.settings.parallelism or frame.source.sparkSession.sparkContext.defaultParallelism
+    infos = []
+    for operator in frame.operators:
+        parallelism = operator.parallelism or min(default, session.max_parallelism)
+        check_parallelism(parallelism, session.max_parallelism)
+        info = OperatorInfo(operator.name, parallelism, operator.key_schema.json(), operator.states)
+        known = stored.get(operator.name)
+        if known is not None:
+            if not _same_types(known.key_schema, info.key_schema):
+                raise InvalidInputError(
+                    f"the key of operator {operator.name!r} {schema_difference(known.key_schema, info.key_schema)}; "
+                    "a key's columns never change: group by the columns it was started with, or use another job name"
+                )
+            states = merge_states(operator.name, known.states, info.states)
+            info = replace(info, states=states, key_schema=known.key_schema)
+        infos.append(info)
+    return infos
+
+
+def _same_types(stored: str, given: str) -> bool:
+    """Compare names and types of key columns; whether they may be null does not matter to a key."""
+
+    def shape(text: str) -> list[tuple[str, object]]:
+        return [(field["name"], field["type"]) for field in json.loads(text)["fields"]]
+
+    return shape(stored) == shape(given)
+
+
+def _apply(steps: Sequence[Step], frame: DataFrame) -> DataFrame:
+    for step in steps:
+        frame = step(frame)
+    return frame
+
+
+def _collect_receipts(output: DataFrame, info: OperatorInfo) -> list[Receipt]:
+    """Compute an operator's output, keep it, and return one receipt per partition."""
+    rows = output.where(f"{RECEIPT_COLUMN} is not null").select(RECEIPT_COLUMN).collect()
+    receipts = sorted((Receipt.from_json(row[0]) for row in rows), key=lambda receipt: receipt.partition)
+    if [receipt.partition for receipt in receipts] != list(range(info.parallelism)):
+        raise InternalError(
+            f"operator {info.name!r} ran with partitions {[receipt.partition for receipt in receipts]} instead of "
+            f"0..{info.parallelism - 1}"
+        )
+    return receipts
+
+
+def _checked(output: DataFrame, receipts: Sequence[Receipt]) -> DataFrame:
+    """
+    Return the output's rows without the marker rows, failing where a marker is not of an accepted attempt.
+
+    The condition asks for the partition's id to be non-deterministic in Spark's eyes: it must neither be merged with a
+    user's filter nor moved behind it, or a marker could be dropped before it is checked.
+    """
+    attempts = ", ".join(f"{receipt.attempt}L" for receipt in receipts)
+    condition = (
+        f"case when {ATTEMPT_COLUMN} is null then true "
+        f"when {ATTEMPT_COLUMN} in ({attempts}) and spark_partition_id() >= 0 then false "
+        f"else raise_error(concat('{STALE_OUTPUT} of attempt ', cast({ATTEMPT_COLUMN} as string))) end"
+    )
+    return output.where(condition).drop(ATTEMPT_COLUMN, RECEIPT_COLUMN)
+
+
+def _helps_to_repeat(error: Exception) -> bool:
+    if isinstance(error, LostChangesError):
+        return True
+    if not isinstance(error, PySparkException) and "Py4J" not in type(error).__name__:
+        return False
+    text = str(error)
+    return STALE_OUTPUT in text or LostChangesError.__name__ in text
+
+
+def _progress(
+    job: str,
+    batch_id: int,
+    receipts: Sequence[Receipt],
+    response: CompleteResponse,
+    marks: tuple[float, float, float, float],
+    tries: int,
+) -> BatchProgress:
+    started, computed, called, done = marks
+    return BatchProgress(
+        job=job,
+        batch_id=batch_id,
+        rows=sum(receipt.rows for receipt in receipts),
+        keys=sum(receipt.keys for receipt in receipts),
+        changes=sum(receipt.changes for receipt in receipts),
+        state_ms=(computed - started) * 1000,
+        function_ms=(called - computed) * 1000,
+        checkpoint_ms=(done - called) * 1000,
+        bytes_written=response.bytes_written,
+        objects_written=response.objects_written,
+        tries=tries,
+    )

@@ -1,0 +1,246 @@
+"""
+The lazy result of a stateful operator: what a user may still do with it before the query starts.
+
+A streaming DataFrame cannot hold this backend's operator, so the operations on its result are recorded and applied to
+every batch. They are also applied at once to an empty *template* of the same schema, so that a wrong column name is an
+error where it is written, and `schema`, `columns` and ``df["column"]`` work as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import DoubleType, FloatType, StructField, StructType
+
+from backend_client.key_groups import key_group_expression, partition_expression
+from dstl_service.wire import StateInfo
+from storage.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from backend_client.spark.backend import ChangelogStateBackend
+    from backend_client.spark.writer import StatefulStreamWriter
+
+Step = Callable[[DataFrame], DataFrame]
+
+KEY_GROUP_COLUMN = "__dstl_key_group"
+_KEY_COLUMN = "__dstl_key_"
+
+# Operations that look at one row at a time, so that applying them batch by batch is applying them to the stream.
+STATELESS = (
+    "alias",
+    "colRegex",
+    "drop",
+    "dropna",
+    "fillna",
+    "filter",
+    "hint",
+    "join",
+    "mapInArrow",
+    "mapInPandas",
+    "melt",
+    "replace",
+    "select",
+    "selectExpr",
+    "to",
+    "toDF",
+    "unpivot",
+    "where",
+    "withColumn",
+    "withColumnRenamed",
+    "withColumns",
+    "withColumnsRenamed",
+    "withMetadata",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One stateful operator of a query, with the stateless steps between the operator before it and its input."""
+
+    name: str
+    processor: StatefulProcessor
+    key_columns: tuple[str, ...]
+    input_schema: StructType
+    output_schema: StructType
+    states: dict[str, StateInfo]
+    parallelism: int | None
+    steps: tuple[Step, ...]
+
+    @property
+    def key_schema(self) -> StructType:
+        """The grouping columns, in the order of ``groupBy``."""
+        return StructType([self.input_schema[name] for name in self.key_columns])
+
+    def place(self, frame: DataFrame, parallelism: int, max_parallelism: int) -> DataFrame:
+        """
+        Return the rows at their partitions, sorted by key group and key.
+
+        Columns: key group, key columns, then the columns of `frame`. Spark sorts, and spills what does not fit.
+        """
+        keys = [_normal_key(self.input_schema[name]) for name in self.key_columns]
+        key_names = [f"{_KEY_COLUMN}{position}" for position in range(len(keys))]
+        group = key_group_expression(keys, max_parallelism)
+        keyed = frame.selectExpr(
+            f"{group} as {KEY_GROUP_COLUMN}",
+            *(f"{key} as {name}" for key, name in zip(keys, key_names, strict=True)),
+            "*",
+        )
+        partition = F.expr(partition_expression(KEY_GROUP_COLUMN, parallelism, max_parallelism))
+        return keyed.repartitionById(parallelism, partition).sortWithinPartitions(KEY_GROUP_COLUMN, *key_names)
+
+
+class StatefulGroupedData:
+    """The result of ``groupBy`` on the result of a stateful operator; input of the next ``transform_with_state``."""
+
+    def __init__(self, frame: StatefulDataFrame, key_columns: tuple[str, ...]) -> None:
+        self.frame = frame
+        self.key_columns = key_columns
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{name!r} is not available here: the result of a stateful operator can be grouped only for "
+            "backend.transform_with_state; aggregate in a processor, or inside foreachBatch"
+        )
+
+
+class StatefulDataFrame:
+    """
+    The result of ``transform_with_state``: a streaming DataFrame in all but its class.
+
+    Stateless DataFrame operations return another one; ``groupBy`` leads to a further operator; ``writeStream`` starts
+    the query.
+    """
+
+    def __init__(
+        self,
+        backend: ChangelogStateBackend,
+        source: DataFrame,
+        operators: tuple[Operator, ...],
+        template: DataFrame,
+        steps: tuple[Step, ...] = (),
+    ) -> None:
+        self.backend = backend
+        self.source = source
+        self.operators = operators
+        self.steps = steps
+        self._template = template
+
+    isStreaming = True
+
+    @property
+    def schema(self) -> StructType:
+        """The schema of the rows."""
+        return self._template.schema
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return self._template.columns
+
+    @property
+    def dtypes(self) -> list[tuple[str, str]]:
+        """Names and types of the columns."""
+        return self._template.dtypes
+
+    def printSchema(self) -> None:
+        """Print the schema."""
+        self._template.printSchema()
+
+    def transform(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Apply a function to this result, for chains of calls."""
+        return func(self, *args, **kwargs)
+
+    def groupBy(self, *cols: str | Column | list[str | Column]) -> StatefulGroupedData:
+        """Group by columns, for the next operator."""
+        names = cols[0] if len(cols) == 1 and isinstance(cols[0], list) else cols
+        return StatefulGroupedData(self, grouping_columns(self._template.groupBy(*names)))
+
+    groupby = groupBy
+
+    @property
+    def writeStream(self) -> StatefulStreamWriter:
+        """The writer of this stream, with the methods of Spark's ``DataStreamWriter``."""
+        from backend_client.spark.writer import StatefulStreamWriter
+
+        return StatefulStreamWriter(self)
+
+    def __getitem__(self, name: Any) -> Any:
+        if isinstance(name, str):
+            self._template[name]  # an unknown column is an error here, as in Spark
+            return F.col(name)
+        if isinstance(name, (list, tuple)):
+            return self.select(*name)
+        return self.filter(name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in STATELESS:
+            return self._recorder(name)
+        if name in self._template.columns:
+            return F.col(name)
+        raise AttributeError(
+            f"{name!r} is not available on the result of a stateful operator; stateless operations are "
+            f"({', '.join(STATELESS)}), and foreachBatch gives each batch as an ordinary DataFrame"
+        )
+
+    def _recorder(self, name: str) -> Callable[..., StatefulDataFrame]:
+        def record(*args: Any, **kwargs: Any) -> StatefulDataFrame:
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, StatefulDataFrame) or (isinstance(value, DataFrame) and value.isStreaming):
+                    raise InvalidInputError(
+                        f"{name} of a stateful result with another stream would be a stateful operation; union the "
+                        "streams before the operator, and let its processor join them"
+                    )
+
+            def step(frame: DataFrame) -> DataFrame:
+                result: DataFrame = getattr(frame, name)(*args, **kwargs)
+                return result
+
+            return StatefulDataFrame(
+                self.backend, self.source, self.operators, step(self._template), (*self.steps, step)
+            )
+
+        return record
+
+
+def grouping_columns(grouped: Any) -> tuple[str, ...]:
+    """
+    Return the names of the columns of a ``groupBy``.
+
+    Raises:
+        InvalidInputError: It groups by something else than columns.
+    """
+    names = []
+    expressions = grouped._jgd.groupingExprs()
+    for position in range(expressions.size()):
+        expression = expressions.apply(position)
+        text = str(expression.name()) if hasattr(expression, "name") else str(expression.sql())
+        if text not in grouped._df.columns:
+            raise InvalidInputError(
+                f"the state's key must be columns; {text!r} is none of {', '.join(grouped._df.columns)}. "
+                "Add it with withColumn first"
+            )
+        names.append(text)
+    if not names:
+        raise InvalidInputError("groupBy needs at least one column: state is kept per key")
+    return tuple(names)
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _normal_key(field: StructField) -> str:
+    # Minus zero and zero are one key, and so are all not-a-numbers; Spark's own grouping does the same.
+    name = quoted(field.name)
+    if isinstance(field.dataType, (FloatType, DoubleType)):
+        kind = field.dataType.simpleString()
+        return f"if(isnan({name}), cast('NaN' as {kind}), {name} + cast(0 as {kind}))"
+    return name

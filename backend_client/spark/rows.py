@@ -1,0 +1,227 @@
+"""
+Between Arrow batches and the rows of a user's function.
+
+Rows come sorted by key group and key, so all rows of a key are adjacent; a key may go on over several batches, and is
+still one call with one lazy iterator. Values are the Python values that Spark's own Row API hands out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Row
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+
+from storage.errors import InvalidInputError
+
+
+def row_factory(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
+    """
+    Return a function that makes a Spark `Row` with these field names of a sequence of values.
+
+    The rows are of a subclass whose fields are properties: reading ``row.name`` does not search the list of names.
+    """
+    members: dict[str, Any] = {"__fields__": list(names)}
+    for position, name in enumerate(names):
+        if name.isidentifier() and not hasattr(Row, name):
+            members[name] = property(itemgetter(position))
+    return partial(tuple.__new__, type("Row", (Row,), members))
+
+
+class KeyRows(NamedTuple):
+    """One key with its rows; the iterator is valid until the next key is asked for."""
+
+    key_group: int
+    key: tuple[Any, ...]
+    rows: Iterator[Row]
+
+
+class _Batch(NamedTuple):
+    starts: list[int]
+    key_groups: list[int]
+    keys: list[tuple[Any, ...]]
+    rows: list[Row]
+
+
+class GroupedRows:
+    """
+    Splits sorted Arrow batches by key.
+
+    Columns of each batch: key group, then `key_count` key columns, then the columns of the rows.
+    """
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], key_count: int, names: Sequence[str]) -> None:
+        self._batches = (batch for batch in batches if batch.num_rows)
+        self._key_count = key_count
+        self._new_row = row_factory(names)
+        self.rows_seen = 0
+        self.keys_seen = 0
+
+    def __iter__(self) -> Iterator[KeyRows]:
+        batch, begin = self._next(), 0
+        while batch is not None:
+            starts, key_groups, keys, rows = batch
+            last = len(starts) - 1
+            self.keys_seen += len(starts) - begin
+            for i in range(begin, last):
+                yield KeyRows(key_groups[i], keys[i], iter(rows[starts[i] : starts[i + 1]]))
+            tail = _Tail(self._next, keys[last], rows[starts[last] :])
+            yield KeyRows(key_groups[last], keys[last], iter(tail))
+            tail.drain()
+            batch, begin = tail.following
+
+    def _next(self) -> _Batch | None:
+        batch = next(self._batches, None)
+        if batch is None:
+            return None
+        first_row = 1 + self._key_count
+        key_columns = batch.columns[1:first_row]
+        starts = np.flatnonzero(_changes(batch.num_rows, key_columns))
+        keys = list(zip(*(to_python(column.take(pa.array(starts))) for column in key_columns), strict=True))
+        rows = list(map(self._new_row, zip(*map(to_python, batch.columns[first_row:]), strict=True)))
+        self.rows_seen += batch.num_rows
+        return _Batch(starts.tolist(), to_python(batch.column(0).take(pa.array(starts))), keys, rows)
+
+
+class _Tail:
+    """The rows of a batch's last key, which may go on in the batches behind; knows what follows once it is drained."""
+
+    def __init__(self, next_batch: Callable[[], _Batch | None], key: tuple[Any, ...], rows: list[Row]) -> None:
+        self._rows = self._generate(next_batch, key, rows)
+        self.following: tuple[_Batch | None, int] = (None, 0)
+
+    def __iter__(self) -> Iterator[Row]:
+        return self._rows
+
+    def drain(self) -> None:
+        for _ in self._rows:
+            pass
+
+    def _generate(
+        self, next_batch: Callable[[], _Batch | None], key: tuple[Any, ...], rows: list[Row]
+    ) -> Iterator[Row]:
+        while True:
+            yield from rows
+            batch = next_batch()
+            if batch is None or not _same_key(batch.keys[0], key):
+                self.following = (batch, 0)
+                return
+            if len(batch.starts) > 1:
+                yield from batch.rows[: batch.starts[1]]
+                self.following = (batch, 1)
+                return
+            rows = batch.rows
+
+
+def to_python(column: pa.Array) -> list[Any]:
+    """Return a column's values as Python objects; numbers without nulls take the quick way."""
+    if column.null_count == 0 and (pa.types.is_integer(column.type) or pa.types.is_float64(column.type)):
+        return column.to_numpy().tolist()  # type: ignore[no-any-return]
+    return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def _changes(row_count: int, columns: Sequence[pa.Array]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return for every row whether its key differs from that of the row before; the first one's does."""
+    changed = np.zeros(row_count, dtype=bool)
+    changed[0] = True
+    if row_count > 1:
+        for column in columns:
+            changed[1:] |= _differs(column)
+    return changed
+
+
+def _differs(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    if pa.types.is_nested(column.type) or pa.types.is_floating(column.type):
+        # Arrow compares no structs, and not-a-number equals itself in a grouping key.
+        values = column.to_pylist()
+        return np.fromiter((not _same(a, b) for a, b in pairwise(values)), bool, len(values) - 1)
+    before, after = column.slice(0, len(column) - 1), column.slice(1)
+    differs = pc.not_equal(before, after)
+    if column.null_count:
+        differs = pc.if_else(pc.is_valid(differs), differs, pc.xor(pc.is_null(before), pc.is_null(after)))
+    result: np.ndarray[Any, np.dtype[np.bool_]] = differs.to_numpy(zero_copy_only=False).astype(bool)
+    return result
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(a == b or (_is_nan(a) and _is_nan(b)))
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _same_key(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    return all(map(_same, a, b))
+
+
+class RowsToArrow:
+    """
+    Builds Arrow batches of the rows that a user's function yields, by name as Spark does.
+
+    Args:
+        schema: The operator's output schema.
+        timezone: Time zone of timestamps in the batches that Spark expects.
+    """
+
+    def __init__(self, schema: StructType, timezone: str) -> None:
+        self.names = schema.names
+        arrow = to_arrow_type(schema, timezone=timezone)
+        self.types = [arrow.field(position).type for position in range(arrow.num_fields)]
+        self._nested = [_has_struct(field.dataType) for field in schema.fields]
+
+    def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
+        """
+        Return one array per field.
+
+        Raises:
+            InvalidInputError: A row is no `Row` with names, or a value does not fit its field.
+        """
+        names = self.names
+        values: list[Sequence[Any]]
+        if all(getattr(row, "__fields__", None) == names for row in rows):
+            values = list(zip(*rows, strict=True)) if rows else [()] * len(names)
+        else:
+            named = [_as_dict(row) for row in rows]
+            values = [[row.get(name) for row in named] for name in names]
+        arrays = []
+        for name, kind, nested, column in zip(names, self.types, self._nested, values, strict=True):
+            try:
+                arrays.append(pa.array([_plain(value) for value in column] if nested else column, kind))
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+                raise InvalidInputError(f"output column {name!r} is of type {kind}: {error}") from error
+        return arrays
+
+
+def _as_dict(row: Any) -> dict[str, Any]:
+    if not isinstance(row, Row) or not hasattr(row, "__fields__"):
+        raise InvalidInputError(f"the processor yielded {row!r}; it must yield pyspark.sql.Row with named fields")
+    return dict(zip(row.__fields__, row, strict=True))
+
+
+def _has_struct(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return True
+    if isinstance(kind, ArrayType):
+        return _has_struct(kind.elementType)
+    return isinstance(kind, MapType) and (_has_struct(kind.keyType) or _has_struct(kind.valueType))
+
+
+def _plain(value: Any) -> Any:
+    """Turn rows inside a value into dictionaries, which is how Arrow takes structs."""
+    if isinstance(value, Row) and hasattr(value, "__fields__"):
+        return {name: _plain(item) for name, item in zip(value.__fields__, value, strict=True)}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return value

@@ -1,0 +1,172 @@
+"""
+What runs in a Spark task: one partition of one operator in one batch.
+
+The task advances its table to the base, runs the user's processor key by key, sends its changes to the sidecar and
+yields the output rows. The output of each attempt is framed by two marker rows: the first names the attempt, the last
+also carries its *receipt* (references of its change sets, counts). Because the receipt travels in the same block as the
+rows, what the driver learns of an attempt is always about the very rows that Spark kept of it (I2, I18).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor import TimerValues
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from backend_client.codec import KeyCodec
+from backend_client.coordinator import connect
+from backend_client.key_groups import key_group_range
+from backend_client.keyed_state import KeyedState
+from backend_client.log_writer import LogTarget, LogWriter
+from backend_client.restore import advance_to_base
+from backend_client.service_client import ServiceClient
+from backend_client.settings import BackendSettings
+from backend_client.spark.processor import TaskHandle
+from backend_client.spark.rows import GroupedRows, RowsToArrow
+from backend_client.state_table import StateTable
+from dstl_service.wire import ChangeSetRef, CheckpointRef, StateInfo
+
+ATTEMPT_COLUMN = "__dstl_attempt"
+RECEIPT_COLUMN = "__dstl_receipt"
+_OUTPUT_ROWS = 10_000
+_clients: dict[BackendSettings, ServiceClient] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchContext:
+    """What all tasks of one execution of a batch are told by the driver."""
+
+    settings: BackendSettings
+    job_uid: str
+    epoch: int
+    checkpoint_id: int
+    base: CheckpointRef | None
+    coordinator_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What an attempt did; refs are of its change sets in order."""
+
+    operator: str
+    partition: int
+    attempt: int
+    rows: int
+    keys: int
+    changes: int
+    refs: list[ChangeSetRef]
+
+    @classmethod
+    def from_json(cls, text: str) -> Receipt:
+        """Read what a task wrote into its last row."""
+        document = json.loads(text)
+        return cls(**{**document, "refs": [ChangeSetRef(**ref) for ref in document["refs"]]})
+
+
+@dataclass(frozen=True)
+class OperatorTask:
+    """
+    The function that ``mapInArrow`` runs.
+
+    Input columns: key group, `key_count` key columns, then one column for each of `row_names`.
+    Output columns: those of `output`, then `ATTEMPT_COLUMN` and `RECEIPT_COLUMN`, both null but in marker rows.
+    """
+
+    operator: str
+    processor: StatefulProcessor
+    states: dict[str, StateInfo]
+    key_schema: str
+    key_count: int
+    row_names: tuple[str, ...]
+    output: StructType
+    parallelism: int
+    max_parallelism: int
+    batch: BatchContext
+
+    def output_schema(self) -> StructType:
+        """Return the schema of what the function yields; marker rows make every field nullable."""
+        fields = [StructField(field.name, field.dataType, True, field.metadata) for field in self.output.fields]
+        fields += [StructField(ATTEMPT_COLUMN, LongType()), StructField(RECEIPT_COLUMN, StringType())]
+        return StructType(fields)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Process one partition."""
+        context = TaskContext.get()
+        assert context is not None
+        partition, attempt = context.partitionId(), context.taskAttemptId()
+        settings = self.batch.settings
+        key_groups = key_group_range(partition, self.parallelism, self.max_parallelism)
+        client = _client(settings)
+        target = LogTarget(
+            settings.job, self.operator, self.batch.checkpoint_id, self.batch.epoch, attempt, partition, key_groups
+        )
+        writer = LogWriter(client, target)
+        table = StateTable.open(
+            os.path.join(settings.local_dir, "tables", self.batch.job_uid, self.operator, key_groups.to_text())
+        )
+        try:
+            advance_to_base(table, client, settings.job, self.operator, key_groups, self.batch.base)
+            state = KeyedState(table.get, key_groups)
+            to_arrow = RowsToArrow(self.output, "UTC")
+            yield self._marker(to_arrow, attempt, None)
+            grouped = GroupedRows(batches, self.key_count, self.row_names)
+            for rows in self._process(grouped, state, writer):
+                columns = to_arrow.columns(rows)
+                yield self._batch(columns, len(rows), None, None, to_arrow)
+            writer.append(state.take_changes(), preemptive=False)
+            if any(ref.service_id != self.batch.coordinator_id and ref.service_url is None for ref in writer.refs):
+                # The coordinator cannot reach the sidecar that took these sets, so nobody else can ask for them.
+                writer.make_durable()
+            receipt = Receipt(
+                self.operator, partition, attempt, grouped.rows_seen, grouped.keys_seen, writer.changes, writer.refs
+            )
+            yield self._marker(to_arrow, attempt, json.dumps(asdict(receipt), separators=(",", ":")))
+        finally:
+            table.close()
+
+    def _process(self, grouped: GroupedRows, state: KeyedState, writer: LogWriter) -> Iterator[list[Any]]:
+        """Run the processor over all keys; yield its output in lists of at most `_OUTPUT_ROWS`."""
+        processor = self.processor
+        processor.init(TaskHandle(self.operator, self.states, state))  # type: ignore[arg-type]
+        encode_key = KeyCodec(self.key_schema).encode
+        preemptive_bytes = self.batch.settings.preemptive_bytes
+        timers = TimerValues()
+        out: list[Any] = []
+        for key_group, key, rows in grouped:
+            state.key_group, state.key = key_group, encode_key(key)
+            results = iter(processor.handleInputRows(key, rows, timers))
+            out.extend(islice(results, _OUTPUT_ROWS - len(out)))
+            while len(out) == _OUTPUT_ROWS:
+                yield out
+                out = list(islice(results, _OUTPUT_ROWS))
+            if state.changed_bytes >= preemptive_bytes:
+                writer.append(state.take_changes(), preemptive=True)
+        processor.close()
+        if out:
+            yield out
+
+    def _marker(self, to_arrow: RowsToArrow, attempt: int, receipt: str | None) -> pa.RecordBatch:
+        return self._batch([pa.nulls(1, kind) for kind in to_arrow.types], 1, attempt, receipt, to_arrow)
+
+    def _batch(
+        self, columns: list[pa.Array], rows: int, attempt: int | None, receipt: str | None, to_arrow: RowsToArrow
+    ) -> pa.RecordBatch:
+        extra = [pa.array([attempt] * rows, pa.int64()), pa.array([receipt] * rows, pa.string())]
+        return pa.RecordBatch.from_arrays([*columns, *extra], [*to_arrow.names, ATTEMPT_COLUMN, RECEIPT_COLUMN])
+
+
+def _client(settings: BackendSettings) -> ServiceClient:
+    """Return this worker process's connection; workers serve many tasks, so it is kept."""
+    client = _clients.get(settings)
+    if client is None:
+        client = _clients[settings] = connect(settings)
+    return client

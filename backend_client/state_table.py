@@ -1,0 +1,139 @@
+"""
+The local table of one partition: key -> value in RocksDB, with the checkpoint that it stands at.
+
+A table is a cache (I16): it may be lost at any time and is rebuilt from the log. It only ever holds what completed
+checkpoints contain (I1): the changes of a batch come in when a later batch advances the table past it.
+The version is written in the same write as the changes, or withdrawn before and set after them when they need several,
+so a process that dies in between leaves a table that knows what it is. RocksDB's own log is not used for that reason.
+
+The only module that knows rocksdict. A table belongs to one task at a time: other tasks of the host that want the same
+key groups (speculative copies, zombies) get another *slot*.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch, WriteOptions
+
+from storage.errors import UnavailableError
+
+_VERSION_KEY = b"\xff\xffversion"  # behind all key groups: those are at most 0x7fff
+_BATCH_CHANGES = 50_000
+_SLOTS_MAX = 16
+
+
+class StateTable:
+    """An open table. Not thread-safe; close it, or its lock stays until the process ends."""
+
+    def __init__(self, folder: Path, lock_fd: int, block_cache_bytes: int) -> None:
+        self._folder = folder
+        self._lock_fd = lock_fd
+        self._options = _options(block_cache_bytes)
+        self._write_options = WriteOptions()
+        self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]  # its stubs are wrong
+        self._table = self._open()
+        self.get: Callable[[bytes], bytes | None] = self._table.get
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], block_cache_bytes: int = 32 << 20) -> StateTable:
+        """
+        Open the first free slot below `folder`; a table that RocksDB cannot open is thrown away and begun anew.
+
+        Raises:
+            UnavailableError: The folder cannot be written, or all slots are taken by running tasks.
+        """
+        root = Path(folder)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            for slot in range(_SLOTS_MAX):
+                lock_fd = os.open(root / f"{slot}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    os.close(lock_fd)
+                    continue
+                try:
+                    return cls(root / str(slot), lock_fd, block_cache_bytes)
+                except BaseException:
+                    os.close(lock_fd)
+                    raise
+        except OSError as error:
+            raise UnavailableError(
+                f"the local state folder {root} cannot be used: {error.strerror}; set local_dir to a writable folder"
+            ) from error
+        raise UnavailableError(f"all {_SLOTS_MAX} table slots of {root} are held by running tasks")
+
+    @property
+    def version(self) -> str | None:
+        """The checkpoint that the table stands at, or None: it is empty or was left in the middle of a restore."""
+        data = self._table.get(_VERSION_KEY)
+        return data.decode() if data else None
+
+    def advance(self, changes: Iterable[tuple[bytes, bytes | None]], version: str) -> int:
+        """Apply changes in order (None deletes) and take the new version; return their number."""
+        batch, count, withdrawn = WriteBatch(raw_mode=True), 0, False
+        for key, value in changes:
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
+            count += 1
+            if count % _BATCH_CHANGES == 0:
+                if not withdrawn:
+                    # From the first of several writes on, the table is between two versions.
+                    self._table.put(_VERSION_KEY, b"", write_opt=self._write_options)
+                    withdrawn = True
+                self._table.write(batch, self._write_options)
+                batch = WriteBatch(raw_mode=True)
+        batch.put(_VERSION_KEY, version.encode())
+        self._table.write(batch, self._write_options)
+        return count
+
+    def clear(self) -> None:
+        """Empty the table."""
+        self._table.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._table = self._open()
+        self.get = self._table.get
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield all keys with their values, in key order."""
+        for key, value in self._table.items():
+            if key != _VERSION_KEY:
+                yield key, value  # type: ignore[misc]  # raw mode has bytes only
+
+    def close(self) -> None:
+        """Close the table and give its slot free."""
+        with suppress(Exception):  # a cache that cannot be closed properly is rebuilt; the task must not fail (I16)
+            self._table.close()
+        os.close(self._lock_fd)
+
+    def _open(self) -> Rdict:
+        try:
+            return Rdict(str(self._folder), self._options)
+        except Exception:  # noqa: BLE001 - rocksdict raises nothing more specific
+            shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            return Rdict(str(self._folder), self._options)
+        except Exception as error:
+            raise UnavailableError(f"no table can be opened in {self._folder}: {error}; is its disk full?") from error
+
+
+def _options(block_cache_bytes: int) -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_write_buffer_size(16 << 20)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_keep_log_file_num(1)
+    options.set_max_background_jobs(2)
+    blocks = BlockBasedOptions()
+    blocks.set_bloom_filter(10, False)
+    blocks.set_block_cache(Cache(block_cache_bytes))
+    options.set_block_based_table_factory(blocks)
+    return options

@@ -1,0 +1,8 @@
+"""``python -m dstl_service`` is ``dstl``."""
+
+import sys
+
+from dstl_service.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

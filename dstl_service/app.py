@@ -1,0 +1,125 @@
+"""
+Wires the service into an ASGI application: routes, errors to HTTP statuses, the token, opening and closing.
+
+The only module besides ``routes`` that knows FastAPI.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from dstl_service import __version__
+from dstl_service.idle import IdleWatch
+from dstl_service.peers import PeerClient
+from dstl_service.routes import appends, checkpoints, jobs, restore
+from dstl_service.service import ChangelogService
+from dstl_service.settings import CHECKPOINT_TIMEOUT_MS, ServiceSettings
+from storage.clock import Clock, IdSource, SystemClock, SystemIds
+from storage.errors import DstlError, ErrorKind, InvalidInputError
+from storage.object_store import ObjectStore
+from storage.open import open_store
+
+HTTP_STATUS = {
+    ErrorKind.INVALID_INPUT: 400,
+    ErrorKind.NOT_FOUND: 404,
+    ErrorKind.CONFLICT: 409,
+    ErrorKind.FENCED: 409,
+    ErrorKind.LOST_CHANGES: 410,
+    ErrorKind.CORRUPT_DATA: 422,
+    ErrorKind.OVERLOADED: 429,
+    ErrorKind.INTERNAL: 500,
+    ErrorKind.UNAVAILABLE: 503,
+    ErrorKind.CLOSED: 503,
+}
+_OPEN_PATHS = frozenset({"/health"})
+
+
+class _Gate:
+    """
+    Lets a request in if it carries the token, and tells the idle watch of it.
+
+    A plain ASGI middleware: it is on the way of every change set, whose body must be streamed through untouched.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app = app
+        self._expected = None if token is None else f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            if self._expected is not None and scope["path"] not in _OPEN_PATHS:
+                given = dict(scope["headers"]).get(b"authorization", b"")
+                if not hmac.compare_digest(given, self._expected):
+                    refusal = JSONResponse({"kind": "unauthorized", "message": "a valid token is needed"}, 401)
+                    await refusal(scope, receive, send)
+                    return
+            scope["app"].state.idle.touch()
+        await self._app(scope, receive, send)
+
+
+def create_app(
+    settings: ServiceSettings,
+    store: ObjectStore | None = None,
+    clock: Clock | None = None,
+    ids: IdSource | None = None,
+) -> FastAPI:
+    """
+    Build the application.
+
+    Args:
+        settings: Checked settings.
+        store: Taken instead of the one that `settings.storage` names; closed with the application.
+        clock: The only source of time.
+        ids: The only source of unique names.
+    """
+    token = settings.token()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.settings = settings
+        service = app.state.service = ChangelogService(
+            settings,
+            store or open_store(settings.storage),
+            clock or SystemClock(),
+            ids or SystemIds(),
+            PeerClient(token, CHECKPOINT_TIMEOUT_MS / 1000),
+        )
+        idle = app.state.idle = IdleWatch(settings.idle_exit_s, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        idle.start()
+        try:
+            yield
+        finally:
+            idle.stop()
+            await service.close()
+
+    app = FastAPI(
+        title="DSTL state changelog service",
+        version=__version__,
+        description="Batches the state changelogs of all tasks of a host into shared objects and keeps checkpoints.",
+        lifespan=lifespan,
+    )
+    for router in (jobs.router, appends.router, checkpoints.router, restore.router):
+        app.include_router(router)
+
+    app.add_middleware(_Gate, token=token)
+
+    @app.exception_handler(DstlError)
+    async def report(_: Request, error: DstlError) -> JSONResponse:
+        headers = {"retry-after": "1"} if error.kind in (ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE) else None
+        return JSONResponse(error.to_dict(), HTTP_STATUS[error.kind], headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def report_invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        text = "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
+        return JSONResponse(InvalidInputError(f"the request is not valid: {text}").to_dict(), 400)
+
+    return app

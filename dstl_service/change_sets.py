@@ -1,0 +1,197 @@
+"""
+Which change sets of a job a service holds, and when they are to be uploaded.
+
+The life of a set: *received* (in memory only, dies with the process) -> *requested* (somebody waits, or a threshold
+was passed) -> *uploading* -> *durable* (its handle can be given out, I5). A failed upload puts its sets back to
+*requested* (I7). Receiving the same set again changes nothing (I8). Bytes held are bounded (I9).
+
+Invariants:
+1. A set is in at most one batch at a time; a batch becomes one object.
+2. `in_flight_bytes` is the size of all sets that are not durable yet.
+3. Only sets that were asked for, or that a threshold released, are uploaded: sets of attempts that Spark did not
+   accept mostly never reach the store.
+
+No I/O, no clock: the caller says what time it is.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from storage.errors import ConflictError, InvalidInputError, LostChangesError, OverloadedError
+from storage.model import ChangeSetId, Segment, SegmentHandle
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """When sets are uploaded, and how many bytes may wait."""
+
+    delay_ms: int = 10
+    """How long a request waits for others, so that they share an object."""
+    size_bytes: int = 10 * 1024 * 1024
+    """A batch of this size is uploaded at once."""
+    in_flight_bytes_max: int = 100 * 1024 * 1024
+    """Bytes received and not yet durable, over all jobs; more is answered with back-pressure."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.size_bytes <= self.in_flight_bytes_max:
+            raise InvalidInputError(
+                f"batch size_bytes ({self.size_bytes}) must be positive and at most in_flight_bytes_max "
+                f"({self.in_flight_bytes_max})"
+            )
+        if self.delay_ms < 0:
+            raise InvalidInputError(f"batch delay_ms must not be negative: {self.delay_ms}")
+
+
+class _Stage(enum.Enum):
+    RECEIVED = "received"
+    REQUESTED = "requested"
+    UPLOADING = "uploading"
+    DURABLE = "durable"
+
+
+@dataclass(slots=True)
+class _Entry:
+    segment: Segment
+    stage: _Stage
+    handle: SegmentHandle | None = None
+
+
+class ChangeSetBook:
+    """The change sets of one job in one service. Not thread-safe: owned by the event loop."""
+
+    def __init__(self, settings: BatchSettings) -> None:
+        self._settings = settings
+        self._entries: dict[ChangeSetId, _Entry] = {}
+        self._due_ms: int | None = None
+        self._waiting_bytes = 0
+        self.in_flight_bytes = 0
+
+    @property
+    def due_ms(self) -> int | None:
+        """When the next batch is to be taken; None while nobody asked for one."""
+        return self._due_ms
+
+    def receive(self, segment: Segment, now_ms: int, *, preemptive: bool) -> bool:
+        """
+        Take a set in; return False if it was here already.
+
+        Raises:
+            ConflictError: The same identity with other content: two writers believe to be one. Nothing was taken.
+        """
+        known = self._entries.get(segment.id)
+        if known is not None:
+            if known.segment.checksum != segment.checksum:
+                raise ConflictError(
+                    f"change set {segment.id} was sent twice with different content", operator=segment.id.operator
+                )
+            return False
+        self._entries[segment.id] = _Entry(segment, _Stage.RECEIVED)
+        self._waiting_bytes += len(segment.payload)
+        self.in_flight_bytes += len(segment.payload)
+        if self._waiting_bytes >= self._settings.size_bytes:
+            self.release_all(now_ms)
+        elif preemptive:
+            self.request([segment.id], now_ms, delay_ms=self._settings.delay_ms)
+        return True
+
+    def request(self, ids: Iterable[ChangeSetId], now_ms: int, *, delay_ms: int = 0) -> None:
+        """
+        Ask for these sets to become durable, after at most `delay_ms`.
+
+        Raises:
+            LostChangesError: A set is not here: its service was started anew since. Nothing was requested.
+        """
+        entries = [self._known(set_id) for set_id in ids]
+        for entry in entries:
+            if entry.stage is _Stage.RECEIVED:
+                entry.stage = _Stage.REQUESTED
+        if any(entry.stage is _Stage.REQUESTED for entry in entries):
+            due_ms = now_ms + delay_ms
+            self._due_ms = due_ms if self._due_ms is None else min(self._due_ms, due_ms)
+
+    def release_all(self, now_ms: int) -> None:
+        """Upload all that waits, at once."""
+        for entry in self._entries.values():
+            if entry.stage is _Stage.RECEIVED:
+                entry.stage = _Stage.REQUESTED
+        self._due_ms = now_ms
+
+    def take_batch(self, now_ms: int) -> list[Segment]:
+        """Return the sets of the batch that is due, or nothing; they count as uploading from now on."""
+        if self._due_ms is None or self._due_ms > now_ms:
+            return []
+        self._due_ms = None
+        batch = [entry for entry in self._entries.values() if entry.stage is _Stage.REQUESTED]
+        for entry in batch:
+            entry.stage = _Stage.UPLOADING
+            self._waiting_bytes -= len(entry.segment.payload)
+        return [entry.segment for entry in batch]
+
+    def uploaded(self, handles: Sequence[SegmentHandle]) -> None:
+        """Record that a batch is durable; sets that were forgotten meanwhile are ignored."""
+        for handle in handles:
+            entry = self._entries.get(handle.entry.id)
+            if entry is not None and entry.stage is _Stage.UPLOADING:
+                entry.stage, entry.handle = _Stage.DURABLE, handle
+                self.in_flight_bytes -= len(entry.segment.payload)
+
+    def failed(self, batch: Sequence[Segment]) -> None:
+        """Put the sets of a failed batch back; the next request or threshold sends them again (I7)."""
+        for segment in batch:
+            entry = self._entries.get(segment.id)
+            if entry is not None and entry.stage is _Stage.UPLOADING:
+                entry.stage = _Stage.RECEIVED
+                self._waiting_bytes += len(segment.payload)
+
+    def handles(self, ids: Iterable[ChangeSetId]) -> list[SegmentHandle] | None:
+        """Return the handles of these sets in order, or None while one of them is not durable."""
+        entries = [self._known(set_id) for set_id in ids]
+        handles = [entry.handle for entry in entries if entry.handle is not None]
+        return handles if len(handles) == len(entries) else None
+
+    def is_uploading(self, ids: Iterable[ChangeSetId]) -> bool:
+        """Say whether one of these sets is on its way or about to be."""
+        return any(self._known(set_id).stage in (_Stage.UPLOADING, _Stage.REQUESTED) for set_id in ids)
+
+    def forget_up_to(self, checkpoint_id: int) -> None:
+        """Drop all sets of this and earlier checkpoints: durable ones are the store's now, others were not accepted."""
+        for set_id in [set_id for set_id in self._entries if set_id.checkpoint_id <= checkpoint_id]:
+            entry = self._entries.pop(set_id)
+            if entry.stage is not _Stage.DURABLE:
+                self.in_flight_bytes -= len(entry.segment.payload)
+            if entry.stage in (_Stage.RECEIVED, _Stage.REQUESTED):
+                self._waiting_bytes -= len(entry.segment.payload)
+
+    def _known(self, set_id: ChangeSetId) -> _Entry:
+        entry = self._entries.get(set_id)
+        if entry is None:
+            raise LostChangesError(
+                f"change set {set_id} is not held by this service: it was restarted before the set became durable, "
+                "or the checkpoint was aborted; the batch must be executed again",
+                operator=set_id.operator,
+                checkpoint_id=set_id.checkpoint_id,
+            )
+        return entry
+
+
+def check_admission(size_bytes: int, in_flight_bytes: int, settings: BatchSettings) -> None:
+    """
+    Decide whether `size_bytes` more may be taken in (I9).
+
+    Raises:
+        InvalidInputError: It can never fit; the client must send smaller change sets.
+        OverloadedError: It does not fit now; send it again a little later.
+    """
+    if size_bytes > settings.in_flight_bytes_max:
+        raise InvalidInputError(
+            f"a change set of {size_bytes} bytes can never fit: in_flight_bytes_max is {settings.in_flight_bytes_max}; "
+            "lower preemptive_bytes of the client or raise the limit"
+        )
+    if in_flight_bytes + size_bytes > settings.in_flight_bytes_max:
+        raise OverloadedError(
+            f"{in_flight_bytes} bytes wait for their upload; {size_bytes} more would pass the limit of "
+            f"{settings.in_flight_bytes_max}"
+        )

@@ -1,0 +1,119 @@
+"""The command ``dstl``: ``serve`` runs the service; ``checkpoints`` lists what a job has in its storage."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import uvicorn
+
+from dstl_service import __version__
+from dstl_service.app import create_app
+from dstl_service.job_store import JobStore
+from dstl_service.settings import ServiceSettings, default_host_id, with_environment
+from storage.clock import SystemClock, SystemIds
+from storage.errors import DstlError, NotFoundError
+from storage.open import open_store
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        result: int = options.run(options)
+    except DstlError as error:
+        sys.stderr.write(f"dstl: {error}\n")
+        return 2
+    return result
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Run the service until it is told to stop."""
+    settings = with_environment(
+        ServiceSettings(
+            storage=options.storage,
+            socket_path=options.socket,
+            host=options.host,
+            port=options.port,
+            token_file=options.token_file,
+            advertised_url=options.advertise,
+            host_id=options.host_id,
+            idle_exit_s=options.idle_exit_s,
+        )
+    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    app = create_app(settings)
+    listener = _listen(settings)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=settings.shutdown_timeout_s
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def list_checkpoints(options: argparse.Namespace) -> int:
+    """Print a job's checkpoints, oldest first, one a line or as JSON."""
+    store = open_store(options.storage)
+    jobs = JobStore(store, options.job, SystemClock(), SystemIds())
+    if not jobs.exists():
+        raise NotFoundError(f"there is no job {options.job!r} in {options.storage}")
+    for manifest in jobs.completed():
+        info = manifest.info()
+        row = {
+            "checkpoint": info.ref.to_text(),
+            "kind": manifest.kind.value,
+            "epoch": info.epoch,
+            "created": datetime.fromtimestamp(info.created_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+            "segments": info.segments,
+            "segment_bytes": info.segment_bytes,
+        }
+        sys.stdout.write((json.dumps(row) if options.json else "  ".join(str(value) for value in row.values())) + "\n")
+    return 0
+
+
+def _listen(settings: ServiceSettings) -> socket.socket:
+    if settings.socket_path is not None:
+        if os.path.exists(settings.socket_path):
+            os.unlink(settings.socket_path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        previous = os.umask(0o177)  # the socket must never be open to others, not even for a moment
+        try:
+            listener.bind(settings.socket_path)
+        finally:
+            os.umask(previous)
+        return listener
+    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((settings.host, settings.port))
+    address = listener.getsockname()
+    sys.stdout.write(f"listening on http://{address[0]}:{address[1]}\n")
+    sys.stdout.flush()
+    return listener
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="dstl", description="State changelog service for PySpark.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="command")
+    run = commands.add_parser("serve", help="run the service on this host")
+    run.add_argument("--storage", required=True, help="file:///path or s3://bucket/prefix")
+    run.add_argument("--socket", help="Unix socket to listen on")
+    run.add_argument("--host", default="127.0.0.1", help="TCP address, without --socket (default %(default)s)")
+    run.add_argument("--port", type=int, default=0, help="TCP port, without --socket (default: any free one)")
+    run.add_argument("--token-file", help="file with the token that requests must carry")
+    run.add_argument("--advertise", metavar="URL", help="URL under which other hosts reach this service")
+    run.add_argument("--host-id", default=default_host_id(), help="names this host in object keys")
+    run.add_argument("--idle-exit-s", type=int, default=0, help="stop after this time without a request (0: never)")
+    run.set_defaults(run=serve)
+    listing = commands.add_parser("checkpoints", help="list a job's checkpoints")
+    listing.add_argument("--storage", required=True, help="file:///path or s3://bucket/prefix")
+    listing.add_argument("--json", action="store_true", help="one JSON document per line")
+    listing.add_argument("job")
+    listing.set_defaults(run=list_checkpoints)
+    return parser

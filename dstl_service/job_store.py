@@ -1,0 +1,256 @@
+"""
+A job's objects: ``job.json``, epochs and manifests, kept with create-if-absent alone.
+
+How an older driver is kept out (I4): a new owner first claims the next epoch, then puts a *fence* at the place of the
+next manifest. If that place is taken, the older driver was quicker: its checkpoint stands, and the fence moves one on.
+Once the fence is there, every later write of the older driver collides with it. No clock and no lock takes part.
+
+Blocking I/O; the service calls it in threads. One instance per job and service.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dstl_service.manifest import Manifest, ManifestKind, decode_manifest, encode_manifest
+from dstl_service.wire import CheckpointRef
+from storage.clock import Clock, IdSource
+from storage.errors import ConflictError, CorruptDataError, FencedError, InvalidInputError, NotFoundError
+from storage.model import KEY_GROUP_MAX
+from storage.object_store import ObjectStore
+
+JOB_FORMAT = 1
+MAX_PARALLELISM_DEFAULT = 128
+_MANIFESTS_CACHED = 64
+
+
+class JobStore:
+    """Reads and writes what belongs to one job, below ``<base>/<job>/``."""
+
+    def __init__(self, store: ObjectStore, job: str, clock: Clock, ids: IdSource) -> None:
+        self._store = store
+        self._job = job
+        self._clock = clock
+        self._ids = ids
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[tuple[int, int], Manifest] = OrderedDict()
+        self.job_uid = ""
+        self.max_parallelism = 0
+
+    def open(self, max_parallelism: int | None) -> None:
+        """
+        Create the job or read what was fixed when it was created.
+
+        Raises:
+            InvalidInputError: `max_parallelism` is out of bounds or differs from the stored one, which never changes.
+            CorruptDataError: ``job.json`` cannot be read.
+        """
+        wanted = MAX_PARALLELISM_DEFAULT if max_parallelism is None else max_parallelism
+        if not 1 <= wanted <= KEY_GROUP_MAX + 1:
+            raise InvalidInputError(f"max_parallelism must be within 1..{KEY_GROUP_MAX + 1}, it is {wanted}")
+        key = f"{self._job}/job.json"
+        document: dict[str, int | str] = {"format": JOB_FORMAT, "uid": self._ids.unique_id(), "max_parallelism": wanted}
+        try:
+            self._store.put(key, json.dumps(document).encode(), if_absent=True)
+        except ConflictError:
+            document = self._read_job(key)
+        if max_parallelism is not None and document["max_parallelism"] != max_parallelism:
+            raise InvalidInputError(
+                f"job {self._job!r} was created with max_parallelism {document['max_parallelism']}, not "
+                f"{max_parallelism}; it is fixed for the life of a job: leave the option out, or name another job"
+            )
+        self.job_uid = str(document["uid"])
+        self.max_parallelism = int(document["max_parallelism"])
+
+    def exists(self) -> bool:
+        """Say whether the job was ever created."""
+        try:
+            self._store.head(f"{self._job}/job.json")
+        except NotFoundError:
+            return False
+        return True
+
+    def claim(self, owner: str) -> tuple[int, Manifest | None]:
+        """
+        Take the job over: return the new epoch and the manifest to go on from (None: none was ever completed).
+
+        Args:
+            owner: Who takes it, for people who read the epoch's object.
+        """
+        epoch, hint = self._claim_epoch(owner)
+        while True:
+            latest, last_place = self._latest(hint)
+            if last_place is not None and (latest is None or last_place[0] > latest.id):
+                place = (last_place[0], last_place[1] + 1)  # behind the fence of an epoch that completed nothing
+            else:
+                place = (latest.id + 1 if latest else 0, 0)
+            fence = Manifest(
+                kind=ManifestKind.FENCE,
+                job_uid=self.job_uid,
+                id=place[0],
+                generation=place[1],
+                uid=self._ids.unique_id(),
+                epoch=epoch,
+                created_ms=self._clock.now_ms(),
+            )
+            try:
+                self._store.put(self._key(*place), encode_manifest(fence), if_absent=True)
+            except ConflictError:
+                continue
+            return epoch, latest
+
+    def create(self, manifest: Manifest) -> Manifest:
+        """
+        Make a checkpoint exist; return it with the generation it got.
+
+        A repeated call with the same `uid` returns what the first one made: a response that was lost is no conflict.
+
+        Raises:
+            FencedError: A newer epoch has begun.
+        """
+        generation = manifest.generation
+        while True:
+            candidate = replace(manifest, generation=generation)
+            try:
+                self._store.put(self._key(manifest.id, generation), encode_manifest(candidate), if_absent=True)
+            except ConflictError:
+                places = list(self._places(manifest.id))
+                for number in places:
+                    there = self.load(manifest.id, number)
+                    if there.epoch > manifest.epoch:
+                        raise FencedError(
+                            f"job {self._job!r} was taken over by epoch {there.epoch}; this query runs as epoch "
+                            f"{manifest.epoch} and must stop",
+                            epoch=manifest.epoch,
+                            newer_epoch=there.epoch,
+                        ) from None
+                    if there.uid == manifest.uid:
+                        return there
+                generation = places[-1] + 1
+                continue
+            self._remember(candidate)
+            return candidate
+
+    def load(self, checkpoint_id: int, generation: int) -> Manifest:
+        """
+        Return one manifest, from memory if it was seen before: manifests never change.
+
+        Raises:
+            NotFoundError: There is none at this place.
+            CorruptDataError: It cannot be read, or belongs to another job.
+        """
+        with self._lock:
+            cached = self._cache.get((checkpoint_id, generation))
+            if cached is not None:
+                self._cache.move_to_end((checkpoint_id, generation))
+                return cached
+        key = self._key(checkpoint_id, generation)
+        manifest = decode_manifest(self._store.get(key), key)
+        if self.job_uid and manifest.job_uid != self.job_uid:
+            raise CorruptDataError(f"manifest {key} belongs to another job's life ({manifest.job_uid})", object_key=key)
+        self._remember(manifest)
+        return manifest
+
+    def resolve(self, ref: CheckpointRef) -> Manifest:
+        """
+        Return the manifest that `ref` names.
+
+        Raises:
+            NotFoundError: There is none, or one with another uid stands in its place.
+        """
+        manifest = self.load(ref.id, ref.generation)
+        if manifest.uid != ref.uid or manifest.kind is ManifestKind.FENCE:
+            raise NotFoundError(f"job {self._job!r} has no checkpoint {ref.to_text()}", job=self._job)
+        return manifest
+
+    def chain(self, ref: CheckpointRef) -> Iterator[Manifest]:
+        """Yield the manifests from `ref` back to the job's first checkpoint, newest first, one read each."""
+        step: CheckpointRef | None = ref
+        while step is not None:
+            manifest = self.resolve(step)
+            yield manifest
+            step = manifest.base
+
+    def completed(self) -> Iterator[Manifest]:
+        """Yield all checkpoints by id; of several generations of one id only the newest."""
+        newest: Manifest | None = None
+        for checkpoint_id, generation in self._listing(""):
+            manifest = self.load(checkpoint_id, generation)
+            if manifest.kind is ManifestKind.FENCE:
+                continue
+            if newest is not None and newest.id != manifest.id:
+                yield newest
+            newest = manifest
+        if newest is not None:
+            yield newest
+
+    def _claim_epoch(self, owner: str) -> tuple[int, int]:
+        prefix = f"{self._job}/epochs/"
+        while True:
+            newest = max((_number(info.key) for info in self._store.list(prefix)), default=0)
+            hint = 0
+            if newest:
+                hint = int(json.loads(self._store.get(f"{prefix}{newest:020d}.json"))["latest_id"])
+            latest, _ = self._latest(hint)
+            record = {
+                "epoch": newest + 1,
+                "owner": owner,
+                "uid": self._ids.unique_id(),
+                "began_ms": self._clock.now_ms(),
+                "latest_id": latest.id if latest else 0,
+            }
+            try:
+                self._store.put(f"{prefix}{newest + 1:020d}.json", json.dumps(record).encode(), if_absent=True)
+            except ConflictError:
+                continue
+            return newest + 1, int(latest.id if latest else 0)
+
+    def _latest(self, hint: int) -> tuple[Manifest | None, tuple[int, int] | None]:
+        """Return the newest checkpoint with an id of at least `hint`, and the highest place taken (fences too)."""
+        places = sorted(self._listing(f"{self._job}/checkpoints/{hint:020d}"))
+        for place in reversed(places):
+            manifest = self.load(*place)
+            if manifest.kind is not ManifestKind.FENCE:
+                return manifest, places[-1]
+        return None, places[-1] if places else None
+
+    def _listing(self, start_after: str) -> Iterator[tuple[int, int]]:
+        for info in self._store.list(f"{self._job}/checkpoints/", start_after=start_after):
+            yield _place(info.key)
+
+    def _places(self, checkpoint_id: int) -> list[int]:
+        prefix = f"{self._job}/checkpoints/{checkpoint_id:020d}."
+        return sorted(_place(info.key)[1] for info in self._store.list(prefix))
+
+    def _key(self, checkpoint_id: int, generation: int) -> str:
+        return f"{self._job}/checkpoints/{checkpoint_id:020d}.{generation:06d}.json"
+
+    def _remember(self, manifest: Manifest) -> None:
+        with self._lock:
+            self._cache[manifest.id, manifest.generation] = manifest
+            while len(self._cache) > _MANIFESTS_CACHED:
+                self._cache.popitem(last=False)
+
+    def _read_job(self, key: str) -> dict[str, int | str]:
+        try:
+            document: dict[str, int | str] = json.loads(self._store.get(key))
+            if int(document["format"]) > JOB_FORMAT:
+                raise ValueError(f"its format {document['format']} is newer than {JOB_FORMAT}")
+            if not isinstance(document["uid"], str) or not isinstance(document["max_parallelism"], int):
+                raise TypeError("uid or max_parallelism is missing")
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptDataError(f"{key} cannot be read: {error}", object_key=key) from error
+        return document
+
+
+def _number(key: str) -> int:
+    return int(key.rsplit("/", 1)[1].split(".", maxsplit=1)[0])
+
+
+def _place(key: str) -> tuple[int, int]:
+    checkpoint_id, generation, _ = key.rsplit("/", 1)[1].split(".")
+    return int(checkpoint_id), int(generation)

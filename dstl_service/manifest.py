@@ -1,0 +1,200 @@
+"""
+The manifest: the one object whose existence is a checkpoint's existence.
+
+A manifest is written once with create-if-absent and never altered (I3).
+It names its predecessor (`base`), what the checkpoint added (`segments`), and in a *complete* manifest also all that
+came before (`earlier`), so that a restore reads at most `COMPLETE_EVERY` manifests.
+A *fence* occupies a manifest's place for a newer epoch: an older driver's write collides with it (I4).
+No I/O.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, StateInfo
+from storage.checksum import checksum64
+from storage.errors import CorruptDataError, DstlError
+from storage.model import KeyGroupRange, SegmentEntry, SegmentHandle
+
+FORMAT = 1
+COMPLETE_EVERY = 20
+
+
+class ManifestKind(enum.StrEnum):
+    """What a manifest object is."""
+
+    DELTA = "delta"
+    COMPLETE = "complete"
+    FENCE = "fence"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One manifest. A fence has only `kind`, `job_uid`, `id`, `generation`, `uid`, `epoch` and `created_ms`."""
+
+    kind: ManifestKind
+    job_uid: str
+    id: int
+    generation: int
+    uid: str
+    epoch: int
+    created_ms: int
+    base: CheckpointRef | None = None
+    query_id: str = ""
+    offsets: str = ""
+    operators: tuple[OperatorInfo, ...] = ()
+    segments: tuple[SegmentHandle, ...] = ()
+    earlier: tuple[SegmentHandle, ...] = field(default=())
+
+    @property
+    def ref(self) -> CheckpointRef:
+        """The name by which other manifests and tables refer to this one."""
+        return CheckpointRef(self.id, self.generation, self.uid)
+
+    def info(self) -> CheckpointInfo:
+        """Return what a listing shows."""
+        return CheckpointInfo(
+            ref=self.ref,
+            base=self.base,
+            epoch=self.epoch,
+            created_ms=self.created_ms,
+            query_id=self.query_id,
+            offsets=self.offsets,
+            operators=list(self.operators),
+            segments=len(self.segments),
+            segment_bytes=sum(handle.entry.size_bytes for handle in self.segments),
+        )
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the object's bytes: one JSON document ``{"checksum": …, "manifest": …}``; readable by a person."""
+    body = json.dumps(_to_dict(manifest), separators=(",", ":"), ensure_ascii=False)
+    return f'{{"checksum":"{checksum64(body.encode()):016x}","manifest":{body}}}'.encode()
+
+
+def decode_manifest(data: bytes, object_key: str) -> Manifest:
+    """
+    Read a manifest object.
+
+    Raises:
+        CorruptDataError: Any byte differs from what was written; names the object.
+    """
+    head, separator, rest = data.partition(b',"manifest":')
+    try:
+        if not separator or not rest.endswith(b"}"):
+            raise ValueError("it is no manifest, or its end is missing")
+        body = rest[:-1]
+        if head != f'{{"checksum":"{checksum64(body):016x}"'.encode():
+            raise ValueError("the checksum does not fit the content")
+        document = json.loads(body)
+        if document["format"] > FORMAT:
+            raise ValueError(f"its format {document['format']} is newer than {FORMAT}, the newest this program reads")
+        return _from_dict(document)
+    except (ValueError, KeyError, TypeError, DstlError) as error:
+        raise CorruptDataError(f"manifest {object_key} cannot be read: {error}", object_key=object_key) from error
+
+
+def is_complete_due(checkpoint_id: int) -> bool:
+    """Say whether the checkpoint's manifest is to be a complete one."""
+    return checkpoint_id % COMPLETE_EVERY == 0
+
+
+def log_up_to(newest_first: Sequence[Manifest]) -> list[SegmentHandle]:
+    """
+    Return all handles of the log, oldest first, from manifests that lead from the newest back to a complete one.
+
+    Raises:
+        CorruptDataError: The sequence neither ends in a complete manifest nor at the job's first checkpoint.
+    """
+    oldest = newest_first[-1]
+    if oldest.kind is not ManifestKind.COMPLETE and oldest.base is not None:
+        raise CorruptDataError(f"the chain of manifests breaks off at checkpoint {oldest.id}")
+    handles = list(oldest.earlier)
+    for manifest in reversed(newest_first):
+        handles.extend(manifest.segments)
+    return handles
+
+
+def select_handles(handles: Iterable[SegmentHandle], operator: str, key_groups: KeyGroupRange) -> list[SegmentHandle]:
+    """Return the handles that hold changes of the operator's key groups, in the order in which they must be applied."""
+    wanted = [h for h in handles if h.entry.id.operator == operator and h.entry.key_groups.intersects(key_groups)]
+    wanted.sort(key=lambda h: (h.entry.id.checkpoint_id, h.entry.id.partition, h.entry.id.writer, h.entry.id.sqn))
+    return wanted
+
+
+def _to_dict(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "kind": manifest.kind.value,
+        "job_uid": manifest.job_uid,
+        "id": manifest.id,
+        "generation": manifest.generation,
+        "uid": manifest.uid,
+        "epoch": manifest.epoch,
+        "created_ms": manifest.created_ms,
+        "base": manifest.base.to_text() if manifest.base else None,
+        "query_id": manifest.query_id,
+        "offsets": manifest.offsets,
+        "operators": [
+            {
+                "name": operator.name,
+                "parallelism": operator.parallelism,
+                "key_schema": operator.key_schema,
+                "states": {
+                    name: {"id": state.id, "kind": state.kind, "schema": state.schema}
+                    for name, state in operator.states.items()
+                },
+            }
+            for operator in manifest.operators
+        ],
+        "segments": _group_by_object(manifest.segments),
+        "earlier": _group_by_object(manifest.earlier),
+    }
+
+
+def _from_dict(document: dict[str, Any]) -> Manifest:
+    return Manifest(
+        kind=ManifestKind(document["kind"]),
+        job_uid=document["job_uid"],
+        id=document["id"],
+        generation=document["generation"],
+        uid=document["uid"],
+        epoch=document["epoch"],
+        created_ms=document["created_ms"],
+        base=CheckpointRef.parse(document["base"]) if document["base"] else None,
+        query_id=document["query_id"],
+        offsets=document["offsets"],
+        operators=tuple(
+            OperatorInfo(
+                operator["name"],
+                operator["parallelism"],
+                operator["key_schema"],
+                {name: StateInfo(**state) for name, state in operator["states"].items()},
+            )
+            for operator in document["operators"]
+        ),
+        segments=tuple(_flatten(document["segments"])),
+        earlier=tuple(_flatten(document["earlier"])),
+    )
+
+
+def _group_by_object(handles: Iterable[SegmentHandle]) -> list[dict[str, Any]]:
+    # Object keys are long and shared by all segments of a host, so each is written once.
+    objects: dict[str, dict[str, Any]] = {}
+    for handle in handles:
+        group = objects.setdefault(
+            handle.object_key, {"object": handle.object_key, "size": handle.object_size_bytes, "entries": []}
+        )
+        group["entries"].append(handle.entry.to_dict())
+    return list(objects.values())
+
+
+def _flatten(groups: list[dict[str, Any]]) -> Iterable[SegmentHandle]:
+    for group in groups:
+        for entry in group["entries"]:
+            yield SegmentHandle(group["object"], group["size"], SegmentEntry.from_dict(entry))

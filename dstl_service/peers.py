@@ -1,0 +1,52 @@
+"""
+Calls between services: the coordinator asks the sidecars of other hosts to make their sets durable.
+
+Blocking; the service calls it in threads. The standard library's client is enough: a call per host and checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from dstl_service.wire import ChangeSetRef, PersistRequest
+from storage.errors import LostChangesError, UnavailableError, error_from_dict
+from storage.model import SegmentHandle
+
+
+class PeerClient:
+    """Talks to other services with this service's own token."""
+
+    def __init__(self, token: str | None, timeout_s: float) -> None:
+        self._token = token
+        self._timeout_s = timeout_s
+
+    def persist(self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool) -> list[SegmentHandle]:
+        """
+        Have the service at `url` persist `refs`; return the handles in order, or nothing without `wait`.
+
+        Raises:
+            LostChangesError: That service does not hold a set, or cannot be reached: its sets count as lost.
+        """
+        body = json.dumps(asdict(PersistRequest(max(ref.epoch for ref in refs), list(refs), wait))).encode()
+        headers = {"content-type": "application/json"}
+        if self._token:
+            headers["authorization"] = f"Bearer {self._token}"
+        request = urllib.request.Request(f"{url}/v1/jobs/{job}/persist", body, headers)  # noqa: S310 - advertised by a service
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as response:  # noqa: S310
+                answer = json.load(response)
+        except urllib.error.HTTPError as error:
+            try:
+                reported = error_from_dict(json.load(error))
+            except ValueError:
+                reported = UnavailableError(f"service {url} answered {error.code}")
+            raise reported from error
+        except OSError as error:
+            raise LostChangesError(
+                f"service {url} cannot be reached: {error}; its change sets count as lost"
+            ) from error
+        return [SegmentHandle.from_dict(handle) for handle in answer["handles"]]

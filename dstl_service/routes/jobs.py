@@ -1,0 +1,47 @@
+"""Routes about the process and about whole jobs: health, who answers, taking a job over."""
+
+from __future__ import annotations
+
+import os
+
+from fastapi import APIRouter, Request
+
+from dstl_service import __version__
+from dstl_service.routes.common import JobName, Service
+from dstl_service.wire import OpenedJob, OpenJob, ServiceInfo
+
+router = APIRouter(tags=["jobs"])
+
+
+@router.get("/health")
+async def health() -> dict[str, str | int]:
+    """The process is alive; asks nothing of the storage."""
+    return {"status": "alive", "pid": os.getpid()}
+
+
+@router.get("/ready")
+async def ready(service: Service) -> dict[str, str]:
+    """The storage can be written; 503 or 400 with the reason if it cannot."""
+    await service.check_storage()
+    return {"status": "ready"}
+
+
+@router.get("/v1/info")
+async def info(request: Request, service: Service) -> ServiceInfo:
+    """Who answers here, and for which storage."""
+    settings = request.app.state.settings
+    return ServiceInfo(
+        service_id=service.service_id,
+        host_id=settings.host_id,
+        version=__version__,
+        storage=settings.storage,
+        pid=os.getpid(),
+        advertised_url=settings.advertised_url,
+        jobs=service.job_names,
+    )
+
+
+@router.post("/v1/jobs/{job}/epochs")
+async def open_job(job: JobName, body: OpenJob, service: Service) -> OpenedJob:
+    """Take a job over with a new epoch. Every older driver of the job is fenced from then on."""
+    return await service.open_job(job, body)

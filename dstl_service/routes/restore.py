@@ -1,0 +1,73 @@
+"""The route by which a table gets what it lacks: a stream of frames, see `dstl_service.wire.encode_frame`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import StreamingResponse
+
+from dstl_service.restore import RestorePlan
+from dstl_service.routes.common import NAME_PATTERN, JobName, Service
+from dstl_service.service import ChangelogService
+from dstl_service.wire import CheckpointRef, encode_frame
+from storage.checksum import BytesLike
+from storage.errors import DstlError
+from storage.model import KEY_GROUP_MAX, KeyGroupRange
+
+router = APIRouter(prefix="/v1/jobs/{job}", tags=["restore"])
+
+_KeyGroup = Annotated[int, Query(ge=0, le=KEY_GROUP_MAX)]
+_RefText = Annotated[str, Query(pattern=r"^\d{1,19}\.\d{1,9}\.[0-9A-Za-z_-]{1,64}$")]
+_MEDIA_TYPE = "application/vnd.dstl.frames"
+
+
+@router.get("/restore", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
+async def restore(
+    job: JobName,
+    service: Service,
+    operator: Annotated[str, Query(pattern=NAME_PATTERN)],
+    first_key_group: _KeyGroup,
+    last_key_group: _KeyGroup,
+    to: _RefText,
+    have: _RefText | None = None,
+) -> Response:
+    """
+    Stream the change sets that lead a table of these key groups from version `have` (none: empty) to checkpoint `to`.
+
+    Frames: one of kind ``plan`` (``full`` true: empty the table first), one ``segment`` per change set in the order in
+    which they must be applied, one ``end``; or ``error``, after which the stream ends.
+    """
+    plan = await service.plan_restore(
+        job,
+        operator,
+        KeyGroupRange(first_key_group, last_key_group),
+        CheckpointRef.parse(have) if have else None,
+        CheckpointRef.parse(to),
+    )
+    return StreamingResponse(_frames(service, plan), media_type=_MEDIA_TYPE)
+
+
+def _frames(service: ChangelogService, plan: RestorePlan) -> Iterator[bytes]:
+    yield _joined({"kind": "plan", "full": plan.is_full, "segments": len(plan.handles), "bytes": plan.size_bytes})
+    try:
+        for handle, payload in service.read_plan(plan):
+            entry = handle.entry
+            header = {
+                "kind": "segment",
+                "object": handle.object_key,
+                "checkpoint_id": entry.id.checkpoint_id,
+                "first": entry.key_groups.first,
+                "last": entry.key_groups.last,
+                "count": entry.count,
+                "checksum": f"{entry.checksum:016x}",
+            }
+            yield _joined(header, payload)
+    except DstlError as error:
+        yield _joined({"kind": "error", "error": error.to_dict()})
+    yield _joined({"kind": "end"})
+
+
+def _joined(header: dict[str, Any], payload: BytesLike = b"") -> bytes:
+    return b"".join(encode_frame(header, payload))

@@ -1,0 +1,421 @@
+"""
+The service itself: one object that the routes call; it joins the pure parts with storage and threads.
+
+All state here is a cache of the store or a set that is not durable yet, so the process may be killed at any time.
+Methods run on the event loop; blocking store calls go to threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from dstl_service.change_sets import ChangeSetBook, check_admission
+from dstl_service.job_store import JobStore
+from dstl_service.manifest import Manifest, ManifestKind, encode_manifest, is_complete_due, log_up_to
+from dstl_service.peers import PeerClient
+from dstl_service.restore import RestorePlan, plan_restore, read_plan
+from dstl_service.segment_cache import SegmentCache
+from dstl_service.settings import ServiceSettings
+from dstl_service.uploads import Uploader
+from dstl_service.wire import (
+    ChangeSetRef,
+    CheckpointInfo,
+    CheckpointRef,
+    CompleteRequest,
+    CompleteResponse,
+    OpenedJob,
+    OpenJob,
+)
+from storage.checksum import BytesLike, checksum64
+from storage.clock import Clock, IdSource
+from storage.errors import (
+    ConflictError,
+    CorruptDataError,
+    DstlError,
+    FencedError,
+    InvalidInputError,
+    LostChangesError,
+    NotFoundError,
+    UnavailableError,
+)
+from storage.model import KeyGroupRange, Segment, SegmentHandle, validate_name
+from storage.object_store import ObjectStore
+
+logger = logging.getLogger("dstl_service")
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Job:
+    """What one service holds of one job."""
+
+    store: JobStore
+    book: ChangeSetBook
+    epoch: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    errors: list[DstlError] = field(default_factory=list)
+    timer: asyncio.TimerHandle | None = None
+
+
+class ChangelogService:
+    """Takes change sets in, makes them durable, completes checkpoints, and restores."""
+
+    def __init__(
+        self, settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: IdSource, peers: PeerClient
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+        self._peers = peers
+        self._jobs: dict[str, _Job] = {}
+        # Hung attempts keep their thread, so there are threads for every attempt of every running upload.
+        self._upload_threads = ThreadPoolExecutor(
+            settings.upload_threads * settings.retry.attempts_max, thread_name_prefix="upload"
+        )
+        self._io_threads = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="io")
+        self._upload_slots = asyncio.Semaphore(settings.upload_threads)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._cache = SegmentCache(settings.cache_bytes_max)
+        self.service_id = ids.unique_id()
+        self._uploader = Uploader(store, self._upload_threads, settings.retry, ids, settings.host_id)
+
+    @property
+    def job_names(self) -> list[str]:
+        """The jobs that this process has seen."""
+        return sorted(self._jobs)
+
+    async def check_storage(self) -> None:
+        """
+        Write and delete a probe object.
+
+        Raises:
+            DstlError: The storage cannot be written; says what to do.
+        """
+        await self._in_thread(self._store.check_writable)
+
+    async def open_job(self, name: str, request: OpenJob) -> OpenedJob:
+        """Take the job over with a new epoch; every older driver of it is fenced from now on."""
+        validate_name("job", name)
+        await self.check_storage()
+        job = self._job(name)
+        await self._in_thread(job.store.open, request.max_parallelism)
+        epoch, latest = await self._in_thread(job.store.claim, request.owner)
+        job.epoch = max(job.epoch, epoch)
+        job.book.forget_up_to(1 << 62)  # an older epoch's sets can no longer become part of a checkpoint
+        job.changed.set()
+        logger.info("job opened", extra={"job": name, "epoch": epoch, "checkpoint_id": latest.id if latest else None})
+        return OpenedJob(
+            job=name,
+            job_uid=job.store.job_uid,
+            epoch=epoch,
+            max_parallelism=job.store.max_parallelism,
+            service_id=self.service_id,
+            latest=latest.info() if latest else None,
+        )
+
+    def append(self, segment: Segment, *, preemptive: bool) -> ChangeSetRef:
+        """
+        Take a change set in: *received*, not durable.
+
+        Raises:
+            CorruptDataError: The bytes are not those that were sent.
+            FencedError: A newer epoch is known here.
+            OverloadedError: Too much waits for its upload; send it again after a while.
+        """
+        set_id = segment.id
+        for kind, value in (("job", set_id.job), ("operator", set_id.operator)):
+            validate_name(kind, value)
+        if checksum64(segment.payload) != segment.checksum:
+            raise CorruptDataError(f"change set {set_id} was damaged on its way to the service", job=set_id.job)
+        job = self._job(set_id.job)
+        self._check_epoch(set_id.job, job, set_id.writer.epoch)
+        in_flight_bytes = sum(other.book.in_flight_bytes for other in self._jobs.values())
+        try:
+            check_admission(len(segment.payload), in_flight_bytes, self._settings.batch)
+        except DstlError:
+            for name, other in self._jobs.items():
+                other.book.release_all(self._clock.monotonic_ms())
+                self._schedule(name, other)
+            raise
+        job.book.receive(segment, self._clock.monotonic_ms(), preemptive=preemptive)
+        self._schedule(set_id.job, job)
+        return ChangeSetRef(
+            operator=set_id.operator,
+            checkpoint_id=set_id.checkpoint_id,
+            epoch=set_id.writer.epoch,
+            attempt=set_id.writer.attempt,
+            partition=set_id.partition,
+            sqn=set_id.sqn,
+            size_bytes=len(segment.payload),
+            service_id=self.service_id,
+            service_url=self._settings.advertised_url,
+        )
+
+    async def persist(self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool = True) -> list[SegmentHandle]:
+        """
+        Make change sets durable, those of other services too; return their handles in order.
+
+        Raises:
+            LostChangesError: A set is gone with the process that received it.
+            UnavailableError: The store did not take them; nothing is lost, ask again.
+        """
+        here = [ref for ref in refs if ref.handle is None and ref.service_id == self.service_id]
+        away = [ref for ref in refs if ref.handle is None and ref.service_id != self.service_id]
+        job = self._job(name)
+        ids = [ref.change_set_id(name) for ref in here]
+        if ids:
+            job.book.request(ids, self._clock.monotonic_ms())
+            self._schedule(name, job)
+        remote = self._persist_away(name, away, wait=wait)
+        if not wait:
+            await remote
+            return []
+        local = self._durable(name, job, ids)
+        found = {id(ref): SegmentHandle.from_dict(ref.handle) for ref in refs if ref.handle is not None}
+        for owned, handles in zip((here, away), await asyncio.gather(local, remote), strict=True):
+            found.update({id(ref): handle for ref, handle in zip(owned, handles, strict=True)})
+        return [found[id(ref)] for ref in refs]
+
+    async def complete(self, name: str, checkpoint_id: int, request: CompleteRequest) -> CompleteResponse:
+        """
+        Make a checkpoint exist: wait until its sets are durable, then write its manifest (I3).
+
+        Raises:
+            FencedError: A newer epoch has begun.
+            ConflictError: The base is not the checkpoint before this one.
+            LostChangesError: A set is gone; the batch must be executed again.
+        """
+        job = await self._opened(name)
+        self._check_epoch(name, job, request.epoch)
+        if request.base is not None and request.base.id >= checkpoint_id:
+            raise ConflictError(f"checkpoint {checkpoint_id} cannot follow checkpoint {request.base.id}")
+        started_ms = self._clock.monotonic_ms()
+        handles = await self.persist(name, request.refs)
+        _check_one_writer(handles, request.epoch, checkpoint_id)
+        durable_ms = self._clock.monotonic_ms()
+        manifest, manifest_bytes = await self._in_thread(
+            self._write_manifest, job.store, checkpoint_id, request, handles
+        )
+        job.book.forget_up_to(checkpoint_id)
+        done_ms = self._clock.monotonic_ms()
+        objects = {handle.object_key: handle.object_size_bytes for handle in handles}
+        logger.info(
+            "checkpoint completed",
+            extra={"job": name, "checkpoint_id": checkpoint_id, "epoch": request.epoch, "objects": len(objects) + 1},
+        )
+        return CompleteResponse(
+            ref=manifest.ref,
+            persist_ms=durable_ms - started_ms,
+            manifest_ms=done_ms - durable_ms,
+            bytes_written=sum(objects.values()) + manifest_bytes,
+            objects_written=len(objects) + 1,
+        )
+
+    async def begin(self, name: str, checkpoint_id: int, epoch: int) -> None:
+        """Start a checkpoint anew: sets of earlier tries at it are forgotten."""
+        job = await self._opened(name)
+        self._check_epoch(name, job, epoch)
+        job.book.forget_up_to(checkpoint_id)
+
+    async def abort(self, name: str, checkpoint_id: int, epoch: int) -> None:
+        """Give a checkpoint up: its sets are forgotten; stored ones become orphans."""
+        job = await self._opened(name)
+        self._check_epoch(name, job, epoch)
+        job.book.forget_up_to(checkpoint_id)
+        job.changed.set()
+
+    async def checkpoints(self, name: str) -> list[CheckpointInfo]:
+        """Return all completed checkpoints, oldest first."""
+        job = await self._opened(name)
+        return await self._in_thread(lambda: [manifest.info() for manifest in job.store.completed()])
+
+    async def checkpoint(self, name: str, checkpoint_id: int) -> Manifest:
+        """Return the newest generation of one checkpoint."""
+        job = await self._opened(name)
+
+        def find() -> Manifest:
+            for manifest in job.store.completed():
+                if manifest.id == checkpoint_id:
+                    return manifest
+            raise NotFoundError(f"job {name!r} has no checkpoint {checkpoint_id}", job=name)
+
+        return await self._in_thread(find)
+
+    async def plan_restore(
+        self, name: str, operator: str, key_groups: KeyGroupRange, have: CheckpointRef | None, want: CheckpointRef
+    ) -> RestorePlan:
+        """Decide what leads a table from `have` to `want`; see `dstl_service.restore`."""
+        job = await self._opened(name)
+        return await self._in_thread(plan_restore, job.store, operator, key_groups, have, want)
+
+    def read_plan(self, plan: RestorePlan) -> Iterator[tuple[SegmentHandle, BytesLike]]:
+        """Yield a plan's payloads; blocking, for threads."""
+        return read_plan(plan, self._store, self._cache)
+
+    async def close(self) -> None:
+        """Upload what is still waiting, within the time that one upload may take, then stop the threads."""
+        for name, job in self._jobs.items():
+            job.book.release_all(self._clock.monotonic_ms())
+            self._schedule(name, job)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._settings.shutdown_timeout_s)
+        self._upload_threads.shutdown(wait=False, cancel_futures=True)
+        self._io_threads.shutdown(wait=False, cancel_futures=True)
+        self._store.close()
+
+    def _job(self, name: str) -> _Job:
+        job = self._jobs.get(name)
+        if job is None:
+            validate_name("job", name)
+            store = JobStore(self._store, name, self._clock, self._ids)
+            job = self._jobs[name] = _Job(store, ChangeSetBook(self._settings.batch))
+        return job
+
+    async def _opened(self, name: str) -> _Job:
+        """Return the job, reading ``job.json`` if this process has not seen it yet."""
+        job = self._job(name)
+        if not job.store.job_uid:
+            if not await self._in_thread(job.store.exists):
+                raise NotFoundError(f"there is no job {name!r} in {self._store.url}", job=name)
+            await self._in_thread(job.store.open, None)
+        return job
+
+    def _check_epoch(self, name: str, job: _Job, epoch: int) -> None:
+        if epoch < job.epoch:
+            raise FencedError(
+                f"job {name!r} was taken over by epoch {job.epoch}; this query runs as epoch {epoch} and must stop",
+                epoch=epoch,
+                newer_epoch=job.epoch,
+            )
+        job.epoch = epoch
+
+    def _schedule(self, name: str, job: _Job) -> None:
+        """Make sure that a batch that is due gets taken; called whenever the book may have changed."""
+        due_ms = job.book.due_ms
+        if job.timer is not None:
+            job.timer.cancel()
+            job.timer = None
+        if due_ms is None:
+            return
+        delay_s = max(0, due_ms - self._clock.monotonic_ms()) / 1000
+        if delay_s > 0:
+            job.timer = asyncio.get_running_loop().call_later(delay_s, self._schedule, name, job)
+            return
+        batch = job.book.take_batch(self._clock.monotonic_ms())
+        if batch:
+            self._start(self._upload(name, job, batch))
+
+    async def _upload(self, name: str, job: _Job, batch: list[Segment]) -> None:
+        try:
+            async with self._upload_slots:
+                handles = await self._uploader.upload(name, batch)
+        except DstlError as error:
+            logger.warning("upload failed", extra={"job": name, "error": str(error)})
+            job.book.failed(batch)
+            job.errors.append(error)
+        except Exception as error:  # a programming error must reach the waiters, or they would wait for ever
+            logger.exception("upload failed")
+            job.book.failed(batch)
+            job.errors.append(UnavailableError(f"the upload failed: {error!r}"))
+        else:
+            for handle, segment in zip(handles, batch, strict=True):
+                self._cache.put(handle, segment.payload)
+            job.book.uploaded(handles)
+        waiting, job.changed = job.changed, asyncio.Event()
+        waiting.set()
+
+    async def _durable(self, name: str, job: _Job, ids: Sequence[Any]) -> list[SegmentHandle]:
+        job.errors.clear()
+        while True:
+            changed = job.changed
+            handles = job.book.handles(ids)
+            if handles is not None:
+                return handles
+            if not job.book.is_uploading(ids):
+                detail = job.errors[-1] if job.errors else "it was interrupted"
+                raise UnavailableError(f"the log of job {name!r} could not be stored: {detail}", job=name)
+            await changed.wait()
+
+    async def _persist_away(self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool) -> list[SegmentHandle]:
+        """Ask the services of other hosts, each once, for the sets that they hold."""
+        hosts: dict[str, list[ChangeSetRef]] = {}
+        for ref in refs:
+            if ref.service_url is None:
+                raise LostChangesError(
+                    f"a change set of checkpoint {ref.checkpoint_id} was received by a service process that is gone; "
+                    "the batch must be executed again",
+                    job=name,
+                )
+            hosts.setdefault(ref.service_url, []).append(ref)
+        found: dict[int, SegmentHandle] = {}
+        answers = await asyncio.gather(
+            *(
+                self._in_thread(partial(self._peers.persist, url, name, owned, wait=wait))
+                for url, owned in hosts.items()
+            )
+        )
+        for owned, handles in zip(hosts.values(), answers, strict=True):
+            found.update({id(ref): handle for ref, handle in zip(owned, handles, strict=False)})
+        return [found[id(ref)] for ref in refs] if wait else []
+
+    def _write_manifest(
+        self, store: JobStore, checkpoint_id: int, request: CompleteRequest, handles: list[SegmentHandle]
+    ) -> tuple[Manifest, int]:
+        kind, earlier = ManifestKind.DELTA, []
+        if request.base is not None:
+            store.resolve(request.base)
+        if is_complete_due(checkpoint_id):
+            kind = ManifestKind.COMPLETE
+            if request.base is not None:
+                chain: list[Manifest] = []
+                for manifest in store.chain(request.base):
+                    chain.append(manifest)
+                    if manifest.kind is ManifestKind.COMPLETE:
+                        break
+                earlier = log_up_to(chain)
+        manifest = Manifest(
+            kind=kind,
+            job_uid=store.job_uid,
+            id=checkpoint_id,
+            generation=0,
+            uid=request.uid,
+            epoch=request.epoch,
+            created_ms=self._clock.now_ms(),
+            base=request.base,
+            query_id=request.query_id,
+            offsets=request.offsets,
+            operators=tuple(request.operators),
+            segments=tuple(handles),
+            earlier=tuple(earlier),
+        )
+        created = store.create(manifest)
+        return created, len(encode_manifest(created))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._io_threads, function, *args)
+
+
+def _check_one_writer(handles: Sequence[SegmentHandle], epoch: int, checkpoint_id: int) -> None:
+    """Refuse a checkpoint that would name two writers for one partition (I2) or sets that are not its own."""
+    writers: dict[tuple[str, int], Any] = {}
+    for handle in handles:
+        set_id = handle.entry.id
+        if set_id.checkpoint_id != checkpoint_id or set_id.writer.epoch != epoch:
+            raise InvalidInputError(f"change set {set_id} does not belong to checkpoint {checkpoint_id}, epoch {epoch}")
+        if writers.setdefault((set_id.operator, set_id.partition), set_id.writer) != set_id.writer:
+            raise InvalidInputError(
+                f"checkpoint {checkpoint_id} names two writers for partition {set_id.partition} of {set_id.operator!r}"
+            )

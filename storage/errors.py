@@ -1,0 +1,175 @@
+"""
+Every error that this project raises on purpose. Imports nothing of the project.
+
+A class says what the caller must do, not where the error arose:
+
+    DstlError
+    ├── InvalidInputError  (ValueError)   caller or configuration bug: correct it, do not retry
+    ├── NotFoundError      (LookupError)  the named thing is not there: decide whether that is allowed
+    ├── ConflictError                     somebody else was first: read again, then decide
+    ├── FencedError                       a newer epoch has begun: stop writing, for good
+    ├── UnavailableError                  store or peer does not work just now: retry after a delay
+    ├── OverloadedError                   a limit is reached: back off, then retry
+    ├── CorruptDataError                  stored bytes are damaged: never retry, alert
+    ├── ClosedError                       this object was closed: open a new one, or stop
+    ├── LostChangesError                  a change set was received but never made durable and is gone:
+    │                                     execute the batch again
+    └── InternalError                     a bug of this project: report it
+
+Errors survive pickling (Spark ships them between processes) and the way over HTTP (`to_dict`, `error_from_dict`).
+The text of a message is no interface; `kind` is, and its values are only ever added to.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeAlias
+
+ContextValue: TypeAlias = str | int | float | bool | list[str] | list[int] | None
+"""What an error may carry besides its message: JSON-able, small, and never a secret."""
+
+
+class ErrorKind(enum.StrEnum):
+    """What the caller must do, as a stable code. Append only."""
+
+    INVALID_INPUT = "invalid_input"
+    NOT_FOUND = "not_found"
+    CONFLICT = "conflict"
+    FENCED = "fenced"
+    UNAVAILABLE = "unavailable"
+    OVERLOADED = "overloaded"
+    CORRUPT_DATA = "corrupt_data"
+    CLOSED = "closed"
+    LOST_CHANGES = "lost_changes"
+    INTERNAL = "internal"
+
+
+class DstlError(Exception):
+    """
+    The root of all errors of this project. Raise a subclass.
+
+    Args:
+        message: One sentence that names what failed and, where there is some, the remedy.
+        context: JSON-able facts for logs and for programs, for example `key="a/b.seg"`; never a secret.
+    """
+
+    kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
+
+    def __init__(self, message: str, /, **context: ContextValue) -> None:
+        super().__init__(message)
+        self.message = message
+        self.context: dict[str, ContextValue] = context
+
+    def __str__(self) -> str:
+        if not self.context:
+            return self.message
+        facts = ", ".join(f"{name}={value!r}" for name, value in self.context.items())
+        return f"{self.message} ({facts})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.context)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return `{"kind", "message", "context"}`, all JSON-able."""
+        return {"kind": self.kind.value, "message": self.message, "context": dict(self.context)}
+
+
+class InvalidInputError(DstlError, ValueError):
+    """An argument, a request or a setting is wrong. Correct it; a retry cannot help."""
+
+    kind = ErrorKind.INVALID_INPUT
+
+
+class NotFoundError(DstlError, LookupError):
+    """The named object, checkpoint or job does not exist."""
+
+    kind = ErrorKind.NOT_FOUND
+
+
+class ConflictError(DstlError):
+    """What was to be created exists with other content. Read it again, then decide."""
+
+    kind = ErrorKind.CONFLICT
+
+
+class FencedError(DstlError):
+    """A newer epoch has begun, so this writer may not write any more. Stop; a retry is never right."""
+
+    kind = ErrorKind.FENCED
+
+
+class UnavailableError(DstlError):
+    """The store or a peer cannot serve just now, or not until its operator acts. Retry after a delay."""
+
+    kind = ErrorKind.UNAVAILABLE
+
+
+class OverloadedError(DstlError):
+    """A limit is reached. Back off, then retry."""
+
+    kind = ErrorKind.OVERLOADED
+
+
+class CorruptDataError(DstlError):
+    """Stored bytes are not what was written. Never retry, never skip; alert."""
+
+    kind = ErrorKind.CORRUPT_DATA
+
+
+class ClosedError(DstlError):
+    """The store, log or service was closed before the call."""
+
+    kind = ErrorKind.CLOSED
+
+
+class LostChangesError(DstlError):
+    """A change set that was received but never made durable is gone. The batch must be executed again."""
+
+    kind = ErrorKind.LOST_CHANGES
+
+
+class InternalError(DstlError):
+    """Something that cannot happen did. A bug of this project; report it."""
+
+    kind = ErrorKind.INTERNAL
+
+
+_CLASS_OF_KIND: Mapping[str, type[DstlError]] = {
+    error_class.kind.value: error_class
+    for error_class in (
+        InvalidInputError,
+        NotFoundError,
+        ConflictError,
+        FencedError,
+        UnavailableError,
+        OverloadedError,
+        CorruptDataError,
+        ClosedError,
+        LostChangesError,
+        InternalError,
+    )
+}
+
+
+def error_from_dict(data: Mapping[str, Any]) -> DstlError:
+    """
+    Rebuild the error that `DstlError.to_dict` described.
+
+    Args:
+        data: What a peer sent. Its kind may be of a newer version, its fields may be missing or of another type.
+
+    Returns:
+        An error of the class of `kind`; an `InternalError` if the kind is unknown. Never raises.
+    """
+    kind = data.get("kind")
+    error_class = _CLASS_OF_KIND.get(kind, InternalError) if isinstance(kind, str) else InternalError
+    context = data.get("context")
+    facts = {str(name): value for name, value in context.items()} if isinstance(context, Mapping) else {}
+    if error_class is InternalError and kind != ErrorKind.INTERNAL:
+        facts["unknown_kind"] = str(kind)
+    return error_class(str(data.get("message", "no message")), **facts)
+
+
+def _rebuild(error_class: type[DstlError], message: str, context: dict[str, ContextValue]) -> DstlError:
+    return error_class(message, **context)

@@ -1,0 +1,304 @@
+"""
+Objects as files below a folder: a local disk, or a mounted distributed file system.
+
+An object is written to a temporary file in `.tmp` of the same base, flushed to the device, and given its name by
+`link` (create if absent, atomic on every POSIX file system) or by `rename` (replace). Then the folder that names it is
+flushed as well, and every new folder above it, so that an acknowledged object survives a loss of power (I5).
+
+What is left in `.tmp` by a crash is never listed and does no harm but take space; `remove_leftovers` deletes it.
+Folders that became empty are kept: removing them would race with a `put`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from storage.clock import Clock, IdSource, SystemClock, SystemIds
+from storage.errors import DstlError, InvalidInputError, NotFoundError, UnavailableError
+from storage.model import ObjectInfo
+from storage.object_store import (
+    ObjectData,
+    buffers_of,
+    check_range_size,
+    decide_refusal,
+    probe,
+    validate_key,
+    validate_prefix,
+    validate_range,
+)
+
+_TEMPORARY_FOLDER = ".tmp"
+_BUFFERS_PER_WRITE_MAX = 1024  # IOV_MAX of Linux.
+
+_ADVICE = {
+    errno.ENOSPC: "no space is left on the device; free some or enlarge it",
+    errno.EDQUOT: "the disk quota is used up; free some space or raise it",
+    errno.EACCES: "permission denied; let the user of this process read and write the folder",
+    errno.EPERM: "not permitted; the folder must be writable and its file system must have hard links",
+    errno.EOPNOTSUPP: "not supported; the file system must have hard links",
+    errno.EROFS: "the file system is mounted read-only; mount it writable",
+    errno.EMFILE: "too many files are open in this process; raise its limit",
+    errno.ESTALE: "the mount is stale; mount it again",
+}
+
+
+class LocalStore:
+    """
+    A store in a folder. Any number of processes and hosts may use one folder at once.
+
+    Args:
+        base: Absolute path; made if it does not exist.
+        clock: For the age of leftovers.
+        ids: Names temporary files; must be unique over all hosts that share the folder.
+
+    Raises:
+        InvalidInputError: The path is not absolute.
+        UnavailableError: The folder cannot be made.
+    """
+
+    def __init__(
+        self, base: str | os.PathLike[str], *, clock: Clock | None = None, ids: IdSource | None = None
+    ) -> None:
+        path = os.fspath(base)
+        if not os.path.isabs(path):
+            raise InvalidInputError(f"the folder of a local store must be an absolute path, not {path!r}")
+        self._base = os.path.normpath(path)
+        self._temporary = os.path.join(self._base, _TEMPORARY_FOLDER)
+        self._clock = clock or SystemClock()
+        self._ids = ids or SystemIds()
+        parent = os.path.dirname(self._base)
+        # Folders whose own names are known to be on the device. Only ever grows; a lost race costs one flush.
+        self._durable = {parent}
+        if os.path.isdir(self._base) and not os.access(parent, os.R_OK):
+            # An administrator made the base in a folder that this process may not open, and so cannot flush.
+            self._durable.add(self._base)
+        with _translated(self._base, "make"):
+            os.makedirs(parent, exist_ok=True)
+            self._make_folder(self._base)
+            self._make_folder(self._temporary)
+
+    @property
+    def url(self) -> str:
+        """The folder as a `file` URL."""
+        return Path(self._base).as_uri()
+
+    def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
+        """Write a temporary file, flush it, give it its name, flush the folder."""
+        target = self._path(key)
+        folder = os.path.dirname(target)
+        with _translated(key, "write"):
+            self._make_folder(self._temporary)
+            self._make_folder(folder)
+            temporary = os.path.join(self._temporary, self._ids.unique_id())
+            try:
+                _write_file(temporary, buffers_of(data))
+                if not if_absent:
+                    os.rename(temporary, target)
+                elif not _link(temporary, target):
+                    decide_refusal(self, key, data)
+            finally:
+                with suppress(OSError):
+                    os.unlink(temporary)
+            # Also for an object found there: the put that made it may have died before this line.
+            _flush_folder(folder)
+
+    def get(self, key: str) -> bytes:
+        """Read a file."""
+        return self._read(key, lambda file: _read_at(file, 0, os.fstat(file).st_size))
+
+    def get_range(self, key: str, offset: int, size: int) -> bytes:
+        """Read a part of a file."""
+        validate_range(offset, size)
+        return check_range_size(key, self._read(key, lambda file: _read_at(file, offset, size)), offset, size)
+
+    def head(self, key: str) -> ObjectInfo:
+        """Describe a file."""
+        path = self._path(key)
+        with _translated(key, "read"):
+            info = os.stat(path)
+        if not stat.S_ISREG(info.st_mode):
+            raise _not_found(key)
+        return _describe(key, info)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Walk the folders in the order of keys, reading each when it is its turn."""
+        validate_prefix(prefix)
+        folder = prefix[: prefix.rfind("/") + 1]
+        return self._walk(folder, prefix, start_after)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete files; their folders stay."""
+        for key in keys:
+            path = self._path(key)
+            with suppress(NotFoundError), _translated(key, "delete"):
+                os.unlink(path)
+
+    def check_writable(self) -> None:
+        """Try all operations, hard links among them."""
+        probe(self, self._ids.unique_id())
+
+    def close(self) -> None:
+        """Do nothing: no file stays open between calls."""
+
+    def remove_leftovers(self, age_min_ms: int) -> int:
+        """Delete temporary files not modified for `age_min_ms`, left by crashed writers; return how many."""
+        newest_ms = self._clock.now_ms() - age_min_ms
+        removed = 0
+        with _translated(self._temporary, "clean"), os.scandir(self._temporary) as files:
+            for file in files:
+                with suppress(FileNotFoundError):
+                    if file.stat().st_mtime_ns // 1_000_000 <= newest_ms:
+                        os.unlink(file.path)
+                        removed += 1
+        return removed
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self._base, validate_key(key))
+
+    def _read(self, key: str, read: Callable[[int], bytes]) -> bytes:
+        path = self._path(key)
+        with _translated(key, "read"):
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if not stat.S_ISREG(os.fstat(file).st_mode):
+                    raise _not_found(key)
+                return read(file)
+            finally:
+                os.close(file)
+
+    def _make_folder(self, folder: str) -> None:
+        """Make a folder and those above it up to the base, and flush each new name to the device."""
+        if folder in self._durable and os.path.isdir(folder):
+            return
+        parent = os.path.dirname(folder)
+        if folder != self._base:
+            self._make_folder(parent)
+        with suppress(FileExistsError):
+            os.mkdir(folder)
+        # A folder found there may have been made a moment ago by a process that has not flushed it yet.
+        _flush_folder(parent)
+        self._durable.add(folder)
+
+    def _walk(self, folder: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        """Yield the objects below `folder` ("" or ending in '/'), one folder in memory at a time, by ascending key."""
+        for name in self._names(folder):
+            key = folder + name
+            if not key.startswith(prefix):
+                continue
+            if name.endswith("/"):
+                if key > start_after or start_after.startswith(key):
+                    yield from self._walk(key, prefix, start_after)
+            elif key > start_after:
+                # Deleted meanwhile, or a stranger's file whose name is no key.
+                with suppress(NotFoundError, InvalidInputError):
+                    yield self.head(key)
+
+    def _names(self, folder: str) -> Sequence[str]:
+        """Return what a folder holds in the order of keys: the name of a folder sorts with its '/'."""
+        try:
+            with os.scandir(os.path.join(self._base, folder)) as found:
+                return sorted(
+                    f"{item.name}/" if item.is_dir(follow_symlinks=False) else item.name
+                    for item in found
+                    if not item.name.startswith(".")
+                )
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        except OSError as error:
+            raise _translate(error, folder or self._base, "list") from error
+
+
+def _write_file(path: str, buffers: Sequence[memoryview]) -> None:
+    """Create a file, write the buffers, flush it to the device and close it; an error of any step is an error."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        for first in range(0, len(buffers), _BUFFERS_PER_WRITE_MAX):
+            _write_all(file, buffers[first : first + _BUFFERS_PER_WRITE_MAX])
+        os.fsync(file)
+    except BaseException:
+        with suppress(OSError):
+            os.close(file)
+        raise
+    os.close(file)
+
+
+def _write_all(file: int, buffers: Sequence[memoryview]) -> None:
+    pending = list(buffers)
+    while pending:
+        written = os.writev(file, pending)
+        done = 0
+        while done < len(pending) and written >= len(pending[done]):
+            written -= len(pending[done])
+            done += 1
+        del pending[:done]
+        if written:
+            pending[0] = pending[0][written:]
+
+
+def _read_at(file: int, offset: int, size: int) -> bytes:
+    """Read `size` bytes, or fewer at the end of the file."""
+    chunks = []
+    while size > 0:
+        chunk = os.pread(file, size, offset)
+        if not chunk:
+            break
+        chunks.append(chunk)
+        offset += len(chunk)
+        size -= len(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _link(source: str, target: str) -> bool:
+    """Give a file a second name; tell whether the name was free."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        if os.path.isdir(target):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target) from None
+        return False
+    return True
+
+
+def _flush_folder(folder: str) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        # Some mounted file systems have no flush of folders: there, names are durable at once or not at all.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(file)
+
+
+def _describe(key: str, info: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(key, info.st_size, info.st_mtime_ns // 1_000_000)
+
+
+def _not_found(key: str) -> NotFoundError:
+    return NotFoundError(f"object {key} does not exist", key=key)
+
+
+@contextmanager
+def _translated(key: str, verb: str) -> Iterator[None]:
+    """Turn what the operating system raises into errors of this project."""
+    try:
+        yield
+    except OSError as error:
+        raise _translate(error, key, verb) from error
+
+
+def _translate(error: OSError, key: str, verb: str) -> DstlError:
+    if verb in ("read", "delete") and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+        return _not_found(key)
+    if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY):
+        return InvalidInputError(f"cannot {verb} {key}: a folder and an object cannot have one name", key=key)
+    if error.errno == errno.ENAMETOOLONG:
+        return InvalidInputError(f"cannot {verb} {key}: the path is too long", key=key)
+    advice = _ADVICE.get(error.errno or 0, error.strerror or "unknown error")
+    return UnavailableError(f"cannot {verb} {key}: {advice}", key=key, errno=error.errno)

@@ -1,0 +1,362 @@
+"""
+The value types of stored changes. Frozen, checked when made, without I/O.
+
+A `ChangeSet` of one writer travels as a `Segment`; a segment object holds many of them and describes each by a
+`SegmentEntry`; a `SegmentHandle` points at one of them from outside.
+
+    ChangeSetId ─┬─ Segment       with its payload: what goes into an object
+                 └─ SegmentEntry  with its place: one row of the object's index ── SegmentHandle  entry and object
+
+Integers stay below 2**53, so that every JSON reader gets them exactly; checksums are written as hexadecimal text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from storage.checksum import BytesLike, checksum64
+from storage.errors import InvalidInputError
+
+KEY_GROUP_MAX = 32_767
+"""The largest key group, and with it the largest partition number."""
+
+NUMBER_MAX = 2**53 - 1
+"""The largest epoch, attempt, checkpoint id and sequence number."""
+
+COUNT_MAX = 2**31 - 1
+"""The largest number of changes in one segment."""
+
+CHECKSUM_MAX = 2**64 - 1
+
+SEGMENT_BYTES_MAX = 2**30
+"""The largest payload of one segment: 1 GiB."""
+
+OBJECT_BYTES_MAX = 2**31 - 1
+"""The largest segment object: below 2 GiB, so that no reader needs more than a signed 32-bit length."""
+
+NAME_CHARS_MAX = 128
+_SHOWN_CHARS_MAX = 80
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_RANGE = re.compile(r"([0-9]{5})-([0-9]{5})")
+_CHECKSUM = re.compile(r"[0-9a-f]{16}")
+
+
+def validate_name(kind: str, value: Any) -> str:
+    """
+    Return `value` if it may name a job, an operator or a host.
+
+    Names become parts of object keys and of paths: 1-128 characters of [A-Za-z0-9._-], the first one not a dot.
+
+    Args:
+        kind: What is named, for the message: "job", "operator", "host".
+        value: The name.
+
+    Raises:
+        InvalidInputError: The name is not allowed; the message says what is.
+    """
+    if not isinstance(value, str) or len(value) > NAME_CHARS_MAX or not _NAME.fullmatch(value):
+        raise InvalidInputError(
+            f"{kind} name {_shorten(value)} is not allowed: "
+            f"1-{NAME_CHARS_MAX} characters of [A-Za-z0-9._-], the first one not a dot"
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KeyGroupRange:
+    """
+    A contiguous range of key groups, inclusive at both ends, never empty.
+
+    Args:
+        first: 0 <= first <= last.
+        last: first <= last <= 32767.
+    """
+
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        _check_int("first key group", self.first, KEY_GROUP_MAX)
+        _check_int("last key group", self.last, KEY_GROUP_MAX)
+        if self.first > self.last:
+            raise InvalidInputError(f"key-group range {self.first}-{self.last} ends before it begins")
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def contains(self, key_group: int) -> bool:
+        """Tell whether the key group lies in this range."""
+        return self.first <= key_group <= self.last
+
+    def intersects(self, other: KeyGroupRange) -> bool:
+        """Tell whether the ranges have a key group in common."""
+        return self.first <= other.last and other.first <= self.last
+
+    def covers(self, other: KeyGroupRange) -> bool:
+        """Tell whether every key group of `other` lies in this range."""
+        return self.first <= other.first and other.last <= self.last
+
+    def to_text(self) -> str:
+        """Return "00000-00031": five digits each, so that texts sort as ranges do."""
+        return f"{self.first:05d}-{self.last:05d}"
+
+    @classmethod
+    def parse(cls, text: Any) -> KeyGroupRange:
+        """Read what `to_text` wrote; `InvalidInputError` for anything else."""
+        match = _RANGE.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            raise InvalidInputError(f'{_shorten(text)} is not a key-group range such as "00000-00031"')
+        return cls(int(match[1]), int(match[2]))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Writer:
+    """
+    Who wrote a change set: one attempt of one task under one run of the driver.
+
+    Args:
+        epoch: Fencing number of the driver's run; the higher one wins.
+        attempt: Spark's `taskAttemptId`.
+    """
+
+    epoch: int
+    attempt: int
+
+    def __post_init__(self) -> None:
+        _check_int("epoch", self.epoch, NUMBER_MAX)
+        _check_int("attempt", self.attempt, NUMBER_MAX)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ChangeSetId:
+    """
+    What identifies a change set; the same set sent twice has the same id (I8).
+
+    Args:
+        job: Name of the job.
+        operator: Name of the stateful operator in it.
+        checkpoint_id: Spark's batch id.
+        writer: Who wrote it.
+        partition: Which partition of the batch, 0..32767.
+        sqn: Sequence number of the set within its writer and partition, from 0 on.
+    """
+
+    job: str
+    operator: str
+    checkpoint_id: int
+    writer: Writer
+    partition: int
+    sqn: int
+
+    def __post_init__(self) -> None:
+        validate_name("job", self.job)
+        validate_name("operator", self.operator)
+        _check_int("checkpoint id", self.checkpoint_id, NUMBER_MAX)
+        _check_int("partition", self.partition, KEY_GROUP_MAX)
+        _check_int("sqn", self.sqn, NUMBER_MAX)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the id as a flat JSON-able dict."""
+        return {
+            "job": self.job,
+            "operator": self.operator,
+            "checkpoint": self.checkpoint_id,
+            "epoch": self.writer.epoch,
+            "attempt": self.writer.attempt,
+            "partition": self.partition,
+            "sqn": self.sqn,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> ChangeSetId:
+        """Read what `to_dict` wrote; `InvalidInputError` for other fields, types or bounds."""
+        _check_fields("change set id", data, _ID_FIELDS)
+        return _id_of(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """
+    A sealed change set on its way into an object.
+
+    Args:
+        id: What it is.
+        key_groups: The range that its writer owned.
+        count: Number of changes in it, 0..2**31-1.
+        payload: Opaque bytes, at most SEGMENT_BYTES_MAX; not copied, so it must not change any more.
+        checksum: `checksum64(payload)`, made by the one who made the payload; `encode_object` compares.
+    """
+
+    id: ChangeSetId
+    key_groups: KeyGroupRange
+    count: int
+    payload: BytesLike = field(repr=False)
+    checksum: int
+
+    def __post_init__(self) -> None:
+        _check_int("count", self.count, COUNT_MAX)
+        _check_int("checksum", self.checksum, CHECKSUM_MAX)
+        _check_int("payload size in bytes", self.size_bytes, SEGMENT_BYTES_MAX)
+
+    @classmethod
+    def of(cls, id: ChangeSetId, key_groups: KeyGroupRange, count: int, payload: BytesLike) -> Segment:  # noqa: A002
+        """Make a segment with the checksum of its payload."""
+        return cls(id, key_groups, count, payload, checksum64(payload))
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the payload."""
+        return memoryview(self.payload).nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEntry:
+    """
+    Where a segment lies in its object: one row of the object's index.
+
+    Args:
+        id: What it is.
+        key_groups: The range that its writer owned.
+        count: Number of changes in it.
+        offset_bytes: Position of the payload's first byte, from the object's first byte.
+        size_bytes: Length of the payload, at most SEGMENT_BYTES_MAX.
+        checksum: `checksum64` of the payload.
+    """
+
+    id: ChangeSetId
+    key_groups: KeyGroupRange
+    count: int
+    offset_bytes: int
+    size_bytes: int
+    checksum: int
+
+    def __post_init__(self) -> None:
+        _check_int("count", self.count, COUNT_MAX)
+        _check_int("offset in bytes", self.offset_bytes, OBJECT_BYTES_MAX)
+        _check_int("size in bytes", self.size_bytes, SEGMENT_BYTES_MAX)
+        _check_int("checksum", self.checksum, CHECKSUM_MAX)
+
+    @property
+    def end_bytes(self) -> int:
+        """Position just behind the payload."""
+        return self.offset_bytes + self.size_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry as a flat JSON-able dict."""
+        return {
+            **self.id.to_dict(),
+            "key_groups": self.key_groups.to_text(),
+            "count": self.count,
+            "offset": self.offset_bytes,
+            "size": self.size_bytes,
+            "checksum": f"{self.checksum:016x}",
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> SegmentEntry:
+        """Read what `to_dict` wrote; `InvalidInputError` for other fields, types or bounds."""
+        _check_fields("segment entry", data, _ENTRY_FIELDS)
+        return _entry_of(data)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHandle:
+    """
+    A pointer to a durable segment, as a checkpoint stores it.
+
+    Args:
+        object_key: Key of the segment object in its store.
+        object_size_bytes: Length of the whole object, at most OBJECT_BYTES_MAX.
+        entry: The segment's row of the object's index; ends within the object.
+    """
+
+    object_key: str
+    object_size_bytes: int
+    entry: SegmentEntry
+
+    def __post_init__(self) -> None:
+        if type(self.object_key) is not str or not self.object_key:
+            raise InvalidInputError(f"object key must be text, not {_shorten(self.object_key)}")
+        _check_int("object size in bytes", self.object_size_bytes, OBJECT_BYTES_MAX)
+        if self.entry.end_bytes > self.object_size_bytes:
+            raise InvalidInputError(
+                "segment ends behind its object",
+                key=self.object_key,
+                segment_end_bytes=self.entry.end_bytes,
+                object_size_bytes=self.object_size_bytes,
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the handle as a flat JSON-able dict."""
+        return {"object": self.object_key, "object_size": self.object_size_bytes, **self.entry.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> SegmentHandle:
+        """Read what `to_dict` wrote; `InvalidInputError` for other fields, types or bounds."""
+        _check_fields("segment handle", data, _HANDLE_FIELDS)
+        return cls(data["object"], data["object_size"], _entry_of(data))
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """
+    What a store tells of an object without reading it.
+
+    Args:
+        key: Its key, relative to the store.
+        size_bytes: Its length.
+        modified_ms: When it was written, by the clock of the store or of the file server, since 1970-01-01 UTC.
+    """
+
+    key: str
+    size_bytes: int
+    modified_ms: int
+
+
+_ID_FIELDS = frozenset({"job", "operator", "checkpoint", "epoch", "attempt", "partition", "sqn"})
+_ENTRY_FIELDS = _ID_FIELDS | {"key_groups", "count", "offset", "size", "checksum"}
+_HANDLE_FIELDS = _ENTRY_FIELDS | {"object", "object_size"}
+
+
+def _id_of(data: Mapping[str, Any]) -> ChangeSetId:
+    writer = Writer(data["epoch"], data["attempt"])
+    return ChangeSetId(data["job"], data["operator"], data["checkpoint"], writer, data["partition"], data["sqn"])
+
+
+def _entry_of(data: Mapping[str, Any]) -> SegmentEntry:
+    checksum = data["checksum"]
+    if not isinstance(checksum, str) or not _CHECKSUM.fullmatch(checksum):
+        raise InvalidInputError(f"checksum must be 16 characters of [0-9a-f], not {_shorten(checksum)}")
+    return SegmentEntry(
+        id=_id_of(data),
+        key_groups=KeyGroupRange.parse(data["key_groups"]),
+        count=data["count"],
+        offset_bytes=data["offset"],
+        size_bytes=data["size"],
+        checksum=int(checksum, 16),
+    )
+
+
+def _check_int(name: str, value: Any, value_max: int) -> None:
+    """Raise `InvalidInputError` unless `value` is an int (not a bool) within 0..value_max."""
+    if type(value) is not int or not 0 <= value <= value_max:
+        raise InvalidInputError(f"{name} must be a whole number within 0..{value_max}, not {_shorten(value)}")
+
+
+def _check_fields(kind: str, data: Any, expected: frozenset[str]) -> None:
+    """Raise `InvalidInputError` unless `data` has exactly the expected fields."""
+    if not isinstance(data, Mapping):
+        raise InvalidInputError(f"{kind} must be an object with fields, not {_shorten(data)}")
+    if data.keys() != expected:
+        missing = ", ".join(sorted(expected - data.keys())) or "none"
+        unknown = ", ".join(sorted(map(str, data.keys() - expected))) or "none"
+        raise InvalidInputError(f"{kind} has other fields than expected: missing {missing}; unknown {unknown}")
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}..."

@@ -1,0 +1,212 @@
+"""
+What a store of objects promises, and the rules that all stores share. No I/O of its own.
+
+Promises, shown for every store by the same suite of tests:
+1. `put` returns after the store has acknowledged the close; from then on every reader sees all of the object (I5).
+2. An object is seen entirely or not at all; of several `put(if_absent=True)` on one key exactly one wins (I3).
+3. A repeated `put` of the same bytes succeeds, so a lost response does not look like a conflict (I5, I8).
+4. Only errors of storage.errors leave a store, and none carries a secret.
+
+Stores may be used by any number of threads at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol, TypeAlias
+
+from storage.checksum import BytesLike
+from storage.errors import (
+    ConflictError,
+    CorruptDataError,
+    DstlError,
+    InvalidInputError,
+    NotFoundError,
+    UnavailableError,
+)
+from storage.model import ObjectInfo
+
+ObjectData: TypeAlias = BytesLike | Sequence[BytesLike]
+"""The bytes of an object: one buffer, or several that are written back to back."""
+
+KEY_CHARS_MAX = 768
+"""The longest key; leaves room for a store's prefix below S3's 1024 bytes."""
+
+KEY_PART_CHARS_MAX = 255
+"""The longest part of a key; what file systems allow."""
+
+# ASCII only, so that text order is byte order in every store. A leading dot is kept for a store's own files.
+_KEY_PART = re.compile(r"[A-Za-z0-9_=+@,-][A-Za-z0-9._=+@,-]*")
+_PREFIX = re.compile(r"[A-Za-z0-9._=+@,/-]*")
+
+_PROBE_FOLDER = "probe"
+
+
+class ObjectStore(Protocol):
+    """Immutable or overwritten objects under '/'-separated keys, relative to `url`."""
+
+    @property
+    def url(self) -> str:
+        """The URL that `open_store` takes for this store. Holds no secret."""
+        ...
+
+    def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
+        """
+        Write an object, and return when the store has acknowledged its close.
+
+        Args:
+            key: See `validate_key`.
+            data: The bytes; not kept after the call. A conditional object must carry a unique id in its bytes.
+            if_absent: Create only. If the object exists with the same bytes, that is a lost response of an own PUT
+                and counts as success. Otherwise an existing object is replaced.
+
+        Raises:
+            ConflictError: `if_absent`, and the object exists with other bytes.
+            UnavailableError: Not written, or not known to be written; the same call may be repeated.
+        """
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Return all bytes of an object; `NotFoundError` if it does not exist."""
+        ...
+
+    def get_range(self, key: str, offset: int, size: int) -> bytes:
+        """
+        Return `size` bytes from `offset` on.
+
+        Raises:
+            NotFoundError: The object does not exist.
+            CorruptDataError: The object is too short for the range.
+        """
+        ...
+
+    def head(self, key: str) -> ObjectInfo:
+        """Describe an object without reading it; `NotFoundError` if it does not exist."""
+        ...
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """
+        Yield the objects whose keys begin with `prefix`, by ascending key, read page by page while iterating.
+
+        Args:
+            prefix: Any text, also "" or half a name; not only whole folders.
+            start_after: Only keys greater than this one.
+        """
+        ...
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; keys that do not exist are fine. After an error some may be gone; repeat the call."""
+        ...
+
+    def check_writable(self) -> None:
+        """Write, create conditionally, read and delete a probe object; `UnavailableError` says what to repair."""
+        ...
+
+    def close(self) -> None:
+        """Give back connections. May be called twice; other calls may then raise `ClosedError`."""
+        ...
+
+
+def validate_key(key: str) -> str:
+    """
+    Return `key` if every store can hold it: parts of [A-Za-z0-9._=+@,-], joined by '/', no part with a leading dot.
+
+    Raises:
+        InvalidInputError: Empty, absolute, too long, an empty part, "." or "..", or another character.
+    """
+    parts = key.split("/")
+    if len(key) > KEY_CHARS_MAX or not all(
+        len(part) <= KEY_PART_CHARS_MAX and _KEY_PART.fullmatch(part) for part in parts
+    ):
+        raise InvalidInputError(
+            f"object key {key[:100]!r} is not allowed: at most {KEY_CHARS_MAX} characters, parts joined by '/', each "
+            f"1-{KEY_PART_CHARS_MAX} characters of [A-Za-z0-9._=+@,-], the first one not a dot"
+        )
+    return key
+
+
+def validate_prefix(prefix: str) -> str:
+    """Return `prefix` if a key may begin with it; `InvalidInputError` otherwise."""
+    if not _PREFIX.fullmatch(prefix) or any(part.startswith(".") for part in prefix.split("/")):
+        raise InvalidInputError(f"{prefix[:100]!r} is not the beginning of any object key")
+    return prefix
+
+
+def validate_range(offset: int, size: int) -> None:
+    """Raise `InvalidInputError` for a negative offset or size."""
+    if offset < 0 or size < 0:
+        raise InvalidInputError(f"offset {offset} and size {size} must not be negative")
+
+
+def check_range_size(key: str, data: bytes, offset: int, size: int) -> bytes:
+    """Return `data` if it has `size` bytes; `CorruptDataError` otherwise."""
+    if len(data) != size:
+        raise CorruptDataError(
+            f"object {key} is damaged: it ends before byte {offset + size}", key=key, offset=offset, size=size
+        )
+    return data
+
+
+def buffers_of(data: ObjectData) -> Sequence[memoryview]:
+    """Return the bytes to write as flat views, without copying them."""
+    buffers = [data] if isinstance(data, bytes | bytearray | memoryview) else data
+    return [memoryview(buffer).cast("B") for buffer in buffers]
+
+
+def joined(data: ObjectData) -> bytes:
+    """Return the bytes to write in one piece; copies them unless they are `bytes` already."""
+    return data if isinstance(data, bytes) else b"".join(buffers_of(data))
+
+
+def decide_refusal(store: ObjectStore, key: str, data: ObjectData) -> None:
+    """
+    Read what a refused conditional put has met, and return if it holds the same bytes, so is our own.
+
+    Raises:
+        ConflictError: The object holds other bytes.
+        UnavailableError: The object is gone again, so nobody knows; repeat the put.
+    """
+    try:
+        found = store.get(key)
+    except NotFoundError as error:
+        raise UnavailableError(f"cannot write {key}: it was there and is gone again", key=key) from error
+    check_same(key, data, found)
+
+
+def check_same(key: str, data: ObjectData, found: bytes) -> None:
+    """Return if an object that was found holds the bytes to write; `ConflictError` otherwise."""
+    if joined(data) != found:
+        raise ConflictError(f"object {key} exists with other bytes", key=key)
+
+
+def probe(store: ObjectStore, unique_id: str) -> None:
+    """
+    Try on a store everything that the project relies on: create, refuse to create again, read, replace, delete.
+
+    Args:
+        store: The store to try.
+        unique_id: Names the probe object, so that hosts which start together do not meet.
+
+    Raises:
+        UnavailableError: The store cannot be used as it is; the message says why.
+    """
+    key = f"{_PROBE_FOLDER}/{unique_id}"
+    try:
+        store.put(key, b"first", if_absent=True)
+        _expect_refusal(store, key)
+        if store.get(key) != b"first":
+            raise UnavailableError("read back other bytes than were written")
+        store.put(key, b"third")
+        store.delete([key])
+    except DstlError as error:
+        raise UnavailableError(f"store {store.url} cannot be used: {error}", url=store.url) from error
+
+
+def _expect_refusal(store: ObjectStore, key: str) -> None:
+    try:
+        store.put(key, b"second", if_absent=True)
+    except ConflictError:
+        return
+    store.delete([key])
+    raise UnavailableError("it ignores create-if-absent, on which fencing relies; use a store that has conditional PUT")

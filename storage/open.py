@@ -1,0 +1,56 @@
+"""Opens a store by its URL. Stores of S3 are imported only when asked for, so boto3 need not be installed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from storage.errors import InvalidInputError
+from storage.local_store import LocalStore
+from storage.memory_store import shared_memory_store
+from storage.object_store import ObjectStore
+
+_KNOWN = "file:///absolute/path, s3://bucket/prefix, memory://name"
+
+
+def open_store(url: str, **options: Any) -> ObjectStore:
+    """
+    Open the store that a URL names. No connection is tried; `check_writable` does that.
+
+    Args:
+        url: `file:///absolute/path`, `s3://bucket/prefix` or `memory://name` (one per name and process).
+        options: Those of the store's class, for example `endpoint_url` of `S3Store`.
+
+    Raises:
+        InvalidInputError: An unknown kind of URL or option; the message lists the known ones.
+        UnavailableError: The folder of a `file` URL cannot be made.
+    """
+    parts = urlsplit(url)
+    if parts.query or parts.fragment or "@" in parts.netloc:
+        raise InvalidInputError(f"a store URL has no query, fragment or credentials; known are {_KNOWN}")
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
+        return _call(LocalStore, (unquote(parts.path),), options)
+    if parts.scheme == "s3" and parts.netloc:
+        return _call(_s3_store_class(), (parts.netloc, parts.path.strip("/")), options)
+    if parts.scheme == "memory" and parts.netloc and not parts.path.strip("/"):
+        return _call(shared_memory_store, (parts.netloc,), options)
+    raise InvalidInputError(f"unknown store URL {url!r}; known are {_KNOWN}")
+
+
+def _s3_store_class() -> Callable[..., ObjectStore]:
+    try:
+        from storage.s3_store import S3Store
+    except ImportError as error:
+        raise InvalidInputError("stores of S3 need boto3; install the extra that has it") from error
+    return S3Store
+
+
+def _call(make: Callable[..., ObjectStore], arguments: tuple[str, ...], options: dict[str, Any]) -> ObjectStore:
+    parameters = inspect.signature(make).parameters.values()
+    known = sorted(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
+    unknown = sorted(options.keys() - set(known))
+    if unknown:
+        raise InvalidInputError(f"unknown store options {', '.join(unknown)}; known are {', '.join(known) or 'none'}")
+    return make(*arguments, **options)

@@ -1,0 +1,70 @@
+"""
+When to try again. Pure: no I/O, no clock.
+
+| kind of error               | again? | why                                                          |
+|-----------------------------|--------|--------------------------------------------------------------|
+| unavailable, overloaded     | yes    | passes, or its operator repairs it                           |
+| conflict, fenced            | no     | somebody else was first; a repetition cannot change that     |
+| not_found                   | no     | stores are consistent: what is not there now was not written |
+| corrupt_data, lost_changes  | no     | the bytes are gone; a repetition hides it                    |
+| invalid_input, internal     | no     | a bug, and the next attempt has it too                       |
+| closed                      | no     | somebody wants us to stop                                    |
+
+Errors that are not of this project are bugs and are not retried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from storage.errors import DstlError, ErrorKind, InvalidInputError
+
+RETRYABLE_KINDS = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.OVERLOADED})
+
+
+def is_retryable(error: BaseException) -> bool:
+    """Tell whether a repetition of the same call may succeed."""
+    return isinstance(error, DstlError) and error.kind in RETRYABLE_KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """
+    How often, and after what wait, an upload is tried again.
+
+    A time-out starts the next attempt at once while the one before goes on; the first to finish wins (I6).
+    An error that may pass starts the next one after a delay; any other error ends the upload.
+
+    Args:
+        timeout_ms: How long an attempt runs alone, > 0. Shorter hedges more slow uploads and costs more PUTs.
+        attempts_max: Attempts in all, >= 1.
+        delay_after_error_ms: Wait before the attempt after an error, >= 0.
+    """
+
+    timeout_ms: int = 1_000
+    attempts_max: int = 3
+    delay_after_error_ms: int = 500
+
+    def __post_init__(self) -> None:
+        if self.timeout_ms <= 0 or self.attempts_max < 1 or self.delay_after_error_ms < 0:
+            raise InvalidInputError(
+                "a retry policy needs timeout_ms > 0, attempts_max >= 1 and delay_after_error_ms >= 0, "
+                f"not {self.timeout_ms}, {self.attempts_max} and {self.delay_after_error_ms}"
+            )
+
+    def delay_ms(self, attempt: int, error: BaseException | None) -> int | None:
+        """
+        Decide what follows an attempt that did not succeed in time.
+
+        Args:
+            attempt: Its number; the first is 1.
+            error: What it raised, or None if it timed out and still runs.
+
+        Returns:
+            How long to wait before the next attempt, in ms, or None if there is none.
+        """
+        if attempt >= self.attempts_max:
+            return None
+        if error is None:
+            return 0
+        return self.delay_after_error_ms if is_retryable(error) else None

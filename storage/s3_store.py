@@ -1,0 +1,277 @@
+"""
+Objects in a bucket of S3, or of a server that speaks its protocol. The only module that imports boto3.
+
+The server must have conditional PUT (`If-None-Match: *`); `check_writable` tells. Keys of a general purpose bucket are
+listed in ascending order; "directory buckets" do not do that and cannot be used.
+How long a call may take and how often it is repeated is the caller's policy, so botocore itself hardly retries.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import boto3
+from botocore import exceptions as boto
+from botocore.config import Config
+
+from storage.clock import IdSource, SystemIds
+from storage.errors import (
+    CorruptDataError,
+    DstlError,
+    InternalError,
+    InvalidInputError,
+    NotFoundError,
+    UnavailableError,
+)
+from storage.model import ObjectInfo
+from storage.object_store import (
+    ObjectData,
+    check_range_size,
+    decide_refusal,
+    joined,
+    probe,
+    validate_key,
+    validate_prefix,
+    validate_range,
+)
+
+_KEYS_PER_DELETE_MAX = 1000
+_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+# Error code of the server, or HTTP status as text where it sends no code -> class and advice.
+# Codes come first; an unknown code falls back on its status, an unknown status on its hundred.
+_ERRORS: Mapping[str, tuple[type[DstlError], str]] = {
+    "NoSuchKey": (NotFoundError, "the object does not exist"),
+    "NoSuchBucket": (UnavailableError, "the bucket does not exist; create it, or correct the URL"),
+    "PermanentRedirect": (UnavailableError, "the bucket is in another region; set the option region"),
+    "AuthorizationHeaderMalformed": (UnavailableError, "the bucket is in another region; set the option region"),
+    "AccessDenied": (UnavailableError, "access denied; grant GetObject, PutObject, DeleteObject and ListBucket"),
+    "InvalidAccessKeyId": (UnavailableError, "the access key is unknown; check the credentials"),
+    "SignatureDoesNotMatch": (UnavailableError, "the signature is wrong; check the credentials"),
+    "ExpiredToken": (UnavailableError, "the session token has expired; renew the credentials"),
+    "RequestTimeTooSkewed": (UnavailableError, "the clocks differ too much; set the clock of this host"),
+    "SlowDown": (UnavailableError, "the store asks to slow down"),
+    "RequestTimeout": (UnavailableError, "the store did not get the request in time"),
+    "BadDigest": (UnavailableError, "the bytes were damaged on their way"),
+    "XAmzContentSHA256Mismatch": (UnavailableError, "the bytes were damaged on their way"),
+    "InvalidRange": (CorruptDataError, "it is damaged: it ends before the range"),
+    "NotImplemented": (InvalidInputError, "the server lacks this operation; use one that has conditional PUT"),
+    "400": (InvalidInputError, "the server refused the request"),
+    "403": (UnavailableError, "access denied; grant GetObject, PutObject, DeleteObject and ListBucket"),
+    "404": (NotFoundError, "the object does not exist"),
+    "408": (UnavailableError, "the store did not get the request in time"),
+    "409": (UnavailableError, "another request on the same key is being served"),
+    "412": (UnavailableError, "the object changed meanwhile"),
+    "416": (CorruptDataError, "it is damaged: it ends before the range"),
+    "429": (UnavailableError, "the store asks to slow down"),
+    "501": (InvalidInputError, "the server lacks this operation; use one that has conditional PUT"),
+    "3xx": (UnavailableError, "the server sends us elsewhere; check endpoint and region"),
+    "4xx": (InvalidInputError, "the server refused the request"),
+    "5xx": (UnavailableError, "the store failed"),
+}
+
+_REFUSED = ("409", "412")
+
+_CONNECTION_ERRORS = (
+    boto.ConnectionError,
+    boto.HTTPClientError,
+    boto.IncompleteReadError,
+    boto.FlexibleChecksumError,
+)
+
+
+class S3Store:
+    """
+    A store in a bucket.
+
+    Credentials come from boto3's default chain (environment, profile, web identity, instance) and are never kept,
+    shown or logged here.
+
+    Args:
+        bucket: Name of an existing bucket.
+        prefix: Goes before every key; "" or parts joined by '/'.
+        endpoint_url: Server to use instead of AWS; without it, AWS_ENDPOINT_URL_S3 counts. Without credentials in it.
+        region: Region of the bucket; without it, boto3's default.
+        sse: Server-side encryption, "AES256" or "aws:kms"; without it, the bucket's default.
+        sse_kms_key_id: Key for "aws:kms".
+        connections_max: Size of the connection pool; at least the number of threads that use the store at once.
+        attempts_max: How often botocore itself sends a request in all, at least 1.
+        connect_timeout_ms: Longest wait for a connection.
+        read_timeout_ms: Longest silence of the server; bounds how long a hung call holds its thread.
+        addressing_style: "path", "virtual" or "auto"; without it, "path" for an endpoint of one's own, else "auto".
+        ids: Names probe objects.
+
+    Raises:
+        InvalidInputError: An option is wrong.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        sse: str | None = None,
+        sse_kms_key_id: str | None = None,
+        connections_max: int = 32,
+        attempts_max: int = 2,
+        connect_timeout_ms: int = 5_000,
+        read_timeout_ms: int = 30_000,
+        addressing_style: str | None = None,
+        ids: IdSource | None = None,
+    ) -> None:
+        if endpoint_url is not None and "@" in endpoint_url:
+            raise InvalidInputError("endpoint_url must not hold credentials; give them to boto3's default chain")
+        self._bucket = bucket
+        self._prefix = f"{validate_key(prefix)}/" if prefix else ""
+        self._ids = ids or SystemIds()
+        self._encryption = {
+            name: value for name, value in (("ServerSideEncryption", sse), ("SSEKMSKeyId", sse_kms_key_id)) if value
+        }
+        own_endpoint = endpoint_url or any(os.environ.get(name) for name in _ENDPOINT_VARIABLES)
+        addressing: Any = {"addressing_style": addressing_style or ("path" if own_endpoint else "auto")}
+        config = Config(
+            max_pool_connections=connections_max,
+            connect_timeout=connect_timeout_ms / 1000,
+            read_timeout=read_timeout_ms / 1000,
+            retries={"total_max_attempts": attempts_max, "mode": "standard"},
+            s3=addressing,
+            tcp_keepalive=True,
+        )
+        with self._translated("open", ""):
+            # A session of its own: boto3's shared one may not be used by several threads at once.
+            session = boto3.session.Session(region_name=region)
+            self._client: Any = session.client("s3", endpoint_url=endpoint_url, config=config)
+
+    def __repr__(self) -> str:
+        return f"S3Store({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """The bucket and prefix as an `s3` URL; the endpoint is no part of it."""
+        return f"s3://{self._bucket}/{self._prefix.rstrip('/')}".rstrip("/")
+
+    def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
+        """Send one PUT, with `If-None-Match: *` if it is to create."""
+        place = self._place(key)
+        # Several buffers are copied once: botocore signs the body before it sends it, and wants it in one piece.
+        body = joined(data)
+        condition = {"IfNoneMatch": "*"} if if_absent else {}
+        try:
+            with self._translated("write", key):
+                self._client.put_object(**place, **condition, **self._encryption, Body=body)
+        except UnavailableError as error:
+            if not if_absent or error.context.get("status") not in _REFUSED:
+                raise
+            decide_refusal(self, key, body)
+
+    def get(self, key: str) -> bytes:
+        """Send one GET."""
+        place = self._place(key)
+        with self._translated("read", key):
+            return _body(self._client.get_object(**place))
+
+    def get_range(self, key: str, offset: int, size: int) -> bytes:
+        """Send one GET with a range; none for an empty range."""
+        place = self._place(key)
+        validate_range(offset, size)
+        if size == 0:
+            return b""
+        with self._translated("read", key):
+            data = _body(self._client.get_object(**place, Range=f"bytes={offset}-{offset + size - 1}"))
+        return check_range_size(key, data, offset, size)
+
+    def head(self, key: str) -> ObjectInfo:
+        """Send one HEAD."""
+        place = self._place(key)
+        with self._translated("read", key):
+            found = self._client.head_object(**place)
+        return ObjectInfo(key, found["ContentLength"], int(found["LastModified"].timestamp() * 1000))
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Send one LIST per 1000 keys, when they are asked for."""
+        validate_prefix(prefix)
+        return self._pages(prefix, start_after)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Send one batch delete per 1000 keys."""
+        remaining = iter(keys)
+        while batch := [self._prefix + validate_key(key) for key in islice(remaining, _KEYS_PER_DELETE_MAX)]:
+            wanted = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
+            with self._translated("delete", batch[0]):
+                answer = self._client.delete_objects(Bucket=self._bucket, Delete=wanted)
+            for failure in answer.get("Errors", ()):
+                code = str(failure.get("Code", ""))
+                if code not in ("NoSuchKey", "404"):
+                    raise self._error("delete", str(failure.get("Key", "")), code, "500")
+
+    def check_writable(self) -> None:
+        """Try all operations, conditional PUT among them."""
+        probe(self, self._ids.unique_id())
+
+    def close(self) -> None:
+        """Close the connection pool."""
+        self._client.close()
+
+    def _place(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": self._prefix + validate_key(key)}
+
+    def _pages(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        place = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
+        if start_after:
+            place["StartAfter"] = self._prefix + start_after
+        pages = iter(self._client.get_paginator("list_objects_v2").paginate(**place))
+        while True:
+            with self._translated("list", prefix):
+                page = next(pages, None)
+            if page is None:
+                return
+            for item in page.get("Contents", ()):
+                key = item["Key"].removeprefix(self._prefix)
+                yield ObjectInfo(key, item["Size"], int(item["LastModified"].timestamp() * 1000))
+
+    @contextmanager
+    def _translated(self, verb: str, key: str) -> Iterator[None]:
+        """Turn what boto3 raises into errors of this project."""
+        try:
+            yield
+        except boto.ClientError as error:
+            answer: Mapping[str, Any] = error.response
+            code = str(answer.get("Error", {}).get("Code", ""))
+            status = str(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", ""))
+            raise self._error(verb, key, code, status) from error
+        except (boto.ParamValidationError, boto.InvalidRegionError) as error:
+            raise InvalidInputError(f"cannot {verb} {key}: {error}", key=key) from error
+        except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError) as error:
+            raise UnavailableError(f"cannot {verb} {key}: boto3 found no usable credentials", key=key) from error
+        except boto.NoRegionError as error:
+            raise InvalidInputError(f"cannot {verb} {self.url}: set the option region, or AWS_REGION") from error
+        except (*_CONNECTION_ERRORS, OSError) as error:
+            # Refused, reset and silent connections, and answers that were cut or damaged on their way.
+            cause = type(error).__name__
+            raise UnavailableError(f"cannot {verb} {key}: the connection failed", key=key, cause=cause) from error
+        except boto.BotoCoreError as error:
+            cause = type(error).__name__
+            raise InternalError(f"cannot {verb} {key}: unexpected error of botocore", key=key, cause=cause) from error
+        except ValueError as error:
+            # botocore checks endpoint URLs with bare ValueErrors.
+            if isinstance(error, DstlError):
+                raise
+            raise InvalidInputError(f"cannot {verb} {self.url}: {error}") from error
+
+    def _error(self, verb: str, key: str, code: str, status: str) -> DstlError:
+        found = _ERRORS.get(code) or _ERRORS.get(status) or _ERRORS.get(f"{status[:1]}xx")
+        error_class, advice = found or (InternalError, "unexpected answer of the server")
+        message = f"cannot {verb} {key or self.url}: {advice}"
+        return error_class(message, key=key, store=self.url, code=code, status=status)
+
+
+def _body(answer: Mapping[str, Any]) -> bytes:
+    with answer["Body"] as stream:
+        data: bytes = stream.read()
+    return data

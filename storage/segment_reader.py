@@ -1,0 +1,126 @@
+"""
+Reads segments back by their handles, and verifies all that it reads (I10).
+
+An object is read whole if it is small or if most of it is wanted; otherwise its header, its index and the wanted
+segments are read by ranges, neighbours in one request.
+A ranged read does not notice bytes behind the stated end of an object: they belong to no segment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+
+from storage.errors import CorruptDataError, NotFoundError
+from storage.model import SegmentEntry, SegmentHandle
+from storage.object_store import ObjectStore
+from storage.segment_format import HEADER_BYTES, decode_index, decode_object, index_offset, verify_payload
+
+WHOLE_OBJECT_BYTES_MAX = 2**20
+"""An object up to this size is always read whole: one request costs more than the bytes."""
+
+WHOLE_OBJECT_SHARE_MIN = 0.5
+"""An object is read whole if the wanted segments are at least this share of its bytes."""
+
+TAIL_BYTES = 2**16
+"""Read at first from the end of an object, in the hope that the whole index is there: about 300 entries."""
+
+GAP_BYTES_MAX = 2**16
+"""Ranges with a gap up to this between them are read as one."""
+
+_Payloads = dict[SegmentEntry, memoryview]
+
+
+def read_segments(store: ObjectStore, handles: Sequence[SegmentHandle]) -> Iterator[tuple[SegmentHandle, memoryview]]:
+    """
+    Read segments of any number of objects.
+
+    Args:
+        store: Where the objects lie.
+        handles: What to read, in any order. Each object is read once, and held in memory from its first handle to its
+            last, so handles grouped by object need the least.
+
+    Yields:
+        Each handle, in the order given, with its payload: read-only, of `entry.size_bytes` bytes, verified.
+
+    Raises:
+        CorruptDataError: An object is missing, damaged, or does not hold what its handle states. Never retry; alert.
+        UnavailableError: The store does not answer. What was yielded so far is good.
+    """
+    handles_of: defaultdict[str, list[SegmentHandle]] = defaultdict(list)
+    for handle in handles:
+        handles_of[handle.object_key].append(handle)
+    remaining = Counter(handle.object_key for handle in handles)
+    payloads_of: dict[str, _Payloads] = {}
+    for handle in handles:
+        key = handle.object_key
+        if key not in payloads_of:
+            payloads_of[key] = _read_object(store, handles_of[key])
+        yield handle, payloads_of[key][handle.entry]
+        remaining[key] -= 1
+        if not remaining[key]:
+            del payloads_of[key]
+
+
+def _read_object(store: ObjectStore, handles: Sequence[SegmentHandle]) -> _Payloads:
+    """Read the segments that the handles, all of one object, point at."""
+    key, object_size = handles[0].object_key, handles[0].object_size_bytes
+    if any(handle.object_size_bytes != object_size for handle in handles):
+        raise CorruptDataError(f"handles state different sizes of object {key}", key=key)
+    wanted = {handle.entry for handle in handles}
+    wanted_bytes = sum(entry.size_bytes for entry in wanted)
+    try:
+        if object_size <= WHOLE_OBJECT_BYTES_MAX or wanted_bytes >= WHOLE_OBJECT_SHARE_MIN * object_size:
+            return _read_whole(store, key, object_size, wanted)
+        return _read_ranges(store, key, object_size, wanted)
+    except NotFoundError as error:
+        raise CorruptDataError(f"object {key} named by a checkpoint is missing", key=key, store=store.url) from error
+
+
+def _read_whole(store: ObjectStore, key: str, object_size: int, wanted: set[SegmentEntry]) -> _Payloads:
+    data = store.get(key)
+    if len(data) != object_size:
+        raise CorruptDataError(f"object {key} has {len(data)} bytes where its handle states {object_size}", key=key)
+    payloads = dict(decode_object(data, key))
+    _check_wanted(wanted, payloads.keys(), key)
+    return {entry: payloads[entry] for entry in wanted}
+
+
+def _read_ranges(store: ObjectStore, key: str, object_size: int, wanted: set[SegmentEntry]) -> _Payloads:
+    tail_begin = object_size - TAIL_BYTES
+    spans = [(0, HEADER_BYTES), (tail_begin, object_size), *((entry.offset_bytes, entry.end_bytes) for entry in wanted)]
+    chunks = [(begin, memoryview(store.get_range(key, begin, end - begin))) for begin, end in _merge(spans)]
+    header, tail = _cut(chunks, 0, HEADER_BYTES), _cut(chunks, tail_begin, object_size)
+    index_begin = index_offset(header, tail, object_size, key)
+    if index_begin < tail_begin:
+        tail = memoryview(store.get_range(key, index_begin, object_size - index_begin))
+    _check_wanted(wanted, set(decode_index(header, tail, object_size, key)), key)
+    payloads = {entry: _cut(chunks, entry.offset_bytes, entry.end_bytes) for entry in wanted}
+    for entry, payload in payloads.items():
+        verify_payload(entry, payload, key)
+    return payloads
+
+
+def _check_wanted(wanted: set[SegmentEntry], stored: Collection[SegmentEntry], key: str) -> None:
+    for entry in wanted:
+        if entry not in stored:
+            raise CorruptDataError(
+                f"object {key} does not hold the segment that a handle states", key=key, **entry.id.to_dict()
+            )
+
+
+def _merge(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Merge spans `(begin, end)` that overlap or have a gap of at most GAP_BYTES_MAX; the result ascends."""
+    merged: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if merged and begin - merged[-1][1] <= GAP_BYTES_MAX:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def _cut(chunks: Sequence[tuple[int, memoryview]], begin: int, end: int) -> memoryview:
+    """Return the bytes from `begin` to `end` of the object out of the chunk that holds them."""
+    chunk_begin, chunk = next((start, data) for start, data in reversed(chunks) if start <= begin)
+    return chunk[begin - chunk_begin : end - chunk_begin]

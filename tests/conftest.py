@@ -1,0 +1,54 @@
+"""
+What holds for every test: Hypothesis's profiles, and that nothing is skipped where CI runs.
+
+HYPOTHESIS_PROFILE chooses a profile by name; without it, `ci` where the variable CI is set, else `default`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+IN_CI = bool(os.environ.get("CI"))
+
+# No deadline: how long one example takes says more about the machine than about the code.
+settings.register_profile("default", deadline=None, max_examples=50, stateful_step_count=30)
+settings.register_profile("ci", deadline=None, max_examples=200, stateful_step_count=75, print_blob=True)
+settings.register_profile(
+    "nightly",
+    deadline=None,
+    max_examples=1000,
+    stateful_step_count=500,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if IN_CI else "default"))
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let a skipped test fail in CI."""
+    report = yield
+    return _refuse_skip(report)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let a module that skips itself fail in CI."""
+    report = yield
+    return _refuse_skip(report)
+
+
+def _refuse_skip(report: Report) -> Report:
+    # An expected failure is reported as skipped too, but it did run.
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid}: no test may be skipped in CI, and this one was. {reason}"
+    return report

@@ -1,0 +1,63 @@
+"""One Spark session for the tests that run in this process, and backends whose sidecars are stopped by their pid."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from backend_client import ChangelogStateBackend
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A local session whose tasks may fail a few times, as on a cluster."""
+    session = (
+        SparkSession.builder.master("local[2,4]")
+        .appName("dstl-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "2g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", tempfile.mkdtemp(prefix="dstl-warehouse-"))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def local_dir() -> Iterator[Path]:
+    """A folder with a path short enough for a Unix socket; the sidecars that started there are stopped."""
+    folder = Path(tempfile.mkdtemp(prefix="dstl-"))
+    yield folder
+    for pid_file in folder.glob("service-*.pid"):
+        stop(int(pid_file.read_text(encoding="utf-8")))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def make_backend(tmp_path: Path, local_dir: Path) -> Callable[..., ChangelogStateBackend]:
+    """Make backends on one storage folder of the test."""
+
+    def make(job: str = "job", storage: str | None = None, **options: Any) -> ChangelogStateBackend:
+        url = storage or f"file://{tmp_path / 'store'}"
+        return ChangelogStateBackend(url, job=job, **{"local_dir": str(local_dir), "parallelism": 2, **options})
+
+    return make
+
+
+def stop(pid: int) -> None:
+    """End a process that a test started, whatever it is doing."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

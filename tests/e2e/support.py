@@ -1,0 +1,156 @@
+"""What the tests of the whole system share: a small stream of rows, a processor, and a look into stored state."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
+
+from backend_client.change_set import decode_change_set
+from backend_client.codec import ValueCodec
+from dstl_service.job_store import JobStore
+from dstl_service.manifest import ManifestKind, log_up_to, select_handles
+from storage.clock import SystemClock, SystemIds
+from storage.model import KeyGroupRange
+from storage.object_store import ObjectStore
+from storage.open import open_store
+from storage.segment_reader import read_segments
+
+INPUT = "k string, v double"
+STATE = "n long, s double"
+OUTPUT = "k string, n long, s double"
+ALL_KEY_GROUPS = KeyGroupRange(0, 32767)
+
+
+class Totals(StatefulProcessor):
+    """Counts and sums the rows of each key, over all batches; `pause_s` makes each key take a while."""
+
+    def __init__(self, pause_s: float = 0.0) -> None:
+        self.pause_s = pause_s
+
+    def init(self, handle: Any) -> None:
+        self.totals = handle.getValueState("totals", STATE)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n, s = self.totals.get() or (0, 0.0)
+        for row in rows:
+            n, s = n + 1, s + row.v
+        if self.pause_s:
+            time.sleep(self.pause_s)
+        self.totals.update((n, s))
+        yield Row(k=key[0], n=n, s=s)
+
+    def close(self) -> None:
+        pass
+
+
+def write_input(folder: Path, files: list[list[tuple[str | None, float]]]) -> None:
+    """Write one JSON file per batch, in an order that Spark's file source keeps."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, rows in enumerate(files):
+        path = folder / f"{number:05d}.json"
+        path.write_text("".join(json.dumps({"k": k, "v": v}) + "\n" for k, v in rows), encoding="utf-8")
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+
+def random_input(seed: int, batches: int, rows: int, keys: int) -> list[list[tuple[str | None, float]]]:
+    """Return rows per batch; one key is null, and values are whole numbers, so that sums are exact in any order."""
+    chance = random.Random(seed)
+    names: list[str | None] = [None, *(f"key-{number}" for number in range(keys - 1))]
+    return [[(chance.choice(names), float(chance.randrange(1000))) for _ in range(rows)] for _ in range(batches)]
+
+
+def read_input(spark: SparkSession, folder: Path, schema: str = INPUT) -> DataFrame:
+    """Return the stream of the files, one file a batch."""
+    return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(folder))
+
+
+class Collected:
+    """A user's function that keeps each batch's rows by batch id, as an idempotent sink would."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[tuple[Any, ...]]] = {}
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        self.batches[batch_id] = sorted((tuple(row) for row in batch.collect()), key=repr)
+
+
+def run_to_end(writer: Any, location: Path, function: Callable[[DataFrame, int], None]) -> StreamingQuery:
+    """Run a query over all input that is there; raise its error."""
+    query = writer.option("checkpointLocation", str(location)).trigger(availableNow=True).foreachBatch(function).start()
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+    return query
+
+
+def expected_output(files: list[list[tuple[str | None, float]]]) -> dict[int, list[tuple[Any, ...]]]:
+    """Return what `Totals` yields, batch by batch, computed in plain Python."""
+    totals: dict[str | None, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+    batches = {}
+    for batch_id, rows in enumerate(files):
+        for key, value in rows:
+            n, s = totals[key]
+            totals[key] = (n + 1, s + value)
+        batches[batch_id] = sorted(((key, *totals[key]) for key in {key for key, _ in rows}), key=repr)
+    return batches
+
+
+def expected_state(files: list[list[tuple[str | None, float]]]) -> list[tuple[Any, ...]]:
+    """Return all values that `Totals` leaves behind, sorted."""
+    last: dict[Any, tuple[Any, ...]] = {}
+    for rows in expected_output(files).values():
+        for key, *value in rows:
+            last[key] = tuple(value)
+    return sorted(last.values())
+
+
+def stored_state(url: str | ObjectStore, job: str, operator: str) -> dict[bytes, bytes]:
+    """Read an operator's whole state from what the newest checkpoint names: key of the table to value."""
+    store = open_store(url) if isinstance(url, str) else url
+    jobs = JobStore(store, job, SystemClock(), SystemIds())
+    newest = list(jobs.completed())[-1]
+    chain = []
+    for manifest in jobs.chain(newest.ref):
+        chain.append(manifest)
+        if manifest.kind is ManifestKind.COMPLETE:
+            break
+    handles = select_handles(log_up_to(chain), operator, ALL_KEY_GROUPS)
+    payloads = {id(handle): bytes(payload) for handle, payload in read_segments(store, handles)}
+    table: dict[bytes, bytes] = {}
+    for handle in handles:
+        for key, value in decode_change_set(payloads[id(handle)], handle.object_key):
+            if value is None:
+                table.pop(key, None)
+            else:
+                table[key] = value
+    return table
+
+
+def stored_totals(url: str | ObjectStore, job: str, operator: str = "Totals") -> list[tuple[Any, ...]]:
+    """Read the values of `Totals`, sorted."""
+    from pyspark.sql.types import StructType
+
+    codec = ValueCodec(StructType.fromDDL(STATE).json(), "totals")
+    return sorted(codec.decode(value) for value in stored_state(url, job, operator).values())
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "the condition") -> Any:
+    """Return the condition's first true value; fail after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not come about within {timeout_s} s")
+        time.sleep(0.02)

@@ -1,0 +1,263 @@
+"""Bad input and things that do not belong together: a clear error that says what to do, and nothing lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from backend_client import ChangelogStateBackend
+from backend_client.coordinator import JobSession, connect
+from backend_client.spark.plan import StatefulDataFrame
+from storage.errors import DstlError, InvalidInputError
+from tests.e2e.support import (
+    OUTPUT,
+    Collected,
+    Totals,
+    expected_output,
+    random_input,
+    read_input,
+    run_to_end,
+    write_input,
+)
+
+pytestmark = pytest.mark.e2e
+
+Backends = Callable[..., ChangelogStateBackend]
+FILES = random_input(seed=20, batches=3, rows=40, keys=8)
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> DataFrame:
+    """Two batches of rows."""
+    write_input(tmp_path / "in", FILES[:2])
+    return read_input(spark, tmp_path / "in")
+
+
+def totals(backend: ChangelogStateBackend, stream: DataFrame, key: str = "k", **options: Any) -> StatefulDataFrame:
+    return backend.transform_with_state(stream.groupBy(key), Totals(), OUTPUT, "Update", "None", **options)
+
+
+def test_newer_query_fences_the_older(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
+    """A query whose job was taken over stops with an error that says so, and writes no checkpoint (I4)."""
+    backend = make_backend()
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        batch.count()
+        if batch_id == 1:
+            JobSession.open(connect(backend.settings), backend.settings)
+
+    with pytest.raises(StreamingQueryException, match="was taken over by epoch 2"):
+        run_to_end(totals(backend, stream).writeStream, tmp_path / "chk", function)
+
+    assert [progress.batch_id for progress in backend.recent_progress] == [0]
+
+
+def test_new_spark_checkpoint_on_old_state(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
+    """State whose Spark checkpoint is gone is not mixed with a stream that begins anew."""
+    run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "chk", Collected())
+
+    with pytest.raises(InvalidInputError, match=r"state up to batch 1, but the Spark checkpoint .* is new"):
+        run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "other", Collected())
+
+
+def test_old_spark_checkpoint_on_new_state(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
+    """A Spark checkpoint whose state is missing is refused before a batch runs."""
+    run_to_end(totals(make_backend("one"), stream).writeStream, tmp_path / "chk", Collected())
+
+    with pytest.raises(InvalidInputError, match="has batches already, but job 'two' has no state"):
+        run_to_end(totals(make_backend("two"), stream).writeStream, tmp_path / "chk", Collected())
+
+
+def test_spark_checkpoint_of_other_query(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
+    """The Spark checkpoint of another query is refused by its query id."""
+    for job in ("one", "two"):
+        run_to_end(totals(make_backend(job), stream).writeStream, tmp_path / job, Collected())
+
+    with pytest.raises(InvalidInputError, match=r"belongs to query .*, the state of job 'one' to query"):
+        run_to_end(totals(make_backend("one"), stream).writeStream, tmp_path / "two", Collected())
+
+
+def test_spark_checkpoint_set_back(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
+    """A Spark checkpoint that was set back behind the state is refused with what to do."""
+    writer = totals(make_backend(), stream).writeStream
+    run_to_end(writer, tmp_path / "chk", Collected())
+    for folder in ("offsets", "commits"):
+        for path in (tmp_path / "chk" / folder).iterdir():
+            path.unlink()
+
+    with pytest.raises(StreamingQueryException, match="do not belong together"):
+        run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "chk", Collected())
+
+
+def test_changed_key_columns_are_refused(
+    spark: SparkSession, make_backend: Backends, stream: DataFrame, tmp_path: Path
+) -> None:
+    """Another key column, or the same of another type, is an error that names it."""
+    run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "chk", Collected())
+
+    with pytest.raises(InvalidInputError, match="key of operator 'Totals' was stored with field 'k' where 'v' is now"):
+        run_to_end(totals(make_backend(), stream, key="v").writeStream, tmp_path / "chk", Collected())
+    typed = stream.withColumn("k", F.col("k").cast("int"))
+    with pytest.raises(InvalidInputError, match="field 'k' as string, now it is int"):
+        run_to_end(totals(make_backend(), typed).writeStream, tmp_path / "chk", Collected())
+
+
+class Narrower(Totals):
+    """Totals with another state schema."""
+
+    def init(self, handle: Any) -> None:
+        self.totals = handle.getValueState("totals", "n int, s double")
+
+
+def test_changed_state_schema_is_refused(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
+    """Another schema of stored values is an error that names the field."""
+    run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "chk", Collected())
+    result = make_backend().transform_with_state(
+        stream.groupBy("k"), Narrower(), OUTPUT, "Update", "None", name="Totals"
+    )
+
+    with pytest.raises(InvalidInputError, match="field 'n' as bigint, now it is int"):
+        run_to_end(result.writeStream, tmp_path / "chk", Collected())
+
+
+def test_missing_operator_is_refused(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
+    """A query without an operator that has state is refused; the state is not forgotten silently."""
+    run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "chk", Collected())
+
+    with pytest.raises(InvalidInputError, match=r"state of the operator\(s\) Totals, which this query does not have"):
+        run_to_end(totals(make_backend(), stream, name="renamed").writeStream, tmp_path / "chk", Collected())
+
+
+def test_storage_that_cannot_be_written(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
+    """A storage that cannot be written is an error of start, before any batch runs."""
+    blocked = tmp_path / "file"
+    blocked.write_text("a file where a folder should be")
+
+    with pytest.raises(DstlError, match="store"):
+        run_to_end(totals(make_backend(storage=f"file://{blocked}/store"), stream).writeStream, tmp_path / "chk", print)
+
+    assert not (tmp_path / "chk" / "offsets").exists()
+
+
+def test_missing_checkpoint_location(make_backend: Backends, stream: DataFrame) -> None:
+    """A query without checkpointLocation is refused with the reason."""
+    with pytest.raises(InvalidInputError, match="checkpointLocation is required"):
+        totals(make_backend(), stream).writeStream.foreachBatch(print).start()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"timeMode": "EventTime"}, "timeMode 'EventTime' is not served"),
+        ({"outputMode": "Complete"}, "outputMode must be 'Update' or 'Append'"),
+        ({"eventTimeColumnName": "ts"}, "eventTimeColumnName is not served"),
+        ({"name": "a/b"}, "a/b"),
+        ({"parallelism": 1000}, "max_parallelism"),
+    ],
+)
+def test_impossible_argument_is_named(
+    make_backend: Backends, stream: DataFrame, tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
+    """An argument that cannot be served is refused with its name."""
+    options = {"outputMode": "Update", "timeMode": "None", **arguments}
+
+    with pytest.raises(InvalidInputError, match=message):
+        result = make_backend().transform_with_state(stream.groupBy("k"), Totals(), OUTPUT, **options)
+        run_to_end(result.writeStream, tmp_path / "chk", Collected())
+
+
+def test_unknown_option_has_a_hint(tmp_path: Path) -> None:
+    """A misspelt option is refused with the nearest known one."""
+    with pytest.raises(InvalidInputError, match="did you mean 'parallelism'"):
+        ChangelogStateBackend(f"file://{tmp_path}", job="job", paralelism=3)
+
+
+def test_unknown_column_fails_where_written(make_backend: Backends, stream: DataFrame) -> None:
+    """A wrong column name on a stateful result is an error at once, as on a DataFrame; so is an aggregation."""
+    result = totals(make_backend(), stream)
+
+    with pytest.raises(Exception, match="UNRESOLVED_COLUMN"):
+        result.select("nothing")
+    with pytest.raises(AttributeError, match="stateless operations are"):
+        result.orderBy("k")
+    with pytest.raises(InvalidInputError, match="would be a stateful operation"):
+        result.join(stream, "k")
+    assert (result.columns, result.isStreaming) == (["k", "n", "s"], True)
+
+
+class Failing(Totals):
+    """Fails while a file is there."""
+
+    def __init__(self, path: str, yields_wrong: bool = False) -> None:
+        super().__init__()
+        self.path = path
+        self.yields_wrong = yields_wrong
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        if os.path.exists(self.path):
+            if self.yields_wrong:
+                yield Row(k=key[0], n="many", s=1.0)
+                return
+            self.totals.update(("many", 1.0))
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
+@pytest.mark.parametrize(("yields_wrong", "message"), [(False, r"totals\.n is of type long"), (True, "column 'n'")])
+def test_failed_batch_loses_nothing(
+    make_backend: Backends, stream: DataFrame, tmp_path: Path, yields_wrong: bool, message: str
+) -> None:
+    """A value that does not fit fails the query with the field's name; mended, the query goes on where it was (I1)."""
+    broken, collected = tmp_path / "broken", Collected()
+    broken.touch()
+
+    def start() -> None:
+        result = make_backend().transform_with_state(
+            stream.groupBy("k"), Failing(str(broken), yields_wrong), OUTPUT, "Update", "None"
+        )
+        run_to_end(result.writeStream, tmp_path / "chk", collected)
+
+    with pytest.raises(StreamingQueryException, match=message):
+        start()
+    broken.unlink()
+    start()
+
+    assert collected.batches == expected_output(FILES[:2])
+
+
+def test_failing_user_function_repeats_batch(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
+    """A user's function that raises stops the query; the batch is executed again with the state before it (I1)."""
+    collected, fail = Collected(), [True]
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        collected(batch, batch_id)
+        if batch_id == 1 and fail.pop():
+            fail.append(False)
+            raise RuntimeError("the sink is away")
+
+    with pytest.raises(StreamingQueryException, match="the sink is away"):
+        run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "chk", function)
+    run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "chk", collected)
+
+    assert collected.batches == expected_output(FILES[:2])
+
+
+def test_deleted_state_is_noticed(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
+    """Segment objects that were deleted by hand are reported by name when a table needs them (I10)."""
+    backend = make_backend()
+    run_to_end(totals(backend, stream).writeStream, tmp_path / "chk", Collected())
+    write_input(tmp_path / "in", FILES)
+    shutil.rmtree(tmp_path / "store" / "job" / "segments")
+    shutil.rmtree(Path(backend.settings.local_dir) / "tables")
+    pid = int(Path(backend.embedded_service.pid_path).read_text())
+    os.kill(pid, 9)
+
+    with pytest.raises(StreamingQueryException, match=r"segments/.*\.seg"):
+        run_to_end(totals(backend, stream).writeStream, tmp_path / "chk", Collected())

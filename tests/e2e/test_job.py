@@ -1,0 +1,360 @@
+"""A job from start to end in one process: what a user writes, what comes out, what lies in the store."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+import signal
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
+
+from backend_client import ChangelogStateBackend
+from backend_client.spark.plan import StatefulDataFrame
+from storage.open import open_store
+from tests.e2e.support import (
+    INPUT,
+    OUTPUT,
+    Collected,
+    Totals,
+    expected_output,
+    expected_state,
+    random_input,
+    read_input,
+    run_to_end,
+    stored_totals,
+    write_input,
+)
+
+pytestmark = pytest.mark.e2e
+
+Backends = Callable[..., ChangelogStateBackend]
+README = Path(__file__).parents[2] / "README.md"
+
+
+def transform(backend: ChangelogStateBackend, stream: DataFrame, **options: Any) -> StatefulDataFrame:
+    return backend.transform_with_state(
+        stream.groupBy("k"),
+        statefulProcessor=Totals(),
+        outputStructType=OUTPUT,
+        outputMode="Update",
+        timeMode="None",
+        **options,
+    )
+
+
+def test_output_and_state_equal_plain_python(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """Every batch's output and the stored state are those of a plain computation, null keys included (I14)."""
+    files = random_input(seed=1, batches=4, rows=300, keys=40)
+    write_input(tmp_path / "in", files)
+    backend, collected = make_backend(), Collected()
+
+    run_to_end(transform(backend, read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", collected)
+
+    assert collected.batches == expected_output(files)
+    assert stored_totals(backend.settings.storage, "job") == expected_state(files)
+
+
+def test_restart_goes_on_from_the_checkpoint(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """A second run with another parallelism continues with the state of the first (I14)."""
+    files = random_input(seed=2, batches=5, rows=200, keys=30)
+    collected = Collected()
+    for upto, parallelism in ((2, 2), (4, 5), (5, 1)):
+        write_input(tmp_path / "in", files[:upto])
+        result = transform(make_backend(), read_input(spark, tmp_path / "in"), parallelism=parallelism)
+        run_to_end(result.writeStream, tmp_path / "chk", collected)
+
+    assert collected.batches == expected_output(files)
+
+
+def test_empty_local_folder_restores_from_log(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """A host that has never seen the job rebuilds its tables from the log alone (I16)."""
+    files = random_input(seed=3, batches=4, rows=200, keys=30)
+    collected = Collected()
+    write_input(tmp_path / "in", files[:3])
+    backend = make_backend()
+    run_to_end(transform(backend, read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", collected)
+    write_input(tmp_path / "in", files)
+    tables = Path(backend.settings.local_dir) / "tables"
+    tables.rename(tables.with_name("lost"))
+
+    run_to_end(transform(make_backend(), read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", collected)
+
+    assert collected.batches == expected_output(files)
+
+
+def test_long_log_crosses_complete_manifests(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """A cold start behind more than twenty checkpoints reads a complete manifest and what came after it."""
+    files = random_input(seed=4, batches=23, rows=20, keys=10)
+    collected = Collected()
+    write_input(tmp_path / "in", files[:22])
+    backend = make_backend(parallelism=1)
+    run_to_end(transform(backend, read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", collected)
+    write_input(tmp_path / "in", files)
+    tables = Path(backend.settings.local_dir) / "tables"
+    tables.rename(tables.with_name("lost"))
+    os.kill(int(Path(backend.embedded_service.pid_path).read_text()), signal.SIGKILL)
+
+    run_to_end(transform(backend, read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", collected)
+
+    assert collected.batches == expected_output(files)
+
+
+def objects_by_checkpoint(url: str) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for info in open_store(url).list("job/"):
+        kind = info.key.split("/")[1]
+        counts[kind] = counts.get(kind, 0) + 1
+    return counts
+
+
+def test_checkpoint_writes_two_objects(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """Eight partitions of one operator share one segment object per checkpoint, beside the manifest."""
+    files = random_input(seed=5, batches=4, rows=400, keys=100)
+    write_input(tmp_path / "in", files)
+    backend = make_backend(parallelism=8)
+
+    run_to_end(transform(backend, read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", Collected())
+
+    counts = objects_by_checkpoint(backend.settings.storage)
+    assert counts["segments"] == 4
+    assert counts["checkpoints"] == 4 + 1  # and the fence of the run
+    assert [progress.objects_written for progress in backend.recent_progress] == [2, 2, 2, 2]
+
+
+def chain(backend: ChangelogStateBackend, stream: DataFrame) -> StatefulDataFrame:
+    """Totals per key, then totals per number of rows, with stateless steps before, between and after."""
+    first = transform(backend, stream.filter("v >= 0"), name="first")
+    between = first.withColumn("v", F.col("s")).filter("n > 0").select(F.col("n").cast("string").alias("k"), "v")
+    second = backend.transform_with_state(
+        between.groupBy("k"), Totals(), OUTPUT, "Update", "None", name="second", parallelism=3
+    )
+    return second.withColumn("twice", second["n"] * 2).drop("s")
+
+
+def test_two_operators_in_a_chain(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """A chain computes what two plain computations in a row do, with at most three objects a checkpoint (I18)."""
+    files = random_input(seed=6, batches=4, rows=200, keys=30)
+    write_input(tmp_path / "in", files)
+    backend, collected = make_backend(), Collected()
+
+    run_to_end(chain(backend, read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", collected)
+
+    between = [[(str(n), s) for _, n, s in rows] for rows in expected_output(files).values()]
+    expected = {i: sorted((k, n, n * 2) for k, n, _ in rows) for i, rows in expected_output(between).items()}
+    assert collected.batches == expected
+    assert max(progress.objects_written for progress in backend.recent_progress) <= 3
+
+
+class Counting(Totals):
+    """Totals that write a line into a file for every call."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write("x\n")
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
+def test_several_actions_compute_once(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """A user's function with three actions sees the same rows each time, and the processor runs once per key (I18)."""
+    files = random_input(seed=7, batches=3, rows=100, keys=20)
+    write_input(tmp_path / "in", files)
+    calls, seen = tmp_path / "calls", []
+    result = make_backend().transform_with_state(
+        read_input(spark, tmp_path / "in").groupBy("k"), Counting(str(calls)), OUTPUT, "Update", "None"
+    )
+
+    def function(batch: DataFrame, _: int) -> None:
+        seen.append((batch.count(), batch.filter("n > 0").count(), len(batch.groupBy("k").count().collect())))
+
+    run_to_end(result.writeStream, tmp_path / "chk", function)
+
+    keys = [len({k for k, _ in rows}) for rows in files]
+    assert seen == [(count, count, count) for count in keys]
+    assert len(calls.read_text().splitlines()) == sum(keys)
+
+
+class Everything(StatefulProcessor):
+    """Keeps one value of every type and tells what it read back."""
+
+    SCHEMA = (
+        "a struct<x:int,y:string>, b array<int>, c map<string,int>, d decimal(10,2), e timestamp, f date, g binary, "
+        "h timestamp_ntz, i float, j array<struct<q:int>>, k boolean, l string, m double, o long"
+    )
+    VALUE = (
+        Row(x=1, y="z"),
+        [1, None, 3],
+        {"a": 1, "b": None},
+        Decimal("1.50"),
+        dt.datetime(2020, 1, 1, 12, 30, 0, 123456),
+        dt.date(1969, 7, 20),
+        b"\x00\xff",
+        dt.datetime(1960, 1, 1, 13),
+        0.1,
+        [Row(q=1), None],
+        True,
+        None,
+        float("inf"),
+        -(1 << 62),
+    )
+
+    def init(self, handle: Any) -> None:
+        self.value = handle.getValueState("value", self.SCHEMA)
+        self.other = handle.getValueState("other", "v int")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        found, existed = self.value.get(), self.value.exists()
+        if self.other.get() is None:
+            self.other.update((len(list(rows)),))
+        else:
+            self.other.clear()
+        self.value.update(self.VALUE)
+        yield Row(k=key[0], found=repr(found), existed=existed, other=repr(self.other.get()))
+
+    def close(self) -> None:
+        pass
+
+
+def test_composite_values_come_back(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """Values of every type are read back as Spark's own value state gives them, and clear removes one."""
+    write_input(tmp_path / "in", [[("a", 1.0)], [("a", 2.0)], [("a", 3.0)]])
+    collected = Collected()
+    result = make_backend().transform_with_state(
+        read_input(spark, tmp_path / "in").groupBy("k"),
+        Everything(),
+        "k string, found string, existed boolean, other string",
+        "Update",
+        "None",
+    )
+
+    run_to_end(result.writeStream, tmp_path / "chk", collected)
+
+    value = Everything.VALUE
+    as_float32 = (*value[:8], 0.10000000149011612, *value[9:])
+    assert collected.batches == {
+        0: [("a", "None", False, "(1,)")],
+        1: [("a", repr(as_float32), True, "None")],
+        2: [("a", repr(as_float32), True, "(1,)")],
+    }
+
+
+class KeyEcho(StatefulProcessor):
+    """Yields the keys that it is called with, and how often."""
+
+    def init(self, handle: Any) -> None:
+        self.calls = handle.getValueState("calls", "n int")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        calls = (self.calls.get() or (0,))[0] + 1
+        self.calls.update((calls,))
+        yield Row(key=repr(key), calls=calls, rows=len(list(rows)))
+
+    def close(self) -> None:
+        pass
+
+
+def test_keys_of_several_typed_columns(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """Rows of one composite key, with nulls, minus zero and not-a-number, reach the processor in one call."""
+    write_input(tmp_path / "in", [[("a", 0.0), ("a", -0.0), ("b", 1.0), (None, 1.0), (None, 1.0)]] * 2)
+    stream = read_input(spark, tmp_path / "in").selectExpr(
+        "struct(k, 1 as one) as s", "if(k = 'b', double('NaN'), v) as d", "date'2020-01-02' as t", "decimal(v) as m"
+    )
+    collected = Collected()
+    result = make_backend().transform_with_state(
+        stream.groupBy("s", "d", "t", "m"), KeyEcho(), "key string, calls int, rows int", "Update", "None"
+    )
+
+    run_to_end(result.writeStream, tmp_path / "chk", collected)
+
+    assert [(calls, rows) for _, calls, rows in collected.batches[1]] == [(2, 2), (2, 1), (2, 2)]
+    assert {key for key, _, _ in collected.batches[0]} == {key for key, _, _ in collected.batches[1]}
+
+
+def test_sidecar_killed_between_batches(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """A sidecar that dies is started again by who needs it, and the stream goes on by itself."""
+    files = random_input(seed=8, batches=4, rows=100, keys=20)
+    write_input(tmp_path / "in", files)
+    backend, collected, to_kill = make_backend(), Collected(), {1, 2}
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        collected(batch, batch_id)
+        if batch_id in to_kill:
+            to_kill.remove(batch_id)
+            os.kill(int(Path(backend.embedded_service.pid_path).read_text()), signal.SIGKILL)
+
+    run_to_end(transform(backend, read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", function)
+
+    assert collected.batches == expected_output(files)
+    assert stored_totals(backend.settings.storage, "job") == expected_state(files)
+
+
+def test_batch_with_manifest_is_not_repeated(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """A batch whose checkpoint exists, but which Spark did not commit, is not computed again."""
+    files = random_input(seed=9, batches=3, rows=50, keys=10)
+    write_input(tmp_path / "in", files[:2])
+    collected = Collected()
+    run_to_end(transform(make_backend(), read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", collected)
+    (tmp_path / "chk" / "commits" / "1").unlink()
+    (tmp_path / "chk" / "commits" / ".1.crc").unlink()
+    write_input(tmp_path / "in", files)
+    again = Collected()
+
+    run_to_end(transform(make_backend(), read_input(spark, tmp_path / "in")).writeStream, tmp_path / "chk", again)
+
+    assert again.batches == {2: expected_output(files)[2]}
+
+
+def test_readme_job_runs_as_printed(
+    spark: SparkSession, tmp_path: Path, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first job of the README runs as it stands there, but for its folders."""
+    code = re.search(r"```python\n(.*?ChangelogStateBackend.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert code is not None
+    text = code[1].replace("/tmp/orders", str(tmp_path))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text('{"customer": "ann", "amount": 2.5}\n{"customer": "ann", "amount": 1.0}\n')
+    monkeypatch.setenv("DSTL_LOCAL_DIR", str(local_dir))
+    names: dict[str, Any] = {"__name__": "__main__"}
+
+    exec(compile(text, "README.md", "exec"), names)
+    query: StreamingQuery = names["query"]
+    query.processAllAvailable()
+    query.stop()
+
+    rows = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert [(row.customer, row.orders, row.amount) for row in rows] == [("ann", 2, 3.5)]
+
+
+def test_foreach_and_noop_sinks(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """The writer's foreach sees every row in the workers; the noop sink makes checkpoints all the same."""
+    files = random_input(seed=10, batches=2, rows=50, keys=10)
+    write_input(tmp_path / "in", files)
+    out = tmp_path / "rows"
+
+    def each(row: Row) -> None:
+        with open(out, "a", encoding="utf-8") as file:
+            file.write(f"{tuple(row)!r}\n")
+
+    stream = read_input(spark, tmp_path / "in", INPUT)
+    writer = transform(make_backend("a"), stream).writeStream.foreach(each)
+    query = writer.option("checkpointLocation", str(tmp_path / "chk-a")).trigger(availableNow=True).start()
+    query.awaitTermination()
+    backend = make_backend("b")
+    writer = transform(backend, stream).writeStream.format("noop").outputMode("update").queryName("quiet")
+    quiet = writer.trigger(availableNow=True).start(checkpointLocation=str(tmp_path / "chk-b"))
+    quiet.awaitTermination()
+
+    expected = sorted(repr(row) for rows in expected_output(files).values() for row in rows)
+    assert sorted(out.read_text().splitlines()) == expected
+    assert len(backend.recent_progress) == 2

@@ -1,0 +1,36 @@
+"""The start-up code of the test servers says what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.stack.servers import S3Server, ServerError, go_program
+
+pytestmark = pytest.mark.integration
+
+
+def test_missing_go_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Go and without a built program, the error tells what to install."""
+    monkeypatch.setenv("DSTL_STACK_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ServerError, match="install Go"):
+        go_program("some", "example.org/some", "v1.0.0")
+
+
+def test_built_program_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first run pays."""
+    monkeypatch.setenv("DSTL_STACK_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    program = tmp_path / "bin-some-v1.0.0" / "some"
+    program.parent.mkdir()
+    program.touch()
+    assert go_program("some", "example.org/some", "v1.0.0") == program
+
+
+def test_failed_start_quotes_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that ends at once is not waited for, and its last words are shown."""
+    monkeypatch.setattr(S3Server, "access_key", "")
+    with pytest.raises(ServerError, match="did not start"):
+        S3Server(tmp_path).start()

@@ -1,0 +1,183 @@
+"""What a folder does when its disk is full, read-only, crashed upon or shared with strangers."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from storage.errors import ConflictError, DstlError, InvalidInputError, UnavailableError
+from storage.local_store import LocalStore
+from storage.testing import FakeClock
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    """Return an empty store."""
+    return LocalStore(tmp_path / "base")
+
+
+def leftovers(store: LocalStore) -> list[str]:
+    """Return the names of the temporary files."""
+    return os.listdir(f"{store.url.removeprefix('file://')}/.tmp")
+
+
+def raiser(code: int) -> object:
+    """Return a function that fails as a system call does."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def test_relative_path_is_refused() -> None:
+    """A path that depends on where a process was started would split the state."""
+    with pytest.raises(InvalidInputError, match="absolute"):
+        LocalStore("some/folder")
+
+
+@pytest.mark.parametrize("if_absent", [True, False])
+@pytest.mark.parametrize(
+    ("call", "code", "advice"),
+    [
+        ("writev", errno.ENOSPC, "no space is left"),
+        ("fsync", errno.EIO, "Input/output error"),
+        ("fsync", errno.EDQUOT, "quota"),
+        ("close", errno.ENOSPC, "no space is left"),
+        ("open", errno.EACCES, "permission denied"),
+        ("open", errno.EROFS, "mounted read-only"),
+    ],
+)
+def test_failed_write_leaves_no_object(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, call: str, code: int, advice: str, if_absent: bool
+) -> None:
+    """I5: an error of any step, the close among them, is an error with advice, and no object is to be seen."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, raiser(code))
+        with pytest.raises(UnavailableError, match=advice) as caught:
+            store.put("k", b"x", if_absent=if_absent)
+    assert caught.value.context == {"key": "k", "errno": code}
+    assert list(store.list("")) == []
+    assert leftovers(store) == []
+    store.put("k", b"x", if_absent=if_absent)
+
+
+def test_failed_replacement_keeps_old_object(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I3: an object is replaced entirely or not at all."""
+    store.put("k", b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", raiser(errno.EIO))
+        with pytest.raises(UnavailableError):
+            store.put("k", b"new")
+    assert store.get("k") == b"old"
+
+
+def test_missing_hard_links_are_said(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I3: a file system without hard links is refused by the check, with the reason."""
+    monkeypatch.setattr(os, "link", raiser(errno.EPERM))
+    with pytest.raises(UnavailableError, match="must have hard links"):
+        store.check_writable()
+
+
+def test_lost_answer_of_link_is_success(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I5: a mount may repeat a `link` whose answer was lost and then find its own file; that is success."""
+    link = os.link
+
+    def link_twice(source: str, target: str) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", link_twice)
+    store.put("k", b"mine", if_absent=True)
+    assert store.get("k") == b"mine"
+
+
+def test_short_writes_are_continued(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system call that writes fewer bytes than asked for loses none."""
+    writev = os.writev
+
+    def write_three_bytes(file: int, buffers: list[memoryview]) -> int:
+        return writev(file, [b"".join(buffers)[:3]])
+
+    monkeypatch.setattr(os, "writev", write_three_bytes)
+    store.put("k", [b"01", b"", b"2345678", b"9"])
+    assert store.get("k") == b"0123456789"
+
+
+def test_names_are_flushed_to_the_device(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I5: the file, its folder and each new folder above are flushed before put returns; known folders only once."""
+    flushed: list[str] = []
+    fsync = os.fsync
+
+    def record(file: int) -> None:
+        flushed.append(os.path.basename(os.readlink(f"/proc/self/fd/{file}")))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", record)
+    store.put("a/b/1", b"x")
+    assert flushed[:2] == ["base", "a"]
+    assert flushed[3:] == ["b"]
+    del flushed[:]
+    store.put("a/b/2", b"x")
+    assert flushed[1:] == ["b"]
+
+
+def test_folder_deleted_by_others_is_made_again(store: LocalStore, tmp_path: Path) -> None:
+    """A folder that was tidied away does not stop later puts."""
+    store.put("a/1", b"x")
+    store.delete(["a/1"])
+    (tmp_path / "base" / "a").rmdir()
+    (tmp_path / "base" / ".tmp").rmdir()
+    store.put("a/2", b"x")
+    assert store.get("a/2") == b"x"
+
+
+@pytest.mark.parametrize("if_absent", [True, False])
+def test_object_and_folder_of_one_name_are_refused(store: LocalStore, if_absent: bool) -> None:
+    """What S3 allows and files cannot do is said, not half done."""
+    store.put("a/b", b"x")
+    with pytest.raises(InvalidInputError, match="one name"):
+        store.put("a", b"x", if_absent=if_absent)
+    with pytest.raises(InvalidInputError, match="one name"):
+        store.put("a/b/c", b"x", if_absent=if_absent)
+    assert [info.key for info in store.list("")] == ["a/b"]
+
+
+def test_leftovers_are_not_listed_and_age_out(tmp_path: Path) -> None:
+    """A temporary file of a crashed writer is never an object, and is deleted after its minimum age only."""
+    clock = FakeClock()
+    store = LocalStore(tmp_path, clock=clock)
+    for name, age_ms in (("old", 60_000), ("young", 1_000)):
+        path = tmp_path / ".tmp" / name
+        path.write_bytes(b"half an obj")
+        modified_ns = (clock.now_ms() - age_ms) * 1_000_000
+        os.utime(path, ns=(modified_ns, modified_ns))
+    assert list(store.list("")) == []
+    assert store.remove_leftovers(30_000) == 1
+    assert leftovers(store) == ["young"]
+
+
+def test_files_of_strangers_are_not_listed(store: LocalStore, tmp_path: Path) -> None:
+    """Names that no key has, and links to folders, are passed over."""
+    store.put("a/1", b"x")
+    (tmp_path / "base" / "a" / "with space").write_bytes(b"x")
+    (tmp_path / "base" / "a" / ".nfs0001").write_bytes(b"x")
+    (tmp_path / "base" / "loop").symlink_to(tmp_path / "base")
+    assert [info.key for info in store.list("")] == ["a/1"]
+
+
+def test_two_stores_share_a_folder(store: LocalStore, tmp_path: Path) -> None:
+    """I3: create-if-absent holds between processes, which share nothing but the folder."""
+    LocalStore(tmp_path / "base").put("k", b"first", if_absent=True)
+    with pytest.raises(ConflictError):
+        store.put("k", b"second", if_absent=True)
+
+
+def test_unmakeable_folder_is_said(tmp_path: Path) -> None:
+    """A base below a file cannot be made."""
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DstlError, match="cannot make"):
+        LocalStore(tmp_path / "file" / "base")

@@ -1,0 +1,89 @@
+"""The promises of `ObjectStore`, kept by the stores that need no server, and the rules they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from storage.errors import ConflictError, UnavailableError
+from storage.local_store import LocalStore
+from storage.memory_store import MemoryStore
+from storage.object_store import ObjectData, ObjectStore, decide_refusal
+from storage.s3_store import S3Store
+from storage.testing import Fault, FaultKind, FaultyStore, RecordingStore
+from tests.unit.storage.object_store_suite import ObjectStoreSuite, RaceSuite
+
+
+class TestMemoryStore(ObjectStoreSuite, RaceSuite):
+    """A dict."""
+
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        """Return an empty store."""
+        return MemoryStore()
+
+
+class TestLocalStore(ObjectStoreSuite, RaceSuite):
+    """A folder."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> ObjectStore:
+        """Return an empty store."""
+        return LocalStore(tmp_path / "base")
+
+
+class TestS3Store(ObjectStoreSuite):
+    """boto3 against an imitation of S3 in this process; it is not atomic, so races run in tests/integration."""
+
+    @pytest.fixture
+    def store(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+        """Return an empty store."""
+        for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+            monkeypatch.delenv(name, raising=False)
+        with mock_aws():
+            boto3.session.Session(region_name="us-east-1").client("s3").create_bucket(Bucket="bucket")
+            yield S3Store("bucket", "some/prefix", region="us-east-1")
+
+
+class TestDoubles(ObjectStoreSuite):
+    """The doubles change nothing unless they are told to."""
+
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        """Return an empty store behind both doubles."""
+        return RecordingStore(FaultyStore(MemoryStore()))
+
+
+class _NoConditions(MemoryStore):
+    """A store that ignores `if_absent`, as some servers do."""
+
+    def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
+        super().put(key, data)
+
+
+def test_check_finds_ignored_condition() -> None:
+    """I3: a store without create-if-absent is refused at the start, not found out by a lost checkpoint."""
+    store = _NoConditions()
+    with pytest.raises(UnavailableError, match="ignores create-if-absent"):
+        store.check_writable()
+    assert list(store.list("")) == []
+
+
+def test_refusal_by_vanished_object_is_unavailable() -> None:
+    """An object that was there and is gone again decides nothing, so the put is to be repeated."""
+    with pytest.raises(UnavailableError, match="gone again"):
+        decide_refusal(MemoryStore(), "k", b"x")
+
+
+def test_put_succeeds_when_response_is_lost() -> None:
+    """I5, I8: the second attempt meets the object of the first, whose response was lost, and succeeds."""
+    store = FaultyStore(MemoryStore(), Fault("put", FaultKind.FAIL_AFTER))
+    with pytest.raises(UnavailableError):
+        store.put("k", b"bytes with a unique id", if_absent=True)
+    store.put("k", b"bytes with a unique id", if_absent=True)
+    with pytest.raises(ConflictError):
+        store.put("k", b"bytes with another id", if_absent=True)

@@ -1,0 +1,68 @@
+"""Stores by URL."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage.errors import InvalidInputError
+from storage.local_store import LocalStore
+from storage.open import open_store
+
+
+def test_url_opens_the_same_store_again(tmp_path: Path) -> None:
+    """The URL of a store leads back to it, also with a space and a percent sign in the path."""
+    first = open_store((tmp_path / "a b%20").as_uri())
+    assert isinstance(first, LocalStore)
+    first.put("k", b"x")
+    assert open_store(first.url).get("k") == b"x"
+
+
+def test_memory_url_opens_shared_store() -> None:
+    """One store per name and process."""
+    open_store("memory://opened-by-test").put("k", b"x")
+    assert open_store("memory://opened-by-test").get("k") == b"x"
+
+
+@pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/some/prefix"])
+def test_s3_url_is_read_back(url: str) -> None:
+    """Bucket and prefix come from the URL; nothing is connected to yet."""
+    store = open_store(url, region="eu-central-1", endpoint_url="http://127.0.0.1:9")
+    assert store.url == url
+    assert open_store(f"{url}/", region="eu-central-1").url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "/a/b", "ftp://x/y", "file://host/x", "file:relative", "s3://", "memory://", "memory://a/b", "s3://b/p?x=1"],
+)
+def test_unknown_url_lists_known_ones(url: str) -> None:
+    """Who mistypes is shown what there is."""
+    with pytest.raises(InvalidInputError, match="file:///absolute/path, s3://bucket/prefix, memory://name"):
+        open_store(url)
+
+
+def test_credentials_in_url_are_refused_unseen() -> None:
+    """URLs are logged, so no secret may be in one, nor in the error about it."""
+    with pytest.raises(InvalidInputError) as caught:
+        open_store("s3://key:hunter2@bucket/x")
+    assert "hunter2" not in repr(caught.value)
+    with pytest.raises(InvalidInputError) as caught:
+        open_store("s3://bucket", endpoint_url="http://key:hunter2@host")
+    assert "hunter2" not in repr(caught.value)
+
+
+def test_unknown_option_lists_known_ones() -> None:
+    """A mistyped option is an error, not ignored."""
+    with pytest.raises(InvalidInputError, match=r"unknown store options regoin; known are .*region"):
+        open_store("s3://bucket", regoin="x")
+
+
+def test_missing_boto3_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without boto3 other stores work, and this one says what to install."""
+    monkeypatch.delitem(sys.modules, "storage.s3_store", raising=False)
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(InvalidInputError, match="boto3"):
+        open_store("s3://bucket")

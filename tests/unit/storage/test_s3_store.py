@@ -1,0 +1,186 @@
+"""How answers of a server become errors of this project, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
+from botocore.stub import Stubber
+
+from storage.errors import (
+    ConflictError,
+    CorruptDataError,
+    DstlError,
+    InvalidInputError,
+    NotFoundError,
+    UnavailableError,
+)
+from storage.s3_store import S3Store
+
+
+class _Body:
+    """A response body."""
+
+    def __init__(self, data: bytes, error: Exception | None = None) -> None:
+        self._data = data
+        self._error = error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def read(self) -> bytes:
+        """Return the data, or fail on the way."""
+        if self._error is not None:
+            raise self._error
+        return self._data
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> S3Store:
+    """Return a store whose credentials are known."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "known-access")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "known-secret")
+    return S3Store("bucket", "p", region="us-east-1", sse="aws:kms", sse_kms_key_id="key-1")
+
+
+@pytest.fixture
+def server(store: S3Store) -> Iterator[Stubber]:
+    """Script the answers of the server; all of them must be used."""
+    with Stubber(store._client) as stubber:
+        yield stubber
+        stubber.assert_no_pending_responses()
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error_class"),
+    [
+        ("NoSuchKey", 404, NotFoundError),
+        ("404", 404, NotFoundError),
+        ("NoSuchBucket", 404, UnavailableError),
+        ("AccessDenied", 403, UnavailableError),
+        ("403", 403, UnavailableError),
+        ("ExpiredToken", 400, UnavailableError),
+        ("RequestTimeout", 400, UnavailableError),
+        ("SlowDown", 503, UnavailableError),
+        ("TooManyRequests", 429, UnavailableError),
+        ("InternalError", 500, UnavailableError),
+        ("", 502, UnavailableError),
+        ("PermanentRedirect", 301, UnavailableError),
+        ("InvalidRange", 416, CorruptDataError),
+        ("EntityTooLarge", 400, InvalidInputError),
+        ("Unheard-of", 418, InvalidInputError),
+        ("NotImplemented", 501, InvalidInputError),
+    ],
+)
+def test_answer_becomes_error(
+    store: S3Store, server: Stubber, code: str, status: int, error_class: type[DstlError]
+) -> None:
+    """Code first, then status, then its hundred decide the class; the key is named, the secret is not."""
+    server.add_client_error("get_object", service_error_code=code, http_status_code=status)
+    with pytest.raises(error_class) as caught:
+        store.get("a/b")
+    assert type(caught.value) is error_class
+    assert caught.value.context == {"key": "a/b", "store": "s3://bucket/p", "code": code, "status": str(status)}
+    assert "known-secret" not in f"{caught.value} {store!r}"
+
+
+@pytest.mark.parametrize("status", [409, 412])
+@pytest.mark.parametrize(("found", "outcome"), [(b"mine", None), (b"other", ConflictError)])
+def test_refused_put_reads_then_decides(
+    store: S3Store, server: Stubber, status: int, found: bytes, outcome: type[DstlError] | None
+) -> None:
+    """I5: 412 and 409 mean "read again": the same bytes are an own PUT whose response was lost."""
+    server.add_client_error("put_object", service_error_code="Refused", http_status_code=status)
+    server.add_response("get_object", {"Body": _Body(found)}, {"Bucket": "bucket", "Key": "p/k"})
+    if outcome is None:
+        store.put("k", b"mine", if_absent=True)
+    else:
+        with pytest.raises(outcome):
+            store.put("k", b"mine", if_absent=True)
+
+
+def test_refused_put_of_vanished_object_is_unavailable(store: S3Store, server: Stubber) -> None:
+    """409 while another request on the key is served, and nothing there: the put is to be repeated."""
+    server.add_client_error("put_object", service_error_code="ConditionalRequestConflict", http_status_code=409)
+    server.add_client_error("get_object", service_error_code="NoSuchKey", http_status_code=404)
+    with pytest.raises(UnavailableError, match="gone again"):
+        store.put("k", b"mine", if_absent=True)
+
+
+def test_put_sends_condition_and_encryption(store: S3Store, server: Stubber) -> None:
+    """I3: the condition is the server's to check, in the same request as the bytes."""
+    expected: dict[str, Any] = {
+        "Bucket": "bucket",
+        "Key": "p/k",
+        "Body": b"xy",
+        "IfNoneMatch": "*",
+        "ServerSideEncryption": "aws:kms",
+        "SSEKMSKeyId": "key-1",
+    }
+    server.add_response("put_object", {}, expected)
+    store.put("k", [b"x", b"y"], if_absent=True)
+    del expected["IfNoneMatch"]
+    server.add_response("put_object", {}, expected)
+    store.put("k", b"xy")
+
+
+def test_short_range_is_corrupt(store: S3Store, server: Stubber) -> None:
+    """I10: a range that the object's end cuts off is an error with the object's name."""
+    expected = {"Bucket": "bucket", "Key": "p/k", "Range": "bytes=5-14"}
+    server.add_response("get_object", {"Body": _Body(b"short")}, expected)
+    with pytest.raises(CorruptDataError, match="object k is damaged"):
+        store.get_range("k", 5, 10)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ReadTimeoutError(endpoint_url="http://h"),
+        EndpointConnectionError(endpoint_url="http://h"),
+        ConnectionResetError(),
+    ],
+)
+def test_connection_lost_within_body_is_unavailable(store: S3Store, server: Stubber, error: Exception) -> None:
+    """A connection that dies while the bytes come may be tried again."""
+    server.add_response("get_object", {"Body": _Body(b"", error)})
+    with pytest.raises(UnavailableError, match="connection failed"):
+        store.get("k")
+
+
+def test_failed_key_of_batch_delete_is_an_error(store: S3Store, server: Stubber) -> None:
+    """A batch delete answers 200 and lists what failed; a key that is missing is no failure."""
+    missing = {"Key": "p/a", "Code": "NoSuchKey", "Message": "m"}
+    server.add_response("delete_objects", {"Errors": [missing]})
+    store.delete(["a"])
+    server.add_response("delete_objects", {"Errors": [missing, {"Key": "p/b", "Code": "AccessDenied", "Message": "m"}]})
+    with pytest.raises(UnavailableError, match="cannot delete p/b: access denied"):
+        store.delete(["a", "b"])
+
+
+def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without credentials the first call says so."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    with pytest.raises(UnavailableError, match="no usable credentials"):
+        S3Store("bucket", region="us-east-1").get("k")
+
+
+@pytest.mark.parametrize("options", [{"endpoint_url": "no url"}, {"region": "not a region!"}])
+def test_bad_option_is_refused(options: dict[str, Any]) -> None:
+    """A wrong option shows at the start."""
+    with pytest.raises(InvalidInputError):
+        S3Store("bucket", **{"region": "us-east-1", **options})
+
+
+def test_client_error_without_fields_is_translated(store: S3Store) -> None:
+    """An answer that lacks code and status is still one of our errors."""
+    with pytest.raises(DstlError), store._translated("read", "k"):
+        raise ClientError({}, "GetObject")

@@ -63,6 +63,11 @@ class _Job:
     errors: list[DstlError] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
 
+    def wake(self) -> None:
+        """Let those who wait for sets look again; who comes later waits for the next change."""
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
 
 class ChangelogService:
     """Takes change sets in, makes them durable, completes checkpoints, and restores."""
@@ -110,7 +115,7 @@ class ChangelogService:
         epoch, latest = await self._in_thread(job.store.claim, request.owner)
         job.epoch = max(job.epoch, epoch)
         job.book.forget_up_to(1 << 62)  # an older epoch's sets can no longer become part of a checkpoint
-        job.changed.set()
+        job.wake()
         logger.info("job opened", extra={"job": name, "epoch": epoch, "checkpoint_id": latest.id if latest else None})
         return OpenedJob(
             job=name,
@@ -230,7 +235,7 @@ class ChangelogService:
         job = await self._opened(name)
         self._check_epoch(name, job, epoch)
         job.book.forget_up_to(checkpoint_id)
-        job.changed.set()
+        job.wake()
 
     async def checkpoints(self, name: str) -> list[CheckpointInfo]:
         """Return all completed checkpoints, oldest first."""
@@ -329,8 +334,7 @@ class ChangelogService:
             for handle, segment in zip(handles, batch, strict=True):
                 self._cache.put(handle, segment.payload)
             job.book.uploaded(handles)
-        waiting, job.changed = job.changed, asyncio.Event()
-        waiting.set()
+        job.wake()
 
     async def _durable(self, name: str, job: _Job, ids: Sequence[Any]) -> list[SegmentHandle]:
         job.errors.clear()

@@ -13,6 +13,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
+from pyspark.sql.types import DoubleType, LongType, StructType
 
 from backend_client.change_set import decode_change_set
 from backend_client.codec import ValueCodec
@@ -138,9 +139,7 @@ def stored_state(url: str | ObjectStore, job: str, operator: str) -> dict[bytes,
 
 def stored_totals(url: str | ObjectStore, job: str, operator: str = "Totals") -> list[tuple[Any, ...]]:
     """Read the values of `Totals`, sorted."""
-    from pyspark.sql.types import StructType
-
-    codec = ValueCodec(StructType.fromDDL(STATE).json(), "totals")
+    codec = ValueCodec(StructType().add("n", LongType()).add("s", DoubleType()).json(), "totals")
     return sorted(codec.decode(value) for value in stored_state(url, job, operator).values())
 
 

@@ -1,0 +1,1 @@
+"""Example jobs on the changelog state backend."""

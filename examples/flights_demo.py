@@ -1,0 +1,391 @@
+"""
+The demo: runs the flights example, kills it twice in the middle of a batch, compares its output with a batch answer.
+
+What happens: the driver (its Python process, its JVM and their workers) gets SIGKILL after a third of the batches and
+is started again; after two thirds the sidecar gets SIGKILL and nobody helps. At the end every output row must equal the
+answer of `examples.flights_answer`. Kills are aimed by Spark's own log: a batch runs while ``offsets/N`` is there and
+``commits/N`` is not.
+
+Exit codes: 0 identical output; 1 it differs, or, with ``--strict`` (or STRICT=1), a goal was missed; 2 the run failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from backend_client.service_client import ServiceClient
+from examples.flights import ENGINES, RouteFiles, open_backend, read_lines
+from examples.flights_answer import answer, differences
+from examples.flights_data import prepare, read_flights, read_weather
+from examples.flights_report import DemoRun, Kill, figures_of, read_checkpoint_figures, write_html
+from loadtest.report import Figure, format_number, strict_exit_code, write_report_json
+from storage.errors import DstlError
+
+ROOT = Path(__file__).resolve().parent.parent
+RESTARTS_MAX = 3
+KILL_TRIES_MAX = 3
+_POLL_S = 0.01
+
+
+class DemoError(Exception):
+    """The run cannot go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a run keeps its files, below one folder."""
+
+    work: Path
+
+    @property
+    def data(self) -> Path:
+        """The two replay folders."""
+        return self.work / "data"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Spark's checkpoint folder."""
+        return self.work / "checkpoint"
+
+    @property
+    def output(self) -> Path:
+        """One file per batch."""
+        return self.work / "output"
+
+    @property
+    def storage(self) -> str:
+        """The backend's storage."""
+        return (self.work / "storage").resolve().as_uri()
+
+    @property
+    def local_dir(self) -> Path:
+        """The backend's tables, and socket and log of its sidecar."""
+        return self.work / "local"
+
+    @property
+    def events(self) -> Path:
+        """One line per finished batch."""
+        return self.work / "events.jsonl"
+
+    @property
+    def figures(self) -> Path:
+        """One line per checkpoint."""
+        return self.work / "figures.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """What the driver prints."""
+        return self.work / "driver.log"
+
+
+class Driver:
+    """The job's driver as a child process in a session of its own."""
+
+    def __init__(self, layout: Layout, engine: str) -> None:
+        self._layout = layout
+        self._engine = engine
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the job, or start it again."""
+        layout = self._layout
+        command = [sys.executable, "-m", "examples.flights", "--engine", self._engine]
+        for name in ("data", "checkpoint", "output", "storage", "local_dir", "events", "figures"):
+            command += [f"--{name.replace('_', '-')}", str(getattr(layout, name))]
+        environment = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, **os.environ}
+        with layout.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def exit_code(self) -> int | None:
+        """Return the exit code; None while the driver runs."""
+        if self._process is None:
+            raise DemoError("the driver was never started")
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """Kill the driver as a crash would, then what is left of its process group: the JVM must not go on alone."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        group = self._process.pid
+        os.kill(self._process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        self._process.wait()
+
+
+def sidecar_pid(layout: Layout) -> int | None:
+    """Return the process id of the sidecar that answers for the run's storage; None if none does."""
+    client = ServiceClient(open_backend(layout.storage, layout.local_dir).embedded_service.address, patience_s=0.5)
+    try:
+        return int(client.get("/health")["pid"])
+    except DstlError:
+        return None
+    finally:
+        client.close()
+
+
+def running_batch(checkpoint: Path) -> int | None:
+    """Return the id of the batch that Spark has begun and not committed; None between batches."""
+
+    def last(folder: str) -> int:
+        with suppress(FileNotFoundError):
+            return max((int(name) for name in os.listdir(checkpoint / folder) if name.isdigit()), default=-1)
+        return -1
+
+    begun = last("offsets")
+    return begun if begun > last("commits") else None
+
+
+class Display:
+    """A progress bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, console: Console, batches: int) -> None:
+        self._console = console
+        self._batches = batches
+        self._shown = 0
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        )
+        self._task = self._bar.add_task("batches", total=batches)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def show(self, finished: int) -> None:
+        """Show how many batches have finished."""
+        if finished == self._shown:
+            return
+        self._shown = finished
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=finished)
+        else:
+            self._console.print(f"batch {finished} of {self._batches}")
+
+    def note(self, text: str) -> None:
+        """Print a line beside the progress."""
+        self._console.print(text, highlight=False)
+
+
+class Demo:
+    """One run: the job, its kills and what was seen of it."""
+
+    def __init__(self, layout: Layout, run: DemoRun, display: Display, timeout_s: float) -> None:
+        self._layout = layout
+        self._run = run
+        self._display = display
+        self._deadline_s = time.monotonic() + timeout_s
+        self._driver = Driver(layout, run.engine)
+
+    def play(self) -> None:
+        """
+        Run the job to its end.
+
+        Raises:
+            DemoError: The time is over, or the driver fails again and again.
+        """
+        try:
+            self._driver.start()
+            self._kill_driver(self._run.batches // 3)
+            if self._run.engine == "changelog":
+                self._kill_sidecar(self._run.batches * 2 // 3)
+            self._wait(lambda: self._driver.exit_code() == 0)
+            self._run.ended_s = time.time()
+        finally:
+            self._driver.kill()
+
+    def _kill_driver(self, after_batch: int) -> None:
+        """Kill the driver in the middle of a batch and wait until it has resumed."""
+        for _ in range(KILL_TRIES_MAX):
+            batch_id = self._wait_for_middle_of_batch(after_batch)
+            if batch_id is None:
+                return
+            self._driver.kill()
+            killed_s = time.time()
+            in_batch = running_batch(self._layout.checkpoint) == batch_id
+            self._driver.start()
+            if in_batch:
+                self._watch_resume(Kill("driver", batch_id, killed_s))
+                return
+            after_batch = batch_id + 1  # it had just finished: the next one
+
+    def _kill_sidecar(self, after_batch: int) -> None:
+        """Kill the sidecar in the middle of a batch and wait until the job goes on."""
+        batch_id = self._wait_for_middle_of_batch(after_batch)
+        pid = sidecar_pid(self._layout)
+        if batch_id is None or pid is None:
+            self._display.note("no sidecar was there to be killed")
+            return
+        os.kill(pid, signal.SIGKILL)
+        kill = Kill("sidecar", batch_id, time.time())
+        self._watch_resume(kill)
+        if sidecar_pid(self._layout) in (pid, None):
+            kill.resumed_s = None  # nothing was survived
+            self._display.note("no other sidecar has started")
+
+    def _watch_resume(self, kill: Kill) -> None:
+        self._run.kills.append(kill)
+        self._display.note(f"killed the {kill.what} in the middle of batch {kill.batch_id}")
+        self._wait(lambda: self._resumed_s(kill) is not None)
+        kill.resumed_s = self._resumed_s(kill)
+        if kill.resume_s is not None:
+            self._display.note(f"the next batch has finished {kill.resume_s:.1f} s after the kill of the {kill.what}")
+
+    def _resumed_s(self, kill: Kill) -> float | None:
+        later = [
+            float(event["recorded_s"])
+            for event in self._run.events
+            if event["batch_id"] >= kill.batch_id and event["recorded_s"] > kill.killed_s
+        ]
+        return min(later, default=None)
+
+    def _wait_for_middle_of_batch(self, after_batch: int) -> int | None:
+        """Wait until a batch >= `after_batch` has run for about half of its time; None if the job ends before."""
+        while True:
+            batch_id = self._wait_for_batch(after_batch)
+            if batch_id is None:
+                return None
+            durations = sorted(event["duration_ms"] for event in self._run.events[-9:])
+            time.sleep(durations[len(durations) // 2] / 2000 if durations else 0.1)
+            if running_batch(self._layout.checkpoint) == batch_id:
+                return batch_id
+
+    def _wait_for_batch(self, after_batch: int) -> int | None:
+        found: list[int] = []
+
+        def is_running() -> bool:
+            batch_id = running_batch(self._layout.checkpoint)
+            if batch_id is not None and batch_id >= after_batch:
+                found.append(batch_id)
+            return bool(found)
+
+        self._wait(is_running)
+        return found[0] if found else None
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        """Show progress until the condition holds or the job has ended; start a driver again that fails unasked."""
+        while True:
+            exit_code = self._driver.exit_code()
+            self._run.events = read_lines(self._layout.events)
+            self._display.show(max((event["batch_id"] + 1 for event in self._run.events), default=0))
+            if condition() or exit_code == 0:
+                return
+            if exit_code is not None:
+                self._restart_failed(exit_code)
+            if time.monotonic() > self._deadline_s:
+                raise DemoError("the time is over")
+            time.sleep(_POLL_S)
+
+    def _restart_failed(self, exit_code: int) -> None:
+        self._run.unplanned_restarts += 1
+        if self._run.unplanned_restarts > RESTARTS_MAX:
+            raise DemoError(f"the driver ended with exit code {exit_code}, {RESTARTS_MAX + 1} times")
+        self._display.note(f"the driver ended with exit code {exit_code}; it is started again")
+        self._driver.start()
+
+
+def run_demo(options: argparse.Namespace, layout: Layout, console: Console) -> list[Figure]:
+    """Prepare the data, play the demo, compare, and write both reports."""
+    console.print("preparing the data and the batch answer")
+    flights, weather = read_flights(), read_weather()
+    replay = prepare(layout.data, flights, weather, options.files)
+    expected = answer(flights, weather)
+    run = DemoRun(engine=options.engine, rows=replay.rows, batches=replay.files, started_s=time.time())
+    with Display(console, replay.files) as display:
+        Demo(layout, run, display, options.timeout_s).play()
+    run.checkpoints = read_checkpoint_figures(layout.figures)
+    run.output = RouteFiles(layout.output).latest()
+    run.differences = differences(expected, run.output)
+    figures = figures_of(run)
+    write_report_json(options.reports / "demo.json", figures)
+    write_html(options.reports / "demo.html", run, figures)
+    _print_summary(console, figures, run)
+    console.print(f"report: {options.reports / 'demo.html'}", soft_wrap=True)
+    return figures
+
+
+def _print_summary(console: Console, figures: Sequence[Figure], run: DemoRun) -> None:
+    table = Table(title="Flights demo")
+    for name, justify in (("figure", "left"), ("value", "right"), ("unit", "left"), ("goal", "left"), ("", "left")):
+        table.add_column(name, justify="right" if justify == "right" else "left")
+    for figure in figures:
+        mark = {True: "holds", False: "MISSED", None: ""}[figure.holds]
+        goal = "" if figure.goal is None else str(figure.goal)
+        table.add_row(figure.name, format_number(figure.value), figure.unit, goal, mark)
+    console.print(table)
+    for text in run.differences[:10]:
+        console.print(text, highlight=False)
+    console.print("DIFFERENT" if run.differences else f"identical: {len(run.output)} of {len(run.output)} output rows")
+
+
+def stop_sidecar(layout: Layout) -> None:
+    """Ask the run's sidecar to stop, if there is one; without that it would wait for its idle time to pass."""
+    pid = sidecar_pid(layout)
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the flights example, kill it, resume it, compare it."""
+    parser = argparse.ArgumentParser(prog="flights_demo", description=main.__doc__)
+    parser.add_argument("--files", type=int, default=24, help="files per stream, one batch each (default %(default)s)")
+    parser.add_argument("--reports", type=Path, default=Path("reports"), help="folder of the reports")
+    parser.add_argument("--work", type=Path, help="empty folder to work in, kept (default: a temporary one)")
+    parser.add_argument("--engine", choices=ENGINES, default="changelog", help="who holds the state")
+    parser.add_argument("--timeout-s", type=float, default=600, help="give up after this time (default %(default)s)")
+    parser.add_argument("--strict", action="store_true", default=os.environ.get("STRICT", "0") not in ("", "0"))
+    options = parser.parse_args(arguments)
+    console = Console()
+    layout = Layout(options.work or Path(tempfile.mkdtemp(prefix="dstl-demo-")))
+    layout.work.mkdir(parents=True, exist_ok=True)
+    exit_code = 2
+    try:
+        figures = run_demo(options, layout, console)
+        has_differences = figures[0].holds is False
+        exit_code = int(has_differences) or (strict_exit_code(figures) if options.strict else 0)
+    except DemoError as error:
+        console.print(f"the demo failed: {error}", soft_wrap=True)
+    finally:
+        if options.engine == "changelog":
+            stop_sidecar(layout)
+        if exit_code == 0 and options.work is None:
+            shutil.rmtree(layout.work, ignore_errors=True)
+        else:
+            console.print(f"files and logs of the run: {layout.work}", soft_wrap=True)
+    return exit_code
+
+
+if __name__ == "__main__":
+    # Told to stop, it must not leave its driver and sidecar behind: as an exception, so that `finally` is reached.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""
+The program that the chaos test kills: runs small jobs one after the other on a cluster of separate executors.
+
+Started again, it goes on with the job in which it died. Output is one file per batch, replaced as a whole; the file
+``<job>/done`` tells that a job came to its end, ``<job>/started`` that its query runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from backend_client import ChangelogStateBackend
+from tests.e2e.support import OUTPUT, Totals, read_input, run_to_end
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--storage", required=True)
+    parser.add_argument("--local-dir", required=True)
+    parser.add_argument("--jobs", nargs="+", required=True)
+    options = parser.parse_args()
+    spark = (
+        SparkSession.builder.master("local-cluster[2,1,1024]")
+        .appName("dstl-chaos")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.executor.memory", "1g")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.task.maxFailures", "8")
+        .config("spark.deploy.maxExecutorRetries", "-1")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.warehouse.dir", str(options.folder / "warehouse"))
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    for job in options.jobs:
+        if not (options.folder / job / "done").exists():
+            run(spark, options, job)
+
+
+def run(spark: SparkSession, options: argparse.Namespace, job: str) -> None:
+    folder = options.folder / job
+    backend = ChangelogStateBackend(options.storage, job=job, local_dir=options.local_dir, parallelism=3)
+    totals = backend.transform_with_state(
+        read_input(spark, folder / "in").groupBy("k"), Totals(pause_s=0.01), OUTPUT, "Update", "None"
+    )
+
+    def save(batch: DataFrame, batch_id: int) -> None:
+        rows = sorted((list(row) for row in batch.collect()), key=repr)
+        temporary = folder / f"out-{batch_id}.tmp"
+        temporary.write_text(json.dumps(rows), encoding="utf-8")
+        os.replace(temporary, folder / f"out-{batch_id}.json")
+
+    (folder / "started").touch()
+    run_to_end(totals.writeStream, folder / "chk", save)
+    (folder / "done").touch()
+
+
+if __name__ == "__main__":
+    main()

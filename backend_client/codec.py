@@ -12,6 +12,7 @@ No I/O.
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
@@ -36,6 +37,7 @@ _DECIMAL = re.compile(r"^decimal\((\d+),(-?\d+)\)$")
 _INTEGERS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 # Types whose Python values are MessagePack values already, with the exact Python type that needs no look.
 _PLAIN = {"integer": int, "long": int, "short": int, "byte": int, "double": float, "string": str, "boolean": bool}
+_PLAIN_IN_KEYS = _PLAIN.keys() - {"double"}
 
 
 def plain_row(_: Sequence[str]) -> Callable[[Iterable[Any]], Any]:
@@ -65,6 +67,9 @@ class ValueCodec:
         self._decoders = decoders if any(decoder is not None for decoder in decoders) else None
         types = [_PLAIN.get(field["type"]) if isinstance(field["type"], str) else None for field in fields]
         self._plain_types = tuple(types) if all(types) else None
+        # MessagePack holds all of them up to 64 bits, with or without a sign.
+        kinds = [field["type"] for field in fields] if self._plain_types else []
+        self._bounds = [(at, 1 << (_INTEGERS[kind] - 1)) for at, kind in enumerate(kinds) if kind in _INTEGERS]
         self._pack = msgpack.Packer(use_bin_type=True).pack
 
     def encode(self, value: Any) -> bytes:
@@ -75,10 +80,14 @@ class ValueCodec:
             InvalidInputError: It does not fit the schema; names the field.
         """
         if type(value) is tuple and tuple(map(type, value)) == self._plain_types:
-            try:
-                return self._pack((VALUE_ENCODING, *value))  # type: ignore[no-any-return]
-            except OverflowError:
-                pass  # the careful way below says which field it is
+            for at, bound in self._bounds:
+                if not -bound <= value[at] < bound:
+                    break  # the careful way below says which field it is
+            else:
+                try:
+                    return self._pack((VALUE_ENCODING, *value))  # type: ignore[no-any-return]
+                except ValueError:  # text that is no Unicode
+                    pass
         if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
             raise InvalidInputError(
                 f"state {self._what} takes a tuple of {len(self._names)} fields ({', '.join(self._names)}), "
@@ -111,7 +120,7 @@ class ValueCodec:
                 field if decode is None or field is None else decode(field)
                 for decode, field in zip(self._decoders, fields[1:], strict=True)
             )
-        except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
+        except (ValueError, TypeError, LookupError, ArithmeticError, OSError, msgpack.UnpackException) as error:
             raise CorruptDataError(f"a stored value of state {self._what} cannot be read: {error}") from error
 
 
@@ -128,8 +137,8 @@ class KeyCodec:
         for field in fields:
             if _contains_map(field["type"]):
                 raise InvalidInputError(f"column {field['name']!r} holds a map; maps cannot be grouping keys")
-        plain = all(isinstance(field["type"], str) and (field["type"] in _PLAIN) for field in fields)
-        self._encoders = None if plain else [_nullable(_encoder(f["type"], f["name"])) for f in fields]
+        plain = all(isinstance(field["type"], str) and (field["type"] in _PLAIN_IN_KEYS) for field in fields)
+        self._encoders = None if plain else [_nullable(_key_encoder(f["type"], f["name"])) for f in fields]
         self._pack = msgpack.Packer(use_bin_type=True).pack
 
     def encode(self, key: tuple[Any, ...]) -> bytes:
@@ -137,6 +146,14 @@ class KeyCodec:
         if self._encoders is None:
             return self._pack(key)  # type: ignore[no-any-return]
         return self._pack([encode(part) for encode, part in zip(self._encoders, key, strict=True)])  # type: ignore[no-any-return]
+
+
+def _key_encoder(kind: Any, path: str) -> Convert:
+    encode = _encoder(kind, path)
+    if kind in ("double", "float"):
+        # Spark takes 0.0 and -0.0 for one key, and all that is not a number for another.
+        return lambda value: math.nan if value is not None and math.isnan(value) else encode(value) + 0.0
+    return encode
 
 
 def _field_encoder(field: dict[str, Any], path: str) -> Convert:
@@ -182,7 +199,10 @@ def _encoder(kind: Any, path: str) -> Convert:
         value = _native(value)
         if not isinstance(value, accepts) or (kind != "boolean" and isinstance(value, bool)):
             raise _mismatch(path, kind, value)
-        return convert(value)
+        try:
+            return convert(value)
+        except (ArithmeticError, ValueError) as error:
+            raise InvalidInputError(f"{path} is of type {kind}, which cannot hold {value!r}: {error}") from error
 
     return encode
 
@@ -215,8 +235,11 @@ def _decimal_encoder(kind: str, path: str) -> Convert:
     def encode(value: Any) -> str:
         if isinstance(value, bool) or not isinstance(value, (Decimal, int)):
             raise _mismatch(path, kind, value)
-        rounded = Decimal(value).quantize(quantum, context=context)
-        if len(rounded.as_tuple().digits) > precision:
+        try:
+            rounded = Decimal(value).quantize(quantum, context=context)
+        except ArithmeticError as error:  # infinite, or with more digits than any decimal type has
+            raise InvalidInputError(f"{path} is of type {kind}, which cannot hold {value}") from error
+        if not rounded.is_finite() or len(rounded.as_tuple().digits) > precision:
             raise InvalidInputError(f"{path} is of type {kind}; {value} has too many digits")
         return str(rounded)
 
@@ -236,6 +259,10 @@ def _compound_encoder(kind: dict[str, Any], path: str) -> Convert:
 
         return encode_array
     if kind["type"] == "map":
+        if isinstance(kind["keyType"], dict) and kind["keyType"]["type"] == "array":
+            raise InvalidInputError(
+                f"{path}: state cannot hold maps whose keys are arrays: Python has no such dictionaries"
+            )
         encode_key = _encoder(kind["keyType"], f"{path}.key")
         encode_value = _nullable(_encoder(kind["valueType"], f"{path}.value"))
 
@@ -312,12 +339,27 @@ def _timestamp_to_micros(value: datetime) -> int:
     if value.tzinfo is not None:
         return (value - _EPOCH_UTC) // _MICROSECOND
     # A naive timestamp is local time, as everywhere in PySpark.
+    for edge, edge_micros in _CALENDAR_EDGES:
+        if value.year == edge.year:
+            return edge_micros + (value - edge) // _MICROSECOND
     return int(value.replace(microsecond=0).timestamp()) * 1_000_000 + value.microsecond
 
 
 def _micros_to_timestamp(micros: int) -> datetime:
+    for edge, edge_micros in _CALENDAR_EDGES:
+        if (edge.year == 1 and micros < edge_micros + _YEAR_MICROS) or (edge.year == 9999 and micros >= edge_micros):
+            return edge + timedelta(microseconds=micros - edge_micros)
     local = datetime.fromtimestamp(micros // 1_000_000)  # noqa: DTZ006 - Spark hands out naive local time
     return local.replace(microsecond=micros % 1_000_000)
+
+
+# In the first and the last year, which people use for "always" and "never", Python cannot always look at the days
+# around to find the offset of the zone: there it is taken as constant.
+_YEAR_MICROS = 365 * 86_400 * 1_000_000
+_CALENDAR_EDGES = tuple(
+    (edge, int((edge + timedelta(days=2)).timestamp()) * 1_000_000 - 2 * 86_400 * 1_000_000)
+    for edge in (datetime(1, 1, 1), datetime(9999, 1, 1))  # noqa: DTZ001 - local time
+)
 
 
 def _wall_clock_to_micros(value: datetime) -> int:
@@ -330,11 +372,16 @@ def _float32(value: float) -> float:
     return rounded
 
 
+def _unicode(value: str) -> str:
+    value.encode()  # half of a surrogate pair is refused here, where the field's name is known
+    return value
+
+
 _SIMPLE_ENCODERS: dict[str, tuple[Any, Convert]] = {
     "boolean": (bool, bool),
     "double": ((float, int), float),
     "float": ((float, int), _float32),
-    "string": (str, str),
+    "string": (str, _unicode),
     "binary": ((bytes, bytearray, memoryview), bytes),
     "date": (date, lambda value: value.toordinal() - _EPOCH_DAY),
     "timestamp": (datetime, _timestamp_to_micros),

@@ -61,4 +61,5 @@ class LogWriter:
         pending = [ref for ref in self.refs if ref.handle is None]
         if pending:
             handles = self._client.persist(self._target.job, self._target.epoch, pending)
-            self.refs = [replace(ref, handle=handle) for ref, handle in zip(self.refs, handles, strict=True)]
+            found = dict(zip((ref.sqn for ref in pending), handles, strict=True))
+            self.refs = [replace(ref, handle=found.get(ref.sqn, ref.handle)) for ref in self.refs]

@@ -148,7 +148,10 @@ class ServiceClient:
                 if time.monotonic() > deadline:
                     raise UnavailableError(f"the service at {self.address} broke off: {error}") from error
                 continue
-            return json.loads(data) if data else None
+            try:
+                return json.loads(data) if data else None
+            except ValueError as error:
+                raise InternalError(f"{self.address} answered {data[:100]!r}: is it a changelog service?") from error
 
     def _request(self, method: str, path: str, body: bytes | None, patience_s: float) -> http.client.HTTPResponse:
         """Send until an answer comes that is none of "not now"; raise what the service reports."""
@@ -157,6 +160,7 @@ class ServiceClient:
         while True:
             try:
                 response = self._send(method, path, body, max(1.0, deadline - time.monotonic()))
+                reported = _error_of(response) if response.status >= 300 else None
             except _BROKEN as error:
                 self.close()
                 if time.monotonic() >= deadline:
@@ -166,9 +170,8 @@ class ServiceClient:
                 if self._ensure is not None:
                     self._ensure()
             else:
-                if response.status < 300:
+                if reported is None:
                     return response
-                reported = _error_of(response)
                 if response.status not in _RETRY_STATUSES or time.monotonic() >= deadline:
                     raise reported
             # Many tasks meet the same refusal at the same time; they must not come back together.
@@ -186,7 +189,11 @@ class ServiceClient:
         if self._token:
             headers["authorization"] = f"Bearer {self._token}"
         self._connection.request(method, path, body=body, headers=headers)
-        return self._connection.getresponse()
+        response = self._connection.getresponse()
+        if response.length is None and not response.chunked:
+            # The service always says how long an answer is: the connection broke within the headers.
+            raise http.client.HTTPException("the answer's headers broke off")
+        return response
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         parts = urlsplit(self.address)
@@ -201,5 +208,5 @@ def _error_of(response: http.client.HTTPResponse) -> DstlError:
     data = response.read()
     try:
         return error_from_dict(json.loads(data))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, AttributeError):
         return InternalError(f"the service answered {response.status}: {data[:200]!r}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import getpass
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from storage.errors import InvalidInputError
-from storage.model import validate_name
+from storage.model import KEY_GROUP_MAX, validate_name
 
 
 def _default_local_dir() -> str:
@@ -66,8 +67,15 @@ class BackendSettings:
         if self.service is not None and not self.service.startswith(("unix:///", "http://")):
             raise InvalidInputError(f"service {self.service!r} must be unix:///path or http://host:port")
         for name in ("preemptive_bytes", "batch_tries_max", "patience_s", "checkpoint_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise InvalidInputError(f"{name} must be positive, it is {getattr(self, name)}")
+            self._check_number(name, 0)
+        for name in ("parallelism", "max_parallelism"):
+            if getattr(self, name) is not None:
+                self._check_number(name, 0, KEY_GROUP_MAX + 1)
+
+    def _check_number(self, name: str, above: int, at_most: float = math.inf) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= at_most:
+            raise InvalidInputError(f"{name} must be a number above {above} and at most {at_most}, it is {value!r}")
 
     @classmethod
     def of(cls, storage: str, job: str, options: Mapping[str, Any]) -> BackendSettings:

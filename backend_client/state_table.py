@@ -96,9 +96,17 @@ class StateTable:
         return count
 
     def clear(self) -> None:
-        """Empty the table."""
+        """
+        Empty the table.
+
+        Raises:
+            UnavailableError: Its files cannot be removed; what they hold must not pass for a new table.
+        """
         self._table.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            shutil.rmtree(self._folder)
+        except OSError as error:
+            raise UnavailableError(f"the table in {self._folder} cannot be removed: {error.strerror}") from error
         self._table = self._open()
         self.get = self._table.get
 
@@ -113,6 +121,12 @@ class StateTable:
         with suppress(Exception):  # a cache that cannot be closed properly is rebuilt; the task must not fail (I16)
             self._table.close()
         os.close(self._lock_fd)
+
+    def discard(self) -> None:
+        """Throw the table away, for its files are damaged; who opens the slot next begins anew (I16). Then `close`."""
+        with suppress(Exception):
+            self._table.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _open(self) -> Rdict:
         try:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from storage.errors import ConflictError, InvalidInputError, LostChangesError, OverloadedError
 from storage.model import ChangeSetId, Segment, SegmentHandle
@@ -97,6 +97,10 @@ class ChangeSetBook:
             self.request([segment.id], now_ms, delay_ms=self._settings.delay_ms)
         return True
 
+    def holds(self, segment: Segment) -> bool:
+        """Say whether this set is here already, so that taking it in again needs no room."""
+        return segment.id in self._entries
+
     def request(self, ids: Iterable[ChangeSetId], now_ms: int, *, delay_ms: int = 0) -> None:
         """
         Ask for these sets to become durable, after at most `delay_ms`.
@@ -137,6 +141,8 @@ class ChangeSetBook:
             if entry is not None and entry.stage is _Stage.UPLOADING:
                 entry.stage, entry.handle = _Stage.DURABLE, handle
                 self.in_flight_bytes -= len(entry.segment.payload)
+                # The store has it now; who sends it again is known by its checksum.
+                entry.segment = replace(entry.segment, payload=b"")
 
     def failed(self, batch: Sequence[Segment]) -> None:
         """Put the sets of a failed batch back; the next request or threshold sends them again (I7)."""

@@ -19,7 +19,14 @@ from dataclasses import replace
 from dstl_service.manifest import Manifest, ManifestKind, decode_manifest, encode_manifest
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock, IdSource
-from storage.errors import ConflictError, CorruptDataError, FencedError, InvalidInputError, NotFoundError
+from storage.errors import (
+    ConflictError,
+    CorruptDataError,
+    DstlError,
+    FencedError,
+    InvalidInputError,
+    NotFoundError,
+)
 from storage.model import KEY_GROUP_MAX
 from storage.object_store import ObjectStore
 
@@ -80,10 +87,14 @@ class JobStore:
 
         Args:
             owner: Who takes it, for people who read the epoch's object.
+
+        Raises:
+            FencedError: A newer epoch began meanwhile.
         """
         epoch, hint = self._claim_epoch(owner)
         while True:
             latest, last_place = self._latest(hint)
+            self._check_still_newest(epoch)
             if last_place is not None and (latest is None or last_place[0] > latest.id):
                 place = (last_place[0], last_place[1] + 1)  # behind the fence of an epoch that completed nothing
             else:
@@ -111,6 +122,8 @@ class JobStore:
 
         Raises:
             FencedError: A newer epoch has begun.
+            ConflictError: This epoch completed the checkpoint already, with another uid. The fence of a newer epoch
+                stands behind that one, so it could not stop a second (I4).
         """
         generation = manifest.generation
         while True:
@@ -130,10 +143,23 @@ class JobStore:
                         ) from None
                     if there.uid == manifest.uid:
                         return there
+                    if there.kind is not ManifestKind.FENCE and there.epoch == manifest.epoch:
+                        raise ConflictError(
+                            f"this query completed checkpoint {manifest.id} already, as {there.ref.to_text()}",
+                            epoch=manifest.epoch,
+                        ) from None
                 generation = places[-1] + 1
                 continue
             self._remember(candidate)
             return candidate
+
+    def find(self, checkpoint_id: int, uid: str) -> Manifest | None:
+        """Return the checkpoint of this id and uid, whatever its generation, or None."""
+        for generation in self._places(checkpoint_id):
+            manifest = self.load(checkpoint_id, generation)
+            if manifest.uid == uid and manifest.kind is not ManifestKind.FENCE:
+                return manifest
+        return None
 
     def load(self, checkpoint_id: int, generation: int) -> Manifest:
         """
@@ -194,7 +220,7 @@ class JobStore:
             newest = max((_number(info.key) for info in self._store.list(prefix)), default=0)
             hint = 0
             if newest:
-                hint = int(json.loads(self._store.get(f"{prefix}{newest:020d}.json"))["latest_id"])
+                hint = self._read_hint(f"{prefix}{newest:020d}.json")
             latest, _ = self._latest(hint)
             record = {
                 "epoch": newest + 1,
@@ -208,6 +234,29 @@ class JobStore:
             except ConflictError:
                 continue
             return newest + 1, int(latest.id if latest else 0)
+
+    def _read_hint(self, key: str) -> int:
+        try:
+            return int(json.loads(self._store.get(key))["latest_id"])
+        except (ValueError, LookupError, TypeError) as error:
+            if isinstance(error, DstlError):
+                raise
+            raise CorruptDataError(f"{key} cannot be read: {error}", object_key=key) from error
+
+    def _check_still_newest(self, epoch: int) -> None:
+        """
+        Refuse an owner that was overtaken while it claimed.
+
+        Called after the manifests were listed: a newer owner that fences later collides at the same place. Without
+        this, a late fence behind the newer owner's checkpoint would let the older one go on from it (I4).
+        """
+        prefix = f"{self._job}/epochs/"
+        for info in self._store.list(prefix, start_after=f"{prefix}{epoch:020d}.json"):
+            raise FencedError(
+                f"job {self._job!r} was taken over by epoch {_number(info.key)} while epoch {epoch} was claiming it",
+                epoch=epoch,
+                newer_epoch=_number(info.key),
+            )
 
     def _latest(self, hint: int) -> tuple[Manifest | None, tuple[int, int] | None]:
         """Return the newest checkpoint with an id of at least `hint`, and the highest place taken (fences too)."""

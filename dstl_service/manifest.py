@@ -95,7 +95,7 @@ def decode_manifest(data: bytes, object_key: str) -> Manifest:
         if document["format"] > FORMAT:
             raise ValueError(f"its format {document['format']} is newer than {FORMAT}, the newest this program reads")
         return _from_dict(document)
-    except (ValueError, KeyError, TypeError, DstlError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, DstlError) as error:
         raise CorruptDataError(f"manifest {object_key} cannot be read: {error}", object_key=object_key) from error
 
 

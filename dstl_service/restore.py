@@ -16,6 +16,7 @@ from dstl_service.manifest import Manifest, ManifestKind, log_up_to, select_hand
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.wire import CheckpointRef
 from storage.checksum import BytesLike
+from storage.errors import NotFoundError
 from storage.model import KeyGroupRange, SegmentHandle
 from storage.object_store import ObjectStore
 from storage.segment_reader import read_segments
@@ -46,7 +47,16 @@ def plan_restore(
     """
     newest_first: list[Manifest] = []
     complete_at: int | None = None
-    for manifest in jobs.chain(want):
+    chain = jobs.chain(want)
+    while True:
+        try:
+            manifest = next(chain, None)
+        except NotFoundError:
+            if complete_at is None:
+                raise
+            break  # the table is older than what is kept of the chain
+        if manifest is None:
+            break
         if have is not None and manifest.ref == have:
             handles = [handle for step in reversed(newest_first) for handle in step.segments]
             return RestorePlan(False, select_handles(handles, operator, key_groups))

@@ -22,7 +22,7 @@ from dstl_service.peers import PeerClient
 from dstl_service.restore import RestorePlan, plan_restore, read_plan
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.settings import ServiceSettings
-from dstl_service.uploads import Uploader
+from dstl_service.uploads import ThreadPerCall, Uploader
 from dstl_service.wire import (
     ChangeSetRef,
     CheckpointInfo,
@@ -44,7 +44,7 @@ from storage.errors import (
     NotFoundError,
     UnavailableError,
 )
-from storage.model import KeyGroupRange, Segment, SegmentHandle, validate_name
+from storage.model import SEGMENT_BYTES_MAX, KeyGroupRange, Segment, SegmentHandle, validate_name
 from storage.object_store import ObjectStore
 
 logger = logging.getLogger("dstl_service")
@@ -59,6 +59,7 @@ class _Job:
     store: JobStore
     book: ChangeSetBook
     epoch: int = 0
+    newest_id: int = -1
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     errors: list[DstlError] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
@@ -81,10 +82,7 @@ class ChangelogService:
         self._ids = ids
         self._peers = peers
         self._jobs: dict[str, _Job] = {}
-        # Hung attempts keep their thread, so there are threads for every attempt of every running upload.
-        self._upload_threads = ThreadPoolExecutor(
-            settings.upload_threads * settings.retry.attempts_max, thread_name_prefix="upload"
-        )
+        self._upload_threads = ThreadPerCall("upload")
         self._io_threads = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="io")
         self._upload_slots = asyncio.Semaphore(settings.upload_threads)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -126,6 +124,11 @@ class ChangelogService:
             latest=latest.info() if latest else None,
         )
 
+    @property
+    def change_set_bytes_max(self) -> int:
+        """The largest change set that can ever be taken in."""
+        return min(SEGMENT_BYTES_MAX, self._settings.batch.in_flight_bytes_max)
+
     def append(self, segment: Segment, *, preemptive: bool) -> ChangeSetRef:
         """
         Take a change set in: *received*, not durable.
@@ -142,9 +145,14 @@ class ChangelogService:
             raise CorruptDataError(f"change set {set_id} was damaged on its way to the service", job=set_id.job)
         job = self._job(set_id.job)
         self._check_epoch(set_id.job, job, set_id.writer.epoch)
+        if set_id.checkpoint_id > job.newest_id:
+            # A checkpoint begins when the one before exists. Only the coordinator is told; other hosts see it here.
+            job.newest_id = set_id.checkpoint_id
+            job.book.forget_up_to(set_id.checkpoint_id - 1)
         in_flight_bytes = sum(other.book.in_flight_bytes for other in self._jobs.values())
         try:
-            check_admission(len(segment.payload), in_flight_bytes, self._settings.batch)
+            if not job.book.holds(segment):
+                check_admission(len(segment.payload), in_flight_bytes, self._settings.batch)
         except DstlError:
             for name, other in self._jobs.items():
                 other.book.release_all(self._clock.monotonic_ms())
@@ -174,6 +182,7 @@ class ChangelogService:
         """
         here = [ref for ref in refs if ref.handle is None and ref.service_id == self.service_id]
         away = [ref for ref in refs if ref.handle is None and ref.service_id != self.service_id]
+        found = {id(ref): SegmentHandle.from_dict(ref.handle) for ref in refs if ref.handle is not None}
         job = self._job(name)
         ids = [ref.change_set_id(name) for ref in here]
         if ids:
@@ -184,7 +193,6 @@ class ChangelogService:
             await remote
             return []
         local = self._durable(name, job, ids)
-        found = {id(ref): SegmentHandle.from_dict(ref.handle) for ref in refs if ref.handle is not None}
         for owned, handles in zip((here, away), await asyncio.gather(local, remote), strict=True):
             found.update({id(ref): handle for ref, handle in zip(owned, handles, strict=True)})
         return [found[id(ref)] for ref in refs]
@@ -200,11 +208,21 @@ class ChangelogService:
         """
         job = await self._opened(name)
         self._check_epoch(name, job, request.epoch)
-        if request.base is not None and request.base.id >= checkpoint_id:
-            raise ConflictError(f"checkpoint {checkpoint_id} cannot follow checkpoint {request.base.id}")
+        if checkpoint_id != (request.base.id + 1 if request.base is not None else 0):
+            # Fences stand directly behind the newest checkpoint; a gap would lead around them (I4).
+            before = f"checkpoint {request.base.id}" if request.base is not None else "nothing"
+            raise ConflictError(f"checkpoint {checkpoint_id} cannot follow {before}")
+        CheckpointRef.parse(f"0.0.{request.uid}")
         started_ms = self._clock.monotonic_ms()
-        handles = await self.persist(name, request.refs)
-        _check_one_writer(handles, request.epoch, checkpoint_id)
+        try:
+            handles = await self.persist(name, request.refs)
+        except LostChangesError:
+            # Its sets are forgotten when a checkpoint is complete: a driver that did not get the answer asks again.
+            made = await self._in_thread(job.store.find, checkpoint_id, request.uid)
+            if made is None:
+                raise
+            return CompleteResponse(made.ref, 0.0, 0.0, 0, 0)
+        _check_one_writer(name, handles, request.epoch, checkpoint_id)
         durable_ms = self._clock.monotonic_ms()
         manifest, manifest_bytes = await self._in_thread(
             self._write_manifest, job.store, checkpoint_id, request, handles
@@ -300,7 +318,8 @@ class ChangelogService:
                 epoch=epoch,
                 newer_epoch=job.epoch,
             )
-        job.epoch = epoch
+        if epoch > job.epoch:
+            job.epoch, job.newest_id = epoch, -1  # a new owner may go on from an earlier checkpoint
 
     def _schedule(self, name: str, job: _Job) -> None:
         """Make sure that a batch that is due gets taken; called whenever the book may have changed."""
@@ -412,13 +431,15 @@ class ChangelogService:
         return await asyncio.get_running_loop().run_in_executor(self._io_threads, function, *args)
 
 
-def _check_one_writer(handles: Sequence[SegmentHandle], epoch: int, checkpoint_id: int) -> None:
+def _check_one_writer(job: str, handles: Sequence[SegmentHandle], epoch: int, checkpoint_id: int) -> None:
     """Refuse a checkpoint that would name two writers for one partition (I2) or sets that are not its own."""
     writers: dict[tuple[str, int], Any] = {}
     for handle in handles:
         set_id = handle.entry.id
-        if set_id.checkpoint_id != checkpoint_id or set_id.writer.epoch != epoch:
-            raise InvalidInputError(f"change set {set_id} does not belong to checkpoint {checkpoint_id}, epoch {epoch}")
+        if (set_id.job, set_id.checkpoint_id, set_id.writer.epoch) != (job, checkpoint_id, epoch):
+            raise InvalidInputError(
+                f"change set {set_id} does not belong to job {job!r}, checkpoint {checkpoint_id}, epoch {epoch}"
+            )
         if writers.setdefault((set_id.operator, set_id.partition), set_id.writer) != set_id.writer:
             raise InvalidInputError(
                 f"checkpoint {checkpoint_id} names two writers for partition {set_id.partition} of {set_id.operator!r}"

@@ -71,6 +71,9 @@ class ServiceSettings:
         for name in ("upload_threads", "io_threads"):
             if getattr(self, name) < 1:
                 raise InvalidInputError(f"{name} must be at least 1")
+        for name in ("cache_bytes_max", "idle_exit_s", "shutdown_timeout_s"):
+            if getattr(self, name) < 0:
+                raise InvalidInputError(f"{name} must not be negative")
 
     def token(self) -> str | None:
         """

@@ -9,8 +9,10 @@ that will not go away. A handle exists only after the store acknowledged the clo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from concurrent.futures import Executor
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any
 
 from storage.checksum import BytesLike
 from storage.clock import IdSource
@@ -19,6 +21,32 @@ from storage.model import Segment, SegmentHandle
 from storage.object_store import ObjectStore
 from storage.retry_policy import RetryPolicy, is_retryable
 from storage.segment_format import encode_object
+
+
+class ThreadPerCall(Executor):
+    """
+    Runs every call in a thread of its own: one that hangs for ever takes no place from others (I6).
+
+    The threads are daemons, so a hung call does not keep a stopping process alive either.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        future.set_running_or_notify_cancel()
+        threading.Thread(target=run, name=self._name, daemon=True).start()
+        return future
 
 
 class Uploader:

@@ -10,6 +10,7 @@ No I/O.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -21,6 +22,7 @@ from storage.model import ChangeSetId, Writer
 
 FRAME_HEADER_BYTES_MAX = 1 << 20
 _FRAME = struct.Struct(">I")
+_REF = re.compile(r"([0-9]{1,19})\.([0-9]{1,9})\.([0-9A-Za-z_-]{1,64})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,10 @@ class CheckpointRef:
         Raises:
             InvalidInputError: The text has another form.
         """
-        parts = text.split(".")
-        if len(parts) != 3 or not (parts[0].isdigit() and parts[1].isdigit() and parts[2]):
+        match = _REF.fullmatch(text)
+        if match is None:
             raise InvalidInputError(f"{text!r} is no checkpoint reference; the form is <id>.<generation>.<uid>")
-        return cls(int(parts[0]), int(parts[1]), parts[2])
+        return cls(int(match[1]), int(match[2]), match[3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +222,23 @@ def decode_frames(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes]]:
         (size,) = _FRAME.unpack(_read_exactly(stream, _FRAME.size))
         if size > FRAME_HEADER_BYTES_MAX:
             raise CorruptDataError(f"a restore frame claims a header of {size} bytes")
-        header: dict[str, Any] = json.loads(_read_exactly(stream, size))
-        payload = _read_exactly(stream, int(header["size"]))
+        header = _frame_header(_read_exactly(stream, size))
+        payload = _read_exactly(stream, header["size"])
         yield header, payload
         if header["kind"] == "end":
             return
+
+
+def _frame_header(data: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(data)
+    except ValueError as error:
+        raise CorruptDataError(f"a restore frame's header is no JSON: {error}") from error
+    if not isinstance(header, dict) or type(header.get("size")) is not int or not isinstance(header.get("kind"), str):
+        raise CorruptDataError(f"a restore frame has no size or no kind: {data[:100]!r}")
+    if header["size"] < 0:
+        raise CorruptDataError(f"a restore frame claims a payload of {header['size']} bytes")
+    return header
 
 
 def _read_exactly(stream: BinaryIO, size: int) -> bytes:

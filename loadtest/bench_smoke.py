@@ -17,12 +17,12 @@ import signal
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
@@ -168,24 +168,29 @@ def _stream(spark: SparkSession, workload: Workload) -> DataFrame:
     return rate.load().select(key.alias("k"), F.col("value").cast("double").alias("v"))
 
 
+class _Measured(Exception):  # noqa: N818 - no error: it ends a query between two batches
+    """Enough batches were measured."""
+
+
 def _measure(writer: Any, folder: Path) -> list[int]:
-    def save(batch: DataFrame, _: int) -> None:
+    wanted = WARM_UP_BATCHES + MEASURED_BATCHES
+
+    def save(batch: DataFrame, batch_id: int) -> None:
+        if batch_id >= wanted:
+            raise _Measured  # stopped from outside, a query would leave its last batch running for a while
         batch.write.format("noop").mode("overwrite").save()
 
     query: StreamingQuery = writer.foreachBatch(save).option("checkpointLocation", str(folder / "checkpoint")).start()
-    wanted = WARM_UP_BATCHES + MEASURED_BATCHES
-    deadline = time.monotonic() + BATCH_TIMEOUT_S * wanted
     try:
-        while len(query.recentProgress) < wanted:
-            error = query.exception()
-            if error is not None:
-                raise error
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{len(query.recentProgress)} of {wanted} batches in time")
-            time.sleep(0.1)
-        progress = query.recentProgress[WARM_UP_BATCHES:wanted]
+        query.awaitTermination(BATCH_TIMEOUT_S * wanted)
+    except StreamingQueryException as error:
+        if _Measured.__name__ not in str(error):
+            raise
     finally:
         query.stop()
+    progress = query.recentProgress[WARM_UP_BATCHES:wanted]
+    if len(progress) < MEASURED_BATCHES:
+        raise TimeoutError(f"{len(query.recentProgress)} of {wanted} batches in time")
     return [int(batch["durationMs"]["triggerExecution"]) for batch in progress]
 
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from backend_client.coordinator import JobSession, connect
 from backend_client.key_groups import check_parallelism
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("backend_client")
 
 STALE_OUTPUT = "DSTL_STALE_OUTPUT"
+_ADAPTIVE = "spark.sql.adaptive.enabled"
 
 
 class BatchRunner:
@@ -119,12 +121,13 @@ class BatchRunner:
         kept: list[DataFrame] = []
         started = time.perf_counter()
         try:
-            for operator, info in zip(self._operators, self._infos, strict=True):
-                output = self._run_operator(operator, info, _apply(operator.steps, frame), context).persist()
-                kept.append(output)
-                accepted = _collect_receipts(output, info)
-                receipts += accepted
-                frame = _checked(output, accepted)
+            with _without_adaptive_execution(frame.sparkSession):
+                for operator, info in zip(self._operators, self._infos, strict=True):
+                    output = self._run_operator(operator, info, _apply(operator.steps, frame), context).persist()
+                    kept.append(output)
+                    accepted = _collect_receipts(output, info)
+                    receipts += accepted
+                    frame = _checked(output, accepted)
             refs = [ref for receipt in receipts for ref in receipt.refs]
             session.flush(refs)
             computed = time.perf_counter()
@@ -258,6 +261,22 @@ def _same_types(stored: str, given: str) -> bool:
         return [(field["name"], field["type"]) for field in json.loads(text)["fields"]]
 
     return shape(stored) == shape(given)
+
+
+@contextmanager
+def _without_adaptive_execution(spark: SparkSession) -> Iterator[None]:
+    """
+    Plan the operators' jobs once, up front.
+
+    Their partitions are given, so adaptive execution finds nothing to improve, and it would make three jobs of one. A
+    user's function gets its session as it was.
+    """
+    before = spark.conf.get(_ADAPTIVE)
+    spark.conf.set(_ADAPTIVE, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(_ADAPTIVE, str(before))
 
 
 def _apply(steps: Sequence[Step], frame: DataFrame) -> DataFrame:

@@ -32,7 +32,7 @@ def row_factory(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
     """
     members: dict[str, Any] = {"__fields__": list(names)}
     for position, name in enumerate(names):
-        if name.isidentifier() and not hasattr(Row, name):
+        if name.isidentifier() and not hasattr(Row, name) and name not in members:
             members[name] = property(itemgetter(position))
     return partial(tuple.__new__, type("Row", (Row,), members))
 
@@ -140,6 +140,8 @@ def _changes(row_count: int, columns: Sequence[pa.Array]) -> np.ndarray[Any, np.
 
 
 def _differs(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    if pa.types.is_null(column.type):
+        return np.zeros(len(column) - 1, dtype=bool)
     if pa.types.is_nested(column.type) or pa.types.is_floating(column.type):
         # Arrow compares no structs, and not-a-number equals itself in a grouping key.
         values = column.to_pylist()
@@ -153,6 +155,10 @@ def _differs(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 
 def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return all(_same(a[name], b[name]) for name in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
     return bool(a == b or (_is_nan(a) and _is_nan(b)))
 
 
@@ -197,7 +203,9 @@ class RowsToArrow:
         for name, kind, nested, column in zip(names, self.types, self._nested, values, strict=True):
             try:
                 arrays.append(pa.array([_plain(value) for value in column] if nested else column, kind))
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+                if pa.types.is_integer(kind) and float in set(map(type, column)):
+                    raise TypeError("a float is no whole number")  # Arrow would cut it off
+            except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                 raise InvalidInputError(f"output column {name!r} is of type {kind}: {error}") from error
         return arrays
 

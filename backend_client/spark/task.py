@@ -130,6 +130,10 @@ class OperatorTask:
                 self.operator, partition, attempt, grouped.rows_seen, grouped.keys_seen, writer.changes, writer.refs
             )
             yield self._marker(to_arrow, attempt, json.dumps(asdict(receipt), separators=(",", ":")))
+        except Exception as error:
+            if type(error) is Exception:  # what rocksdict raises; if it was the user's, a restore is all it costs
+                table.discard()
+            raise
         finally:
             table.close()
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from dstl_service.routes.common import NAME_PATTERN, JobName, Service
 from dstl_service.wire import ChangeSetRef, PersistRequest, PersistResponse
 from storage.errors import InvalidInputError
-from storage.model import KEY_GROUP_MAX, NUMBER_MAX, SEGMENT_BYTES_MAX, ChangeSetId, KeyGroupRange, Segment, Writer
+from storage.model import KEY_GROUP_MAX, NUMBER_MAX, ChangeSetId, KeyGroupRange, Segment, Writer
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["change sets"])
 
@@ -51,8 +51,11 @@ async def append(
     size_bytes = 0
     async for chunk in request.stream():
         size_bytes += len(chunk)
-        if size_bytes > SEGMENT_BYTES_MAX:
-            raise InvalidInputError(f"a change set has at most {SEGMENT_BYTES_MAX} bytes; send several smaller ones")
+        if size_bytes > service.change_set_bytes_max:
+            raise InvalidInputError(
+                f"a change set has at most {service.change_set_bytes_max} bytes here; send several smaller ones "
+                "(preemptive_bytes of the client), or raise in_flight_bytes_max"
+            )
         chunks.append(chunk)
     payload = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     set_id = ChangeSetId(job, operator, checkpoint_id, Writer(epoch, attempt), partition, sqn)

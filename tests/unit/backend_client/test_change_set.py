@@ -1,0 +1,44 @@
+"""The bytes of a change set."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from backend_client.change_set import decode_change_set, encode_change_set
+from storage.errors import CorruptDataError
+
+CHANGES = {b"b": b"value", b"a": None, b"c": b""}
+
+
+def test_changes_come_back_sorted() -> None:
+    """Changes come back in key order; a deleted key is no empty value."""
+    assert list(decode_change_set(encode_change_set(CHANGES), "o")) == [(b"a", None), (b"b", b"value"), (b"c", b"")]
+
+
+def test_same_changes_have_same_bytes() -> None:
+    """I8: the bytes depend on the changes only, not on the order in which they were made."""
+    assert encode_change_set(CHANGES) == encode_change_set(dict(reversed(CHANGES.items())))
+
+
+def test_long_changes_are_compressed() -> None:
+    """Repeated content costs little."""
+    assert len(encode_change_set({number.to_bytes(4, "big"): b"same" * 50 for number in range(1000)})) < 50_000
+
+
+@pytest.mark.parametrize("payload", [b"", b"nonsense", encode_change_set(CHANGES)[:-100], b"\xff" * 64])
+def test_other_bytes_are_reported(payload: bytes) -> None:
+    """I10: bytes that are no change set are an error that names the object."""
+    with pytest.raises(CorruptDataError, match=r"7\.seg"):
+        list(decode_change_set(payload, "7.seg"))
+
+
+def test_other_columns_are_reported() -> None:
+    """An Arrow stream of other columns is no change set."""
+    sink = pa.BufferOutputStream()
+    batch = pa.record_batch({"key": pa.array([1])})
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+
+    with pytest.raises(CorruptDataError, match="columns"):
+        decode_change_set(sink.getvalue().to_pybytes(), "o")

@@ -1,0 +1,52 @@
+"""Who owns which key."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from backend_client.key_groups import check_parallelism, key_group_expression, key_group_range, partition_expression
+from storage.errors import InvalidInputError
+
+
+@pytest.mark.parametrize("max_parallelism", [1, 2, 7, 16, 100, 128])
+def test_ranges_follow_sql_rule(max_parallelism: int) -> None:
+    """I14: for every parallelism, each key group is owned by the one partition that the SQL rule gives it."""
+    for parallelism in range(1, max_parallelism + 1):
+        owners = {
+            key_group: partition
+            for partition in range(parallelism)
+            for owned in [key_group_range(partition, parallelism, max_parallelism)]
+            for key_group in range(owned.first, owned.last + 1)
+        }
+        assert owners == {group: group * parallelism // max_parallelism for group in range(max_parallelism)}
+
+
+@pytest.mark.parametrize("parallelism", [1, 3, 1000, 32_767, 32_768])
+def test_largest_job_is_divided(parallelism: int) -> None:
+    """The largest number of key groups is divided without a gap and without an empty range."""
+    ranges = [key_group_range(partition, parallelism, 32_768) for partition in range(parallelism)]
+
+    assert (ranges[0].first, ranges[-1].last) == (0, 32_767)
+    assert all(left.last + 1 == right.first for left, right in pairwise(ranges))
+
+
+@pytest.mark.parametrize("parallelism", [0, -1, 129])
+def test_impossible_parallelism_is_refused(parallelism: int) -> None:
+    """A partition without key groups would never get a row, so it cannot be asked for."""
+    with pytest.raises(InvalidInputError, match="128"):
+        check_parallelism(parallelism, 128)
+
+
+@pytest.mark.parametrize("partition", [-1, 4])
+def test_missing_partition_is_refused(partition: int) -> None:
+    """A partition that does not exist owns nothing."""
+    with pytest.raises(InvalidInputError):
+        key_group_range(partition, 4, 128)
+
+
+def test_expressions_are_sql() -> None:
+    """The expressions for Spark state the same rule."""
+    assert key_group_expression(["`a`", "`b`"], 128) == "pmod(hash(`a`, `b`), 128)"
+    assert partition_expression("kg", 4, 128) == "cast(kg * 4 div 128 as int)"

@@ -1,0 +1,158 @@
+"""How a table is brought to the base of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend_client.change_set import encode_change_set
+from backend_client.keyed_state import table_key
+from backend_client.restore import advance_to_base
+from backend_client.state_table import StateTable
+from dstl_service.wire import CheckpointRef
+from storage.checksum import checksum64
+from storage.errors import CorruptDataError, DstlError, UnavailableError
+from storage.model import KeyGroupRange
+
+GROUPS = KeyGroupRange(10, 19)
+BASE = CheckpointRef(7, 0, "u")
+END = ({"kind": "end"}, b"")
+
+Frame = tuple[dict[str, Any], bytes]
+
+
+class ScriptedClient:
+    """A service that answers every restore with the same frames, and remembers what it was asked."""
+
+    def __init__(self, *frames: Frame) -> None:
+        self.frames = frames
+        self.asked: list[tuple[str | None, str]] = []
+
+    @contextmanager
+    def restore(
+        self, job: str, operator: str, key_groups: KeyGroupRange, have: str | None, want: str
+    ) -> Iterator[Iterator[Frame]]:
+        """Give the frames."""
+        self.asked.append((have, want))
+        yield iter(self.frames)
+
+
+def plan(*, full: bool) -> Frame:
+    """Return the first frame."""
+    return {"kind": "plan", "full": full}, b""
+
+
+def changed(changes: dict[bytes, bytes | None], first: int = 10, last: int = 19) -> Frame:
+    """Return the frame of a set that the owner of these key groups wrote."""
+    payload = encode_change_set(changes)
+    header = {
+        "kind": "segment",
+        "object": "7.seg",
+        "first": first,
+        "last": last,
+        "checksum": f"{checksum64(payload):016x}",
+    }
+    return header, payload
+
+
+def key(group: int) -> bytes:
+    """Return a table key in this key group."""
+    return table_key(group, 0, b"k")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[StateTable]:
+    """Return a table at an old version."""
+    made = StateTable.open(tmp_path)
+    made.advance([(key(10), b"old"), (key(11), b"old")], "3.0.u")
+    yield made
+    made.close()
+
+
+def advance(table: StateTable, client: Any, base: CheckpointRef | None = BASE) -> int:
+    """Bring the table to the base."""
+    return advance_to_base(table, client, "job", "op", GROUPS, base)
+
+
+def test_difference_is_added(table: StateTable) -> None:
+    """A table at an ancestor keeps its content and gets what came since, in order."""
+    client = ScriptedClient(plan(full=False), changed({key(10): b"1"}), changed({key(10): b"2", key(11): None}), END)
+
+    assert advance(table, client) == 3
+    assert client.asked == [("3.0.u", "7.0.u")]
+    assert (table.version, dict(table.items())) == ("7.0.u", {key(10): b"2"})
+
+
+def test_full_restore_begins_empty(table: StateTable) -> None:
+    """I14: before the whole log is applied, nothing of another history is left."""
+    advance(table, ScriptedClient(plan(full=True), changed({key(12): b"1"}), END))
+
+    assert (table.version, dict(table.items())) == ("7.0.u", {key(12): b"1"})
+
+
+def test_current_table_asks_nothing(table: StateTable) -> None:
+    """A table that is at the base already costs no request."""
+    client = ScriptedClient()
+
+    assert advance(table, client, CheckpointRef(3, 0, "u")) == 0
+    assert client.asked == []
+
+
+def test_first_batch_empties_table(table: StateTable) -> None:
+    """Before the first checkpoint, whatever lies on the disk belongs to another job's life."""
+    client = ScriptedClient()
+
+    assert advance(table, client, None) == 0
+    assert (table.version, dict(table.items()), client.asked) == (None, {}, [])
+
+
+def test_other_key_groups_are_left_out(table: StateTable) -> None:
+    """I14: of a set that a wider owner wrote, only the table's own key groups are taken, both ends included."""
+    changes: dict[bytes, bytes | None] = {key(group): b"x" for group in (0, 9, 10, 19, 20, 300)}
+    advance(table, ScriptedClient(plan(full=True), changed(changes, 0, 511), END))
+
+    assert list(dict(table.items())) == [key(10), key(19)]
+
+
+def test_damaged_payload_is_refused(table: StateTable) -> None:
+    """I10: bytes that changed on their way are never applied, and the table stays at its version."""
+    header, payload = changed({key(10): b"new"})
+    client = ScriptedClient(plan(full=False), (header, payload[:-1] + b"?"), END)
+    with pytest.raises(CorruptDataError, match=r"7\.seg"):
+        advance(table, client)
+
+    assert (table.version, table.get(key(10))) == ("3.0.u", b"old")
+
+
+@pytest.mark.parametrize(
+    ("frame", "kind"),
+    [
+        (({"kind": "error", "error": {"kind": "unavailable", "message": "store away"}}, b""), UnavailableError),
+        (({"kind": "error", "error": {"kind": "corrupt_data", "message": "bad 7.seg"}}, b""), CorruptDataError),
+        (({"kind": "error"}, b""), CorruptDataError),
+        (({"kind": "surprise"}, b""), CorruptDataError),
+    ],
+)
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_reported_error_is_raised(table: StateTable, frame: Frame, kind: type[DstlError], position: int) -> None:
+    """An error that the service reports anywhere in the stream is raised, and no version stands for a part."""
+    frames = [plan(full=False), changed({key(10): b"new"}), END]
+    frames.insert(position, frame)
+    with pytest.raises(kind):
+        advance(table, ScriptedClient(*frames))
+
+    assert (table.version, table.get(key(10))) == ("3.0.u", b"old")
+
+
+def test_broken_full_restore_has_no_version(table: StateTable) -> None:
+    """A table that was emptied for a restore that then broke off stands at no checkpoint."""
+    error = ({"kind": "error", "error": {"kind": "unavailable", "message": "away"}}, b"")
+    with pytest.raises(UnavailableError):
+        advance(table, ScriptedClient(plan(full=True), changed({key(10): b"new"}), error))
+
+    assert (table.version, dict(table.items())) == (None, {})
+    assert advance(table, ScriptedClient(plan(full=True), changed({key(10): b"new"}), END)) == 1

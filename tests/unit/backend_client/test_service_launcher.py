@@ -1,0 +1,119 @@
+"""The sidecar that starts itself: once per host and storage, and again when it was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from backend_client.service_client import ServiceClient
+from backend_client.service_launcher import EmbeddedService
+from storage.errors import InvalidInputError, UnavailableError
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def pid_of(service: EmbeddedService) -> int:
+    """Return the process id that the service itself tells."""
+    client = ServiceClient(service.address, patience_s=5)
+    try:
+        return int(client.get("/v1/info")["pid"])
+    finally:
+        client.close()
+
+
+def end(pid: int, how: int = signal.SIGKILL) -> None:
+    """End a process that these tests started, and wait for it where it is a child."""
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, how)
+        os.waitpid(pid, 0)
+
+
+@pytest.fixture
+def service() -> Iterator[EmbeddedService]:
+    """Return where a sidecar is to live, in a folder with a short name; whoever lives there at the end is ended."""
+    with tempfile.TemporaryDirectory(prefix="dl") as folder:
+        made = EmbeddedService(f"file://{folder}/storage", f"{folder}/local", 60)
+        yield made
+        with suppress(UnavailableError):
+            end(pid_of(made))
+
+
+def test_threads_start_one_process(service: EmbeddedService) -> None:
+    """Many who need the sidecar at the same moment get the same one."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: service.ensure(), range(8)))
+
+    assert int(Path(service.pid_path).read_text(encoding="utf-8")) == pid_of(service)
+    assert len(list(Path(service.folder).glob("*.sock"))) == 1
+
+
+STARTER = """
+import sys
+from backend_client.service_client import ServiceClient
+from backend_client.service_launcher import EmbeddedService
+service = EmbeddedService(sys.argv[1], sys.argv[2], 60)
+service.ensure()
+print(ServiceClient(service.address).get("/v1/info")["service_id"])
+"""
+
+
+def test_processes_start_one_process(service: EmbeddedService) -> None:
+    """Worker processes of a host share one sidecar, which outlives whoever started it."""
+    command = [sys.executable, "-c", STARTER, service.storage, service.folder]
+    starters = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    answers = {starter.communicate(timeout=60)[0].strip() for starter in starters}
+
+    assert len(answers) == 1
+    assert {starter.returncode for starter in starters} == {0}
+    assert pid_of(service)
+
+
+def test_running_process_is_kept(service: EmbeddedService) -> None:
+    """Who finds a sidecar that answers starts none."""
+    service.ensure()
+    before = pid_of(service)
+    service.ensure()
+
+    assert pid_of(service) == before
+
+
+def test_killed_process_is_started_again(service: EmbeddedService) -> None:
+    """A client whose sidecar was killed gets its answer from a new one."""
+    service.ensure()
+    client = ServiceClient(service.address, patience_s=30, ensure=service.ensure)
+    before = client.get("/v1/info")
+    end(before["pid"])
+    after = client.get("/v1/info")
+    client.close()
+
+    assert after["pid"] != before["pid"]
+    assert after["service_id"] != before["service_id"]
+
+
+def test_failed_start_shows_log() -> None:
+    """A sidecar that cannot start is an error with the end of its log."""
+    with tempfile.TemporaryDirectory(prefix="dl") as folder, pytest.raises(UnavailableError, match="unknown store URL"):
+        EmbeddedService("strange://x", folder, 60).ensure()
+
+
+def test_long_folder_is_refused(tmp_path: Path) -> None:
+    """A folder whose socket's name is too long for the kernel is refused with the setting to change."""
+    with pytest.raises(InvalidInputError, match="local_dir"):
+        EmbeddedService("file:///s", str(tmp_path / ("x" * 100)), 60).ensure()
+
+
+def test_storages_have_processes_of_their_own() -> None:
+    """Two storages on one host never share a sidecar."""
+    one, other = EmbeddedService("file:///a", "/l", 60), EmbeddedService("file:///b", "/l", 60)
+
+    assert one.socket_path != other.socket_path
+    assert one.address == f"unix://{one.socket_path}"

@@ -1,0 +1,80 @@
+"""What a user can set."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from backend_client.settings import BackendSettings
+from storage.errors import InvalidInputError
+
+
+def test_options_become_settings() -> None:
+    """Options are taken by name; the others have their defaults."""
+    settings = BackendSettings.of("file:///s", "job", {"parallelism": 4})
+
+    assert (settings.parallelism, settings.preemptive_bytes, settings.service) == (4, 5 << 20, None)
+
+
+def test_settings_travel_to_tasks() -> None:
+    """Settings survive the way to another process and are equal there, for clients are kept by them."""
+    settings = BackendSettings.of("s3://bucket/p", "job", {"local_dir": "/l"})
+
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    assert len({settings, pickle.loads(pickle.dumps(settings))}) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [("paralelism", "did you mean 'parallelism'"), ("localdir", "'local_dir'"), ("zzz", "Known options")],
+)
+def test_unknown_option_gets_hint(option: str, hint: str) -> None:
+    """A misspelled option is refused with the nearest name, and always with all names."""
+    with pytest.raises(InvalidInputError, match=hint) as raised:
+        BackendSettings.of("file:///s", "job", {option: 1})
+    assert "max_parallelism" in str(raised.value)
+
+
+@pytest.mark.parametrize("option", ["storage", "job"])
+def test_arguments_are_no_options(option: str) -> None:
+    """What has an argument of its own is no option."""
+    with pytest.raises(InvalidInputError, match="unknown option"):
+        BackendSettings.of("file:///s", "job", {option: "x"})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"storage": "/plain/path"},
+        {"storage": "memory://x"},
+        {"storage": ""},
+        {"job": "a/b"},
+        {"job": ""},
+        {"service": "host:80"},
+        {"service": "unix://relative"},
+        {"preemptive_bytes": 0},
+        {"batch_tries_max": 0},
+        {"patience_s": -1},
+        {"checkpoint_timeout_s": 0},
+        {"parallelism": 0},
+        {"parallelism": "4"},
+        {"max_parallelism": 32_769},
+        {"patience_s": "60"},
+    ],
+)
+def test_impossible_value_is_refused(values: dict[str, Any]) -> None:
+    """A value that cannot be is refused where it is set, on the driver."""
+    with pytest.raises(InvalidInputError):
+        BackendSettings(**{"storage": "file:///s", "job": "job", **values})
+
+
+def test_local_folder_comes_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the option, the folder is that of the environment, else one of the user's own in the temporary folder."""
+    monkeypatch.setenv("DSTL_LOCAL_DIR", "/from/environment")
+    assert BackendSettings("file:///s", "job").local_dir == "/from/environment"
+    monkeypatch.delenv("DSTL_LOCAL_DIR")
+
+    assert "dstl-" in BackendSettings("file:///s", "job").local_dir
+    assert BackendSettings("file:///s", "job", local_dir="/mine").local_dir == "/mine"

@@ -1,0 +1,193 @@
+"""The local table: what it holds, and which version it says it has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backend_client.state_table import StateTable
+from storage.errors import CorruptDataError, UnavailableError
+
+MANY = 120_000
+
+
+def many(value: bytes, stop_at: int = MANY, count: int = MANY) -> Iterator[tuple[bytes, bytes | None]]:
+    """Yield changes of many keys, and fail at one of them."""
+    for number in range(count):
+        if number == stop_at:
+            raise CorruptDataError("the stream broke off")
+        yield number.to_bytes(4, "big"), value
+
+
+def content(table: StateTable) -> dict[bytes, bytes]:
+    """Return all that a table holds."""
+    return dict(table.items())
+
+
+def test_new_table_has_no_version(tmp_path: Path) -> None:
+    """A table that was just made is empty and stands at no checkpoint."""
+    table = StateTable.open(tmp_path)
+
+    assert (table.version, content(table)) == (None, {})
+    table.close()
+
+
+def test_advanced_table_is_kept(tmp_path: Path) -> None:
+    """Changes and version are there again after the table was closed; the last change of a key counts."""
+    table = StateTable.open(tmp_path)
+    assert table.advance([(b"a", b"1"), (b"b", b"2"), (b"a", None), (b"b", b"3")], "0.0.u") == 4
+    table.close()
+    table = StateTable.open(tmp_path)
+
+    assert (table.version, content(table), table.get(b"b"), table.get(b"a")) == ("0.0.u", {b"b": b"3"}, b"3", None)
+    table.close()
+
+
+@pytest.mark.parametrize("count", [49_999, 50_000, 50_001, 100_000])
+def test_large_advance_is_complete(tmp_path: Path, count: int) -> None:
+    """Changes that need several writes all arrive, and the version after them."""
+    table = StateTable.open(tmp_path)
+    assert table.advance(many(b"x", count=count), "1.0.u") == count
+
+    assert (table.version, len(content(table))) == ("1.0.u", count)
+    table.close()
+
+
+@pytest.mark.parametrize("stop_at", [0, 10, 49_999, 50_000, 60_000, 119_999])
+def test_broken_advance_keeps_no_version(tmp_path: Path, stop_at: int) -> None:
+    """I1: an advance that breaks off leaves the old content under the old version, or no version at all."""
+    table = StateTable.open(tmp_path)
+    table.advance(many(b"old"), "1.0.u")
+    with pytest.raises(CorruptDataError):
+        table.advance(many(b"new", stop_at), "2.0.u")
+    table.close()
+    table = StateTable.open(tmp_path)
+
+    assert table.version in (None, "1.0.u")
+    assert table.version is None or set(content(table).values()) == {b"old"}
+    table.close()
+
+
+KILLED = """
+import os, signal, sys
+from backend_client.state_table import StateTable
+table = StateTable.open(sys.argv[1])
+def changes():
+    for number in range(400_000):
+        if number == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield number.to_bytes(4, "big"), os.urandom(100)
+table.advance(changes(), "2.0.u")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("stop_at", [10, 130_000, 390_000, 400_000])
+def test_killed_advance_keeps_old_or_no_version(tmp_path: Path, stop_at: int) -> None:
+    """I1: a process that is killed while it advances leaves a table that knows what it is; its slot is free again."""
+    table = StateTable.open(tmp_path)
+    table.advance(many(b"old", count=1000), "1.0.u")
+    table.close()
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(stop_at)], check=False)
+    assert killed.returncode == -9
+    table = StateTable.open(tmp_path)
+
+    assert table._folder == tmp_path / "0"
+    assert table.version in (None, "1.0.u", "2.0.u")
+    if table.version == "1.0.u":
+        assert content(table) == dict(many(b"old", count=1000))
+    if table.version == "2.0.u":
+        assert len(content(table)) == 400_000
+    table.close()
+
+
+def test_second_user_gets_another_slot(tmp_path: Path) -> None:
+    """A table in use stays with its task; another task of the same key groups gets a table of its own."""
+    first = StateTable.open(tmp_path)
+    first.advance([(b"a", b"1")], "1.0.u")
+    second = StateTable.open(tmp_path)
+    assert second.version is None
+    second.advance([(b"a", b"2")], "2.0.u")
+    first.close()
+    again = StateTable.open(tmp_path)
+
+    assert (again.version, second.version) == ("1.0.u", "2.0.u")
+    again.close()
+    second.close()
+
+
+def test_taken_slots_are_an_error(tmp_path: Path) -> None:
+    """More tasks of one range than there can be are refused with the folder's name."""
+    tables = [StateTable.open(tmp_path) for _ in range(16)]
+    with pytest.raises(UnavailableError, match="16 table slots"):
+        StateTable.open(tmp_path)
+    for table in tables:
+        table.close()
+
+
+@pytest.mark.parametrize("name", ["CURRENT", "MANIFEST-*", "*.sst"])
+@pytest.mark.parametrize("damage", ["delete", "garble"])
+def test_damaged_table_is_thrown_away(tmp_path: Path, name: str, damage: str) -> None:
+    """I16: a table whose files are damaged is begun anew; it never stops a task."""
+    table = StateTable.open(tmp_path)
+    table.advance(many(b"x", count=60_000), "1.0.u")
+    table.close()
+    files = list((tmp_path / "0").glob(name))
+    assert files
+    for path in files:
+        path.unlink() if damage == "delete" else path.write_bytes(b"garbage" * 10)
+    table = StateTable.open(tmp_path)
+
+    assert (table.version, content(table)) == (None, {})
+    assert table.advance([(b"a", b"1")], "2.0.u") == 1
+    table.close()
+
+
+def test_damaged_block_is_thrown_away(tmp_path: Path) -> None:
+    """I16: damage that shows only when a block is read costs one attempt; the next one begins with an empty table."""
+    table = StateTable.open(tmp_path)
+    table.advance(((number.to_bytes(4, "big"), os.urandom(100)) for number in range(60_000)), "1.0.u")
+    table.close()
+    for path in (tmp_path / "0").glob("*.sst"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 4 : len(data) // 4 + 4096] = b"?" * 4096
+        path.write_bytes(data)
+    for _ in range(2):
+        table = StateTable.open(tmp_path)
+        failures = 0
+        for number in range(0, 60_000, 10):
+            try:
+                table.get(number.to_bytes(4, "big"))
+            except Exception:  # noqa: BLE001 - what rocksdict raises
+                failures += 1
+        if failures:
+            table.discard()
+        table.close()
+
+    assert failures == 0
+
+
+def test_cleared_table_is_empty(tmp_path: Path) -> None:
+    """Clearing removes content and version, and the table goes on."""
+    table = StateTable.open(tmp_path)
+    table.advance([(b"a", b"1")], "1.0.u")
+    table.clear()
+    assert (table.version, content(table), table.get(b"a")) == (None, {}, None)
+    table.advance([(b"b", b"2")], "2.0.u")
+
+    assert table.get(b"b") == b"2"
+    table.close()
+
+
+def test_unusable_folder_is_named(tmp_path: Path) -> None:
+    """A folder that cannot hold tables is an error that names the setting to change."""
+    blocked = tmp_path / "file"
+    blocked.write_text("", encoding="utf-8")
+
+    with pytest.raises(UnavailableError, match="local_dir"):
+        StateTable.open(blocked / "tables")

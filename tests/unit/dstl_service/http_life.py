@@ -1,0 +1,123 @@
+"""A driver and its tasks, as the service sees them: requests through FastAPI's test client."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fastapi.testclient import TestClient
+
+from dstl_service.app import create_app
+from dstl_service.change_sets import BatchSettings
+from dstl_service.settings import ServiceSettings
+from dstl_service.wire import decode_frames
+from storage.checksum import checksum64
+from storage.object_store import ObjectStore
+from storage.retry_policy import RetryPolicy
+
+QUICK = RetryPolicy(timeout_ms=200, attempts_max=2, delay_after_error_ms=1)
+SMALL = BatchSettings(delay_ms=1, size_bytes=1000, in_flight_bytes_max=2000)
+
+
+class Life:
+    """Sends the requests of one job to one service process."""
+
+    def __init__(self, client: TestClient, job: str = "job") -> None:
+        self.client = client
+        self.path = f"/v1/jobs/{job}"
+        self.epoch = 0
+
+    def open(self) -> dict[str, Any]:
+        """Take the job over."""
+        answer = self.client.post(f"{self.path}/epochs", json={"owner": "test"})
+        assert answer.status_code == 200, answer.text
+        self.epoch = answer.json()["epoch"]
+        return answer.json()
+
+    def append_raw(self, payload: bytes = b"payload", **changes: Any) -> Any:
+        """Send a change set; return the response."""
+        query = {
+            "operator": "op",
+            "checkpoint_id": 0,
+            "epoch": self.epoch,
+            "attempt": 1,
+            "partition": 0,
+            "sqn": 0,
+            "first_key_group": 0,
+            "last_key_group": 127,
+            "count": 1,
+            "checksum": f"{checksum64(payload):016x}",
+            **changes,
+        }
+        return self.client.post(f"{self.path}/change-sets", params=query, content=payload)
+
+    def append(self, payload: bytes = b"payload", **changes: Any) -> dict[str, Any]:
+        """Send a change set that is to be taken; return its reference."""
+        answer = self.append_raw(payload, **changes)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def persist(self, *refs: dict[str, Any], wait: bool = True) -> Any:
+        """Have sets made durable; return the response."""
+        return self.client.post(f"{self.path}/persist", json={"epoch": self.epoch, "refs": refs, "wait": wait})
+
+    def begin(self, checkpoint_id: int) -> Any:
+        """Begin a checkpoint; return the response."""
+        return self.client.post(f"{self.path}/checkpoints/{checkpoint_id}/begin", json={"epoch": self.epoch})
+
+    def abort(self, checkpoint_id: int) -> Any:
+        """Give a checkpoint up; return the response."""
+        return self.client.post(f"{self.path}/checkpoints/{checkpoint_id}/abort", json={"epoch": self.epoch})
+
+    def complete_raw(self, checkpoint_id: int, base: Any, *refs: dict[str, Any], **changes: Any) -> Any:
+        """Complete a checkpoint; return the response."""
+        operator = {"name": "op", "parallelism": 1, "key_schema": "{}", "states": {}}
+        body = {
+            "epoch": self.epoch,
+            "uid": f"e{self.epoch}c{checkpoint_id}",
+            "base": base,
+            "refs": refs,
+            "operators": [operator],
+            "query_id": "query",
+            "offsets": "offsets",
+            **changes,
+        }
+        return self.client.post(f"{self.path}/checkpoints/{checkpoint_id}/complete", json=body)
+
+    def complete(self, checkpoint_id: int, base: Any, *refs: dict[str, Any], **changes: Any) -> dict[str, Any]:
+        """Complete a checkpoint that is to exist; return its reference."""
+        answer = self.complete_raw(checkpoint_id, base, *refs, **changes)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["ref"]
+
+    def restore_raw(self, want: dict[str, Any], at: dict[str, Any] | None = None, **changes: Any) -> Any:
+        """Ask for what leads from `at` to `want`; return the response."""
+        query = {"operator": "op", "first_key_group": 0, "last_key_group": 127, "to": text(want), **changes}
+        if at is not None:
+            query["have"] = text(at)
+        return self.client.get(f"{self.path}/restore", params=query)
+
+    def restore(self, to: dict[str, Any], have: dict[str, Any] | None = None) -> tuple[bool, list[bytes]]:
+        """Return whether the table must be empty, and the payloads."""
+        answer = self.restore_raw(to, have)
+        assert answer.status_code == 200, answer.text
+        (plan, _), *segments, (end, _) = decode_frames(io.BytesIO(answer.content))
+        assert (plan["kind"], end["kind"]) == ("plan", "end")
+        assert [f"{checksum64(payload):016x}" for _, payload in segments] == [head["checksum"] for head, _ in segments]
+        return plan["full"], [payload for _, payload in segments]
+
+
+def text(ref: dict[str, Any]) -> str:
+    """Return a reference in the form of query strings."""
+    return f"{ref['id']}.{ref['generation']}.{ref['uid']}"
+
+
+@contextmanager
+def service(store: ObjectStore, **settings: Any) -> Iterator[Life]:
+    """Run a service process, so to say, on a store; it starts with nothing in its memory."""
+    values = {"batch": SMALL, "retry": QUICK, "host_id": "host", "shutdown_timeout_s": 1, **settings}
+    app = create_app(ServiceSettings("memory://x", **values), store)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield Life(client)

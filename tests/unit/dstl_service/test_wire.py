@@ -1,0 +1,105 @@
+"""What client and service say to each other."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+
+import pytest
+
+from dstl_service.wire import ChangeSetRef, CheckpointRef, PersistRequest, decode_frames, encode_frame, to_json
+from storage.errors import CorruptDataError, InvalidInputError
+
+FRAMES = [
+    ({"kind": "plan", "full": True}, b""),
+    ({"kind": "segment", "object": "ü"}, bytes(range(256))),
+    ({"kind": "end"}, b""),
+]
+STREAM = b"".join(b"".join(encode_frame(header, payload)) for header, payload in FRAMES)
+
+
+def test_frames_survive_round_trip() -> None:
+    """Headers and payloads come back as they were, with the payload's size in the header."""
+    decoded = list(decode_frames(io.BytesIO(STREAM)))
+
+    assert [({**header, "size": len(payload)}, payload) for header, payload in FRAMES] == decoded
+
+
+def test_stream_is_read_to_end_frame_only() -> None:
+    """What lies behind the frame of kind end is not touched."""
+    stream = io.BytesIO(STREAM + b"more")
+    list(decode_frames(stream))
+
+    assert stream.read() == b"more"
+
+
+def test_every_cut_of_stream_is_found() -> None:
+    """I10: a stream that breaks off anywhere is an error, never a shorter restore."""
+    for size in range(len(STREAM)):
+        with pytest.raises(CorruptDataError):
+            list(decode_frames(io.BytesIO(STREAM[:size])))
+
+
+def framed(head: bytes, payload: bytes = b"") -> bytes:
+    """Return a frame with any header."""
+    return struct.pack(">I", len(head)) + head + payload
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"HTTP/1.1 200 OK and more text",
+        framed(b"no json"),
+        framed(b"[1]"),
+        framed(b"{}"),
+        framed(b'{"kind":"plan"}'),
+        framed(b'{"size":0}'),
+        framed(b'{"kind":"plan","size":"x"}'),
+        framed(b'{"kind":"plan","size":-1}', b"rest"),
+        framed(b"\xff\xfe"),
+    ],
+)
+def test_other_stream_is_corrupt(stream: bytes) -> None:
+    """A stream that is no stream of frames is reported as damaged, whatever is wrong with it."""
+    with pytest.raises(CorruptDataError):
+        list(decode_frames(io.BytesIO(stream)))
+
+
+def test_reference_survives_round_trip() -> None:
+    """A checkpoint's reference is the same after it was text."""
+    ref = CheckpointRef(17, 3, "0af")
+
+    assert CheckpointRef.parse(ref.to_text()) == ref
+
+
+@pytest.mark.parametrize("text", ["", "1.2", "1.2.", "a.2.u", "1.-2.u", "1.2.u.v", " 1.2.u", "²", "².1.u", "1.2.u\n3"])
+def test_other_reference_is_refused(text: str) -> None:
+    """Text of another form is no reference, and the message shows the form."""
+    with pytest.raises(InvalidInputError, match="<id>"):
+        CheckpointRef.parse(text)
+
+
+def test_request_is_plain_json() -> None:
+    """A request becomes a JSON document of its fields, at any depth."""
+    ref = ChangeSetRef("op", 1, 2, 3, 4, 5, 6, "service")
+
+    document = json.loads(to_json(PersistRequest(2, [ref])))
+
+    assert document["wait"] is True
+    assert ChangeSetRef(**document["refs"][0]) == ref
+
+
+def test_reference_names_change_set() -> None:
+    """A reference together with the job is the identity of a set."""
+    set_id = ChangeSetRef("op", 1, 2, 3, 4, 5, 6, "service").change_set_id("job")
+
+    assert set_id.to_dict() == {
+        "job": "job",
+        "operator": "op",
+        "checkpoint": 1,
+        "epoch": 2,
+        "attempt": 3,
+        "partition": 4,
+        "sqn": 5,
+    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import socket
 import sys
@@ -16,10 +15,13 @@ import uvicorn
 from dstl_service import __version__
 from dstl_service.app import create_app
 from dstl_service.job_store import JobStore
+from dstl_service.logs import configure_logging
 from dstl_service.settings import ServiceSettings, default_host_id, with_environment
 from storage.clock import SystemClock, SystemIds
 from storage.errors import DstlError, NotFoundError
 from storage.open import open_store
+
+_KEEP_ALIVE_S = 600
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,11 +49,16 @@ def serve(options: argparse.Namespace) -> int:
             idle_exit_s=options.idle_exit_s,
         )
     )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    configure_logging()
     app = create_app(settings)
     listener = _listen(settings)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=settings.shutdown_timeout_s
+        app,
+        log_config=None,
+        access_log=False,
+        # Workers keep their connection; opening a new one for every batch would cost more than an idle socket.
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=settings.shutdown_timeout_s,
     )
     uvicorn.Server(config).run(sockets=[listener])
     return 0

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from dstl_service.change_sets import ChangeSetBook, check_admission
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import Manifest, ManifestKind, encode_manifest, is_complete_due, log_up_to
+from dstl_service.metrics import ServiceMetrics
 from dstl_service.peers import PeerClient
 from dstl_service.restore import RestorePlan, plan_restore, read_plan
 from dstl_service.segment_cache import SegmentCache
@@ -88,6 +89,11 @@ class ChangelogService:
         self._tasks: set[asyncio.Task[None]] = set()
         self._cache = SegmentCache(settings.cache_bytes_max)
         self.service_id = ids.unique_id()
+        self.metrics = ServiceMetrics(
+            in_flight_bytes=self._in_flight_bytes,
+            cache_hits=lambda: self._cache.hits,
+            cache_misses=lambda: self._cache.misses,
+        )
         self._uploader = Uploader(store, self._upload_threads, settings.retry, ids, settings.host_id)
 
     @property
@@ -149,17 +155,19 @@ class ChangelogService:
             # A checkpoint begins when the one before exists. Only the coordinator is told; other hosts see it here.
             job.newest_id = set_id.checkpoint_id
             job.book.forget_up_to(set_id.checkpoint_id - 1)
-        in_flight_bytes = sum(other.book.in_flight_bytes for other in self._jobs.values())
         try:
             if not job.book.holds(segment):
-                check_admission(len(segment.payload), in_flight_bytes, self._settings.batch)
+                check_admission(len(segment.payload), self._in_flight_bytes(), self._settings.batch)
         except DstlError:
+            self.metrics.refused.inc()
             for name, other in self._jobs.items():
                 other.book.release_all(self._clock.monotonic_ms())
                 self._schedule(name, other)
             raise
         job.book.receive(segment, self._clock.monotonic_ms(), preemptive=preemptive)
         self._schedule(set_id.job, job)
+        self.metrics.change_sets.labels(set_id.job).inc()
+        self.metrics.change_set_bytes.labels(set_id.job).inc(len(segment.payload))
         return ChangeSetRef(
             operator=set_id.operator,
             checkpoint_id=set_id.checkpoint_id,
@@ -230,6 +238,8 @@ class ChangelogService:
         job.book.forget_up_to(checkpoint_id)
         done_ms = self._clock.monotonic_ms()
         objects = {handle.object_key: handle.object_size_bytes for handle in handles}
+        self.metrics.checkpoints.labels(name).inc()
+        self.metrics.checkpoint_seconds.observe((done_ms - started_ms) / 1000)
         logger.info(
             "checkpoint completed",
             extra={"job": name, "checkpoint_id": checkpoint_id, "epoch": request.epoch, "objects": len(objects) + 1},
@@ -277,7 +287,9 @@ class ChangelogService:
     ) -> RestorePlan:
         """Decide what leads a table from `have` to `want`; see `dstl_service.restore`."""
         job = await self._opened(name)
-        return await self._in_thread(plan_restore, job.store, operator, key_groups, have, want)
+        plan: RestorePlan = await self._in_thread(plan_restore, job.store, operator, key_groups, have, want)
+        self.metrics.restored_bytes.labels(name).inc(plan.size_bytes)
+        return plan
 
     def read_plan(self, plan: RestorePlan) -> Iterator[tuple[SegmentHandle, BytesLike]]:
         """Yield a plan's payloads; blocking, for threads."""
@@ -293,6 +305,9 @@ class ChangelogService:
         self._upload_threads.shutdown(wait=False, cancel_futures=True)
         self._io_threads.shutdown(wait=False, cancel_futures=True)
         self._store.close()
+
+    def _in_flight_bytes(self) -> int:
+        return sum(job.book.in_flight_bytes for job in self._jobs.values())
 
     def _job(self, name: str) -> _Job:
         job = self._jobs.get(name)
@@ -338,14 +353,19 @@ class ChangelogService:
             self._start(self._upload(name, job, batch))
 
     async def _upload(self, name: str, job: _Job, batch: list[Segment]) -> None:
+        self.metrics.uploads.labels(name).inc()
+        self.metrics.batch_sets.observe(len(batch))
+        started_ms = self._clock.monotonic_ms()
         try:
             async with self._upload_slots:
-                handles = await self._uploader.upload(name, batch)
+                handles, attempts = await self._uploader.upload(name, batch)
         except DstlError as error:
+            self.metrics.upload_failures.labels(name).inc()
             logger.warning("upload failed", extra={"job": name, "error": str(error)})
             job.book.failed(batch)
             job.errors.append(error)
         except Exception as error:  # a programming error must reach the waiters, or they would wait for ever
+            self.metrics.upload_failures.labels(name).inc()
             logger.exception("upload failed")
             job.book.failed(batch)
             job.errors.append(UnavailableError(f"the upload failed: {error!r}"))
@@ -353,6 +373,9 @@ class ChangelogService:
             for handle, segment in zip(handles, batch, strict=True):
                 self._cache.put(handle, segment.payload)
             job.book.uploaded(handles)
+            self.metrics.upload_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
+            self.metrics.upload_bytes.observe(handles[0].object_size_bytes)
+            self.metrics.upload_attempts.observe(attempts)
         job.wake()
 
     async def _durable(self, name: str, job: _Job, ids: Sequence[Any]) -> list[SegmentHandle]:

@@ -61,9 +61,9 @@ class Uploader:
         self._ids = ids
         self._host_id = host_id
 
-    async def upload(self, job: str, segments: Sequence[Segment]) -> list[SegmentHandle]:
+    async def upload(self, job: str, segments: Sequence[Segment]) -> tuple[list[SegmentHandle], int]:
         """
-        Store the sets as one object; return their handles in order.
+        Store the sets as one object; return their handles in order, and how many attempts were begun.
 
         Raises:
             DstlError: All attempts failed; nothing of the batch counts as stored.
@@ -71,10 +71,10 @@ class Uploader:
         buffers, entries = encode_object(segments)
         object_size_bytes = sum(len(buffer) for buffer in buffers)
         key = f"{job}/segments/{self._host_id}/{self._ids.unique_id()}.seg"
-        await self._put(key, buffers)
-        return [SegmentHandle(key, object_size_bytes, entry) for entry in entries]
+        attempts = await self._put(key, buffers)
+        return [SegmentHandle(key, object_size_bytes, entry) for entry in entries], attempts
 
-    async def _put(self, key: str, buffers: Sequence[BytesLike]) -> None:
+    async def _put(self, key: str, buffers: Sequence[BytesLike]) -> int:
         loop = asyncio.get_running_loop()
         running: set[asyncio.Future[None]] = set()
         started = 0
@@ -91,7 +91,7 @@ class Uploader:
                 for attempt in done:
                     last_error = attempt.exception()
                     if last_error is None:
-                        return
+                        return started
                     if not isinstance(last_error, DstlError) or not is_retryable(last_error):
                         raise last_error
                 if not done and started >= self._policy.attempts_max:

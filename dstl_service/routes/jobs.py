@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
 from dstl_service import __version__
+from dstl_service.metrics import CONTENT_TYPE
 from dstl_service.routes.common import JobName, Service
 from dstl_service.wire import OpenedJob, OpenJob, ServiceInfo
 
@@ -39,6 +40,12 @@ async def info(request: Request, service: Service) -> ServiceInfo:
         advertised_url=settings.advertised_url,
         jobs=service.job_names,
     )
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def metrics(service: Service) -> Response:
+    """Metrics in Prometheus' text form; see `dstl_service.metrics`."""
+    return Response(service.metrics.render(), media_type=CONTENT_TYPE)
 
 
 @router.post("/v1/jobs/{job}/epochs")

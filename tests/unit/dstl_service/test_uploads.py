@@ -35,7 +35,7 @@ class Bench:
 
     def upload(self) -> list[SegmentHandle]:
         """Upload the sets in an event loop of its own."""
-        return asyncio.run(self.uploader.upload("job", SETS))
+        return asyncio.run(self.uploader.upload("job", SETS))[0]
 
     def payloads(self, handles: list[SegmentHandle]) -> list[bytes]:
         """Read back what the handles point at."""

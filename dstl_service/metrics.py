@@ -1,0 +1,89 @@
+"""
+Every metric of the service: its name, unit and labels, in Prometheus form at ``/metrics``.
+
+Names follow Flink's changelog metrics where there is one (upload requests, failures, attempts, sizes, latencies, batch
+sizes); units are in the names. Each service has a registry of its own, so that tests do not share counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_SIZES = (1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9)
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+
+
+class ServiceMetrics:
+    """
+    The metrics of one service process.
+
+    Args:
+        in_flight_bytes: Asked when metrics are read: bytes received and not yet durable.
+        cache_hits: Asked likewise: segments restored from memory.
+        cache_misses: Asked likewise: segments read from the store.
+    """
+
+    def __init__(
+        self,
+        in_flight_bytes: Callable[[], float],
+        cache_hits: Callable[[], float],
+        cache_misses: Callable[[], float],
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self.change_sets = Counter(
+            "dstl_change_sets", "Change sets received, repeated ones included.", ["job"], registry=self.registry
+        )
+        self.change_set_bytes = Counter(
+            "dstl_change_set_bytes", "Bytes of change sets received.", ["job"], registry=self.registry
+        )
+        self.refused = Counter(
+            "dstl_change_sets_refused", "Change sets answered with back-pressure.", registry=self.registry
+        )
+        self.uploads = Counter("dstl_uploads", "Batches whose upload was begun.", ["job"], registry=self.registry)
+        self.upload_failures = Counter(
+            "dstl_upload_failures",
+            "Batches whose every attempt failed; they are sent again.",
+            ["job"],
+            registry=self.registry,
+        )
+        self.upload_seconds = Histogram(
+            "dstl_upload_seconds", "Time from a batch to its handles.", buckets=_SECONDS, registry=self.registry
+        )
+        self.upload_bytes = Histogram(
+            "dstl_upload_bytes", "Size of a segment object.", buckets=_SIZES, registry=self.registry
+        )
+        self.batch_sets = Histogram(
+            "dstl_batch_change_sets",
+            "Change sets that share an object.",
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 1024),
+            registry=self.registry,
+        )
+        self.upload_attempts = Histogram(
+            "dstl_upload_attempts", "Attempts begun for an upload.", buckets=(1, 2, 3, 5, 10), registry=self.registry
+        )
+        self.checkpoints = Counter(
+            "dstl_checkpoints_completed", "Checkpoints that exist.", ["job"], registry=self.registry
+        )
+        self.checkpoint_seconds = Histogram(
+            "dstl_checkpoint_seconds",
+            "Time from the request to complete a checkpoint to its manifest.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.restored_bytes = Counter(
+            "dstl_restored_bytes", "Bytes of segments sent to tables.", ["job"], registry=self.registry
+        )
+        for name, text, ask in (
+            ("dstl_in_flight_bytes", "Bytes received and not yet durable.", in_flight_bytes),
+            ("dstl_cache_hits", "Segments restored from memory.", cache_hits),
+            ("dstl_cache_misses", "Segments restored from the store.", cache_misses),
+        ):
+            Gauge(name, text, registry=self.registry).set_function(ask)
+
+    def render(self) -> bytes:
+        """Return all metrics in Prometheus' text form."""
+        return generate_latest(self.registry)

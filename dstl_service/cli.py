@@ -1,4 +1,4 @@
-"""The command ``dstl``: ``serve`` runs the service; ``checkpoints`` lists what a job has in its storage."""
+"""The command ``dstl``: ``serve`` runs the service; ``checkpoints`` and ``gc`` work on a job's storage."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import uvicorn
 
 from dstl_service import __version__
 from dstl_service.app import create_app
+from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
 from dstl_service.job_store import JobStore
 from dstl_service.logs import configure_logging
 from dstl_service.settings import ServiceSettings, default_host_id, with_environment
@@ -84,6 +85,24 @@ def list_checkpoints(options: argparse.Namespace) -> int:
     return 0
 
 
+def collect(options: argparse.Namespace) -> int:
+    """Print a job's orphans and, unless it is a dry run, delete them."""
+    store = open_store(options.storage)
+    jobs = JobStore(store, options.job, SystemClock(), SystemIds())
+    if not jobs.exists():
+        raise NotFoundError(f"there is no job {options.job!r} in {options.storage}")
+    report = collect_garbage(
+        store, jobs, options.job, SystemClock(), age_min_ms=options.age_min_s * 1000, dry_run=not options.delete
+    )
+    for key in report.orphans:
+        sys.stdout.write(f"{key}\n")
+    sys.stdout.write(
+        f"{report.objects} objects, {report.named} named by checkpoints, {report.young} too young to tell, "
+        f"{len(report.orphans)} orphans of {report.orphan_bytes} bytes {'deleted' if options.delete else 'found'}\n"
+    )
+    return 0
+
+
 def _listen(settings: ServiceSettings) -> socket.socket:
     if settings.socket_path is not None:
         if os.path.exists(settings.socket_path):
@@ -123,4 +142,16 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--json", action="store_true", help="one JSON document per line")
     listing.add_argument("job")
     listing.set_defaults(run=list_checkpoints)
+    garbage = commands.add_parser("gc", help="find objects that no checkpoint names, and delete them")
+    garbage.add_argument("--storage", required=True, help="file:///path or s3://bucket/prefix")
+    garbage.add_argument("--delete", action="store_true", help="delete them; without it they are only listed")
+    garbage.add_argument(
+        "--age-min-s",
+        type=int,
+        default=ORPHAN_AGE_MIN_MS // 1000,
+        help="leave younger objects alone (default %(default)s); less than a checkpoint may take is safe only while "
+        "no query of the job runs",
+    )
+    garbage.add_argument("job")
+    garbage.set_defaults(run=collect)
     return parser

@@ -201,6 +201,13 @@ class JobStore:
             yield manifest
             step = manifest.base
 
+    def newest(self) -> Manifest | None:
+        """Return the newest checkpoint, or None."""
+        epochs = f"{self._job}/epochs/"
+        owner = max((_number(info.key) for info in self._store.list(epochs)), default=0)
+        hint = self._read_hint(f"{epochs}{owner:020d}.json") if owner else 0
+        return self._latest(hint)[0]
+
     def completed(self) -> Iterator[Manifest]:
         """Yield all checkpoints by id; of several generations of one id only the newest."""
         newest: Manifest | None = None

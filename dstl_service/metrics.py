@@ -77,6 +77,8 @@ class ServiceMetrics:
         self.restored_bytes = Counter(
             "dstl_restored_bytes", "Bytes of segments sent to tables.", ["job"], registry=self.registry
         )
+        self.orphans = Gauge("dstl_orphans", "Orphans that the last collection left.", ["job"], registry=self.registry)
+        self.orphans_deleted = Counter("dstl_orphans_deleted", "Orphans deleted.", ["job"], registry=self.registry)
         for name, text, ask in (
             ("dstl_in_flight_bytes", "Bytes received and not yet durable.", in_flight_bytes),
             ("dstl_cache_hits", "Segments restored from memory.", cache_hits),

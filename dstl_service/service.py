@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dstl_service.change_sets import ChangeSetBook, check_admission
+from dstl_service.garbage_collector import GarbageReport, collect_garbage
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import Manifest, ManifestKind, encode_manifest, is_complete_due, log_up_to
 from dstl_service.metrics import ServiceMetrics
@@ -64,6 +65,7 @@ class _Job:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     errors: list[DstlError] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
+    collector: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
         """Let those who wait for sets look again; who comes later waits for the next change."""
@@ -120,6 +122,8 @@ class ChangelogService:
         job.epoch = max(job.epoch, epoch)
         job.book.forget_up_to(1 << 62)  # an older epoch's sets can no longer become part of a checkpoint
         job.wake()
+        if job.collector is None and self._settings.gc_interval_s > 0:
+            job.collector = asyncio.get_running_loop().create_task(self._collect_regularly(name))
         logger.info("job opened", extra={"job": name, "epoch": epoch, "checkpoint_id": latest.id if latest else None})
         return OpenedJob(
             job=name,
@@ -291,12 +295,34 @@ class ChangelogService:
         self.metrics.restored_bytes.labels(name).inc(plan.size_bytes)
         return plan
 
+    async def collect_garbage(self, name: str, *, dry_run: bool) -> GarbageReport:
+        """Delete the job's orphans, or only report them; see `dstl_service.garbage_collector`."""
+        job = await self._opened(name)
+        report = await self._in_thread(
+            partial(
+                collect_garbage,
+                self._store,
+                job.store,
+                name,
+                self._clock,
+                age_min_ms=self._settings.gc_age_min_s * 1000,
+                dry_run=dry_run,
+            )
+        )
+        self.metrics.orphans.labels(name).set(len(report.orphans) if dry_run else 0)
+        if not dry_run:
+            self.metrics.orphans_deleted.labels(name).inc(len(report.orphans))
+        return report
+
     def read_plan(self, plan: RestorePlan) -> Iterator[tuple[SegmentHandle, BytesLike]]:
         """Yield a plan's payloads; blocking, for threads."""
         return read_plan(plan, self._store, self._cache)
 
     async def close(self) -> None:
         """Upload what is still waiting, within the time that one upload may take, then stop the threads."""
+        for job in self._jobs.values():
+            if job.collector is not None:
+                job.collector.cancel()
         for name, job in self._jobs.items():
             job.book.release_all(self._clock.monotonic_ms())
             self._schedule(name, job)
@@ -444,6 +470,14 @@ class ChangelogService:
         )
         created = store.create(manifest)
         return created, len(encode_manifest(created))
+
+    async def _collect_regularly(self, name: str) -> None:
+        while True:
+            await asyncio.sleep(self._settings.gc_interval_s)
+            try:
+                await self.collect_garbage(name, dry_run=False)
+            except DstlError as error:  # the next round tries again; nothing waits for it
+                logger.warning("garbage collection failed", extra={"job": name, "error": str(error)})
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from dstl_service.change_sets import BatchSettings
+from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS
 from storage.errors import InvalidInputError
 from storage.model import validate_name
 from storage.retry_policy import RetryPolicy
@@ -54,6 +55,10 @@ class ServiceSettings:
     """Memory for recent segments, from which tables advance."""
     idle_exit_s: int = 0
     """Stop after this time without a request; 0 never. An embedded sidecar uses it to go away with its job."""
+    gc_interval_s: int = 600
+    """How often a coordinator deletes orphans of its jobs; 0 never."""
+    gc_age_min_s: int = ORPHAN_AGE_MIN_MS // 1000
+    """An object that no checkpoint names is deleted after this time; must exceed the checkpoint timeout."""
     shutdown_timeout_s: int = 10
     """How long a stopping service tries to upload what it holds."""
 
@@ -71,7 +76,12 @@ class ServiceSettings:
         for name in ("upload_threads", "io_threads"):
             if getattr(self, name) < 1:
                 raise InvalidInputError(f"{name} must be at least 1")
-        for name in ("cache_bytes_max", "idle_exit_s", "shutdown_timeout_s"):
+        if self.gc_age_min_s * 1000 <= CHECKPOINT_TIMEOUT_MS:
+            raise InvalidInputError(
+                f"gc_age_min_s ({self.gc_age_min_s}) must exceed the checkpoint timeout "
+                f"({CHECKPOINT_TIMEOUT_MS // 1000} s): an unfinished checkpoint may still come to name an object"
+            )
+        for name in ("cache_bytes_max", "idle_exit_s", "shutdown_timeout_s", "gc_interval_s"):
             if getattr(self, name) < 0:
                 raise InvalidInputError(f"{name} must not be negative")
 
@@ -104,6 +114,8 @@ _NUMBERS = {
     "DSTL_UPLOAD_THREADS": ("", "upload_threads"),
     "DSTL_IO_THREADS": ("", "io_threads"),
     "DSTL_CACHE_BYTES_MAX": ("", "cache_bytes_max"),
+    "DSTL_GC_INTERVAL_S": ("", "gc_interval_s"),
+    "DSTL_GC_AGE_MIN_S": ("", "gc_age_min_s"),
     "DSTL_SHUTDOWN_TIMEOUT_S": ("", "shutdown_timeout_s"),
 }
 

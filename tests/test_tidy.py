@@ -92,8 +92,6 @@ INVARIANTS = tuple(f"I{number}" for number in range(1, 19))
 
 INVARIANTS_LATER = {
     # invariant   why no test can reach it yet; an entry goes when a test names the invariant
-    "I11": "nothing deletes objects yet",
-    "I12": "nothing collects orphans yet",
     "I13": "materialization is not there yet",
     "I17": "bounded-loss mode is not there yet",
 }

@@ -7,6 +7,7 @@ import os
 from fastapi import APIRouter, Request, Response
 
 from dstl_service import __version__
+from dstl_service.garbage_collector import GarbageReport
 from dstl_service.metrics import CONTENT_TYPE
 from dstl_service.routes.common import JobName, Service
 from dstl_service.wire import OpenedJob, OpenJob, ServiceInfo
@@ -46,6 +47,12 @@ async def info(request: Request, service: Service) -> ServiceInfo:
 async def metrics(service: Service) -> Response:
     """Metrics in Prometheus' text form; see `dstl_service.metrics`."""
     return Response(service.metrics.render(), media_type=CONTENT_TYPE)
+
+
+@router.post("/v1/jobs/{job}/garbage-collection")
+async def collect_garbage(job: JobName, service: Service, dry_run: bool = True) -> GarbageReport:
+    """Report segment objects that no checkpoint names and that are old enough; delete them with `dry_run` false."""
+    return await service.collect_garbage(job, dry_run=dry_run)
 
 
 @router.post("/v1/jobs/{job}/epochs")

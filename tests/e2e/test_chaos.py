@@ -1,5 +1,5 @@
 """
-Exactly-once state and output while processes are killed at random moments (I2, I4, I7, I14, I18).
+Exactly-once state and output while processes are killed at random moments (I2, I4, I7, I12, I14, I18).
 
 Steps: small jobs run one after the other on a cluster of real executor processes; in each, one process is killed with
 SIGKILL at a random moment - the driver (Python and JVM, its executors left to find out), an executor, a Python worker,
@@ -28,6 +28,10 @@ import psutil
 import pyspark
 import pytest
 
+from dstl_service.garbage_collector import collect_garbage
+from dstl_service.job_store import JobStore
+from storage.clock import SystemClock, SystemIds
+from storage.open import open_store
 from tests.e2e.support import expected_output, expected_state, random_input, stored_totals, wait_until, write_input
 
 pytestmark = pytest.mark.e2e
@@ -132,6 +136,10 @@ def test_kills_at_random_moments(tmp_path: Path, local_dir: Path, programs: list
                 programs.append(Program(folder, storage, local_dir, jobs))
         wait_for(programs[-1], folder / job / "done")
 
+    # What the killed attempts left behind is found and deleted, and nothing else.
+    store = open_store(storage)
+    for job in jobs:
+        collect_garbage(store, JobStore(store, job, SystemClock(), SystemIds()), job, SystemClock(), age_min_ms=0)
     print(f"kills that hit a running job: {kills}")
     assert sum(kills.values()) >= RUNS * 0.7
     for job, files in inputs.items():
@@ -141,6 +149,7 @@ def test_kills_at_random_moments(tmp_path: Path, local_dir: Path, programs: list
         }
         assert output == expected_output(files), (job, seed)
         assert stored_totals(storage, job) == expected_state(files), (job, seed)
+        assert sum(1 for _ in store.list(f"{job}/segments/")) == BATCHES, (job, seed)
 
 
 def wait_for(program: Program, marker: Path) -> None:

@@ -33,8 +33,9 @@ from storage.errors import InvalidInputError
 def connect(settings: BackendSettings, patience_s: float | None = None) -> ServiceClient:
     """Return a client of this host's service; one that may start it, if it is an embedded one."""
     patience_s = settings.patience_s if patience_s is None else patience_s
-    if settings.service is not None:
-        return ServiceClient(settings.service, _token(settings), patience_s)
+    address = settings.host_service
+    if address is not None:
+        return ServiceClient(address, _token(settings), patience_s)
     embedded = embedded_service(settings)
     ensure: Callable[[], None] = embedded.ensure
     return ServiceClient(embedded.address, None, patience_s, ensure)
@@ -42,7 +43,7 @@ def connect(settings: BackendSettings, patience_s: float | None = None) -> Servi
 
 def embedded_service(settings: BackendSettings) -> EmbeddedService:
     """Return where this host's embedded sidecar for the settings' storage lives."""
-    return EmbeddedService(settings.storage, settings.local_dir, settings.sidecar_idle_exit_s)
+    return EmbeddedService(settings.storage, settings.host_folder, settings.sidecar_idle_exit_s)
 
 
 class JobSession:

@@ -20,12 +20,12 @@ from storage.errors import InvalidInputError
 from storage.model import KEY_GROUP_MAX, validate_name
 
 
-def _default_local_dir() -> str:
+def _default_folder() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container may run under a user id without a name
         user = str(os.getuid())
-    return os.environ.get("DSTL_LOCAL_DIR") or os.path.join(tempfile.gettempdir(), f"dstl-{user}")
+    return os.path.join(tempfile.gettempdir(), f"dstl-{user}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,13 @@ class BackendSettings:
     storage: str
     job: str
     service: str | None = None
-    """Address of the sidecar on every host: ``unix:///path`` or ``http://host:port``; without it one starts itself."""
+    """Address of the sidecar on every host: ``unix:///path`` or ``http://host:port``; else that in the host's own
+    environment (``DSTL_SERVICE``); else one starts itself."""
     token_file: str | None = None
     """File with the token of a service that asks for one."""
     local_dir: str = ""
-    """Folder on every host for tables, and for the socket and log of a sidecar that starts itself."""
+    """Folder on every host for tables, and for the socket and log of a sidecar that starts itself; else that in the
+    host's own environment (``DSTL_LOCAL_DIR``); else one of the user's in the temporary folder."""
     parallelism: int | None = None
     """Partitions of an operator that names none; by default Spark's default parallelism."""
     max_parallelism: int | None = None
@@ -56,21 +58,32 @@ class BackendSettings:
     """A sidecar that started itself stops after this time without a request."""
 
     def __post_init__(self) -> None:
-        if not self.local_dir:
-            object.__setattr__(self, "local_dir", _default_local_dir())
         validate_name("job", self.job)
         scheme = urlsplit(self.storage).scheme
         if scheme not in ("file", "s3"):
             raise InvalidInputError(
                 f"storage {self.storage!r} must be file:///an/absolute/path (a disk that all hosts see) or s3://bucket/prefix"
             )
-        if self.service is not None and not self.service.startswith(("unix:///", "http://")):
-            raise InvalidInputError(f"service {self.service!r} must be unix:///path or http://host:port")
+        if self.service is not None:
+            _check_address(self.service)
         for name in ("preemptive_bytes", "batch_tries_max", "patience_s", "checkpoint_timeout_s"):
             self._check_number(name, 0)
         for name in ("parallelism", "max_parallelism"):
             if getattr(self, name) is not None:
                 self._check_number(name, 0, KEY_GROUP_MAX + 1)
+
+    @property
+    def host_folder(self) -> str:
+        """`local_dir` on the host where it is asked."""
+        return self.local_dir or os.environ.get("DSTL_LOCAL_DIR") or _default_folder()
+
+    @property
+    def host_service(self) -> str | None:
+        """Address of the sidecar of the host where it is asked, or None: it starts itself."""
+        address = self.service or os.environ.get("DSTL_SERVICE") or None
+        if address is not None:
+            _check_address(address)
+        return address
 
     def _check_number(self, name: str, above: int, at_most: float = math.inf) -> None:
         value = getattr(self, name)
@@ -92,3 +105,8 @@ class BackendSettings:
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise InvalidInputError(f"unknown option {name!r}{hint} Known options: {', '.join(sorted(known))}")
         return cls(storage=storage, job=job, **options)
+
+
+def _check_address(address: str) -> None:
+    if not address.startswith(("unix:///", "http://")):
+        raise InvalidInputError(f"service {address!r} must be unix:///path or http://host:port")

@@ -1,4 +1,4 @@
-"""The command ``dstl``: ``serve`` runs the service; ``checkpoints`` and ``gc`` work on a job's storage."""
+"""The command ``dstl``: ``serve`` runs the service; ``checkpoints``, ``gc`` and ``fsck`` work on a job's storage."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import uvicorn
 
 from dstl_service import __version__
 from dstl_service.app import create_app
+from dstl_service.fsck import check_job
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
 from dstl_service.job_store import JobStore
 from dstl_service.logs import configure_logging
 from dstl_service.settings import ServiceSettings, default_host_id, with_environment
 from storage.clock import SystemClock, SystemIds
 from storage.errors import DstlError, NotFoundError
+from storage.object_store import ObjectStore
 from storage.open import open_store
 
 _KEEP_ALIVE_S = 600
@@ -67,10 +69,7 @@ def serve(options: argparse.Namespace) -> int:
 
 def list_checkpoints(options: argparse.Namespace) -> int:
     """Print a job's checkpoints, oldest first, one a line or as JSON."""
-    store = open_store(options.storage)
-    jobs = JobStore(store, options.job, SystemClock(), SystemIds())
-    if not jobs.exists():
-        raise NotFoundError(f"there is no job {options.job!r} in {options.storage}")
+    _, jobs = _open_job(options)
     for manifest in jobs.completed():
         info = manifest.info()
         row = {
@@ -87,10 +86,7 @@ def list_checkpoints(options: argparse.Namespace) -> int:
 
 def collect(options: argparse.Namespace) -> int:
     """Print a job's orphans and, unless it is a dry run, delete them."""
-    store = open_store(options.storage)
-    jobs = JobStore(store, options.job, SystemClock(), SystemIds())
-    if not jobs.exists():
-        raise NotFoundError(f"there is no job {options.job!r} in {options.storage}")
+    store, jobs = _open_job(options)
     report = collect_garbage(
         store, jobs, options.job, SystemClock(), age_min_ms=options.age_min_s * 1000, dry_run=not options.delete
     )
@@ -101,6 +97,28 @@ def collect(options: argparse.Namespace) -> int:
         f"{len(report.orphans)} orphans of {report.orphan_bytes} bytes {'deleted' if options.delete else 'found'}\n"
     )
     return 0
+
+
+def check(options: argparse.Namespace) -> int:
+    """Verify a job's stored state; print what is wrong; return 1 if something is."""
+    store, jobs = _open_job(options)
+    jobs.open(None)
+    report = check_job(store, jobs, options.job)
+    for problem in report.problems:
+        sys.stdout.write(f"{problem}\n")
+    sys.stdout.write(
+        f"{report.checkpoints} checkpoints, {report.segments} segments in {report.objects} objects, "
+        f"{report.bytes_read} bytes verified, {len(report.problems)} problems\n"
+    )
+    return 1 if report.problems else 0
+
+
+def _open_job(options: argparse.Namespace) -> tuple[ObjectStore, JobStore]:
+    store = open_store(options.storage)
+    jobs = JobStore(store, options.job, SystemClock(), SystemIds())
+    if not jobs.exists():
+        raise NotFoundError(f"there is no job {options.job!r} in {options.storage}")
+    return store, jobs
 
 
 def _listen(settings: ServiceSettings) -> socket.socket:
@@ -154,4 +172,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     garbage.add_argument("job")
     garbage.set_defaults(run=collect)
+    verify = commands.add_parser("fsck", help="verify all manifests, objects and checksums of a job")
+    verify.add_argument("--storage", required=True, help="file:///path or s3://bucket/prefix")
+    verify.add_argument("job")
+    verify.set_defaults(run=check)
     return parser

@@ -111,7 +111,7 @@ class OperatorTask:
         )
         writer = LogWriter(client, target)
         table = StateTable.open(
-            os.path.join(settings.local_dir, "tables", self.batch.job_uid, self.operator, key_groups.to_text())
+            os.path.join(settings.host_folder, "tables", self.batch.job_uid, self.operator, key_groups.to_text())
         )
         try:
             advance_to_base(table, client, settings.job, self.operator, key_groups, self.batch.base)

@@ -73,8 +73,22 @@ def test_impossible_value_is_refused(values: dict[str, Any]) -> None:
 def test_local_folder_comes_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the option, the folder is that of the environment, else one of the user's own in the temporary folder."""
     monkeypatch.setenv("DSTL_LOCAL_DIR", "/from/environment")
-    assert BackendSettings("file:///s", "job").local_dir == "/from/environment"
+    assert BackendSettings("file:///s", "job").host_folder == "/from/environment"
     monkeypatch.delenv("DSTL_LOCAL_DIR")
 
-    assert "dstl-" in BackendSettings("file:///s", "job").local_dir
-    assert BackendSettings("file:///s", "job", local_dir="/mine").local_dir == "/mine"
+    assert "dstl-" in BackendSettings("file:///s", "job").host_folder
+    assert BackendSettings("file:///s", "job", local_dir="/mine").host_folder == "/mine"
+
+
+def test_service_address_is_the_hosts_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address in a host's environment is used where the option is not set, and is checked there."""
+    monkeypatch.setenv("DSTL_SERVICE", "http://127.0.0.1:7000")
+    assert BackendSettings("file:///s", "job").host_service == "http://127.0.0.1:7000"
+    assert BackendSettings("file:///s", "job", service="unix:///run/s").host_service == "unix:///run/s"
+
+    monkeypatch.setenv("DSTL_SERVICE", "localhost:7000")
+    with pytest.raises(InvalidInputError, match="must be unix:///path or http://host:port"):
+        _ = BackendSettings("file:///s", "job").host_service
+
+    monkeypatch.delenv("DSTL_SERVICE")
+    assert BackendSettings("file:///s", "job").host_service is None

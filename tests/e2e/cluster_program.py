@@ -1,0 +1,47 @@
+"""The driver of the cluster tests: one query over all input that is there; its figures go to a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from backend_client import ChangelogStateBackend
+from tests.e2e.support import OUTPUT, Collected, Totals, read_input, run_to_end
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--master", required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--storage", required=True)
+    options = parser.parse_args()
+    spark = (
+        SparkSession.builder.master(options.master)
+        .appName("dstl-cluster")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.executor.memory", "700m")
+        .config("spark.executor.cores", "1")
+        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
+        .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "60s")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(options.folder / "warehouse"))
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    backend, collected = ChangelogStateBackend(options.storage, job="job", parallelism=4), Collected()
+    totals = backend.transform_with_state(
+        read_input(spark, options.folder / "in").groupBy("k"), Totals(pause_s=0.01), OUTPUT, "Update", "None"
+    )
+    run_to_end(totals.writeStream, options.folder / "chk", collected)
+    result = {"batches": collected.batches, "progress": [asdict(progress) for progress in backend.recent_progress]}
+    (options.folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""
+Several hosts: a standalone Spark cluster whose workers have, each for itself, a local folder and a sidecar.
+
+A failure means that sets of another host's sidecar were lost, or that hosts did not share objects as promised.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend_client.service_client import ServiceClient
+from storage.open import open_store
+from tests.e2e.support import expected_output, expected_state, random_input, stored_totals, write_input
+from tests.stack.servers import free_port
+from tests.stack.spark import SparkCluster
+
+pytestmark = pytest.mark.e2e
+
+HOSTS = 3  # the driver's and two workers'
+FILES = random_input(seed=60, batches=4, rows=200, keys=40)
+
+
+@pytest.fixture
+def folders() -> Iterator[list[Path]]:
+    """A local folder per host, short enough for sockets; sidecars that started there are stopped by their pid."""
+    made = [Path(tempfile.mkdtemp(prefix="dstl-")) for _ in range(HOSTS)]
+    yield made
+    for folder in made:
+        for pid_file in folder.glob("service-*.pid"):
+            with suppress(ProcessLookupError):
+                os.kill(int(pid_file.read_text()), signal.SIGKILL)
+
+
+@contextmanager
+def tcp_service(storage: str, folder: Path, host_id: str) -> Iterator[str]:
+    """Run a host's service on TCP, with a token and an address for other hosts; yield the address."""
+    address = f"http://127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "dstl_service", "serve", "--storage", storage, "--host-id", host_id]
+    command += ["--port", address.rsplit(":", 1)[1], "--advertise", address, "--token-file", str(folder / "token")]
+    (folder / "token").write_text("secret")
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        client = ServiceClient(address, "secret", patience_s=30)
+        client.get("/v1/info")
+        client.close()
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+
+
+def run_driver(cluster: SparkCluster, folder: Path, storage: str, environment: dict[str, str]) -> dict[str, Any]:
+    """Run the job to its end on the cluster; return its output and figures."""
+    write_input(folder / "in", FILES)
+    command = [sys.executable, "-m", "tests.e2e.cluster_program", "--master", cluster.master_url]
+    command += ["--folder", str(folder), "--storage", storage]
+    root = str(Path(__file__).parents[2])
+    subprocess.run(
+        command,
+        check=True,
+        cwd=folder,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": root, "PYSPARK_PYTHON": sys.executable, **environment},
+    )
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return result
+
+
+def check(result: dict[str, Any], storage: str) -> None:
+    """Compare output and state with a plain computation."""
+    output = {int(batch): [tuple(row) for row in rows] for batch, rows in result["batches"].items()}
+    assert output == expected_output(FILES)
+    assert stored_totals(storage, "job") == expected_state(FILES)
+
+
+def test_hosts_with_sidecars_of_their_own(tmp_path: Path, folders: list[Path]) -> None:
+    """Where the coordinator cannot reach a host's embedded sidecar, its tasks make their sets durable alone (I5)."""
+    storage = f"file://{tmp_path / 'store'}"
+    hosts = [{"DSTL_LOCAL_DIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[2])} for folder in folders]
+    with SparkCluster(tmp_path, hosts[1:]) as cluster:
+        result = run_driver(cluster, tmp_path, storage, hosts[0])
+
+    check(result, storage)
+    assert all(list(folder.glob("service-*.pid")) for folder in folders)
+
+
+def test_hosts_share_objects_over_tcp(tmp_path: Path, folders: list[Path]) -> None:
+    """With addresses for each other, every host writes one object per checkpoint, however many tasks it runs."""
+    storage = f"file://{tmp_path / 'store'}"
+    with ExitStack() as stack:
+        hosts = []
+        for number, folder in enumerate(folders):
+            address = stack.enter_context(tcp_service(storage, folder, f"host-{number}"))
+            hosts.append(
+                {
+                    "DSTL_LOCAL_DIR": str(folder),
+                    "DSTL_SERVICE": address,
+                    "DSTL_TOKEN": "secret",
+                    "PYTHONPATH": str(Path(__file__).parents[2]),
+                }
+            )
+        cluster = stack.enter_context(SparkCluster(tmp_path, hosts[1:]))
+        result = run_driver(cluster, tmp_path, storage, hosts[0])
+
+    check(result, storage)
+    # Two workers with two tasks each: an object per worker, and the manifest.
+    assert max(progress["objects_written"] for progress in result["progress"]) <= 3
+    hosts_seen = Counter(info.key.split("/")[2] for info in open_store(storage).list("job/segments/"))
+    assert set(hosts_seen) == {"host-1", "host-2"}

@@ -21,7 +21,6 @@ from storage.errors import InvalidInputError, UnavailableError
 
 _START_TIMEOUT_S = 30.0
 _SOCKET_PATH_MAX = 100  # the kernel's limit is 107 bytes
-_started: list[subprocess.Popen[bytes]] = []  # kept, so that nobody warns of a process that is meant to stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +71,26 @@ class EmbeddedService:
         command = [sys.executable, "-m", "dstl_service", "serve", "--storage", self.storage]
         command += ["--socket", self.socket_path, "--idle-exit-s", str(self.idle_exit_s)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        # A shell that ends at once starts it, so that it is nobody's child: it stays when its starter goes, and leaves
+        # no zombie when it is killed.
         with open(self._path("log"), "ab") as log:
-            process = subprocess.Popen(
-                command,
+            shell = subprocess.run(
+                ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *command],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=subprocess.PIPE,
                 stderr=log,
                 env=environment,
                 cwd="/",
                 start_new_session=True,
-                close_fds=True,
+                check=True,
             )
-        _started.append(process)
-        self._path("pid").write_text(f"{process.pid}\n", encoding="utf-8")
+        pid = int(shell.stdout)
+        self._path("pid").write_text(f"{pid}\n", encoding="utf-8")
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not self._answers():
-            if process.poll() is not None or time.monotonic() > deadline:
+            if not _runs(pid) or time.monotonic() > deadline:
                 tail = self._path("log").read_text(encoding="utf-8", errors="replace")[-2000:]
-                raise UnavailableError(
-                    f"the sidecar for {self.storage} did not start (exit code {process.poll()}); its log ends: {tail}"
-                )
+                raise UnavailableError(f"the sidecar for {self.storage} did not start; its log ends: {tail}")
             time.sleep(0.02)
 
     def _answers(self) -> bool:
@@ -121,3 +120,11 @@ class EmbeddedService:
     def _path(self, suffix: str) -> Path:
         name = hashlib.blake2b(self.storage.encode(), digest_size=6).hexdigest()
         return Path(self.folder) / f"service-{name}.{suffix}"
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -86,9 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     spark = _session(folder)
     figures: list[Figure] = []
     try:
-        for workload in WORKLOADS:
+        for number, workload in enumerate(WORKLOADS):
             if options.only is None or options.only in workload.name:
-                figures += compare(spark, workload, folder)
+                figures += compare(spark, workload, folder / str(number))
     finally:
         spark.stop()
         shutil.rmtree(folder, ignore_errors=True)

@@ -11,7 +11,7 @@ from dstl_service.fsck import check_job
 from dstl_service.job_store import JobStore
 from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
-from tests.unit.dstl_service.test_garbage_collector import World
+from tests.unit.dstl_service.world import World
 
 
 @pytest.fixture

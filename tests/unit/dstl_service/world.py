@@ -1,0 +1,59 @@
+"""A job in a store, made step by step: objects, checkpoints, and time that passes when told."""
+
+from __future__ import annotations
+
+from dstl_service.garbage_collector import GarbageReport, collect_garbage
+from dstl_service.job_store import JobStore
+from dstl_service.manifest import Manifest, ManifestKind
+from storage.memory_store import MemoryStore
+from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
+from storage.object_store import ObjectStore
+from storage.segment_format import encode_object
+from storage.testing import FakeClock, FakeIds
+
+
+class World:
+    """A job with a clock of its own, whose checkpoints and orphans are made step by step."""
+
+    def __init__(self, store: ObjectStore | None = None) -> None:
+        self.clock = FakeClock(1_000_000_000)
+        self.ids = FakeIds()
+        self.store = store or MemoryStore(clock=self.clock, ids=self.ids)
+        self.jobs = JobStore(self.store, "job", self.clock, self.ids)
+        self.jobs.open(None)
+        self.epoch, self.newest = self.jobs.claim("test")
+
+    def object(self, checkpoint_id: int) -> SegmentHandle:
+        """Store a segment object that nobody names yet."""
+        set_id = ChangeSetId("job", "op", checkpoint_id, Writer(self.epoch, 1), 0, 0)
+        buffers, entries = encode_object([Segment.of(set_id, KeyGroupRange(0, 127), 1, b"payload")])
+        key = f"job/segments/host/{self.ids.unique_id()}.seg"
+        self.store.put(key, buffers)
+        return SegmentHandle(key, sum(map(len, buffers)), entries[0])
+
+    def complete(self, *handles: SegmentHandle, kind: ManifestKind = ManifestKind.DELTA) -> None:
+        """Complete the next checkpoint with these handles."""
+        base = self.newest
+        earlier = () if base is None or kind is ManifestKind.DELTA else (*base.earlier, *base.segments)
+        self.newest = self.jobs.create(
+            Manifest(
+                kind=kind,
+                job_uid=self.jobs.job_uid,
+                id=base.id + 1 if base else 0,
+                generation=0,
+                uid=self.ids.unique_id(),
+                epoch=self.epoch,
+                created_ms=0,
+                base=base.ref if base else None,
+                segments=handles,
+                earlier=earlier,
+            )
+        )
+
+    def collect(self, *, dry_run: bool = False) -> GarbageReport:
+        """Collect garbage."""
+        return collect_garbage(self.store, self.jobs, "job", self.clock, dry_run=dry_run)
+
+    def stored(self) -> set[str]:
+        """Return the segment objects that are there."""
+        return {info.key for info in self.store.list("job/segments/")}

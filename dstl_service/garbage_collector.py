@@ -32,7 +32,9 @@ class GarbageReport:
     """
     What a collection found and did.
 
-    `young` are unnamed objects that are not old enough yet. With `dry_run` the orphans were left where they are.
+    `young` are unnamed objects that are not old enough yet.
+    Without any checkpoint all objects count as named: they may be all that is left.
+    With `dry_run` the orphans were left where they are.
     """
 
     job: str
@@ -79,6 +81,9 @@ def collect_garbage(
     now_ms = clock.now_ms()
     objects = list(store.list(f"{job}/segments/"))
     named = _named_objects(jobs)
+    if named is None:
+        # Either nothing was completed yet, or the manifests were lost and these objects are all that is left.
+        named = {info.key for info in objects}
     orphans, young = choose_orphans(objects, named, now_ms, age_min_ms)
     keys = [info.key for info in orphans]
     if not dry_run:
@@ -99,11 +104,11 @@ def collect_garbage(
     )
 
 
-def _named_objects(jobs: JobStore) -> set[str]:
-    """Return the keys of all objects that the newest checkpoint or one before it names."""
+def _named_objects(jobs: JobStore) -> set[str] | None:
+    """Return the keys of all objects that the newest checkpoint or one before it names; None without a checkpoint."""
     newest = jobs.newest()
     if newest is None:
-        return set()
+        return None
     chain: list[Manifest] = []
     for manifest in jobs.chain(newest.ref):
         chain.append(manifest)

@@ -61,11 +61,26 @@ def test_whole_log_stays_behind_complete_manifest() -> None:
 def test_dry_run_deletes_nothing() -> None:
     """A dry run reports the orphans and leaves them."""
     world = World()
-    orphan = world.object(0)
+    named, orphan = world.object(0), world.object(0)
+    world.complete(named)
     world.clock.advance(AGE)
 
     assert world.collect(dry_run=True).orphans == [orphan.object_key]
-    assert world.stored() == {orphan.object_key}
+    assert world.stored() == {named.object_key, orphan.object_key}
+
+
+def test_lost_manifests_delete_nothing() -> None:
+    """Where no checkpoint is to be found, objects of any age stay: they may be all that is left (I11)."""
+    world = World()
+    handle = world.object(0)
+    world.complete(handle)
+    world.store.delete([info.key for info in world.store.list("job/checkpoints/")])
+    world.clock.advance(10 * AGE)
+
+    report = world.collect()
+
+    assert (report.orphans, report.named) == ([], 1)
+    assert world.stored() == {handle.object_key}
 
 
 def test_damaged_manifest_stops_collection() -> None:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from backend_client.change_set import decode_change_set
 from backend_client.service_client import ServiceClient
 from backend_client.state_table import StateTable
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum64
-from storage.errors import CorruptDataError, error_from_dict
+from storage.errors import CorruptDataError, UnavailableError, error_from_dict
 from storage.model import KeyGroupRange
 
 _KEY_GROUP = struct.Struct(">H")
+_BROKEN_STREAMS_MAX = 2
 
 
 def advance_to_base(
@@ -36,12 +38,21 @@ def advance_to_base(
         CorruptDataError: Stored state is damaged; names the object. The table keeps no part of it under a version.
         UnavailableError: The sidecar or its store does not answer.
     """
-    have = table.version
     if base is None:
         # Whatever is here belongs to no checkpoint of this job.
         table.clear()
         return 0
-    want = base.to_text()
+    for _ in range(_BROKEN_STREAMS_MAX):
+        with suppress(UnavailableError):
+            return _advance(table, client, job, operator, key_groups, base.to_text())
+    return _advance(table, client, job, operator, key_groups, base.to_text())
+
+
+def _advance(
+    table: StateTable, client: ServiceClient, job: str, operator: str, key_groups: KeyGroupRange, want: str
+) -> int:
+    """Try once. A sidecar that dies meanwhile breaks the stream; the table's version tells where to begin again."""
+    have = table.version
     if have == want:
         return 0
     with client.restore(job, operator, key_groups, have, want) as frames:

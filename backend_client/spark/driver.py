@@ -31,7 +31,14 @@ from backend_client.spark.plan import Operator, Step
 from backend_client.spark.processor import merge_states, schema_difference
 from backend_client.spark.task import ATTEMPT_COLUMN, RECEIPT_COLUMN, BatchContext, OperatorTask, Receipt
 from dstl_service.wire import CompleteResponse, OperatorInfo
-from storage.errors import ConflictError, DstlError, InternalError, InvalidInputError, LostChangesError
+from storage.errors import (
+    ConflictError,
+    DstlError,
+    InternalError,
+    InvalidInputError,
+    LostChangesError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from backend_client.service_client import ServiceClient
@@ -319,7 +326,8 @@ def _helps_to_repeat(error: Exception) -> bool:
     if not isinstance(error, PySparkException) and "Py4J" not in type(error).__name__:
         return False
     text = str(error)
-    return STALE_OUTPUT in text or LostChangesError.__name__ in text
+    # A task that lost its sidecar in the middle of something finds another one when it runs again.
+    return any(sign in text for sign in (STALE_OUTPUT, LostChangesError.__name__, UnavailableError.__name__))
 
 
 def _progress(

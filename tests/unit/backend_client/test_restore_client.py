@@ -148,6 +148,45 @@ def test_reported_error_is_raised(table: StateTable, frame: Frame, kind: type[Ds
     assert (table.version, table.get(key(10))) == ("3.0.u", b"old")
 
 
+class BreakingClient(ScriptedClient):
+    """A service whose streams break off after some frames, as often as told."""
+
+    def __init__(self, breaks: int, *frames: Frame) -> None:
+        super().__init__(*frames)
+        self.breaks = breaks
+
+    @contextmanager
+    def restore(
+        self, job: str, operator: str, key_groups: KeyGroupRange, have: str | None, want: str
+    ) -> Iterator[Iterator[Frame]]:
+        """Give the frames, or only the first two."""
+        self.asked.append((have, want))
+        yield iter(self.frames) if len(self.asked) > self.breaks else self._broken()
+
+    def _broken(self) -> Iterator[Frame]:
+        yield from self.frames[:2]
+        raise UnavailableError("broke off")
+
+
+def test_broken_stream_is_begun_again(table: StateTable) -> None:
+    """A sidecar that dies twice during a restore is asked a third time, from the table's version."""
+    client = BreakingClient(2, plan(full=False), changed({key(10): b"1"}), changed({key(11): b"2"}), END)
+
+    assert advance(table, client) == 2
+    assert client.asked == [("3.0.u", "7.0.u")] * 3
+    assert (table.version, dict(table.items())) == ("7.0.u", {key(10): b"1", key(11): b"2"})
+
+
+def test_stream_that_keeps_breaking_is_reported(table: StateTable) -> None:
+    """After three broken streams the task fails, and Spark decides where it runs next."""
+    client = BreakingClient(9, plan(full=False), changed({key(10): b"1"}), END)
+    with pytest.raises(UnavailableError, match="broke off"):
+        advance(table, client)
+
+    assert len(client.asked) == 3
+    assert (table.version, table.get(key(10))) == ("3.0.u", b"old")
+
+
 def test_broken_full_restore_has_no_version(table: StateTable) -> None:
     """A table that was emptied for a restore that then broke off stands at no checkpoint."""
     error = ({"kind": "error", "error": {"kind": "unavailable", "message": "away"}}, b"")

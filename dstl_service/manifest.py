@@ -3,7 +3,8 @@ The manifest: the one object whose existence is a checkpoint's existence.
 
 A manifest is written once with create-if-absent and never altered (I3).
 It names its predecessor (`base`), what the checkpoint added (`segments`), and in a *complete* manifest also all that
-came before (`earlier`), so that a restore reads at most `COMPLETE_EVERY` manifests.
+came before (`materializations` and the log behind them, `earlier`), so that a restore reads at most `COMPLETE_EVERY`
+manifests. Whatever replaces a part of the log (a materialization, a compaction) enters by a complete manifest.
 A *fence* occupies a manifest's place for a newer epoch: an older driver's write collides with it (I4).
 No I/O.
 """
@@ -13,13 +14,13 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, StateInfo
 from storage.checksum import checksum64
 from storage.errors import CorruptDataError, DstlError
-from storage.model import KeyGroupRange, SegmentEntry, SegmentHandle
+from storage.model import KeyGroupRange, MaterializationHandle, SegmentEntry, SegmentHandle
 
 FORMAT = 1
 COMPLETE_EVERY = 20
@@ -49,7 +50,8 @@ class Manifest:
     offsets: str = ""
     operators: tuple[OperatorInfo, ...] = ()
     segments: tuple[SegmentHandle, ...] = ()
-    earlier: tuple[SegmentHandle, ...] = field(default=())
+    earlier: tuple[SegmentHandle, ...] = ()
+    materializations: tuple[MaterializationHandle, ...] = ()
 
     @property
     def ref(self) -> CheckpointRef:
@@ -104,9 +106,24 @@ def is_complete_due(checkpoint_id: int) -> bool:
     return checkpoint_id % COMPLETE_EVERY == 0
 
 
-def log_up_to(newest_first: Sequence[Manifest]) -> list[SegmentHandle]:
+@dataclass(frozen=True, slots=True)
+class StateView:
     """
-    Return all handles of the log, oldest first, from manifests that lead from the newest back to a complete one.
+    All that a checkpoint's state consists of.
+
+    Args:
+        materializations: Snapshots of tables; each stands for its key groups up to its checkpoint.
+        log: Segments, oldest first. For a key group that a materialization holds, those up to its checkpoint do not
+            count: such a segment is only here for its other key groups.
+    """
+
+    materializations: tuple[MaterializationHandle, ...]
+    log: list[SegmentHandle]
+
+
+def state_up_to(newest_first: Sequence[Manifest]) -> StateView:
+    """
+    Return what the newest checkpoint consists of, from manifests that lead from it back to a complete one.
 
     Raises:
         CorruptDataError: The sequence neither ends in a complete manifest nor at the job's first checkpoint.
@@ -117,7 +134,12 @@ def log_up_to(newest_first: Sequence[Manifest]) -> list[SegmentHandle]:
     handles = list(oldest.earlier)
     for manifest in reversed(newest_first):
         handles.extend(manifest.segments)
-    return handles
+    return StateView(oldest.materializations, handles)
+
+
+def log_up_to(newest_first: Sequence[Manifest]) -> list[SegmentHandle]:
+    """Return the log of `state_up_to`."""
+    return state_up_to(newest_first).log
 
 
 def select_handles(handles: Iterable[SegmentHandle], operator: str, key_groups: KeyGroupRange) -> list[SegmentHandle]:
@@ -154,6 +176,7 @@ def _to_dict(manifest: Manifest) -> dict[str, Any]:
         ],
         "segments": _group_by_object(manifest.segments),
         "earlier": _group_by_object(manifest.earlier),
+        "materializations": [handle.to_dict() for handle in manifest.materializations],
     }
 
 
@@ -180,6 +203,7 @@ def _from_dict(document: dict[str, Any]) -> Manifest:
         ),
         segments=tuple(_flatten(document["segments"])),
         earlier=tuple(_flatten(document["earlier"])),
+        materializations=tuple(MaterializationHandle.from_dict(data) for data in document["materializations"]),
     )
 
 

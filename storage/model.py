@@ -302,6 +302,54 @@ class SegmentHandle:
 
 
 @dataclass(frozen=True, slots=True)
+class MaterializationHandle:
+    """
+    A pointer to a stored snapshot of one partition's table, which replaces the log up to its checkpoint.
+
+    Args:
+        operator: Whose table it is.
+        key_groups: The range that the table holds.
+        checkpoint_id: The snapshot contains all changes up to this checkpoint, and none after it.
+        uid: The materialization's own id, apart from checkpoint ids.
+        index_key: Key of the object that names the snapshot's files.
+        size_bytes: Size of all files together.
+    """
+
+    operator: str
+    key_groups: KeyGroupRange
+    checkpoint_id: int
+    uid: str
+    index_key: str
+    size_bytes: int
+
+    def __post_init__(self) -> None:
+        validate_name("operator", self.operator)
+        validate_name("materialization", self.uid)
+        _check_int("checkpoint id", self.checkpoint_id, NUMBER_MAX)
+        _check_int("size in bytes", self.size_bytes, NUMBER_MAX)
+        if type(self.index_key) is not str or not self.index_key:
+            raise InvalidInputError(f"index key must be text, not {_shorten(self.index_key)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the handle as a flat JSON-able dict."""
+        return {
+            "operator": self.operator,
+            "key_groups": self.key_groups.to_text(),
+            "checkpoint": self.checkpoint_id,
+            "uid": self.uid,
+            "index": self.index_key,
+            "size": self.size_bytes,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> MaterializationHandle:
+        """Read what `to_dict` wrote; `InvalidInputError` for other fields, types or bounds."""
+        _check_fields("materialization handle", data, _MATERIALIZATION_FIELDS)
+        key_groups = KeyGroupRange.parse(data["key_groups"])
+        return cls(data["operator"], key_groups, data["checkpoint"], data["uid"], data["index"], data["size"])
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """
     What a store tells of an object without reading it.
@@ -320,6 +368,7 @@ class ObjectInfo:
 _ID_FIELDS = frozenset({"job", "operator", "checkpoint", "epoch", "attempt", "partition", "sqn"})
 _ENTRY_FIELDS = _ID_FIELDS | {"key_groups", "count", "offset", "size", "checksum"}
 _HANDLE_FIELDS = _ENTRY_FIELDS | {"object", "object_size"}
+_MATERIALIZATION_FIELDS = frozenset({"operator", "key_groups", "checkpoint", "uid", "index", "size"})
 
 
 def _id_of(data: Mapping[str, Any]) -> ChangeSetId:

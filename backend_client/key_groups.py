@@ -1,45 +1,12 @@
 """
-Who owns which key: key -> key group -> partition.
+Who owns which key, as Spark computes it: key -> key group -> partition.
 
 The key group of a row is computed in Spark (a hash of the key columns, modulo `max_parallelism`), so that it never
-depends on Python. Partitions own contiguous ranges of key groups; their number may change between checkpoints.
+depends on Python. `storage.key_groups` has the ranges that partitions own.
 No I/O.
 """
 
 from __future__ import annotations
-
-from storage.errors import InvalidInputError
-from storage.model import KeyGroupRange
-
-
-def key_group_range(partition: int, parallelism: int, max_parallelism: int) -> KeyGroupRange:
-    """
-    Return the key groups of one partition, both ends included.
-
-    The rule is ``partition = key_group * parallelism div max_parallelism``; see `partition_expression`.
-
-    Raises:
-        InvalidInputError: `parallelism` is not within ``1..max_parallelism`` or the partition does not exist.
-    """
-    check_parallelism(parallelism, max_parallelism)
-    if not 0 <= partition < parallelism:
-        raise InvalidInputError(f"partition {partition} does not exist: parallelism is {parallelism}")
-    first = -(-partition * max_parallelism // parallelism)
-    last = -(-(partition + 1) * max_parallelism // parallelism) - 1
-    return KeyGroupRange(first, last)
-
-
-def check_parallelism(parallelism: int, max_parallelism: int) -> None:
-    """
-    Check that every partition owns at least one key group.
-
-    Raises:
-        InvalidInputError: It would not.
-    """
-    if not 1 <= parallelism <= max_parallelism:
-        raise InvalidInputError(
-            f"parallelism must be within 1..{max_parallelism} (the job's max_parallelism), it is {parallelism}"
-        )
 
 
 def key_group_expression(key_columns: list[str], max_parallelism: int) -> str:

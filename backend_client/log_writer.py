@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from backend_client.change_set import encode_change_set
 from backend_client.service_client import ServiceClient
 from dstl_service.wire import ChangeSetRef
+from storage.change_set import encode_change_set
 from storage.checksum import checksum64
 from storage.model import KeyGroupRange
 

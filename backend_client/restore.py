@@ -11,10 +11,10 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from backend_client.change_set import decode_change_set
 from backend_client.service_client import ServiceClient
 from backend_client.state_table import StateTable
 from dstl_service.wire import CheckpointRef
+from storage.change_set import decode_change_set
 from storage.checksum import checksum64
 from storage.errors import CorruptDataError, UnavailableError, error_from_dict
 from storage.model import KeyGroupRange

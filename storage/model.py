@@ -12,6 +12,7 @@ Integers stay below 2**53, so that every JSON reader gets them exactly; checksum
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -178,6 +179,17 @@ class ChangeSetId:
         return _id_of(data)
 
 
+class SegmentKind(enum.StrEnum):
+    """What a segment stands for."""
+
+    CHANGES = "changes"
+    """The changes of one writer in one checkpoint."""
+    COMPACTED = "compacted"
+    """The last change per key of several checkpoints, up to the one that it names; deletions are kept."""
+    BASE = "base"
+    """All that is there at the checkpoint that it names: like COMPACTED from the job's begin on, without deletions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """
@@ -189,6 +201,7 @@ class Segment:
         count: Number of changes in it, 0..2**31-1.
         payload: Opaque bytes, at most SEGMENT_BYTES_MAX; not copied, so it must not change any more.
         checksum: `checksum64(payload)`, made by the one who made the payload; `encode_object` compares.
+        kind: What it stands for.
     """
 
     id: ChangeSetId
@@ -196,6 +209,7 @@ class Segment:
     count: int
     payload: BytesLike = field(repr=False)
     checksum: int
+    kind: SegmentKind = SegmentKind.CHANGES
 
     def __post_init__(self) -> None:
         _check_int("count", self.count, COUNT_MAX)
@@ -225,6 +239,7 @@ class SegmentEntry:
         offset_bytes: Position of the payload's first byte, from the object's first byte.
         size_bytes: Length of the payload, at most SEGMENT_BYTES_MAX.
         checksum: `checksum64` of the payload.
+        kind: What it stands for.
     """
 
     id: ChangeSetId
@@ -233,6 +248,7 @@ class SegmentEntry:
     offset_bytes: int
     size_bytes: int
     checksum: int
+    kind: SegmentKind = SegmentKind.CHANGES
 
     def __post_init__(self) -> None:
         _check_int("count", self.count, COUNT_MAX)
@@ -246,8 +262,10 @@ class SegmentEntry:
         return self.offset_bytes + self.size_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entry as a flat JSON-able dict."""
+        """Return the entry as a flat JSON-able dict; the kind is left out where it is the usual one."""
+        special = {} if self.kind is SegmentKind.CHANGES else {"kind": self.kind.value}
         return {
+            **special,
             **self.id.to_dict(),
             "key_groups": self.key_groups.to_text(),
             "count": self.count,
@@ -259,7 +277,7 @@ class SegmentEntry:
     @classmethod
     def from_dict(cls, data: Any) -> SegmentEntry:
         """Read what `to_dict` wrote; `InvalidInputError` for other fields, types or bounds."""
-        _check_fields("segment entry", data, _ENTRY_FIELDS)
+        _check_fields("segment entry", data, _ENTRY_FIELDS, _ENTRY_OPTIONAL)
         return _entry_of(data)
 
 
@@ -297,7 +315,7 @@ class SegmentHandle:
     @classmethod
     def from_dict(cls, data: Any) -> SegmentHandle:
         """Read what `to_dict` wrote; `InvalidInputError` for other fields, types or bounds."""
-        _check_fields("segment handle", data, _HANDLE_FIELDS)
+        _check_fields("segment handle", data, _HANDLE_FIELDS, _ENTRY_OPTIONAL)
         return cls(data["object"], data["object_size"], _entry_of(data))
 
 
@@ -367,6 +385,7 @@ class ObjectInfo:
 
 _ID_FIELDS = frozenset({"job", "operator", "checkpoint", "epoch", "attempt", "partition", "sqn"})
 _ENTRY_FIELDS = _ID_FIELDS | {"key_groups", "count", "offset", "size", "checksum"}
+_ENTRY_OPTIONAL = frozenset({"kind"})
 _HANDLE_FIELDS = _ENTRY_FIELDS | {"object", "object_size"}
 _MATERIALIZATION_FIELDS = frozenset({"operator", "key_groups", "checkpoint", "uid", "index", "size"})
 
@@ -380,6 +399,9 @@ def _entry_of(data: Mapping[str, Any]) -> SegmentEntry:
     checksum = data["checksum"]
     if not isinstance(checksum, str) or not _CHECKSUM.fullmatch(checksum):
         raise InvalidInputError(f"checksum must be 16 characters of [0-9a-f], not {_shorten(checksum)}")
+    kind = data.get("kind", SegmentKind.CHANGES.value)
+    if kind not in list(SegmentKind):
+        raise InvalidInputError(f"segment kind {_shorten(kind)} is not one of {', '.join(SegmentKind)}")
     return SegmentEntry(
         id=_id_of(data),
         key_groups=KeyGroupRange.parse(data["key_groups"]),
@@ -387,6 +409,7 @@ def _entry_of(data: Mapping[str, Any]) -> SegmentEntry:
         offset_bytes=data["offset"],
         size_bytes=data["size"],
         checksum=int(checksum, 16),
+        kind=SegmentKind(kind),
     )
 
 
@@ -396,13 +419,13 @@ def _check_int(name: str, value: Any, value_max: int) -> None:
         raise InvalidInputError(f"{name} must be a whole number within 0..{value_max}, not {_shorten(value)}")
 
 
-def _check_fields(kind: str, data: Any, expected: frozenset[str]) -> None:
-    """Raise `InvalidInputError` unless `data` has exactly the expected fields."""
+def _check_fields(kind: str, data: Any, expected: frozenset[str], optional: frozenset[str] = frozenset()) -> None:
+    """Raise `InvalidInputError` unless `data` has exactly the expected fields, and perhaps optional ones."""
     if not isinstance(data, Mapping):
         raise InvalidInputError(f"{kind} must be an object with fields, not {_shorten(data)}")
-    if data.keys() != expected:
+    if data.keys() - optional != expected:
         missing = ", ".join(sorted(expected - data.keys())) or "none"
-        unknown = ", ".join(sorted(map(str, data.keys() - expected))) or "none"
+        unknown = ", ".join(sorted(map(str, data.keys() - expected - optional))) or "none"
         raise InvalidInputError(f"{kind} has other fields than expected: missing {missing}; unknown {unknown}")
 
 

@@ -192,7 +192,9 @@ def _place(segments: Sequence[Segment]) -> list[SegmentEntry]:
         size = segment.size_bytes
         if offset + size > OBJECT_BYTES_MAX:
             raise InvalidInputError(f"the segments are too large for one object of {OBJECT_BYTES_MAX} bytes")
-        entries.append(SegmentEntry(segment.id, segment.key_groups, segment.count, offset, size, segment.checksum))
+        entries.append(
+            SegmentEntry(segment.id, segment.key_groups, segment.count, offset, size, segment.checksum, segment.kind)
+        )
         offset += size
     if len({entry.id for entry in entries}) != len(entries):
         raise InvalidInputError("a change set occurs twice among the segments of one object")

@@ -24,7 +24,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from backend_client.coordinator import JobSession, connect
-from backend_client.key_groups import check_parallelism
 from backend_client.progress import BatchProgress
 from backend_client.spark.checkpoint_log import CheckpointLog
 from backend_client.spark.plan import Operator, Step
@@ -39,6 +38,7 @@ from storage.errors import (
     LostChangesError,
     UnavailableError,
 )
+from storage.key_groups import check_parallelism
 
 if TYPE_CHECKING:
     from backend_client.service_client import ServiceClient

@@ -24,7 +24,6 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from backend_client.codec import KeyCodec
 from backend_client.coordinator import connect
-from backend_client.key_groups import key_group_range
 from backend_client.keyed_state import KeyedState
 from backend_client.log_writer import LogTarget, LogWriter
 from backend_client.restore import advance_to_base
@@ -34,6 +33,7 @@ from backend_client.spark.processor import TaskHandle
 from backend_client.spark.rows import GroupedRows, RowsToArrow
 from backend_client.state_table import StateTable
 from dstl_service.wire import ChangeSetRef, CheckpointRef, StateInfo
+from storage.key_groups import key_group_range
 
 ATTEMPT_COLUMN = "__dstl_attempt"
 RECEIPT_COLUMN = "__dstl_receipt"

@@ -15,10 +15,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 from pyspark.sql.types import DoubleType, LongType, StructType
 
-from backend_client.change_set import decode_change_set
 from backend_client.codec import ValueCodec
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import ManifestKind, log_up_to, select_handles
+from storage.change_set import decode_change_set
 from storage.clock import SystemClock, SystemIds
 from storage.model import KeyGroupRange
 from storage.object_store import ObjectStore

@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from backend_client.key_groups import check_parallelism, key_group_expression, key_group_range, partition_expression
+from backend_client.key_groups import key_group_expression, partition_expression
 from storage.errors import InvalidInputError
+from storage.key_groups import check_parallelism, key_group_range
 
 
 @pytest.mark.parametrize("max_parallelism", [1, 2, 7, 16, 100, 128])

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from backend_client.change_set import decode_change_set
 from backend_client.log_writer import LogTarget, LogWriter
 from dstl_service.wire import ChangeSetRef
+from storage.change_set import decode_change_set
 from storage.checksum import checksum64
 from storage.errors import OverloadedError
 from storage.model import KeyGroupRange

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from backend_client.change_set import encode_change_set
 from backend_client.keyed_state import table_key
 from backend_client.restore import advance_to_base
 from backend_client.state_table import StateTable
 from dstl_service.wire import CheckpointRef
+from storage.change_set import encode_change_set
 from storage.checksum import checksum64
 from storage.errors import CorruptDataError, DstlError, UnavailableError
 from storage.model import KeyGroupRange

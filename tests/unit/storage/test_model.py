@@ -17,6 +17,7 @@ from storage.model import (
     Segment,
     SegmentEntry,
     SegmentHandle,
+    SegmentKind,
     Writer,
     validate_name,
 )
@@ -141,3 +142,18 @@ def test_handle_behind_its_object_is_refused() -> None:
     """A segment ends within its object."""
     with pytest.raises(InvalidInputError, match="ends behind"):
         SegmentHandle("k", 16, ENTRY)
+
+
+@pytest.mark.parametrize("kind", list(SegmentKind))
+def test_kind_survives(kind: SegmentKind) -> None:
+    """What a segment stands for is read back from its entry; the usual kind costs no bytes."""
+    entry = dataclasses.replace(ENTRY, kind=kind)
+
+    assert SegmentEntry.from_dict(entry.to_dict()) == entry
+    assert ("kind" in entry.to_dict()) == (kind is not SegmentKind.CHANGES)
+
+
+def test_unknown_kind_is_refused() -> None:
+    """A segment of a kind that a newer version made is not taken for changes."""
+    with pytest.raises(InvalidInputError, match="kind"):
+        SegmentEntry.from_dict({**ENTRY.to_dict(), "kind": "surprise"})

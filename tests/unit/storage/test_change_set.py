@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from backend_client.change_set import decode_change_set, encode_change_set
+from storage.change_set import decode_change_set, encode_change_set
 from storage.errors import CorruptDataError
 
 CHANGES = {b"b": b"value", b"a": None, b"c": b""}

@@ -1,9 +1,10 @@
 """
-Finds and deletes orphans: segment objects that no checkpoint names (I12), whoever crashed when.
+Finds and deletes orphans: objects that neither a retained checkpoint nor a savepoint names (I12), whoever crashed when.
 
-An object is deleted only if both hold (I11): no checkpoint of the newest chain names it, and it is older than the
+An object is deleted only if both hold (I11): no retained checkpoint and no savepoint names it, and it is older than the
 minimum age, which is longer than any checkpoint may take. Objects are listed *before* the manifests are read: one that
-becomes part of a checkpoint in between is too young, and one that was part of it before is named.
+becomes part of a checkpoint in between is too young, and one that was part of it before is named. Manifests of
+subsumed checkpoints that their coordinator left behind are deleted before objects, so that none names what is gone.
 
 `choose_orphans` is pure; `collect_garbage` does blocking I/O.
 """
@@ -16,7 +17,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from dstl_service.job_store import JobStore
-from dstl_service.manifest import Manifest, ManifestKind, log_up_to
+from dstl_service.manifest import Manifest
+from dstl_service.retention import CHECKPOINTS_MAX, manifests_to_keep, object_keys
 from storage.clock import Clock
 from storage.model import ObjectInfo
 from storage.object_store import ObjectStore
@@ -33,6 +35,7 @@ class GarbageReport:
     What a collection found and did.
 
     `young` are unnamed objects that are not old enough yet.
+    `subsumed` counts manifests that no retained checkpoint needs.
     Without any checkpoint all objects count as named: they may be all that is left.
     With `dry_run` the orphans were left where they are.
     """
@@ -42,6 +45,7 @@ class GarbageReport:
     objects: int
     named: int
     young: int
+    subsumed: int
     orphans: list[str]
     orphan_bytes: int
 
@@ -62,6 +66,7 @@ def collect_garbage(
     clock: Clock,
     *,
     age_min_ms: int = ORPHAN_AGE_MIN_MS,
+    checkpoints_max: int = CHECKPOINTS_MAX,
     dry_run: bool = False,
 ) -> GarbageReport:
     """
@@ -73,25 +78,37 @@ def collect_garbage(
         job: Its name.
         clock: Compared with the store's times of modification; minutes of difference do not matter.
         age_min_ms: Must exceed the checkpoint timeout while a query of the job may run.
+        checkpoints_max: How many checkpoints are retained; a service that retains fewer deletes the others by itself.
         dry_run: Delete nothing.
 
     Raises:
-        CorruptDataError: A manifest cannot be read; nothing was deleted.
+        CorruptDataError: A manifest or a savepoint cannot be read; nothing was deleted.
     """
     now_ms = clock.now_ms()
-    objects = list(store.list(f"{job}/segments/"))
-    named = _named_objects(jobs)
-    if named is None:
+    objects = [info for folder in ("segments", "materialized") for info in store.list(f"{job}/{folder}/")]
+    kept, named = _kept(jobs, checkpoints_max)
+    if not kept:
         # Either nothing was completed yet, or the manifests were lost and these objects are all that is left.
         named = {info.key for info in objects}
+    subsumed = [
+        ref for ref, info in (jobs.subsumed(kept[-1].ref) if kept else ()) if now_ms - info.modified_ms >= age_min_ms
+    ]
     orphans, young = choose_orphans(objects, named, now_ms, age_min_ms)
     keys = [info.key for info in orphans]
     if not dry_run:
+        jobs.delete_manifests(subsumed)
         for begin in range(0, len(keys), _DELETED_AT_ONCE):
             store.delete(keys[begin : begin + _DELETED_AT_ONCE])
     logger.info(
         "garbage collected",
-        extra={"job": job, "orphans": len(keys), "young": young, "objects": len(objects), "dry_run": dry_run},
+        extra={
+            "job": job,
+            "orphans": len(keys),
+            "young": young,
+            "objects": len(objects),
+            "subsumed": len(subsumed),
+            "dry_run": dry_run,
+        },
     )
     return GarbageReport(
         job=job,
@@ -99,19 +116,17 @@ def collect_garbage(
         objects=len(objects),
         named=len(objects) - len(orphans) - young,
         young=young,
+        subsumed=len(subsumed),
         orphans=keys,
         orphan_bytes=sum(info.size_bytes for info in orphans),
     )
 
 
-def _named_objects(jobs: JobStore) -> set[str] | None:
-    """Return the keys of all objects that the newest checkpoint or one before it names; None without a checkpoint."""
+def _kept(jobs: JobStore, checkpoints_max: int) -> tuple[list[Manifest], set[str]]:
+    """Return the manifests that retained checkpoints need, newest first, and all that they and savepoints name."""
     newest = jobs.newest()
-    if newest is None:
-        return None
-    chain: list[Manifest] = []
-    for manifest in jobs.chain(newest.ref):
-        chain.append(manifest)
-        if manifest.kind is ManifestKind.COMPLETE:
-            break
-    return {handle.object_key for handle in log_up_to(chain)}
+    kept = manifests_to_keep(jobs.stored_chain(newest.ref), checkpoints_max) if newest else []
+    named = jobs.savepoints.object_keys()
+    for manifest in kept:
+        named |= object_keys(manifest)
+    return kept, named

@@ -13,10 +13,19 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dstl_service.manifest import Manifest, ManifestKind, decode_manifest, encode_manifest
+from dstl_service.manifest import (
+    Manifest,
+    ManifestKind,
+    StateView,
+    decode_manifest,
+    encode_manifest,
+    state_up_to,
+    with_segments,
+)
+from dstl_service.savepoints import SavepointStore
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock, IdSource
 from storage.errors import (
@@ -27,12 +36,13 @@ from storage.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from storage.model import KEY_GROUP_MAX
+from storage.model import KEY_GROUP_MAX, ObjectInfo
 from storage.object_store import ObjectStore
 
 JOB_FORMAT = 1
 MAX_PARALLELISM_DEFAULT = 128
 _MANIFESTS_CACHED = 64
+_VIEWS_CACHED = 4
 
 
 class JobStore:
@@ -45,6 +55,8 @@ class JobStore:
         self._ids = ids
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[int, int], Manifest] = OrderedDict()
+        self._views: OrderedDict[CheckpointRef, StateView] = OrderedDict()
+        self.savepoints = SavepointStore(store, job)
         self.job_uid = ""
         self.max_parallelism = 0
 
@@ -161,6 +173,14 @@ class JobStore:
                 return manifest
         return None
 
+    def newest_of(self, checkpoint_id: int) -> Manifest | None:
+        """Return the newest generation of a checkpoint, or None."""
+        for generation in reversed(self._places(checkpoint_id)):
+            manifest = self.load(checkpoint_id, generation)
+            if manifest.kind is not ManifestKind.FENCE:
+                return manifest
+        return None
+
     def load(self, checkpoint_id: int, generation: int) -> Manifest:
         """
         Return one manifest, from memory if it was seen before: manifests never change.
@@ -194,12 +214,64 @@ class JobStore:
         return manifest
 
     def chain(self, ref: CheckpointRef) -> Iterator[Manifest]:
-        """Yield the manifests from `ref` back to the job's first checkpoint, newest first, one read each."""
-        step: CheckpointRef | None = ref
-        while step is not None:
-            manifest = self.resolve(step)
+        """
+        Yield the manifests from `ref` back to the job's first checkpoint, newest first, one read each.
+
+        Raises:
+            NotFoundError: The next one was subsumed and deleted, or never existed.
+        """
+        try:
+            manifest = self.resolve(ref)
+        except NotFoundError:
+            savepoint = next((found for _, found in self.savepoints.all() if found.ref == ref), None)
+            if savepoint is None:
+                raise
+            manifest = savepoint
+        yield manifest
+        while manifest.base is not None:
+            manifest = self.resolve(manifest.base)
             yield manifest
-            step = manifest.base
+
+    def stored_chain(self, ref: CheckpointRef) -> Iterator[Manifest]:
+        """Yield the manifests from `ref` back to the oldest that is stored, newest first."""
+        try:
+            yield from self.chain(ref)
+        except NotFoundError:
+            return
+
+    def state(self, ref: CheckpointRef) -> StateView:
+        """
+        Return all that a checkpoint's state consists of; in a running job from what the one before consists of.
+
+        Raises:
+            NotFoundError: There is no such checkpoint.
+            CorruptDataError: Its chain cannot be read back to a complete manifest.
+        """
+        newest_first: list[Manifest] = []
+        view: StateView | None = None
+        for manifest in self.stored_chain(ref):
+            with self._lock:
+                view = self._views.get(manifest.ref)
+            if view is not None:
+                break
+            newest_first.append(manifest)
+            if manifest.kind is ManifestKind.COMPLETE:
+                break
+        if view is None and not newest_first:
+            raise NotFoundError(f"job {self._job!r} has no checkpoint {ref.to_text()}", job=self._job)
+        view = state_up_to(newest_first) if view is None else with_segments(view, newest_first)
+        with self._lock:
+            self._views[ref] = view
+            while len(self._views) > _VIEWS_CACHED:
+                self._views.popitem(last=False)
+        return view
+
+    def delete_manifests(self, refs: Sequence[CheckpointRef]) -> None:
+        """Delete manifests that no retained checkpoint needs; their objects must still be there."""
+        self._store.delete([self._key(ref.id, ref.generation) for ref in refs])
+        with self._lock:
+            for ref in refs:
+                self._cache.pop((ref.id, ref.generation), None)
 
     def newest(self) -> Manifest | None:
         """Return the newest checkpoint, or None."""
@@ -220,6 +292,14 @@ class JobStore:
             newest = manifest
         if newest is not None:
             yield newest
+
+    def subsumed(self, oldest_kept: CheckpointRef) -> Iterator[tuple[CheckpointRef, ObjectInfo]]:
+        """Yield all manifests and fences with a lower id than `oldest_kept`: no retained checkpoint needs them."""
+        for info in self._store.list(f"{self._job}/checkpoints/"):
+            place = _place(info.key)
+            if place[0] >= oldest_kept.id:
+                return
+            yield CheckpointRef(*place, ""), info
 
     def _claim_epoch(self, owner: str) -> tuple[int, int]:
         prefix = f"{self._job}/epochs/"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, StateInfo
@@ -131,10 +131,13 @@ def state_up_to(newest_first: Sequence[Manifest]) -> StateView:
     oldest = newest_first[-1]
     if oldest.kind is not ManifestKind.COMPLETE and oldest.base is not None:
         raise CorruptDataError(f"the chain of manifests breaks off at checkpoint {oldest.id}")
-    handles = list(oldest.earlier)
-    for manifest in reversed(newest_first):
-        handles.extend(manifest.segments)
-    return StateView(oldest.materializations, handles)
+    return with_segments(StateView(oldest.materializations, list(oldest.earlier)), newest_first)
+
+
+def with_segments(view: StateView, newest_first: Sequence[Manifest]) -> StateView:
+    """Return the view with what these manifests add to it."""
+    added = [handle for manifest in reversed(newest_first) for handle in manifest.segments]
+    return replace(view, log=[*view.log, *added])
 
 
 def log_up_to(newest_first: Sequence[Manifest]) -> list[SegmentHandle]:

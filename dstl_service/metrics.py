@@ -79,6 +79,43 @@ class ServiceMetrics:
         )
         self.orphans = Gauge("dstl_orphans", "Orphans that the last collection left.", ["job"], registry=self.registry)
         self.orphans_deleted = Counter("dstl_orphans_deleted", "Orphans deleted.", ["job"], registry=self.registry)
+        self.log_bytes = Gauge(
+            "dstl_log_bytes",
+            "Stored log of an operator behind its bases and materializations.",
+            ["job", "operator"],
+            registry=self.registry,
+        )
+        self.table_bytes = Gauge(
+            "dstl_table_bytes",
+            "Bases and materializations of an operator: about the stored size of its table.",
+            ["job", "operator"],
+            registry=self.registry,
+        )
+        self.compactions = Counter("dstl_compactions", "Log compactions done.", ["job"], registry=self.registry)
+        self.compactions_failed = Counter(
+            "dstl_compactions_failed", "Log compactions that failed.", ["job"], registry=self.registry
+        )
+        self.compacted_bytes = Counter(
+            "dstl_compacted_bytes", "Bytes of segments read by compactions.", ["job"], registry=self.registry
+        )
+        self.compaction_seconds = Histogram(
+            "dstl_compaction_seconds", "Time of a log compaction.", buckets=_SECONDS, registry=self.registry
+        )
+        self.subsumed = Counter(
+            "dstl_checkpoints_subsumed", "Manifests of subsumed checkpoints deleted.", ["job"], registry=self.registry
+        )
+        self.subsumed_objects = Counter(
+            "dstl_subsumed_objects_deleted",
+            "Objects deleted that only subsumed checkpoints named.",
+            ["job"],
+            registry=self.registry,
+        )
+        self.waiting_deletions = Gauge(
+            "dstl_subsumed_objects",
+            "Truncation lag: objects that only subsumed checkpoints name and that wait for their deletion.",
+            ["job"],
+            registry=self.registry,
+        )
         for name, text, ask in (
             ("dstl_in_flight_bytes", "Bytes received and not yet durable.", in_flight_bytes),
             ("dstl_cache_hits", "Segments restored from memory.", cache_hits),

@@ -7,7 +7,7 @@ whole log and must be emptied first. Only what checkpoints name is read (I2), an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -75,7 +75,14 @@ def read_plan(plan: RestorePlan, store: ObjectStore, cache: SegmentCache) -> Ite
     Raises:
         CorruptDataError: An object is missing, damaged or cut off; names it.
     """
-    for _, group in groupby(plan.handles, key=lambda handle: handle.entry.id.checkpoint_id):
+    return read_handles(plan.handles, store, cache)
+
+
+def read_handles(
+    wanted: Sequence[SegmentHandle], store: ObjectStore, cache: SegmentCache
+) -> Iterator[tuple[SegmentHandle, BytesLike]]:
+    """Yield these segments in the order given; see `read_plan`."""
+    for _, group in groupby(wanted, key=lambda handle: handle.entry.id.checkpoint_id):
         handles = list(group)
         payloads = {id(handle): cache.get(handle) for handle in handles}
         missing = [handle for handle in handles if payloads[id(handle)] is None]

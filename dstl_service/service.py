@@ -11,14 +11,16 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from dstl_service.change_sets import ChangeSetBook, check_admission
+from dstl_service.compactor import Compactor
 from dstl_service.garbage_collector import GarbageReport, collect_garbage
 from dstl_service.job_store import JobStore
-from dstl_service.manifest import Manifest, ManifestKind, encode_manifest, is_complete_due, log_up_to
+from dstl_service.maintenance import Maintenance
+from dstl_service.manifest import Manifest, ManifestKind, StateView, encode_manifest, is_complete_due
 from dstl_service.metrics import ServiceMetrics
 from dstl_service.peers import PeerClient
 from dstl_service.restore import RestorePlan, plan_restore, read_plan
@@ -53,6 +55,8 @@ logger = logging.getLogger("dstl_service")
 
 _T = TypeVar("_T")
 
+_BACKGROUND_TIMEOUT_MS = 60_000
+
 
 @dataclass(slots=True)
 class _Job:
@@ -60,6 +64,7 @@ class _Job:
 
     store: JobStore
     book: ChangeSetBook
+    maintenance: Maintenance
     epoch: int = 0
     newest_id: int = -1
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -97,6 +102,13 @@ class ChangelogService:
             cache_misses=lambda: self._cache.misses,
         )
         self._uploader = Uploader(store, self._upload_threads, settings.retry, ids, settings.host_id)
+        background = replace(settings.retry, timeout_ms=max(settings.retry.timeout_ms, _BACKGROUND_TIMEOUT_MS))
+        self._compactor = Compactor(
+            store,
+            self._cache,
+            Uploader(store, self._upload_threads, background, ids, settings.host_id),
+            clock,
+        )
 
     @property
     def job_names(self) -> list[str]:
@@ -236,9 +248,8 @@ class ChangelogService:
             return CompleteResponse(made.ref, 0.0, 0.0, 0, 0)
         _check_one_writer(name, handles, request.epoch, checkpoint_id)
         durable_ms = self._clock.monotonic_ms()
-        manifest, manifest_bytes = await self._in_thread(
-            self._write_manifest, job.store, checkpoint_id, request, handles
-        )
+        manifest, manifest_bytes = await self._in_thread(self._write_manifest, job, checkpoint_id, request, handles)
+        job.maintenance.checkpoint_completed(manifest)
         job.book.forget_up_to(checkpoint_id)
         done_ms = self._clock.monotonic_ms()
         objects = {handle.object_key: handle.object_size_bytes for handle in handles}
@@ -278,13 +289,35 @@ class ChangelogService:
         """Return the newest generation of one checkpoint."""
         job = await self._opened(name)
 
-        def find() -> Manifest:
-            for manifest in job.store.completed():
-                if manifest.id == checkpoint_id:
-                    return manifest
+        manifest = await self._in_thread(job.store.newest_of, checkpoint_id)
+        if manifest is None:
             raise NotFoundError(f"job {name!r} has no checkpoint {checkpoint_id}", job=name)
+        return manifest
 
-        return await self._in_thread(find)
+    async def create_savepoint(self, name: str, savepoint: str, checkpoint_id: int | None) -> CheckpointInfo:
+        """Keep a retained checkpoint, by default the newest, under a name; see `dstl_service.savepoints`."""
+        job = await self._opened(name)
+
+        def create() -> Manifest:
+            manifest = job.store.newest() if checkpoint_id is None else job.store.newest_of(checkpoint_id)
+            if manifest is None:
+                raise NotFoundError(f"job {name!r} has no checkpoint that a savepoint could keep", job=name)
+            is_delta = manifest.kind is ManifestKind.DELTA and manifest.base is not None
+            before = job.store.state(manifest.base) if is_delta and manifest.base is not None else None
+            return job.store.savepoints.create(savepoint, manifest, before)
+
+        created = await self._in_thread(create)
+        return created.info()
+
+    async def savepoints(self, name: str) -> dict[str, CheckpointInfo]:
+        """Return all savepoints of a job by name."""
+        job = await self._opened(name)
+        return await self._in_thread(lambda: {key: found.info() for key, found in job.store.savepoints.all()})
+
+    async def delete_savepoint(self, name: str, savepoint: str) -> None:
+        """Delete a savepoint; what only it named is collected later."""
+        job = await self._opened(name)
+        await self._in_thread(job.store.savepoints.delete, savepoint)
 
     async def plan_restore(
         self, name: str, operator: str, key_groups: KeyGroupRange, have: CheckpointRef | None, want: CheckpointRef
@@ -306,6 +339,7 @@ class ChangelogService:
                 name,
                 self._clock,
                 age_min_ms=self._settings.gc_age_min_s * 1000,
+                checkpoints_max=self._settings.retention.checkpoints_max,
                 dry_run=dry_run,
             )
         )
@@ -321,6 +355,7 @@ class ChangelogService:
     async def close(self) -> None:
         """Upload what is still waiting, within the time that one upload may take, then stop the threads."""
         for job in self._jobs.values():
+            job.maintenance.close()
             if job.collector is not None:
                 job.collector.cancel()
         for name, job in self._jobs.items():
@@ -340,7 +375,18 @@ class ChangelogService:
         if job is None:
             validate_name("job", name)
             store = JobStore(self._store, name, self._clock, self._ids)
-            job = self._jobs[name] = _Job(store, ChangeSetBook(self._settings.batch))
+            maintenance = Maintenance(
+                name,
+                store,
+                self._store,
+                self._compactor,
+                self._clock,
+                self.metrics,
+                self._in_thread,
+                self._settings.compaction,
+                self._settings.retention,
+            )
+            job = self._jobs[name] = _Job(store, ChangeSetBook(self._settings.batch), maintenance)
         return job
 
     async def _opened(self, name: str) -> _Job:
@@ -439,23 +485,14 @@ class ChangelogService:
         return [found[id(ref)] for ref in refs] if wait else []
 
     def _write_manifest(
-        self, store: JobStore, checkpoint_id: int, request: CompleteRequest, handles: list[SegmentHandle]
+        self, job: _Job, checkpoint_id: int, request: CompleteRequest, handles: list[SegmentHandle]
     ) -> tuple[Manifest, int]:
-        kind, earlier = ManifestKind.DELTA, []
-        if request.base is not None:
-            store.resolve(request.base)
-        if is_complete_due(checkpoint_id):
-            kind = ManifestKind.COMPLETE
-            if request.base is not None:
-                chain: list[Manifest] = []
-                for manifest in store.chain(request.base):
-                    chain.append(manifest)
-                    if manifest.kind is ManifestKind.COMPLETE:
-                        break
-                earlier = log_up_to(chain)
+        before = job.store.state(request.base) if request.base is not None else StateView((), [])
+        view = job.maintenance.replace(before)
+        is_complete = view is not before or is_complete_due(checkpoint_id)
         manifest = Manifest(
-            kind=kind,
-            job_uid=store.job_uid,
+            kind=ManifestKind.COMPLETE if is_complete else ManifestKind.DELTA,
+            job_uid=job.store.job_uid,
             id=checkpoint_id,
             generation=0,
             uid=request.uid,
@@ -466,9 +503,10 @@ class ChangelogService:
             offsets=request.offsets,
             operators=tuple(request.operators),
             segments=tuple(handles),
-            earlier=tuple(earlier),
+            earlier=tuple(view.log) if is_complete else (),
+            materializations=view.materializations if is_complete else (),
         )
-        created = store.create(manifest)
+        created = job.store.create(manifest)
         return created, len(encode_manifest(created))
 
     async def _collect_regularly(self, name: str) -> None:
@@ -476,6 +514,7 @@ class ChangelogService:
             await asyncio.sleep(self._settings.gc_interval_s)
             try:
                 await self.collect_garbage(name, dry_run=False)
+                self._job(name).maintenance.wake()
             except DstlError as error:  # the next round tries again; nothing waits for it
                 logger.warning("garbage collection failed", extra={"job": name, "error": str(error)})
 

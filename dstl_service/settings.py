@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from dstl_service.change_sets import BatchSettings
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS
+from dstl_service.log_compaction import CompactionSettings
+from dstl_service.retention import RetentionSettings
 from storage.errors import InvalidInputError
 from storage.model import validate_name
 from storage.retry_policy import RetryPolicy
@@ -47,6 +49,8 @@ class ServiceSettings:
     """Names this host in object keys."""
     batch: BatchSettings = field(default_factory=BatchSettings)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    compaction: CompactionSettings = field(default_factory=CompactionSettings)
+    retention: RetentionSettings = field(default_factory=RetentionSettings)
     upload_threads: int = 5
     """Uploads that run at the same time."""
     io_threads: int = 16

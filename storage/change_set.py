@@ -1,16 +1,24 @@
 """
 The bytes of a change set: changed keys with their last value, sorted by key, as one compressed Arrow IPC stream.
 
-Columns: ``key`` binary, ``value`` binary or null for a deleted key. No I/O.
+Columns: ``key`` binary, ``value`` binary or null for a deleted key. A key begins with its key group, two bytes,
+big-endian. No I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from storage.checksum import BytesLike
 from storage.errors import CorruptDataError
+from storage.model import KeyGroupRange
 
 SCHEMA = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
@@ -19,28 +27,93 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 def encode_change_set(changes: Mapping[bytes, bytes | None]) -> bytes:
     """Return the payload of a segment; `changes` has at least one key."""
     keys = sorted(changes)
-    batch = pa.record_batch(
-        [pa.array(keys, pa.binary()), pa.array([changes[key] for key in keys], pa.binary())], schema=SCHEMA
-    )
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA, options=_OPTIONS) as writer:
-        writer.write_batch(batch)
-    payload: bytes = sink.getvalue().to_pybytes()
-    return payload
+    return _encode([pa.array(keys, pa.binary()), pa.array([changes[key] for key in keys], pa.binary())])
 
 
-def decode_change_set(payload: bytes, source: str) -> Iterable[tuple[bytes, bytes | None]]:
+def decode_change_set(payload: BytesLike, source: str) -> Iterable[tuple[bytes, bytes | None]]:
     """
     Yield (key, value or None) in key order.
 
     Raises:
         CorruptDataError: The payload is no change set; names `source`.
     """
+    table = _decode(payload, source)
+    return zip(table.column(0).to_pylist(), table.column(1).to_pylist(), strict=True)
+
+
+def merge_change_sets(
+    sets: Iterable[tuple[BytesLike, str, Sequence[KeyGroupRange]]], *, keep_deleted: bool, size_bytes_max: int
+) -> Iterator[tuple[bytes, int]]:
+    """
+    Merge change sets to the last change per key.
+
+    Args:
+        sets: In the order in which they apply: payload, name of its source, and the key groups that count of it.
+        keep_deleted: Whether a key whose last change deleted it stays as a deletion, or is left out.
+        size_bytes_max: About how many bytes of keys and values, uncompressed, go into one result.
+
+    Yields:
+        Payload and number of changes of each result, by ascending keys.
+
+    Raises:
+        CorruptDataError: A payload is no change set; names its source.
+    """
+    parts = []
+    for number, (payload, source, key_groups) in enumerate(sets):
+        table = _decode(payload, source)
+        for owned in key_groups:
+            part = _slice(table, owned)
+            parts.append(part.append_column("order", pa.array(np.full(part.num_rows, number, np.int32))))
+    if not parts:
+        return
+    # 64-bit offsets: the sets of one partition may hold more than 2 GiB.
+    large = pa.schema([("key", pa.large_binary()), ("value", pa.large_binary()), ("order", pa.int32())])
+    merged = pa.concat_tables([part.cast(large) for part in parts]).combine_chunks()
+    del parts
+    merged = merged.take(pc.sort_indices(merged, [("key", "ascending"), ("order", "descending")])).combine_chunks()
+    if merged.num_rows == 0:
+        return
+    keys = merged.column(0).chunk(0)
+    is_last = np.ones(len(keys), np.bool_)
+    is_last[1:] = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
+    if not keep_deleted:
+        is_last &= merged.column(1).chunk(0).is_valid().to_numpy(zero_copy_only=False)
+    yield from _encode_in_pieces(merged.filter(pa.array(is_last)).combine_chunks(), size_bytes_max)
+
+
+def _encode_in_pieces(table: pa.Table, size_bytes_max: int) -> Iterator[tuple[bytes, int]]:
+    if table.num_rows == 0:
+        return
+    sizes = sum(pc.fill_null(pc.binary_length(table.column(i)), 0).to_numpy().astype(np.int64) for i in (0, 1))
+    piece_of = (np.cumsum(sizes) - sizes) // size_bytes_max
+    begins = [0, *(np.flatnonzero(np.diff(piece_of)) + 1).tolist(), table.num_rows]
+    for begin, end in pairwise(begins):
+        piece = table.slice(begin, end - begin).select([0, 1]).cast(SCHEMA).combine_chunks()
+        yield _encode([column.chunk(0) for column in piece.columns]), end - begin
+
+
+def _slice(table: pa.Table, key_groups: KeyGroupRange) -> pa.Table:
+    """Return the rows of these key groups; they are neighbours, for the rows are sorted."""
+    keys = table.column(0)
+    begin = bisect_left(range(len(keys)), struct.pack(">H", key_groups.first), key=lambda row: keys[row].as_py())
+    behind = struct.pack(">H", key_groups.last + 1)
+    end = bisect_left(range(len(keys)), behind, lo=begin, key=lambda row: keys[row].as_py())
+    return table.slice(begin, end - begin)
+
+
+def _encode(columns: list[pa.Array]) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA, options=_OPTIONS) as writer:
+        writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
+    payload: bytes = sink.getvalue().to_pybytes()
+    return payload
+
+
+def _decode(payload: BytesLike, source: str) -> pa.Table:
     try:
         table = pa.ipc.open_stream(payload).read_all()
         if table.schema != SCHEMA:
             raise ValueError(f"it has the columns {table.schema.names}")
-        keys, values = table.column(0).to_pylist(), table.column(1).to_pylist()
     except (pa.ArrowException, ValueError, OSError) as error:
         raise CorruptDataError(f"a change set in {source} cannot be read: {error}", object_key=source) from error
-    return zip(keys, values, strict=True)
+    return table

@@ -217,9 +217,16 @@ class Segment:
         _check_int("payload size in bytes", self.size_bytes, SEGMENT_BYTES_MAX)
 
     @classmethod
-    def of(cls, id: ChangeSetId, key_groups: KeyGroupRange, count: int, payload: BytesLike) -> Segment:  # noqa: A002
+    def of(
+        cls,
+        id: ChangeSetId,  # noqa: A002
+        key_groups: KeyGroupRange,
+        count: int,
+        payload: BytesLike,
+        kind: SegmentKind = SegmentKind.CHANGES,
+    ) -> Segment:
         """Make a segment with the checksum of its payload."""
-        return cls(id, key_groups, count, payload, checksum64(payload))
+        return cls(id, key_groups, count, payload, checksum64(payload), kind)
 
     @property
     def size_bytes(self) -> int:

@@ -1,0 +1,193 @@
+"""
+Log compaction, as decisions: when an operator's log is rewritten to the last change per key, and how the result enters.
+
+Without a materialization the result is a *base*: all that is there, without deletions. On top of materializations it is
+a *compacted* log, which keeps deletions, for the key may be in a materialization.
+The log that counts against the bound is everything but bases; the table's size is estimated by the bases and the
+materializations. A compaction that ends while others complete checkpoints replaces exactly the segments it read; it
+enters with the next checkpoint, whose manifest is a complete one. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from dstl_service.manifest import StateView
+from dstl_service.wire import OperatorInfo
+from storage.errors import InvalidInputError
+from storage.key_groups import key_group_range
+from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle, SegmentKind
+
+_FRESH_SHARE_MIN = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionSettings:
+    """When logs are compacted."""
+
+    enabled: bool = True
+    """Off: the log grows until a materialization replaces it."""
+    log_ratio_max: float = 1.0
+    """Bound of an operator's log, as a multiple of its table's stored size."""
+    floor_bytes: int = 4 * 1024 * 1024
+    """A log up to this size is left alone: its storage costs less than the requests."""
+    segments_max: int = 2048
+    """A log of more segments is compacted whatever its size: manifests name each of them."""
+    base_bytes_max: int = 512 * 1024 * 1024
+    """An operator with more than this is not rewritten whole; its log waits for materializations."""
+
+    def __post_init__(self) -> None:
+        if not self.log_ratio_max > 0:
+            raise InvalidInputError(f"compaction log_ratio_max must be above 0, it is {self.log_ratio_max}")
+        for name in ("floor_bytes", "segments_max", "base_bytes_max"):
+            if getattr(self, name) < 1:
+                raise InvalidInputError(f"compaction {name} must be at least 1, it is {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class LogSize:
+    """What an operator's state weighs: compressed bytes as stored, and segments that compaction could merge."""
+
+    table_bytes: int
+    log_bytes: int
+    fresh_bytes: int
+    segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One partition's part of a compaction: what it makes, and of which segments, with the key groups that count."""
+
+    partition: int
+    key_groups: KeyGroupRange
+    kind: SegmentKind
+    inputs: tuple[tuple[SegmentHandle, tuple[KeyGroupRange, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """A compaction to be done: all segments that an operator's state has up to `checkpoint_id`."""
+
+    operator: str
+    checkpoint_id: int
+    inputs: frozenset[SegmentHandle]
+    materializations: frozenset[MaterializationHandle]
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A compaction that was done: `added` stands for `compaction.inputs`."""
+
+    compaction: Compaction
+    added: tuple[SegmentHandle, ...]
+    made_ms: int
+
+
+def log_size(view: StateView, operator: str) -> LogSize:
+    """Weigh an operator's state."""
+    table = sum(handle.size_bytes for handle in view.materializations if handle.operator == operator)
+    log = fresh = segments = 0
+    for handle in view.log:
+        if handle.entry.id.operator != operator:
+            continue
+        size = handle.entry.size_bytes
+        if handle.entry.kind is SegmentKind.BASE:
+            table += size
+            continue
+        log += size
+        if handle.entry.kind is SegmentKind.CHANGES:
+            fresh += size
+            segments += 1
+    return LogSize(table, log, fresh, segments)
+
+
+def choose_compactions(
+    view: StateView,
+    operators: Iterable[OperatorInfo],
+    checkpoint_id: int,
+    max_parallelism: int,
+    settings: CompactionSettings,
+) -> list[Compaction]:
+    """Return what is to be compacted of a checkpoint's state; a log that is within its bound is left alone."""
+    if not settings.enabled:
+        return []
+    due = [operator for operator in operators if _is_due(log_size(view, operator.name), settings)]
+    planned = (_plan(view, operator, checkpoint_id, max_parallelism, settings) for operator in due)
+    return [compaction for compaction in planned if compaction is not None]
+
+
+def apply(view: StateView, replacement: Replacement) -> StateView | None:
+    """Return the view with a compaction's result, or None if the view no longer has what the compaction read."""
+    compaction = replacement.compaction
+    if _materializations(view, compaction.operator) != compaction.materializations:
+        return None  # a deletion that the result no longer holds may be missing from the new materialization
+    remaining = [handle for handle in view.log if handle not in compaction.inputs]
+    if len(remaining) + len(compaction.inputs) != len(view.log):
+        return None
+    return replace(view, log=[*replacement.added, *remaining])
+
+
+def subtract(key_groups: KeyGroupRange, covered: Iterable[KeyGroupRange]) -> list[KeyGroupRange]:
+    """Return what of a range is left without the covered ones, ascending."""
+    left = []
+    first = key_groups.first
+    for other in sorted(covered):
+        if other.first > first:
+            left.append(KeyGroupRange(first, min(other.first - 1, key_groups.last)))
+        first = max(first, other.last + 1)
+        if first > key_groups.last:
+            return [part for part in left if part.first <= key_groups.last]
+    left.append(KeyGroupRange(first, key_groups.last))
+    return left
+
+
+def _is_due(size: LogSize, settings: CompactionSettings) -> bool:
+    if size.segments > settings.segments_max:
+        return True
+    # A log that was compacted and still is as large as the table shrinks no further until much of it is new.
+    is_worthwhile = size.fresh_bytes >= _FRESH_SHARE_MIN * size.log_bytes
+    return is_worthwhile and size.log_bytes > max(settings.floor_bytes, settings.log_ratio_max * size.table_bytes)
+
+
+def _plan(
+    view: StateView, operator: OperatorInfo, checkpoint_id: int, max_parallelism: int, settings: CompactionSettings
+) -> Compaction | None:
+    handles = [handle for handle in view.log if handle.entry.id.operator == operator.name]
+    materializations = _materializations(view, operator.name)
+    if not materializations and sum(handle.entry.size_bytes for handle in handles) > settings.base_bytes_max:
+        return None
+    outputs = []
+    for partition in range(operator.parallelism):
+        key_groups = key_group_range(partition, operator.parallelism, max_parallelism)
+        inputs = _counting(handles, materializations, key_groups)
+        is_materialized = any(m.key_groups.intersects(key_groups) for m in materializations)
+        if is_materialized and any(handle.entry.kind is SegmentKind.BASE for handle, _ in inputs):
+            # Half of the range has a base without deletions, half a materialization: wait until the latter is whole.
+            return None
+        if inputs:
+            kind = SegmentKind.COMPACTED if is_materialized else SegmentKind.BASE
+            outputs.append(Output(partition, key_groups, kind, tuple(inputs)))
+    return Compaction(operator.name, checkpoint_id, frozenset(handles), materializations, tuple(outputs))
+
+
+def _counting(
+    handles: Sequence[SegmentHandle], materializations: Iterable[MaterializationHandle], key_groups: KeyGroupRange
+) -> list[tuple[SegmentHandle, tuple[KeyGroupRange, ...]]]:
+    """Return the handles of a range in the order in which they apply, each with the key groups for which it counts."""
+    counting = []
+    for handle in sorted(handles, key=lambda h: (h.entry.id.checkpoint_id, h.entry.id.writer, h.entry.id.sqn)):
+        owned = handle.entry.key_groups
+        if not owned.intersects(key_groups):
+            continue
+        within = KeyGroupRange(max(owned.first, key_groups.first), min(owned.last, key_groups.last))
+        newer = [m.key_groups for m in materializations if m.checkpoint_id >= handle.entry.id.checkpoint_id]
+        parts = subtract(within, newer)
+        if parts:
+            counting.append((handle, tuple(parts)))
+    return counting
+
+
+def _materializations(view: StateView, operator: str) -> frozenset[MaterializationHandle]:
+    return frozenset(handle for handle in view.materializations if handle.operator == operator)

@@ -1,0 +1,192 @@
+"""
+What a coordinator does for a job behind its checkpoints: compacts the log, and deletes what was subsumed.
+
+Nothing here is waited for by a checkpoint, and any of it may fail: a compaction is tried again when the log has grown,
+and what was not deleted is found by the garbage collector. A compaction's result waits here until the next checkpoint
+takes it in. Owned by the event loop; store calls run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from dstl_service.compactor import Compactor
+from dstl_service.job_store import JobStore
+from dstl_service.log_compaction import (
+    Compaction,
+    CompactionSettings,
+    Replacement,
+    apply,
+    choose_compactions,
+    log_size,
+)
+from dstl_service.manifest import Manifest, StateView
+from dstl_service.metrics import ServiceMetrics
+from dstl_service.retention import RetentionBook, RetentionSettings
+from storage.clock import Clock
+from storage.errors import DstlError
+from storage.object_store import ObjectStore
+
+logger = logging.getLogger("dstl_service")
+
+# A result that no checkpoint took in for this long is dropped: the collector may take its objects for orphans.
+_REPLACEMENT_AGE_MAX_MS = 600_000
+
+
+class Maintenance:
+    """The background work of one job in its coordinator."""
+
+    def __init__(
+        self,
+        job: str,
+        jobs: JobStore,
+        store: ObjectStore,
+        compactor: Compactor,
+        clock: Clock,
+        metrics: ServiceMetrics,
+        in_thread: Callable[..., Awaitable[Any]],
+        compaction: CompactionSettings,
+        retention: RetentionSettings,
+    ) -> None:
+        self._job = job
+        self._jobs = jobs
+        self._store = store
+        self._compactor = compactor
+        self._clock = clock
+        self._metrics = metrics
+        self._in_thread = in_thread
+        self._compaction_settings = compaction
+        self._book = RetentionBook(retention)
+        self._replacements: list[Replacement] = []
+        self._failed_log_bytes: dict[str, int] = {}
+        self._completed: list[Manifest] = []
+        self._work: asyncio.Task[None] | None = None
+        self._compaction: asyncio.Task[None] | None = None
+
+    def replace(self, view: StateView) -> StateView:
+        """
+        Return the view with the compactions that were done and fit it; those that do not fit are dropped.
+
+        May be called again with the same view: a result is forgotten only when a checkpoint took it in.
+        """
+        oldest_ms = self._clock.now_ms() - _REPLACEMENT_AGE_MAX_MS
+        for replacement in list(self._replacements):
+            replaced = apply(view, replacement) if replacement.made_ms >= oldest_ms else None
+            if replaced is None:
+                self._replacements.remove(replacement)
+            else:
+                view = replaced
+        return view
+
+    def checkpoint_completed(self, manifest: Manifest) -> None:
+        """Learn of a new checkpoint; the work that follows from it runs on its own."""
+        named = set(manifest.earlier)
+        self._replacements = [r for r in self._replacements if not named.issuperset(r.added)]
+        self._completed.append(manifest)
+        self.wake()
+
+    def wake(self) -> None:
+        """Do what is due now."""
+        if self._work is None or self._work.done():
+            self._work = asyncio.get_running_loop().create_task(self._run())
+
+    def close(self) -> None:
+        """Stop; what was not finished is done again by a later process."""
+        for task in (self._work, self._compaction):
+            if task is not None:
+                task.cancel()
+
+    async def settled(self) -> None:
+        """Wait until nothing runs any more."""
+        while True:
+            running = [task for task in (self._work, self._compaction) if task is not None and not task.done()]
+            if not running:
+                return
+            await asyncio.wait(running)
+
+    async def _run(self) -> None:
+        try:
+            while self._completed:
+                await self._take_in(self._completed.pop(0))
+            await self._delete_subsumed()
+        except DstlError as error:
+            logger.warning("maintenance failed", extra={"job": self._job, "error": str(error)})
+        except Exception:  # a bug here must not end the checkpoints of the job
+            logger.exception("maintenance failed", extra={"job": self._job})
+
+    async def _take_in(self, manifest: Manifest) -> None:
+        if manifest.base is None or self._book.newest != manifest.base:
+            chain = await self._in_thread(lambda: list(self._jobs.stored_chain(manifest.ref)))
+            self._book.begin(chain)
+        else:
+            self._book.completed(manifest, self._clock.monotonic_ms())
+        self._metrics.waiting_deletions.labels(self._job).set(self._book.waiting)
+        if self._completed:
+            return  # a newer checkpoint is there already
+        view = await self._in_thread(self._jobs.state, manifest.ref)
+        for operator in manifest.operators:
+            size = log_size(view, operator.name)
+            self._metrics.log_bytes.labels(self._job, operator.name).set(size.log_bytes)
+            self._metrics.table_bytes.labels(self._job, operator.name).set(size.table_bytes)
+        if self._compaction is None or self._compaction.done():
+            self._compact(manifest, view)
+
+    def _compact(self, manifest: Manifest, view: StateView) -> None:
+        if self._replacements:
+            return  # first the last result has to come in
+        due = [
+            compaction
+            for compaction in choose_compactions(
+                view, manifest.operators, manifest.id, self._jobs.max_parallelism, self._compaction_settings
+            )
+            # After a failure the log must double before the next try.
+            if log_size(view, compaction.operator).log_bytes >= 2 * self._failed_log_bytes.get(compaction.operator, 0)
+        ]
+        if due:
+            self._compaction = asyncio.get_running_loop().create_task(self._run_compactions(manifest.epoch, due, view))
+
+    async def _run_compactions(self, epoch: int, due: list[Compaction], view: StateView) -> None:
+        before = sum(handle.entry.size_bytes for compaction in due for handle in compaction.inputs)
+        started_ms = self._clock.monotonic_ms()
+        try:
+            made = await self._compactor.run(self._job, epoch, due)
+        except Exception as error:
+            if not isinstance(error, DstlError):
+                logger.exception("compaction failed", extra={"job": self._job})
+            else:
+                logger.warning("compaction failed", extra={"job": self._job, "error": str(error)})
+            self._metrics.compactions_failed.labels(self._job).inc()
+            for compaction in due:
+                self._failed_log_bytes[compaction.operator] = log_size(view, compaction.operator).log_bytes
+            return
+        after = sum(handle.entry.size_bytes for replacement in made for handle in replacement.added)
+        self._metrics.compactions.labels(self._job).inc()
+        self._metrics.compacted_bytes.labels(self._job).inc(before)
+        self._metrics.compaction_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
+        logger.info("log compacted", extra={"job": self._job, "bytes_before": before, "bytes_after": after})
+        self._failed_log_bytes.clear()
+        self._replacements += made
+
+    async def _delete_subsumed(self) -> None:
+        due = self._book.take_due(self._clock.monotonic_ms())
+        if not due:
+            return
+        manifests = [ref for deletion in due for ref in deletion.manifests]
+        keys = frozenset[str]().union(*(deletion.object_keys for deletion in due))
+
+        def delete() -> int:
+            unneeded = keys - self._jobs.savepoints.object_keys()
+            self._jobs.delete_manifests(manifests)
+            self._store.delete(sorted(unneeded))
+            return len(unneeded)
+
+        deleted = await self._in_thread(delete)
+        self._metrics.subsumed.labels(self._job).inc(len(manifests))
+        self._metrics.subsumed_objects.labels(self._job).inc(deleted)
+        self._metrics.waiting_deletions.labels(self._job).set(self._book.waiting)
+        logger.info(
+            "subsumed checkpoints deleted", extra={"job": self._job, "checkpoints": len(manifests), "objects": deleted}
+        )

@@ -68,11 +68,14 @@ test-e2e: need-go $(STAMP) ## Run the tests of the whole system, kills included
 	$(PYTEST) -m e2e $(PYTEST_ARGS)
 
 ##@ Work on it
-.PHONY: format requirements clean
+.PHONY: format settings-page requirements clean
 
 format: $(STAMP) ## Format the code and mend what ruff can mend
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+
+settings-page: $(STAMP) ## Write docs/settings.md from the declarations in the code
+	$(PY) -m tools.settings_page
 
 # Hashes of the files for all platforms, and no address of an index; UPGRADE=1 takes the newest versions.
 COMPILE = $(TOOLS)/bin/uv pip compile --quiet --no-config --universal --python-version 3.11 \

@@ -33,15 +33,17 @@ class BackendSettings:
     """Settings of one backend; the attributes without default are arguments of their own in the public API."""
 
     storage: str
+    """Where state is kept: `file:///path` (a disk that all hosts see) or `s3://bucket/prefix`."""
     job: str
+    """Names the state; a restart with the same name goes on with it."""
     service: str | None = None
-    """Address of the sidecar on every host: ``unix:///path`` or ``http://host:port``; else that in the host's own
-    environment (``DSTL_SERVICE``); else one starts itself."""
+    """Address of the sidecar on every host: `unix:///path` or `http://host:port`; else that in the host's own
+    environment (`DSTL_SERVICE`); else one starts itself."""
     token_file: str | None = None
     """File with the token of a service that asks for one."""
     local_dir: str = ""
     """Folder on every host for tables, and for the socket and log of a sidecar that starts itself; else that in the
-    host's own environment (``DSTL_LOCAL_DIR``); else one of the user's in the temporary folder."""
+    host's own environment (`DSTL_LOCAL_DIR`); else one of the user's in the temporary folder."""
     parallelism: int | None = None
     """Partitions of an operator that names none; by default Spark's default parallelism."""
     max_parallelism: int | None = None

@@ -22,7 +22,7 @@ from dstl_service.idle import IdleWatch
 from dstl_service.peers import PeerClient
 from dstl_service.routes import appends, checkpoints, jobs, restore
 from dstl_service.service import ChangelogService
-from dstl_service.settings import CHECKPOINT_TIMEOUT_MS, ServiceSettings
+from dstl_service.settings import ServiceSettings
 from storage.clock import Clock, IdSource, SystemClock, SystemIds
 from storage.errors import DstlError, ErrorKind, InvalidInputError
 from storage.object_store import ObjectStore
@@ -91,7 +91,7 @@ def create_app(
             store or open_store(settings.storage),
             clock or SystemClock(),
             ids or SystemIds(),
-            PeerClient(token, CHECKPOINT_TIMEOUT_MS / 1000),
+            PeerClient(token, settings.checkpoint_timeout_s),
         )
         idle = app.state.idle = IdleWatch(settings.idle_exit_s, lambda: os.kill(os.getpid(), signal.SIGTERM))
         idle.start()

@@ -18,9 +18,10 @@ from dstl_service.fsck import check_job
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
 from dstl_service.job_store import JobStore
 from dstl_service.logs import configure_logging
-from dstl_service.settings import ServiceSettings, default_host_id, with_environment
+from dstl_service.settings import ServiceSettings
+from dstl_service.settings_sources import known_settings, load_settings
 from storage.clock import SystemClock, SystemIds
-from storage.errors import DstlError, NotFoundError
+from storage.errors import DstlError, InvalidInputError, NotFoundError
 from storage.object_store import ObjectStore
 from storage.open import open_store
 
@@ -40,18 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def serve(options: argparse.Namespace) -> int:
     """Run the service until it is told to stop."""
-    settings = with_environment(
-        ServiceSettings(
-            storage=options.storage,
-            socket_path=options.socket,
-            host=options.host,
-            port=options.port,
-            token_file=options.token_file,
-            advertised_url=options.advertise,
-            host_id=options.host_id,
-            idle_exit_s=options.idle_exit_s,
-        )
-    )
+    settings = _settings(options)
     configure_logging()
     app = create_app(settings)
     listener = _listen(settings)
@@ -113,11 +103,23 @@ def check(options: argparse.Namespace) -> int:
     return 1 if report.problems else 0
 
 
+def _settings(options: argparse.Namespace) -> ServiceSettings:
+    """Join what the command line says (its options are named like the settings) with the other sources."""
+    given: dict[str, str | None] = {path: getattr(options, path, None) for path in known_settings()}
+    for assignment in options.set:
+        path, equals, text = assignment.partition("=")
+        if not equals:
+            raise InvalidInputError(f"--set {assignment} has no value; the form is --set batch.delay_ms=20")
+        given[path] = text
+    return load_settings(given, config_path=options.config)
+
+
 def _open_job(options: argparse.Namespace) -> tuple[ObjectStore, JobStore]:
-    store = open_store(options.storage)
+    settings = _settings(options)
+    store = open_store(settings.storage)
     jobs = JobStore(store, options.job, SystemClock(), SystemIds())
     if not jobs.exists():
-        raise NotFoundError(f"there is no job {options.job!r} in {options.storage}")
+        raise NotFoundError(f"there is no job {options.job!r} in {settings.storage}")
     return store, jobs
 
 
@@ -128,7 +130,7 @@ def _listen(settings: ServiceSettings) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         previous = os.umask(0o177)  # the socket must never be open to others, not even for a moment
         try:
-            listener.bind(settings.socket_path)
+            listener.bind(str(settings.socket_path))
         finally:
             os.umask(previous)
         return listener
@@ -145,23 +147,28 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="dstl", description="State changelog service for PySpark.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="command")
-    run = commands.add_parser("serve", help="run the service on this host")
-    run.add_argument("--storage", required=True, help="file:///path or s3://bucket/prefix")
-    run.add_argument("--socket", help="Unix socket to listen on")
-    run.add_argument("--host", default="127.0.0.1", help="TCP address, without --socket (default %(default)s)")
-    run.add_argument("--port", type=int, default=0, help="TCP port, without --socket (default: any free one)")
-    run.add_argument("--token-file", help="file with the token that requests must carry")
-    run.add_argument("--advertise", metavar="URL", help="URL under which other hosts reach this service")
-    run.add_argument("--host-id", default=default_host_id(), help="names this host in object keys")
-    run.add_argument("--idle-exit-s", type=int, default=0, help="stop after this time without a request (0: never)")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--config", metavar="FILE", help="settings file in TOML (default: DSTL_CONFIG)")
+    common.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="any setting, such as batch.delay_ms=20"
+    )
+    common.add_argument("--storage", help="file:///path or s3://bucket/prefix")
+    run = commands.add_parser("serve", parents=[common], help="run the service on this host")
+    run.add_argument("--socket", dest="socket_path", metavar="PATH", help="Unix socket to listen on")
+    run.add_argument("--host", help="TCP address, without --socket (default: 127.0.0.1)")
+    run.add_argument("--port", help="TCP port, without --socket (default: any free one)")
+    run.add_argument("--token-file", metavar="PATH", help="file with the token that requests must carry")
+    run.add_argument(
+        "--advertise", dest="advertised_url", metavar="URL", help="URL under which other hosts reach this service"
+    )
+    run.add_argument("--host-id", help="names this host in object keys (default: from the host's name)")
+    run.add_argument("--idle-exit-s", help="stop after this time without a request (default: never)")
     run.set_defaults(run=serve)
-    listing = commands.add_parser("checkpoints", help="list a job's checkpoints")
-    listing.add_argument("--storage", required=True, help="file:///path or s3://bucket/prefix")
+    listing = commands.add_parser("checkpoints", parents=[common], help="list a job's checkpoints")
     listing.add_argument("--json", action="store_true", help="one JSON document per line")
     listing.add_argument("job")
     listing.set_defaults(run=list_checkpoints)
-    garbage = commands.add_parser("gc", help="find objects that no checkpoint names, and delete them")
-    garbage.add_argument("--storage", required=True, help="file:///path or s3://bucket/prefix")
+    garbage = commands.add_parser("gc", parents=[common], help="find objects that no checkpoint names, and delete them")
     garbage.add_argument("--delete", action="store_true", help="delete them; without it they are only listed")
     garbage.add_argument(
         "--age-min-s",
@@ -172,8 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     garbage.add_argument("job")
     garbage.set_defaults(run=collect)
-    verify = commands.add_parser("fsck", help="verify all manifests, objects and checksums of a job")
-    verify.add_argument("--storage", required=True, help="file:///path or s3://bucket/prefix")
+    verify = commands.add_parser("fsck", parents=[common], help="verify all manifests, objects and checksums of a job")
     verify.add_argument("job")
     verify.set_defaults(run=check)
     return parser

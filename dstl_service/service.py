@@ -92,17 +92,17 @@ class ChangelogService:
         self._jobs: dict[str, _Job] = {}
         self._upload_threads = ThreadPerCall("upload")
         self._io_threads = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="io")
-        self._upload_slots = asyncio.Semaphore(settings.upload_threads)
+        self._upload_slots = asyncio.Semaphore(settings.upload.threads)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._cache = SegmentCache(settings.cache_bytes_max)
+        self._cache = SegmentCache(settings.cache.bytes_max)
         self.service_id = ids.unique_id()
         self.metrics = ServiceMetrics(
             in_flight_bytes=self._in_flight_bytes,
             cache_hits=lambda: self._cache.hits,
             cache_misses=lambda: self._cache.misses,
         )
-        self._uploader = Uploader(store, self._upload_threads, settings.retry, ids, settings.host_id)
-        background = replace(settings.retry, timeout_ms=max(settings.retry.timeout_ms, _BACKGROUND_TIMEOUT_MS))
+        self._uploader = Uploader(store, self._upload_threads, settings.upload, ids, settings.host_id)
+        background = replace(settings.upload, timeout_ms=max(settings.upload.timeout_ms, _BACKGROUND_TIMEOUT_MS))
         self._compactor = Compactor(
             store,
             self._cache,
@@ -134,7 +134,7 @@ class ChangelogService:
         job.epoch = max(job.epoch, epoch)
         job.book.forget_up_to(1 << 62)  # an older epoch's sets can no longer become part of a checkpoint
         job.wake()
-        if job.collector is None and self._settings.gc_interval_s > 0:
+        if job.collector is None and self._settings.gc.interval_s > 0:
             job.collector = asyncio.get_running_loop().create_task(self._collect_regularly(name))
         logger.info("job opened", extra={"job": name, "epoch": epoch, "checkpoint_id": latest.id if latest else None})
         return OpenedJob(
@@ -338,7 +338,7 @@ class ChangelogService:
                 job.store,
                 name,
                 self._clock,
-                age_min_ms=self._settings.gc_age_min_s * 1000,
+                age_min_ms=self._settings.gc.age_min_s * 1000,
                 checkpoints_max=self._settings.retention.checkpoints_max,
                 dry_run=dry_run,
             )
@@ -511,7 +511,7 @@ class ChangelogService:
 
     async def _collect_regularly(self, name: str) -> None:
         while True:
-            await asyncio.sleep(self._settings.gc_interval_s)
+            await asyncio.sleep(self._settings.gc.interval_s)
             try:
                 await self.collect_garbage(name, dry_run=False)
                 self._job(name).maintenance.wake()

@@ -1,16 +1,17 @@
 """
-The service's settings: frozen values with units in their names, checked against each other once at start.
+The service's settings: frozen values with units in their names, in groups, checked against each other once at start.
 
-Each setting can come from the environment as ``DSTL_<NAME>`` (for example ``DSTL_UPLOAD_TIMEOUT_MS``); what the command
-line gives wins. Components (store, clock) are not settings and are passed to constructors.
+A setting is one field with a default and a docstring: of `ServiceSettings`, or of a group's dataclass, which may live
+beside what it steers (`BatchSettings`). A group is one field of `ServiceSettings`. Its names in the settings file, in
+the environment and on the command line, and its place on docs/settings.md, follow from that: see
+`dstl_service.settings_sources`. Components (store, clock) are not settings and are passed to constructors.
 """
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from dstl_service.change_sets import BatchSettings
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS
@@ -20,8 +21,6 @@ from storage.errors import InvalidInputError
 from storage.model import validate_name
 from storage.retry_policy import RetryPolicy
 
-CHECKPOINT_TIMEOUT_MS = 600_000
-
 
 def default_host_id() -> str:
     """Return this host's name in the form that object keys allow."""
@@ -30,64 +29,93 @@ def default_host_id() -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class UploadSettings(RetryPolicy):
+    """How batches reach the store: attempts that may overlap (I6), and how many uploads run."""
+
+    threads: int = 5
+    """Uploads that run at the same time."""
+
+    def __post_init__(self) -> None:
+        RetryPolicy.__post_init__(self)  # `super()` does not know a class with slots
+        check_at_least(1, self, "threads")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """Recent segments in memory."""
+
+    bytes_max: int = 256 * 1024 * 1024
+    """Memory for recent segments, from which tables advance."""
+
+    def __post_init__(self) -> None:
+        check_at_least(0, self, "bytes_max")
+
+
+@dataclass(frozen=True, slots=True)
+class GcSettings:
+    """Deletion of orphans."""
+
+    interval_s: int = 600
+    """How often a coordinator deletes orphans of its jobs; 0 never."""
+    age_min_s: int = ORPHAN_AGE_MIN_MS // 1000
+    """An object that no checkpoint names is deleted after this time; must exceed `checkpoint_timeout_s`."""
+
+    def __post_init__(self) -> None:
+        check_at_least(0, self, "interval_s")
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceSettings:
     """All that a service process can be told."""
 
     storage: str
-    """Where state is kept: ``file:///path`` (a local disk or mounted DFS) or ``s3://bucket/prefix``."""
-    socket_path: str | None = None
+    """Where state is kept: `file:///path` (a local disk or mounted DFS) or `s3://bucket/prefix`."""
+    socket_path: Path | None = None
     """Unix socket to listen on; its mode is 0600."""
     host: str = "127.0.0.1"
     """TCP address, used when no socket is given. Another address than loopback needs a token."""
     port: int = 0
     """TCP port; 0 lets the system choose."""
-    token_file: str | None = None
-    """File with the token that every request must carry as ``Authorization: Bearer``."""
+    token_file: Path | None = None
+    """File with the token that every request must carry as `Authorization: Bearer`."""
     advertised_url: str | None = None
     """URL under which other hosts reach this service; without it, their tasks make their sets durable alone."""
     host_id: str = field(default_factory=default_host_id)
-    """Names this host in object keys."""
-    batch: BatchSettings = field(default_factory=BatchSettings)
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    compaction: CompactionSettings = field(default_factory=CompactionSettings)
-    retention: RetentionSettings = field(default_factory=RetentionSettings)
-    upload_threads: int = 5
-    """Uploads that run at the same time."""
+    """Names this host in object keys; by default from the host's name."""
     io_threads: int = 16
     """Threads for manifests and restores."""
-    cache_bytes_max: int = 256 * 1024 * 1024
-    """Memory for recent segments, from which tables advance."""
+    checkpoint_timeout_s: int = 600
+    """The longest that a checkpoint may take; uploads must have given up, and orphans must be older, by then."""
     idle_exit_s: int = 0
     """Stop after this time without a request; 0 never. An embedded sidecar uses it to go away with its job."""
-    gc_interval_s: int = 600
-    """How often a coordinator deletes orphans of its jobs; 0 never."""
-    gc_age_min_s: int = ORPHAN_AGE_MIN_MS // 1000
-    """An object that no checkpoint names is deleted after this time; must exceed the checkpoint timeout."""
     shutdown_timeout_s: int = 10
     """How long a stopping service tries to upload what it holds."""
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    upload: UploadSettings = field(default_factory=UploadSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    compaction: CompactionSettings = field(default_factory=CompactionSettings)
+    retention: RetentionSettings = field(default_factory=RetentionSettings)
+    gc: GcSettings = field(default_factory=GcSettings)
 
     def __post_init__(self) -> None:
         validate_name("host", self.host_id)
-        if self.retry.timeout_ms * self.retry.attempts_max >= CHECKPOINT_TIMEOUT_MS:
+        check_at_least(1, self, "io_threads", "checkpoint_timeout_s")
+        check_at_least(0, self, "port", "idle_exit_s", "shutdown_timeout_s")
+        longest_upload_ms = self.upload.timeout_ms * self.upload.attempts_max
+        if longest_upload_ms >= self.checkpoint_timeout_s * 1000:
             raise InvalidInputError(
-                f"upload timeout_ms x attempts_max ({self.retry.timeout_ms * self.retry.attempts_max}) must stay below "
-                f"the checkpoint timeout ({CHECKPOINT_TIMEOUT_MS})"
+                f"upload.timeout_ms x upload.attempts_max ({longest_upload_ms} ms) must stay below the checkpoint "
+                f"timeout, checkpoint_timeout_s ({self.checkpoint_timeout_s} s)"
+            )
+        if self.gc.age_min_s <= self.checkpoint_timeout_s:
+            raise InvalidInputError(
+                f"gc.age_min_s ({self.gc.age_min_s}) must exceed checkpoint_timeout_s ({self.checkpoint_timeout_s}): "
+                "an unfinished checkpoint may still come to name an object"
             )
         if self.socket_path is None and self.host not in ("127.0.0.1", "::1", "localhost") and not self.token_file:
             raise InvalidInputError(
                 f"listening on {self.host} lets other hosts in: give a token with --token-file, or use a Unix socket"
             )
-        for name in ("upload_threads", "io_threads"):
-            if getattr(self, name) < 1:
-                raise InvalidInputError(f"{name} must be at least 1")
-        if self.gc_age_min_s * 1000 <= CHECKPOINT_TIMEOUT_MS:
-            raise InvalidInputError(
-                f"gc_age_min_s ({self.gc_age_min_s}) must exceed the checkpoint timeout "
-                f"({CHECKPOINT_TIMEOUT_MS // 1000} s): an unfinished checkpoint may still come to name an object"
-            )
-        for name in ("cache_bytes_max", "idle_exit_s", "shutdown_timeout_s", "gc_interval_s"):
-            if getattr(self, name) < 0:
-                raise InvalidInputError(f"{name} must not be negative")
 
     def token(self) -> str | None:
         """
@@ -108,42 +136,13 @@ class ServiceSettings:
         return token
 
 
-_NUMBERS = {
-    "DSTL_BATCH_DELAY_MS": ("batch", "delay_ms"),
-    "DSTL_BATCH_SIZE_BYTES": ("batch", "size_bytes"),
-    "DSTL_IN_FLIGHT_BYTES_MAX": ("batch", "in_flight_bytes_max"),
-    "DSTL_UPLOAD_TIMEOUT_MS": ("retry", "timeout_ms"),
-    "DSTL_UPLOAD_ATTEMPTS_MAX": ("retry", "attempts_max"),
-    "DSTL_UPLOAD_DELAY_AFTER_ERROR_MS": ("retry", "delay_after_error_ms"),
-    "DSTL_UPLOAD_THREADS": ("", "upload_threads"),
-    "DSTL_IO_THREADS": ("", "io_threads"),
-    "DSTL_CACHE_BYTES_MAX": ("", "cache_bytes_max"),
-    "DSTL_GC_INTERVAL_S": ("", "gc_interval_s"),
-    "DSTL_GC_AGE_MIN_S": ("", "gc_age_min_s"),
-    "DSTL_SHUTDOWN_TIMEOUT_S": ("", "shutdown_timeout_s"),
-}
-
-
-def with_environment(settings: ServiceSettings, environment: Mapping[str, str] | None = None) -> ServiceSettings:
+def check_at_least(least: int, settings: object, *names: str) -> None:
     """
-    Return the settings with what the environment says.
+    Check numbers of a settings object.
 
     Raises:
-        InvalidInputError: A variable is no whole number, or the values do not fit each other.
+        InvalidInputError: One of them is smaller; the message names it.
     """
-    environment = os.environ if environment is None else environment
-    changes: dict[str, dict[str, int]] = {"": {}, "batch": {}, "retry": {}}
-    for variable, (group, name) in _NUMBERS.items():
-        text = environment.get(variable)
-        if text is None:
-            continue
-        try:
-            changes[group][name] = int(text)
-        except ValueError:
-            raise InvalidInputError(f"{variable} must be a whole number, it is {text!r}") from None
-    return replace(
-        settings,
-        batch=replace(settings.batch, **changes["batch"]),
-        retry=replace(settings.retry, **changes["retry"]),
-        **changes[""],  # type: ignore[arg-type]  # all of these are whole numbers
-    )
+    for name in names:
+        if getattr(settings, name) < least:
+            raise InvalidInputError(f"{name} must be at least {least}, it is {getattr(settings, name)}")

@@ -34,16 +34,14 @@ class RetryPolicy:
 
     A time-out starts the next attempt at once while the one before goes on; the first to finish wins (I6).
     An error that may pass starts the next one after a delay; any other error ends the upload.
-
-    Args:
-        timeout_ms: How long an attempt runs alone, > 0. Shorter hedges more slow uploads and costs more PUTs.
-        attempts_max: Attempts in all, >= 1.
-        delay_after_error_ms: Wait before the attempt after an error, >= 0.
     """
 
     timeout_ms: int = 1_000
+    """How long an attempt runs alone, > 0. Shorter hedges more slow uploads and costs more PUTs."""
     attempts_max: int = 3
+    """Attempts of one upload in all, >= 1."""
     delay_after_error_ms: int = 500
+    """Wait before the attempt after an error, >= 0."""
 
     def __post_init__(self) -> None:
         if self.timeout_ms <= 0 or self.attempts_max < 1 or self.delay_after_error_ms < 0:

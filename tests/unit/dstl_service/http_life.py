@@ -11,13 +11,12 @@ from fastapi.testclient import TestClient
 
 from dstl_service.app import create_app
 from dstl_service.change_sets import BatchSettings
-from dstl_service.settings import ServiceSettings
+from dstl_service.settings import ServiceSettings, UploadSettings
 from dstl_service.wire import decode_frames
 from storage.checksum import checksum64
 from storage.object_store import ObjectStore
-from storage.retry_policy import RetryPolicy
 
-QUICK = RetryPolicy(timeout_ms=200, attempts_max=2, delay_after_error_ms=1)
+QUICK = UploadSettings(timeout_ms=200, attempts_max=2, delay_after_error_ms=1)
 SMALL = BatchSettings(delay_ms=1, size_bytes=1000, in_flight_bytes_max=2000)
 
 
@@ -117,7 +116,7 @@ def text(ref: dict[str, Any]) -> str:
 @contextmanager
 def service(store: ObjectStore, **settings: Any) -> Iterator[Life]:
     """Run a service process, so to say, on a store; it starts with nothing in its memory."""
-    values = {"batch": SMALL, "retry": QUICK, "host_id": "host", "shutdown_timeout_s": 1, **settings}
+    values = {"batch": SMALL, "upload": QUICK, "host_id": "host", "shutdown_timeout_s": 1, **settings}
     app = create_app(ServiceSettings("memory://x", **values), store)
     with TestClient(app, raise_server_exceptions=False) as client:
         yield Life(client)

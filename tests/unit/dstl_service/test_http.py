@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from dstl_service.wire import decode_frames
 from storage.errors import ErrorKind, NotFoundError, UnavailableError
 from storage.memory_store import MemoryStore
 from storage.testing import Fault, FaultKind, FaultyStore, RecordingStore
-from tests.unit.dstl_service.http_life import Life, service, text
+from tests.unit.dstl_service.http_life import QUICK, Life, service, text
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -252,7 +253,7 @@ class TestFailures:
         """I6: attempts that hang for ever hold no slot that later uploads need."""
         store = FaultyStore(MemoryStore(), Fault("put", FaultKind.DELAY, SEGMENTS, times=2))
         try:
-            with service(store, upload_threads=1) as life:
+            with service(store, upload=replace(QUICK, threads=1)) as life:
                 life.open()
                 ref = life.append()
                 assert life.persist(ref).status_code == 503

@@ -1,15 +1,16 @@
-"""The service's settings and where they come from."""
+"""The service's settings and how they must fit each other."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dstl_service.settings import ServiceSettings, default_host_id, with_environment
+from dstl_service.change_sets import BatchSettings
+from dstl_service.settings import CacheSettings, GcSettings, ServiceSettings, UploadSettings, default_host_id
 from storage.errors import InvalidInputError
 from storage.model import validate_name
-from storage.retry_policy import RetryPolicy
 
 SETTINGS = ServiceSettings("memory://x", host_id="host")
 
@@ -18,48 +19,34 @@ def test_defaults_are_those_of_design() -> None:
     """The defaults are the documented ones."""
     assert (SETTINGS.batch.delay_ms, SETTINGS.batch.size_bytes) == (10, 10 << 20)
     assert SETTINGS.batch.in_flight_bytes_max == 100 << 20
-    assert SETTINGS.retry == RetryPolicy(1_000, 3, 500)
-    assert SETTINGS.upload_threads == 5
-
-
-def test_environment_changes_settings() -> None:
-    """Every group of settings can be changed by a variable; what no variable names stays."""
-    changed = with_environment(
-        SETTINGS,
-        {"DSTL_BATCH_DELAY_MS": "0", "DSTL_UPLOAD_ATTEMPTS_MAX": "2", "DSTL_IO_THREADS": "3", "OTHER": "x"},
-    )
-
-    assert (changed.batch.delay_ms, changed.retry.attempts_max, changed.io_threads) == (0, 2, 3)
-    assert changed.batch.size_bytes == SETTINGS.batch.size_bytes
-    assert changed.retry.timeout_ms == SETTINGS.retry.timeout_ms
-
-
-def test_process_environment_is_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a mapping, the variables are those of the process."""
-    monkeypatch.setenv("DSTL_UPLOAD_THREADS", "9")
-
-    assert with_environment(SETTINGS).upload_threads == 9
+    assert SETTINGS.upload == UploadSettings(1_000, 3, 500, threads=5)
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "message"),
+    ("settings", "message"),
     [
-        ("DSTL_BATCH_SIZE_BYTES", "10MB", "DSTL_BATCH_SIZE_BYTES must be a whole number"),
-        ("DSTL_BATCH_SIZE_BYTES", "", "whole number"),
-        ("DSTL_BATCH_SIZE_BYTES", str(200 << 20), "in_flight_bytes_max"),
-        ("DSTL_IN_FLIGHT_BYTES_MAX", "5", "in_flight_bytes_max"),
-        ("DSTL_UPLOAD_TIMEOUT_MS", "200000", "checkpoint timeout"),
-        ("DSTL_UPLOAD_ATTEMPTS_MAX", "0", "attempts_max"),
-        ("DSTL_UPLOAD_THREADS", "0", "upload_threads"),
-        ("DSTL_IO_THREADS", "0", "io_threads"),
-        ("DSTL_CACHE_BYTES_MAX", "-1", "cache_bytes_max"),
-        ("DSTL_SHUTDOWN_TIMEOUT_S", "-1", "shutdown_timeout_s"),
+        ({"batch": {"size_bytes": 200 << 20}}, "in_flight_bytes_max"),
+        ({"batch": {"in_flight_bytes_max": 5}}, "in_flight_bytes_max"),
+        ({"upload": {"timeout_ms": 200_000}}, "checkpoint timeout"),
+        ({"upload": {"attempts_max": 0}}, "attempts_max"),
+        ({"upload": {"threads": 0}}, "threads"),
+        ({"cache": {"bytes_max": -1}}, "bytes_max"),
+        ({"gc": {"age_min_s": 600}}, "gc.age_min_s"),
+        ({"gc": {"interval_s": -1}}, "interval_s"),
+        ({"checkpoint_timeout_s": 1800}, "gc.age_min_s"),
+        ({"checkpoint_timeout_s": 3}, "checkpoint timeout"),
+        ({"io_threads": 0}, "io_threads"),
+        ({"shutdown_timeout_s": -1}, "shutdown_timeout_s"),
     ],
 )
-def test_impossible_variable_is_refused(variable: str, value: str, message: str) -> None:
+def test_values_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
     """A value that cannot be, or does not fit the others, stops the start with a message that names it."""
+    groups = {"batch": BatchSettings, "upload": UploadSettings, "cache": CacheSettings, "gc": GcSettings}
     with pytest.raises(InvalidInputError, match=message):
-        with_environment(SETTINGS, {variable: value})
+        ServiceSettings(
+            "memory://x",
+            **{name: groups[name](**value) if name in groups else value for name, value in settings.items()},
+        )
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1"])

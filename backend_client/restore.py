@@ -23,6 +23,10 @@ _KEY_GROUP = struct.Struct(">H")
 _BROKEN_STREAMS_MAX = 2
 
 
+class _GoneError(Exception):
+    """The table is so old that what leads from it to the base is no longer stored."""
+
+
 def advance_to_base(
     table: StateTable,
     client: ServiceClient,
@@ -55,6 +59,22 @@ def _advance(
     have = table.version
     if have == want:
         return 0
+    try:
+        return _apply(table, client, job, operator, key_groups, have, want)
+    except _GoneError:
+        table.clear()
+        return _apply(table, client, job, operator, key_groups, None, want)
+
+
+def _apply(
+    table: StateTable,
+    client: ServiceClient,
+    job: str,
+    operator: str,
+    key_groups: KeyGroupRange,
+    have: str | None,
+    want: str,
+) -> int:
     with client.restore(job, operator, key_groups, have, want) as frames:
         plan, _ = next(frames)
         if plan["kind"] != "plan":
@@ -70,6 +90,8 @@ def _changes(
     for header, payload in frames:
         if header["kind"] == "end":
             return
+        if header["kind"] == "gone":
+            raise _GoneError
         if header["kind"] != "segment":
             raise _reported(header)
         source = str(header["object"])

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from dstl_service import __version__
 from dstl_service.idle import IdleWatch
 from dstl_service.peers import PeerClient
-from dstl_service.routes import appends, checkpoints, jobs, restore
+from dstl_service.routes import appends, checkpoints, jobs, restore, savepoints
 from dstl_service.service import ChangelogService
 from dstl_service.settings import ServiceSettings
 from storage.clock import Clock, IdSource, SystemClock, SystemIds
@@ -107,7 +107,7 @@ def create_app(
         description="Batches the state changelogs of all tasks of a host into shared objects and keeps checkpoints.",
         lifespan=lifespan,
     )
-    for router in (jobs.router, appends.router, checkpoints.router, restore.router):
+    for router in (jobs.router, appends.router, checkpoints.router, restore.router, savepoints.router):
         app.include_router(router)
 
     app.add_middleware(_Gate, token=token)

@@ -1,4 +1,4 @@
-"""The command ``dstl``: ``serve`` runs the service; ``checkpoints``, ``gc`` and ``fsck`` work on a job's storage."""
+"""The command ``dstl``: ``serve`` runs the service; the others work on a job's storage."""
 
 from __future__ import annotations
 
@@ -78,13 +78,19 @@ def collect(options: argparse.Namespace) -> int:
     """Print a job's orphans and, unless it is a dry run, delete them."""
     store, jobs = _open_job(options)
     report = collect_garbage(
-        store, jobs, options.job, SystemClock(), age_min_ms=options.age_min_s * 1000, dry_run=not options.delete
+        store,
+        jobs,
+        options.job,
+        SystemClock(),
+        age_min_ms=options.age_min_s * 1000,
+        checkpoints_max=_settings(options).retention.checkpoints_max,
+        dry_run=not options.delete,
     )
     for key in report.orphans:
         sys.stdout.write(f"{key}\n")
     sys.stdout.write(
         f"{report.objects} objects, {report.named} named by checkpoints, {report.young} too young to tell, "
-        f"{len(report.orphans)} orphans of {report.orphan_bytes} bytes {'deleted' if options.delete else 'found'}\n"
+        f"{report.subsumed} manifests of subsumed checkpoints, {len(report.orphans)} orphans of {report.orphan_bytes} bytes {'deleted' if options.delete else 'found'}\n"
     )
     return 0
 
@@ -101,6 +107,24 @@ def check(options: argparse.Namespace) -> int:
         f"{report.bytes_read} bytes verified, {len(report.problems)} problems\n"
     )
     return 1 if report.problems else 0
+
+
+def savepoints(options: argparse.Namespace) -> int:
+    """Make or delete a savepoint, if asked to; then print all."""
+    _, jobs = _open_job(options)
+    jobs.open(None)
+    if options.delete is not None:
+        jobs.savepoints.delete(options.delete)
+    if options.create is not None:
+        manifest = jobs.newest() if options.checkpoint is None else jobs.newest_of(options.checkpoint)
+        if manifest is None:
+            raise NotFoundError(
+                f"job {options.job!r} has no such checkpoint; `dstl checkpoints` lists what is retained"
+            )
+        jobs.make_savepoint(options.create, manifest)
+    for name, manifest in jobs.savepoints.all():
+        sys.stdout.write(f"{name}  {manifest.ref.to_text()}\n")
+    return 0
 
 
 def _settings(options: argparse.Namespace) -> ServiceSettings:
@@ -179,6 +203,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     garbage.add_argument("job")
     garbage.set_defaults(run=collect)
+    keep = commands.add_parser("savepoints", parents=[common], help="list, make and delete a job's savepoints")
+    keep.add_argument("--create", metavar="NAME", help="keep a checkpoint under this name until it is deleted")
+    keep.add_argument("--checkpoint", type=int, metavar="ID", help="which checkpoint to keep (default: the newest)")
+    keep.add_argument("--delete", metavar="NAME", help="delete the savepoint of this name")
+    keep.add_argument("job")
+    keep.set_defaults(run=savepoints)
     verify = commands.add_parser("fsck", parents=[common], help="verify all manifests, objects and checksums of a job")
     verify.add_argument("job")
     verify.set_defaults(run=check)

@@ -266,6 +266,12 @@ class JobStore:
                 self._views.popitem(last=False)
         return view
 
+    def make_savepoint(self, name: str, manifest: Manifest) -> Manifest:
+        """Keep a checkpoint under a name; see `dstl_service.savepoints.SavepointStore.create`."""
+        is_delta = manifest.kind is ManifestKind.DELTA and manifest.base is not None
+        before = self.state(manifest.base) if is_delta and manifest.base is not None else None
+        return self.savepoints.create(name, manifest, before)
+
     def delete_manifests(self, refs: Sequence[CheckpointRef]) -> None:
         """Delete manifests that no retained checkpoint needs; their objects must still be there."""
         self._store.delete([self._key(ref.id, ref.generation) for ref in refs])

@@ -302,9 +302,7 @@ class ChangelogService:
             manifest = job.store.newest() if checkpoint_id is None else job.store.newest_of(checkpoint_id)
             if manifest is None:
                 raise NotFoundError(f"job {name!r} has no checkpoint that a savepoint could keep", job=name)
-            is_delta = manifest.kind is ManifestKind.DELTA and manifest.base is not None
-            before = job.store.state(manifest.base) if is_delta and manifest.base is not None else None
-            return job.store.savepoints.create(savepoint, manifest, before)
+            return job.store.make_savepoint(savepoint, manifest)
 
         created = await self._in_thread(create)
         return created.info()

@@ -192,6 +192,13 @@ class CompleteResponse:
 
 
 @dataclass(frozen=True, slots=True)
+class SavepointRequest:
+    """Which checkpoint a savepoint keeps; null: the newest."""
+
+    checkpoint_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceInfo:
     """Who answers: `service_id` is new with every start of the process."""
 

@@ -13,7 +13,7 @@ from dstl_service.routes.common import NAME_PATTERN, JobName, Service
 from dstl_service.service import ChangelogService
 from dstl_service.wire import CheckpointRef, encode_frame
 from storage.checksum import BytesLike
-from storage.errors import DstlError
+from storage.errors import DstlError, NotFoundError
 from storage.model import KEY_GROUP_MAX, KeyGroupRange
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["restore"])
@@ -37,7 +37,8 @@ async def restore(
     Stream the change sets that lead a table of these key groups from version `have` (none: empty) to checkpoint `to`.
 
     Frames: one of kind ``plan`` (``full`` true: empty the table first), one ``segment`` per change set in the order in
-    which they must be applied, one ``end``; or ``error``, after which the stream ends.
+    which they must be applied, one ``end``. Instead of the rest there may be one ``error``; or one ``gone``: what led
+    from `have` was deleted with checkpoints that were subsumed, so the table must be emptied and everything asked for.
     """
     plan = await service.plan_restore(
         job,
@@ -65,7 +66,10 @@ def _frames(service: ChangelogService, plan: RestorePlan) -> Iterator[bytes]:
             }
             yield _joined(header, payload)
     except DstlError as error:
-        yield _joined({"kind": "error", "error": error.to_dict()})
+        if not plan.is_full and isinstance(error.__cause__, NotFoundError):
+            yield _joined({"kind": "gone"})
+        else:
+            yield _joined({"kind": "error", "error": error.to_dict()})
     yield _joined({"kind": "end"})
 
 

@@ -148,6 +148,25 @@ def test_reported_error_is_raised(table: StateTable, frame: Frame, kind: type[Ds
     assert (table.version, table.get(key(10))) == ("3.0.u", b"old")
 
 
+class ForgetfulClient(ScriptedClient):
+    """A service that no longer has what leads from an old table to the base, but all of the base."""
+
+    def restore(self, job: str, operator: str, key_groups: KeyGroupRange, have: str | None, want: str) -> Any:
+        """Break off for who has something; give everything to who has nothing."""
+        if have is None:
+            self.frames = (plan(full=True), changed({key(12): b"all"}), END)
+        return super().restore(job, operator, key_groups, have, want)
+
+
+def test_old_table_is_rebuilt_where_the_difference_is_gone(table: StateTable) -> None:
+    """A table whose difference was deleted with subsumed checkpoints is emptied and restored whole."""
+    client = ForgetfulClient(plan(full=False), changed({key(10): b"1"}), ({"kind": "gone"}, b""))
+
+    assert advance(table, client) == 1
+    assert client.asked == [("3.0.u", "7.0.u"), (None, "7.0.u")]
+    assert (table.version, dict(table.items())) == ("7.0.u", {key(12): b"all"})
+
+
 class BreakingClient(ScriptedClient):
     """A service whose streams break off after some frames, as often as told."""
 

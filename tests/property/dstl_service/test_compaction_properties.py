@@ -1,0 +1,193 @@
+"""
+Compactions of random logs, with changing parallelism and materializations between them, checked against a model.
+
+Steps: checkpoints are completed one after the other; compactions are planned and done at random moments, and their
+results come in some checkpoints later, or never; materializations come in late as well. After every checkpoint its
+state is put together from the view. A failure means that a restore would give another state than the log had.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from dstl_service.compactor import Compactor
+from dstl_service.log_compaction import (
+    CompactionSettings,
+    Replacement,
+    apply,
+    choose_compactions,
+    log_size,
+    subtract,
+)
+from dstl_service.manifest import StateView
+from dstl_service.segment_cache import SegmentCache
+from dstl_service.wire import OperatorInfo
+from storage.change_set import decode_change_set, encode_change_set
+from storage.key_groups import key_group_range
+from storage.memory_store import MemoryStore
+from storage.model import (
+    ChangeSetId,
+    KeyGroupRange,
+    MaterializationHandle,
+    Segment,
+    SegmentHandle,
+    SegmentKind,
+    Writer,
+)
+from storage.segment_format import encode_object
+from storage.segment_reader import read_segments
+from storage.testing import FakeClock, FakeIds
+
+MAX_PARALLELISM = 8
+SETTINGS = CompactionSettings(floor_bytes=1, log_ratio_max=0.5, segments_max=30)
+
+State = dict[bytes, bytes]
+
+
+class World:
+    """One operator whose log is written, compacted and materialized, with a model of its state."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.ids = FakeIds()
+        self.store = MemoryStore(clock=FakeClock(), ids=self.ids)
+        self.view = StateView((), [])
+        self.model: State = {}
+        self.history: list[State] = []
+        self.waiting: list[Replacement] = []
+        self.snapshots: dict[str, State] = {}
+        self.materializing: list[MaterializationHandle] = []
+        self.parallelism = chance.randint(1, 4)
+        self.compacted = 0
+
+    def operator(self) -> OperatorInfo:
+        return OperatorInfo("op", self.parallelism, "{}", {})
+
+    def stored(self, segments: list[Segment]) -> list[SegmentHandle]:
+        """Store an object of these segments."""
+        if not segments:
+            return []
+        buffers, entries = encode_object(segments)
+        key = f"job/segments/host/{self.ids.unique_id()}.seg"
+        self.store.put(key, buffers)
+        return [SegmentHandle(key, sum(map(len, buffers)), entry) for entry in entries]
+
+    def complete(self, checkpoint_id: int) -> None:
+        """Complete a checkpoint, with all that waits to come in."""
+        for replacement in self.waiting:
+            self.view = apply(self.view, replacement) or self.view
+        self.waiting.clear()
+        while self.materializing and self.chance.random() < 0.5:
+            self.install(self.materializing.pop(0))
+        segments = []
+        for partition in range(self.parallelism):
+            key_groups = key_group_range(partition, self.parallelism, MAX_PARALLELISM)
+            changes = self.changes(key_groups)
+            for key, value in changes.items():
+                if value is None:
+                    self.model.pop(key, None)
+                else:
+                    self.model[key] = value
+            if changes:
+                set_id = ChangeSetId("job", "op", checkpoint_id, Writer(1, self.chance.randint(1, 99)), partition, 0)
+                segments.append(Segment.of(set_id, key_groups, len(changes), encode_change_set(changes)))
+        self.view = replace(self.view, log=[*self.view.log, *self.stored(segments)])
+        self.history.append(dict(self.model))
+
+    def changes(self, key_groups: KeyGroupRange) -> dict[bytes, bytes | None]:
+        """Return random changes of a few keys of these key groups."""
+        keys = [
+            bytes([0, self.chance.randint(key_groups.first, key_groups.last), self.chance.randint(0, 3)])
+            for _ in range(self.chance.randint(0, 4))
+        ]
+        return {key: self.chance.randbytes(2) if self.chance.random() < 0.6 else None for key in keys}
+
+    def compact(self, checkpoint_id: int) -> None:
+        """Do what is due; the results wait."""
+        compactor = Compactor(self.store, SegmentCache(1 << 20), None, FakeClock())  # type: ignore[arg-type]
+        for compaction in choose_compactions(self.view, [self.operator()], checkpoint_id, MAX_PARALLELISM, SETTINGS):
+            segments = [s for output in compaction.outputs for s in compactor._merge("job", 1, compaction, output)]
+            self.waiting.append(Replacement(compaction, tuple(self.stored(segments)), 0))
+            self.compacted += 1
+
+    def materialize(self, checkpoint_id: int) -> None:
+        """Take a snapshot of one partition; it comes in later."""
+        partition = self.chance.randrange(self.parallelism)
+        key_groups = key_group_range(partition, self.parallelism, MAX_PARALLELISM)
+        handle = MaterializationHandle("op", key_groups, checkpoint_id, self.ids.unique_id(), "index", 10)
+        self.snapshots[handle.uid] = {k: v for k, v in self.model.items() if key_groups.contains(k[1])}
+        self.materializing.append(handle)
+
+    def install(self, handle: MaterializationHandle) -> None:
+        """Let a materialization in, unless the view has newer bases or materializations of its key groups."""
+        newer_base = any(
+            segment.entry.kind is SegmentKind.BASE
+            and segment.entry.key_groups.intersects(handle.key_groups)
+            and segment.entry.id.checkpoint_id > handle.checkpoint_id
+            for segment in self.view.log
+        )
+        if newer_base or any(
+            m.key_groups.intersects(handle.key_groups) and m.checkpoint_id > handle.checkpoint_id
+            for m in self.view.materializations
+        ):
+            return
+        old = [m for m in self.view.materializations if not handle.key_groups.covers(m.key_groups)]
+        self.view = replace(self.view, materializations=(*old, handle))
+        self.view = replace(self.view, log=[h for h in self.view.log if self.counting(h)])
+
+    def counting(self, handle: SegmentHandle) -> list[KeyGroupRange]:
+        """Return the key groups for which a segment counts."""
+        newer = [m for m in self.view.materializations if m.checkpoint_id >= handle.entry.id.checkpoint_id]
+        return subtract(handle.entry.key_groups, [m.key_groups for m in newer])
+
+    def restored(self) -> State:
+        """Put the state together from what the view names."""
+        state: State = {}
+        for handle in sorted(self.view.materializations, key=lambda m: m.checkpoint_id):
+            state = {k: v for k, v in state.items() if not handle.key_groups.contains(k[1])}
+            state.update(self.snapshots[handle.uid])
+        order = sorted(self.view.log, key=lambda h: (h.entry.id.checkpoint_id, h.entry.id.partition, h.entry.id.sqn))
+        for handle, payload in read_segments(self.store, order):
+            counting = self.counting(handle)
+            for key, value in decode_change_set(payload, "segment"):
+                if any(part.contains(key[1]) for part in counting):
+                    if value is None:
+                        state.pop(key, None)
+                    else:
+                        state[key] = value
+        return state
+
+
+@pytest.mark.parametrize("materializes", [False, True])
+@pytest.mark.parametrize("seed", range(60))
+def test_compacted_log_has_same_state(seed: int, materializes: bool) -> None:
+    """I14: whatever is compacted, materialized and rescaled, the state of every checkpoint is that of its changes."""
+    chance = random.Random(seed)
+    world = World(chance)
+    for checkpoint_id in range(30):
+        world.complete(checkpoint_id)
+
+        assert world.restored() == world.model, f"seed {seed}, checkpoint {checkpoint_id}"
+        if not world.waiting and chance.random() < 0.7:
+            world.compact(checkpoint_id)
+        if materializes and chance.random() < 0.2:
+            world.materialize(checkpoint_id)
+        if chance.random() < 0.1:
+            world.parallelism = chance.randint(1, 4)
+    assert world.compacted > 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_log_stays_within_its_bound(seed: int) -> None:
+    """A log that was just compacted without materializations is nothing but a base."""
+    world = World(random.Random(seed))
+    for checkpoint_id in range(20):
+        world.complete(checkpoint_id)
+        world.compact(checkpoint_id)
+        if world.waiting:
+            view = apply(world.view, world.waiting[0])
+            assert view is not None
+            assert log_size(view, "op").log_bytes == 0

@@ -89,8 +89,9 @@ def collect(options: argparse.Namespace) -> int:
     for key in report.orphans:
         sys.stdout.write(f"{key}\n")
     sys.stdout.write(
-        f"{report.objects} objects, {report.named} named by checkpoints, {report.young} too young to tell, "
-        f"{report.subsumed} manifests of subsumed checkpoints, {len(report.orphans)} orphans of {report.orphan_bytes} bytes {'deleted' if options.delete else 'found'}\n"
+        f"{report.objects} objects, {report.named} named by checkpoints, {report.young} too young to tell; "
+        f"{report.subsumed} manifests of subsumed checkpoints and {len(report.orphans)} orphans of "
+        f"{report.orphan_bytes} bytes {'deleted' if options.delete else 'found'}\n"
     )
     return 0
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-_PROJECT_ROOT = Path(__file__).resolve().parents[2]
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
 _READY_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.02
@@ -34,7 +34,7 @@ class ServerError(RuntimeError):
 
 def stack_folder() -> Path:
     """Return the folder that keeps built programs, and make it."""
-    folder = Path(os.environ.get("DSTL_STACK_DIR") or _PROJECT_ROOT / ".stack")
+    folder = Path(os.environ.get("DSTL_STACK_DIR") or PROJECT_ROOT / ".stack")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

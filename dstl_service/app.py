@@ -21,25 +21,15 @@ from dstl_service import __version__
 from dstl_service.idle import IdleWatch
 from dstl_service.peers import PeerClient
 from dstl_service.routes import appends, checkpoints, jobs, restore, savepoints
+from dstl_service.routes.append_shortcut import AppendShortcut
+from dstl_service.routes.common import error_response
 from dstl_service.service import ChangelogService
 from dstl_service.settings import ServiceSettings
 from storage.clock import Clock, IdSource, SystemClock, SystemIds
-from storage.errors import DstlError, ErrorKind, InvalidInputError
+from storage.errors import DstlError, InvalidInputError
 from storage.object_store import ObjectStore
 from storage.open import open_store
 
-HTTP_STATUS = {
-    ErrorKind.INVALID_INPUT: 400,
-    ErrorKind.NOT_FOUND: 404,
-    ErrorKind.CONFLICT: 409,
-    ErrorKind.FENCED: 409,
-    ErrorKind.LOST_CHANGES: 410,
-    ErrorKind.CORRUPT_DATA: 422,
-    ErrorKind.OVERLOADED: 429,
-    ErrorKind.INTERNAL: 500,
-    ErrorKind.UNAVAILABLE: 503,
-    ErrorKind.CLOSED: 503,
-}
 _OPEN_PATHS = frozenset({"/health"})
 
 
@@ -110,16 +100,16 @@ def create_app(
     for router in (jobs.router, appends.router, checkpoints.router, restore.router, savepoints.router):
         app.include_router(router)
 
-    app.add_middleware(_Gate, token=token)
+    app.add_middleware(AppendShortcut)
+    app.add_middleware(_Gate, token=token)  # added last, it is met first
 
     @app.exception_handler(DstlError)
     async def report(_: Request, error: DstlError) -> JSONResponse:
-        headers = {"retry-after": "1"} if error.kind in (ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE) else None
-        return JSONResponse(error.to_dict(), HTTP_STATUS[error.kind], headers)
+        return error_response(error)
 
     @app.exception_handler(RequestValidationError)
     async def report_invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         text = "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
-        return JSONResponse(InvalidInputError(f"the request is not valid: {text}").to_dict(), 400)
+        return error_response(InvalidInputError(f"the request is not valid: {text}"))
 
     return app

@@ -1,4 +1,4 @@
-"""Routes by which tasks hand their change sets over and have them made durable."""
+"""Routes by which tasks hand their change sets over and have them made durable; see `append_shortcut` as well."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
-from dstl_service.routes.common import NAME_PATTERN, JobName, Service
+from dstl_service.routes.common import NAME_PATTERN, JobName, Service, collect_body
 from dstl_service.wire import ChangeSetRef, PersistRequest, PersistResponse
-from storage.errors import InvalidInputError
-from storage.model import KEY_GROUP_MAX, NUMBER_MAX, ChangeSetId, KeyGroupRange, Segment, Writer
+from storage.model import COUNT_MAX, KEY_GROUP_MAX, NUMBER_MAX, ChangeSetId, KeyGroupRange, Segment, Writer
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["change sets"])
 
@@ -38,7 +37,7 @@ async def append(
     sqn: _Number,
     first_key_group: _KeyGroup,
     last_key_group: _KeyGroup,
-    count: _Number,
+    count: Annotated[int, Query(ge=0, le=COUNT_MAX)],
     checksum: Annotated[str, Query(pattern=r"^[0-9a-f]{16}$", description="XXH3-64 of the body, 16 hex digits.")],
     preemptive: bool = False,
 ) -> ChangeSetRef:
@@ -47,17 +46,7 @@ async def append(
 
     Sending the same set again is harmless. A `preemptive` set is uploaded without waiting for the checkpoint.
     """
-    chunks: list[bytes] = []
-    size_bytes = 0
-    async for chunk in request.stream():
-        size_bytes += len(chunk)
-        if size_bytes > service.change_set_bytes_max:
-            raise InvalidInputError(
-                f"a change set has at most {service.change_set_bytes_max} bytes here; send several smaller ones "
-                "(preemptive_bytes of the client), or raise in_flight_bytes_max"
-            )
-        chunks.append(chunk)
-    payload = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    payload = await collect_body(request.receive, service.change_set_bytes_max)
     set_id = ChangeSetId(job, operator, checkpoint_id, Writer(epoch, attempt), partition, sqn)
     key_groups = KeyGroupRange(first_key_group, last_key_group)
     segment = Segment(set_id, key_groups, count, payload, int(checksum, 16))

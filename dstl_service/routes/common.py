@@ -5,17 +5,68 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Depends, Path, Request
+from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from dstl_service.service import ChangelogService
+from storage.errors import DstlError, ErrorKind, InvalidInputError
 from storage.model import NUMBER_MAX
 
-NAME_PATTERN = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$"
+NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}"
+NAME_PATTERN = f"^{NAME}$"
+
+HTTP_STATUS = {
+    ErrorKind.INVALID_INPUT: 400,
+    ErrorKind.NOT_FOUND: 404,
+    ErrorKind.CONFLICT: 409,
+    ErrorKind.FENCED: 409,
+    ErrorKind.LOST_CHANGES: 410,
+    ErrorKind.CORRUPT_DATA: 422,
+    ErrorKind.OVERLOADED: 429,
+    ErrorKind.INTERNAL: 500,
+    ErrorKind.UNAVAILABLE: 503,
+    ErrorKind.CLOSED: 503,
+}
 
 
-def get_service(request: Request) -> ChangelogService:
-    """Return the application's service."""
+async def get_service(request: Request) -> ChangelogService:
+    """Return the application's service. A coroutine, for FastAPI runs plain functions in a thread."""
     service: ChangelogService = request.app.state.service
     return service
+
+
+def error_response(error: DstlError) -> JSONResponse:
+    """Return the answer that reports an error."""
+    headers = {"retry-after": "1"} if error.kind in (ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE) else None
+    return JSONResponse(error.to_dict(), HTTP_STATUS[error.kind], headers)
+
+
+async def collect_body(receive: Receive, size_bytes_max: int) -> bytes:
+    """
+    Return the body of a request that is a change set.
+
+    Raises:
+        InvalidInputError: It is larger than what can ever be taken in; the rest of it is not read.
+        ClientDisconnect: The client went away.
+    """
+    chunks: list[bytes] = []
+    size_bytes = 0
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
+        more = message.get("more_body", False)
+        size_bytes += len(chunk)
+        if size_bytes > size_bytes_max:
+            raise InvalidInputError(
+                f"a change set has at most {size_bytes_max} bytes here; send several smaller ones "
+                "(preemptive_bytes of the client), or raise in_flight_bytes_max"
+            )
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 Service = Annotated[ChangelogService, Depends(get_service)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dstl_service.app import HTTP_STATUS
+from dstl_service.routes.common import HTTP_STATUS
 from dstl_service.settings import ServiceSettings
 from dstl_service.wire import decode_frames
 from storage.errors import ErrorKind, NotFoundError, UnavailableError

@@ -18,6 +18,7 @@ from dstl_service.fsck import check_job
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
 from dstl_service.job_store import JobStore
 from dstl_service.logs import configure_logging
+from dstl_service.memory import reuse_freed_memory
 from dstl_service.settings import ServiceSettings, default_host_id, with_environment
 from storage.clock import SystemClock, SystemIds
 from storage.errors import DstlError, NotFoundError
@@ -53,6 +54,7 @@ def serve(options: argparse.Namespace) -> int:
         )
     )
     configure_logging()
+    reuse_freed_memory()
     app = create_app(settings)
     listener = _listen(settings)
     config = uvicorn.Config(

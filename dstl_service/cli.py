@@ -18,6 +18,7 @@ from dstl_service.fsck import check_job
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
 from dstl_service.job_store import JobStore
 from dstl_service.logs import configure_logging
+from dstl_service.memory import reuse_freed_memory
 from dstl_service.settings import ServiceSettings
 from dstl_service.settings_sources import known_settings, load_settings
 from storage.clock import SystemClock, SystemIds
@@ -43,6 +44,7 @@ def serve(options: argparse.Namespace) -> int:
     """Run the service until it is told to stop."""
     settings = _settings(options)
     configure_logging()
+    reuse_freed_memory()
     app = create_app(settings)
     listener = _listen(settings)
     config = uvicorn.Config(

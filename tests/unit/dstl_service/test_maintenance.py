@@ -165,7 +165,7 @@ def test_savepoint_of_no_checkpoint_is_refused(job: Job, checkpoint_id: int) -> 
 
 
 def test_opaque_log_is_left_alone(job: Job) -> None:
-    """Change sets that cannot be merged fail the compaction, and nothing else (I13's rule for background work)."""
+    """Change sets that cannot be merged fail the compaction, and nothing else."""
     base = None
     for checkpoint_id in range(5):
         base = job.life.complete(checkpoint_id, base, job.life.append(b"opaque" * 9, checkpoint_id=checkpoint_id))

@@ -25,7 +25,7 @@ export PYSPARK_DRIVER_PYTHON := $(PY)
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 
 ##@ Use it
-.PHONY: help setup demo bench-smoke
+.PHONY: help setup demo bench-smoke bench-service
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -39,6 +39,9 @@ demo: $(STAMP) ## Run the flights example, kill it, resume it, compare it; STRIC
 
 bench-smoke: $(STAMP) ## Compare with Spark's own transformWithState; prints the ratio
 	$(PY) -m loadtest.bench_smoke
+
+bench-service: need-go $(STAMP) ## Measure the service's figures; ONLY=ingest,objects, SHORT=1 (seconds), STRICT=1 (goals)
+	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_service $(if $(ONLY),--only $(ONLY))
 
 ##@ Test it
 .PHONY: test lint types tidy check test-unit test-integration test-e2e

@@ -6,11 +6,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import boto3
 
 from loadtest.stack.programs import ServerProcess, go_program
 from loadtest.stack.versions import VERSITYGW_MODULE, VERSITYGW_VERSION
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 
 class S3Server(ServerProcess):
@@ -65,12 +69,11 @@ class S3Server(ServerProcess):
 
     def create_bucket(self, name: str) -> None:
         """Make an empty bucket; 3-63 characters of [a-z0-9-]."""
-        client = boto3.session.Session().client(
-            "s3",
-            endpoint_url=self.endpoint_url,
-            region_name=self.region,
-            aws_access_key_id=self.access_key,
-            aws_secret_access_key=self.secret_key,
-        )
+        client = self.client()
         client.create_bucket(Bucket=name)
         client.close()
+
+    def client(self) -> S3Client:
+        """Return a client of plain boto3; the caller closes it."""
+        session = boto3.session.Session(self.access_key, self.secret_key, region_name=self.region)
+        return session.client("s3", endpoint_url=self.endpoint_url)

@@ -1,0 +1,65 @@
+"""
+The figures of the service: ``python -m loadtest.bench_service [--only NAME,NAME]``.
+
+Prints a table and writes ``reports/bench-service.json``. With STRICT=1 a missed goal fails the run. With SHORT=1
+every figure takes seconds, and its values show that it can be measured, not how fast the service is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadtest.report import Figure, format_number, strict_exit_code, write_report_json
+
+MODULES = ("hedging", "outage", "ingest", "objects", "compaction")
+"""Modules of `loadtest.service_figures`, in the order in which they run."""
+
+REPORT = Path("reports/bench-service.json")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what was asked for; return the exit code."""
+    parser = argparse.ArgumentParser(description="Measure the service's figures.")
+    parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(MODULES)}; without it, all")
+    parser.add_argument("--short", action="store_true", default=_is_set("SHORT"), help="seconds per figure (SHORT=1)")
+    parser.add_argument("--strict", action="store_true", default=_is_set("STRICT"), help="fail if a goal is missed")
+    options = parser.parse_args(arguments)
+    names = options.only.split(",") if options.only else MODULES
+    if unknown := sorted(set(names) - set(MODULES)):
+        parser.error(f"there is no figure {', '.join(unknown)}; there are {', '.join(MODULES)}")
+    figures: list[Figure] = []
+    for name in names:
+        print(f"{name} ...", flush=True)
+        found = measure(name, short=options.short)
+        for figure in found:
+            print(line_of(figure), flush=True)
+        figures += found
+        # After each, so that a failure of a later one leaves what is known.
+        write_report_json(REPORT, figures)
+    return strict_exit_code(figures) if options.strict else 0
+
+
+def measure(name: str, *, short: bool) -> list[Figure]:
+    """Run one module."""
+    found: list[Figure] = importlib.import_module(f"loadtest.service_figures.{name}").measure(short=short)
+    return found
+
+
+def line_of(figure: Figure) -> str:
+    """Return a figure's line of the table."""
+    verdict = {True: "holds", False: "MISSED", None: ""}[figure.holds]
+    goal = "" if figure.goal is None else f"{figure.goal}  {verdict}"
+    return f"  {figure.name:60} {format_number(figure.value):>12} {figure.unit:8} {goal}".rstrip()
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "0") not in ("", "0")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

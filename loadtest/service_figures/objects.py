@@ -1,0 +1,93 @@
+"""
+Figure 5: how many objects a checkpoint costs, counted at the S3 server when all is done.
+
+The tasks of a host end at different times within the second; what they log shares objects all the same.
+Everything in the bucket counts: segment objects, manifests, and what belongs to the job as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from dataclasses import asdict
+from typing import Any
+
+from backend_client.log_writer import LogTarget
+from backend_client.service_client import ServiceClient
+from dstl_service.wire import CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
+from loadtest.report import Figure, Goal, percentile
+from loadtest.stack.s3_server import S3Server
+from loadtest.stack.service_process import ServiceProcess
+from storage.checksum import checksum64
+from storage.model import KeyGroupRange
+
+BUCKET = "objects"
+JOB = "objects"
+PARTITIONS = 64
+SET_BYTES = 4 * 1024
+OBJECTS_PER_CHECKPOINT_MAX = 2.2
+_OPERATOR = OperatorInfo("op", PARTITIONS, "{}", {})
+
+
+def measure(*, short: bool) -> list[Figure]:
+    """Run checkpoints at their pace, then list the bucket."""
+    checkpoints, interval_s = (20, 0.2) if short else (60, 1.0)
+    with S3Server() as server:
+        server.create_bucket(BUCKET)
+        with ServiceProcess(f"s3://{BUCKET}", server.env()) as service:
+            complete_ms = run_checkpoints(service.address, checkpoints, interval_s)
+        # After the end of the service, which still might have written something.
+        objects = count_objects(server)
+    return [
+        Figure(
+            f"{PARTITIONS} partitions: objects per checkpoint",
+            objects / checkpoints,
+            "objects",
+            Goal("<=", OBJECTS_PER_CHECKPOINT_MAX),
+        ),
+        Figure(f"{PARTITIONS} partitions: objects in the bucket after {checkpoints} checkpoints", objects, "objects"),
+        Figure(f"{PARTITIONS} partitions: complete, median", percentile(complete_ms, 50), "ms"),
+        Figure(f"{PARTITIONS} partitions: complete, p99", percentile(complete_ms, 99), "ms"),
+    ]
+
+
+def run_checkpoints(address: str, checkpoints: int, interval_s: float) -> list[float]:
+    """Run a driver and its tasks; return how long each checkpoint took from its request to its manifest, in ms."""
+    client = ServiceClient(address)
+    epoch = client.post(f"/v1/jobs/{JOB}/epochs", asdict(OpenJob("load")))["epoch"]
+    base: CheckpointRef | None = None
+    complete_ms = []
+    start_s = time.monotonic()
+    for checkpoint_id in range(checkpoints):
+        path = f"/v1/jobs/{JOB}/checkpoints/{checkpoint_id}"
+        client.post(f"{path}/begin", {"epoch": epoch})
+        refs = []
+        for partition in range(PARTITIONS):
+            # Spread over the first half of the interval; the second is for the checkpoint.
+            _wait_until(start_s + interval_s * (checkpoint_id + partition / PARTITIONS / 2))
+            groups = KeyGroupRange(2 * partition, 2 * partition + 1)
+            payload = os.urandom(SET_BYTES)
+            target = LogTarget(JOB, "op", checkpoint_id, epoch, checkpoint_id * PARTITIONS, partition, groups)
+            refs.append(client.append(target, 0, payload, checksum64(payload), 1, preemptive=False))
+        begun_s = time.monotonic()
+        request = CompleteRequest(epoch, uuid.uuid4().hex, base, refs, [_OPERATOR], "query", "offsets")
+        answer: dict[str, Any] = client.post(f"{path}/complete", asdict(request))
+        complete_ms.append(1000 * (time.monotonic() - begun_s))
+        base = CheckpointRef(**answer["ref"])
+    client.close()
+    return complete_ms
+
+
+def count_objects(server: S3Server) -> int:
+    """Return how many objects the server lists, whatever they are."""
+    client = server.client()
+    try:
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+        return sum(page["KeyCount"] for page in pages)
+    finally:
+        client.close()
+
+
+def _wait_until(time_s: float) -> None:
+    time.sleep(max(0.0, time_s - time.monotonic()))

@@ -67,6 +67,10 @@ class _Job:
     maintenance: Maintenance
     epoch: int = 0
     newest_id: int = -1
+    turn: int = 0
+    """Counts begins and aborts: what was asked for before one of them is not carried out after it."""
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     errors: list[DstlError] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
@@ -127,13 +131,13 @@ class ChangelogService:
     async def open_job(self, name: str, request: OpenJob) -> OpenedJob:
         """Take the job over with a new epoch; every older driver of it is fenced from now on."""
         validate_name("job", name)
-        await self.check_storage()
         job = self._job(name)
-        await self._in_thread(job.store.open, request.max_parallelism)
-        epoch, latest = await self._in_thread(job.store.claim, request.owner)
-        job.epoch = max(job.epoch, epoch)
-        job.book.forget_up_to(1 << 62)  # an older epoch's sets can no longer become part of a checkpoint
-        job.wake()
+        # One after the other: a request that was repeated must not get a higher epoch than the one that is answered.
+        async with job.opening:
+            await self.check_storage()
+            await self._in_thread(job.store.open, request.max_parallelism)
+            epoch, latest = await self._in_thread(job.store.claim, request.owner)
+            self._check_epoch(name, job, epoch)
         if job.collector is None and self._settings.gc.interval_s > 0:
             job.collector = asyncio.get_running_loop().create_task(self._collect_regularly(name))
         logger.info("job opened", extra={"job": name, "epoch": epoch, "checkpoint_id": latest.id if latest else None})
@@ -206,7 +210,7 @@ class ChangelogService:
         """
         here = [ref for ref in refs if ref.handle is None and ref.service_id == self.service_id]
         away = [ref for ref in refs if ref.handle is None and ref.service_id != self.service_id]
-        found = {id(ref): SegmentHandle.from_dict(ref.handle) for ref in refs if ref.handle is not None}
+        found = {id(ref): _given_handle(name, ref) for ref in refs if ref.handle is not None}
         job = self._job(name)
         ids = [ref.change_set_id(name) for ref in here]
         if ids:
@@ -238,19 +242,26 @@ class ChangelogService:
             raise ConflictError(f"checkpoint {checkpoint_id} cannot follow {before}")
         CheckpointRef.parse(f"0.0.{request.uid}")
         started_ms = self._clock.monotonic_ms()
+        turn = job.turn
         try:
             handles = await self.persist(name, request.refs)
+            _check_one_writer(name, handles, request.epoch, checkpoint_id)
+            durable_ms = self._clock.monotonic_ms()
+            async with job.writing:
+                if job.turn != turn:
+                    raise LostChangesError(f"checkpoint {checkpoint_id} was begun anew or aborted meanwhile", job=name)
+                manifest, manifest_bytes = await self._in_thread(
+                    self._write_manifest, job, checkpoint_id, request, handles
+                )
         except LostChangesError:
             # Its sets are forgotten when a checkpoint is complete: a driver that did not get the answer asks again.
             made = await self._in_thread(job.store.find, checkpoint_id, request.uid)
             if made is None:
                 raise
             return CompleteResponse(made.ref, 0.0, 0.0, 0, 0)
-        _check_one_writer(name, handles, request.epoch, checkpoint_id)
-        durable_ms = self._clock.monotonic_ms()
-        manifest, manifest_bytes = await self._in_thread(self._write_manifest, job, checkpoint_id, request, handles)
         job.maintenance.checkpoint_completed(manifest)
         job.book.forget_up_to(checkpoint_id)
+        job.wake()
         done_ms = self._clock.monotonic_ms()
         objects = {handle.object_key: handle.object_size_bytes for handle in handles}
         self.metrics.checkpoints.labels(name).inc()
@@ -271,14 +282,13 @@ class ChangelogService:
         """Start a checkpoint anew: sets of earlier tries at it are forgotten."""
         job = await self._opened(name)
         self._check_epoch(name, job, epoch)
-        job.book.forget_up_to(checkpoint_id)
+        await self._take_turn(job, checkpoint_id)
 
     async def abort(self, name: str, checkpoint_id: int, epoch: int) -> None:
         """Give a checkpoint up: its sets are forgotten; stored ones become orphans."""
         job = await self._opened(name)
         self._check_epoch(name, job, epoch)
-        job.book.forget_up_to(checkpoint_id)
-        job.wake()
+        await self._take_turn(job, checkpoint_id)
 
     async def checkpoints(self, name: str) -> list[CheckpointInfo]:
         """Return all completed checkpoints, oldest first."""
@@ -405,6 +415,15 @@ class ChangelogService:
             )
         if epoch > job.epoch:
             job.epoch, job.newest_id = epoch, -1  # a new owner may go on from an earlier checkpoint
+            job.book.forget_epochs_before(epoch)
+            job.wake()
+
+    async def _take_turn(self, job: _Job, checkpoint_id: int) -> None:
+        """Forget what was sent for a checkpoint; no earlier try at it can come to exist any more."""
+        job.turn += 1
+        async with job.writing:  # a manifest that is being written has come to exist, or has not, when this returns
+            job.book.forget_up_to(checkpoint_id)
+            job.wake()
 
     def _schedule(self, name: str, job: _Job) -> None:
         """Make sure that a batch that is due gets taken; called whenever the book may have changed."""
@@ -525,9 +544,25 @@ class ChangelogService:
         return await asyncio.get_running_loop().run_in_executor(self._io_threads, function, *args)
 
 
+def _given_handle(job: str, ref: ChangeSetRef) -> SegmentHandle:
+    """
+    Return the handle that somebody else got for a set.
+
+    Raises:
+        InvalidInputError: It points at another set, or at what is no segment object of the job.
+    """
+    assert ref.handle is not None
+    handle = SegmentHandle.from_dict(ref.handle)
+    if handle.entry.id != ref.change_set_id(job) or not handle.object_key.startswith(f"{job}/segments/"):
+        raise InvalidInputError(f"the handle in {handle.object_key} is not that of change set {ref.change_set_id(job)}")
+    return handle
+
+
 def _check_one_writer(job: str, handles: Sequence[SegmentHandle], epoch: int, checkpoint_id: int) -> None:
     """Refuse a checkpoint that would name two writers for one partition (I2) or sets that are not its own."""
     writers: dict[tuple[str, int], Any] = {}
+    if len({handle.entry.id for handle in handles}) != len(handles):
+        raise InvalidInputError(f"checkpoint {checkpoint_id} names a change set twice")
     for handle in handles:
         set_id = handle.entry.id
         if (set_id.job, set_id.checkpoint_id, set_id.writer.epoch) != (job, checkpoint_id, epoch):

@@ -74,6 +74,11 @@ class ChangeSetBook:
         """When the next batch is to be taken; None while nobody asked for one."""
         return self._due_ms
 
+    @property
+    def unstored(self) -> int:
+        """How many sets are not durable."""
+        return sum(entry.stage is not _Stage.DURABLE for entry in self._entries.values())
+
     def receive(self, segment: Segment, now_ms: int, *, preemptive: bool) -> bool:
         """
         Take a set in; return False if it was here already.

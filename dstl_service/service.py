@@ -26,6 +26,7 @@ from dstl_service.peers import PeerClient
 from dstl_service.restore import RestorePlan, plan_restore, read_plan
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.settings import ServiceSettings
+from dstl_service.shutdown import STORED_BY
 from dstl_service.uploads import ThreadPerCall, Uploader
 from dstl_service.wire import (
     ChangeSetRef,
@@ -39,6 +40,7 @@ from dstl_service.wire import (
 from storage.checksum import BytesLike, checksum64
 from storage.clock import Clock, IdSource
 from storage.errors import (
+    ClosedError,
     ConflictError,
     CorruptDataError,
     DstlError,
@@ -98,6 +100,8 @@ class ChangelogService:
         self._io_threads = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="io")
         self._upload_slots = asyncio.Semaphore(settings.upload.threads)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping: asyncio.Task[None] | None = None
+        self._stop_by = 0.0
         self._cache = SegmentCache(settings.cache.bytes_max)
         self.service_id = ids.unique_id()
         self.metrics = ServiceMetrics(
@@ -162,8 +166,11 @@ class ChangelogService:
         Raises:
             CorruptDataError: The bytes are not those that were sent.
             FencedError: A newer epoch is known here.
+            ClosedError: The service is being stopped.
             OverloadedError: Too much waits for its upload; send it again after a while.
         """
+        if self._stopping is not None:
+            raise ClosedError("this service is being stopped and takes nothing more in; send the change set again")
         set_id = segment.id
         for kind, value in (("job", set_id.job), ("operator", set_id.operator)):
             validate_name(kind, value)
@@ -360,20 +367,43 @@ class ChangelogService:
         """Yield a plan's payloads; blocking, for threads."""
         return read_plan(plan, self._store, self._cache)
 
+    def begin_stop(self) -> None:
+        """Take no change set in from now on, and upload all that wait; requests that were begun are still answered."""
+        if self._stopping is None:
+            loop = asyncio.get_running_loop()
+            self._stop_by = loop.time() + self._settings.shutdown_timeout_s * STORED_BY
+            self._stopping = loop.create_task(self._upload_rest())
+
     async def close(self) -> None:
-        """Upload what is still waiting, within the time that one upload may take, then stop the threads."""
+        """Stop, wait for the uploads within the time that a stop may take, and give the threads back."""
         for job in self._jobs.values():
             job.maintenance.close()
             if job.collector is not None:
                 job.collector.cancel()
+        self.begin_stop()
+        assert self._stopping is not None
+        await asyncio.wait([self._stopping], timeout=max(0.0, self._stop_by - asyncio.get_running_loop().time()))
+        self._stopping.cancel()
         for name, job in self._jobs.items():
-            job.book.release_all(self._clock.monotonic_ms())
-            self._schedule(name, job)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._settings.shutdown_timeout_s)
+            if job.book.unstored:
+                logger.warning(
+                    "change sets were given up at the stop; batches that need them are executed again",
+                    extra={"job": name, "change_sets": job.book.unstored},
+                )
         self._upload_threads.shutdown(wait=False, cancel_futures=True)
         self._io_threads.shutdown(wait=False, cancel_futures=True)
         self._store.close()
+
+    async def _upload_rest(self) -> None:
+        """Upload until nothing is left to upload; what fails is sent again."""
+        while any(job.book.unstored for job in self._jobs.values()):
+            for name, job in self._jobs.items():
+                job.book.release_all(self._clock.monotonic_ms())
+                self._schedule(name, job)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            if any(job.book.unstored for job in self._jobs.values()):
+                await asyncio.sleep(self._settings.retry.delay_after_error_ms / 1000)
 
     def _in_flight_bytes(self) -> int:
         return sum(job.book.in_flight_bytes for job in self._jobs.values())

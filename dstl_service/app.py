@@ -25,6 +25,7 @@ from dstl_service.routes.append_shortcut import AppendShortcut
 from dstl_service.routes.common import error_response
 from dstl_service.service import ChangelogService
 from dstl_service.settings import ServiceSettings
+from dstl_service.shutdown import AnswerBeforeEnd
 from storage.clock import Clock, IdSource, SystemClock, SystemIds
 from storage.errors import DstlError, InvalidInputError
 from storage.object_store import ObjectStore
@@ -101,7 +102,8 @@ def create_app(
         app.include_router(router)
 
     app.add_middleware(AppendShortcut)
-    app.add_middleware(_Gate, token=token)  # added last, it is met first
+    app.add_middleware(_Gate, token=token)
+    app.add_middleware(AnswerBeforeEnd)  # added last, it is met first
 
     @app.exception_handler(DstlError)
     async def report(_: Request, error: DstlError) -> JSONResponse:

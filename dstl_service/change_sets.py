@@ -74,6 +74,11 @@ class ChangeSetBook:
         """When the next batch is to be taken; None while nobody asked for one."""
         return self._due_ms
 
+    @property
+    def unstored(self) -> int:
+        """How many sets are not durable."""
+        return sum(entry.stage is not _Stage.DURABLE for entry in self._entries.values())
+
     def receive(self, segment: Segment, now_ms: int, *, preemptive: bool) -> bool:
         """
         Take a set in; return False if it was here already.
@@ -135,10 +140,18 @@ class ChangeSetBook:
         return [entry.segment for entry in batch]
 
     def uploaded(self, handles: Sequence[SegmentHandle]) -> None:
-        """Record that a batch is durable; sets that were forgotten meanwhile are ignored."""
+        """
+        Record that a batch is durable; sets that were forgotten meanwhile are ignored.
+
+        A set that was forgotten and sent anew with other content is another one, although it has the same identity.
+        """
         for handle in handles:
             entry = self._entries.get(handle.entry.id)
-            if entry is not None and entry.stage is _Stage.UPLOADING:
+            if (
+                entry is not None
+                and entry.stage is _Stage.UPLOADING
+                and entry.segment.checksum == handle.entry.checksum
+            ):
                 entry.stage, entry.handle = _Stage.DURABLE, handle
                 self.in_flight_bytes -= len(entry.segment.payload)
                 # The store has it now; who sends it again is known by its checksum.
@@ -148,7 +161,8 @@ class ChangeSetBook:
         """Put the sets of a failed batch back; the next request or threshold sends them again (I7)."""
         for segment in batch:
             entry = self._entries.get(segment.id)
-            if entry is not None and entry.stage is _Stage.UPLOADING:
+            # Forgotten and sent anew, it may be on its way in another batch, which is not the one that failed.
+            if entry is not None and entry.segment is segment and entry.stage is _Stage.UPLOADING:
                 entry.stage = _Stage.RECEIVED
                 self._waiting_bytes += len(segment.payload)
 
@@ -164,7 +178,14 @@ class ChangeSetBook:
 
     def forget_up_to(self, checkpoint_id: int) -> None:
         """Drop all sets of this and earlier checkpoints: durable ones are the store's now, others were not accepted."""
-        for set_id in [set_id for set_id in self._entries if set_id.checkpoint_id <= checkpoint_id]:
+        self._forget([set_id for set_id in self._entries if set_id.checkpoint_id <= checkpoint_id])
+
+    def forget_epochs_before(self, epoch: int) -> None:
+        """Drop all sets of older epochs: they can no longer become part of a checkpoint (I4)."""
+        self._forget([set_id for set_id in self._entries if set_id.writer.epoch < epoch])
+
+    def _forget(self, ids: Iterable[ChangeSetId]) -> None:
+        for set_id in ids:
             entry = self._entries.pop(set_id)
             if entry.stage is not _Stage.DURABLE:
                 self.in_flight_bytes -= len(entry.segment.payload)

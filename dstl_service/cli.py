@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import uvicorn
@@ -19,8 +20,10 @@ from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
 from dstl_service.job_store import JobStore
 from dstl_service.logs import configure_logging
 from dstl_service.memory import reuse_freed_memory
+from dstl_service.service import ChangelogService
 from dstl_service.settings import ServiceSettings
 from dstl_service.settings_sources import known_settings, load_settings
+from dstl_service.shutdown import StoppingServer
 from storage.clock import SystemClock, SystemIds
 from storage.errors import DstlError, InvalidInputError, NotFoundError
 from storage.object_store import ObjectStore
@@ -53,9 +56,15 @@ def serve(options: argparse.Namespace) -> int:
         access_log=False,
         # Workers keep their connection; opening a new one for every batch would cost more than an idle socket.
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=settings.shutdown_timeout_s,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+
+    def begin_stop() -> None:
+        service: ChangelogService = app.state.service  # there since the application began
+        service.begin_stop()
+
+    server = StoppingServer(config, begin_stop, settings.shutdown_timeout_s)
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
     return 0
 
 

@@ -1,10 +1,12 @@
 """
 Finds and deletes orphans: objects that neither a retained checkpoint nor a savepoint names (I12), whoever crashed when.
 
-An object is deleted only if both hold (I11): no retained checkpoint and no savepoint names it, and it is older than the
-minimum age, which is longer than any checkpoint may take. Objects are listed *before* the manifests are read: one that
-becomes part of a checkpoint in between is too young, and one that was part of it before is named. Manifests of
-subsumed checkpoints that their coordinator left behind are deleted before objects, so that none names what is gone.
+An object is deleted only if all of this holds (I11): no retained checkpoint and no savepoint names it, it is older than
+the minimum age, and it holds nothing that the running batch may yet name. A batch may take any time, so no age tells
+that; the object does: its sets are of the next checkpoint and of the epoch that may complete it. Objects are listed
+*before* the manifests are read: one that becomes part of a checkpoint in between is of the next one, and one that was
+part of a checkpoint before is named. Manifests of subsumed checkpoints that their coordinator left behind are deleted
+before objects, so that none names what is gone.
 
 `choose_orphans` is pure; `collect_garbage` does blocking I/O.
 """
@@ -20,10 +22,15 @@ from dstl_service.job_store import JobStore
 from dstl_service.manifest import Manifest
 from dstl_service.retention import CHECKPOINTS_MAX, manifests_to_keep, object_keys
 from storage.clock import Clock
+from storage.errors import CorruptDataError, NotFoundError
+from storage.leftovers import remove_leftovers
 from storage.model import ObjectInfo
 from storage.object_store import ObjectStore
+from storage.segment_reader import read_index
 
 ORPHAN_AGE_MIN_MS = 30 * 60 * 1000
+BATCH_AGE_MAX_MS = 7 * 24 * 3600 * 1000
+"""No batch runs longer than this: what is older was left by a driver that never came back."""
 _DELETED_AT_ONCE = 500
 
 logger = logging.getLogger("dstl_service")
@@ -34,7 +41,7 @@ class GarbageReport:
     """
     What a collection found and did.
 
-    `young` are unnamed objects that are not old enough yet.
+    `young` are unnamed objects that are not old enough yet, or that the running batch may yet name.
     `subsumed` counts manifests that no retained checkpoint needs.
     Without any checkpoint all objects count as named: they may be all that is left.
     With `dry_run` the orphans were left where they are.
@@ -86,7 +93,8 @@ def collect_garbage(
     """
     now_ms = clock.now_ms()
     objects = [info for folder in ("segments", "materialized") for info in store.list(f"{job}/{folder}/")]
-    kept, named = _kept(jobs, checkpoints_max)
+    newest, epoch = jobs.frontier()
+    kept, named = _kept(jobs, newest, checkpoints_max)
     if not kept:
         # Either nothing was completed yet, or the manifests were lost and these objects are all that is left.
         named = {info.key for info in objects}
@@ -94,11 +102,21 @@ def collect_garbage(
         ref for ref, info in (jobs.subsumed(kept[-1].ref) if kept else ()) if now_ms - info.modified_ms >= age_min_ms
     ]
     orphans, young = choose_orphans(objects, named, now_ms, age_min_ms)
+    if newest is not None:
+        unnamed = len(orphans) + young
+        vanished_ms = now_ms - BATCH_AGE_MAX_MS
+        orphans = [
+            info
+            for info in orphans
+            if info.modified_ms < vanished_ms or not _is_unfinished(store, info, newest.id, epoch)
+        ]
+        young = unnamed - len(orphans)
     keys = [info.key for info in orphans]
     if not dry_run:
         jobs.delete_manifests(subsumed)
         for begin in range(0, len(keys), _DELETED_AT_ONCE):
             store.delete(keys[begin : begin + _DELETED_AT_ONCE])
+        remove_leftovers(store, clock, age_min_ms)
     logger.info(
         "garbage collected",
         extra={
@@ -122,11 +140,19 @@ def collect_garbage(
     )
 
 
-def _kept(jobs: JobStore, checkpoints_max: int) -> tuple[list[Manifest], set[str]]:
+def _kept(jobs: JobStore, newest: Manifest | None, checkpoints_max: int) -> tuple[list[Manifest], set[str]]:
     """Return the manifests that retained checkpoints need, newest first, and all that they and savepoints name."""
-    newest = jobs.newest()
     kept = manifests_to_keep(jobs.stored_chain(newest.ref), checkpoints_max) if newest else []
     named = jobs.savepoints.object_keys()
     for manifest in kept:
         named |= object_keys(manifest)
     return kept, named
+
+
+def _is_unfinished(store: ObjectStore, info: ObjectInfo, newest_id: int, epoch: int) -> bool:
+    """Say whether an object holds sets of the next checkpoint from a driver that may still complete it."""
+    try:
+        entries = read_index(store, info.key, info.size_bytes)
+    except (CorruptDataError, NotFoundError):  # no checkpoint can name it
+        return False
+    return any(entry.id.checkpoint_id > newest_id and entry.id.writer.epoch >= epoch for entry in entries)

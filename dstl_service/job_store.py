@@ -281,10 +281,15 @@ class JobStore:
 
     def newest(self) -> Manifest | None:
         """Return the newest checkpoint, or None."""
+        return self.frontier()[0]
+
+    def frontier(self) -> tuple[Manifest | None, int]:
+        """Return the newest checkpoint, and the epoch that may complete the next one: no older one can (I4)."""
         epochs = f"{self._job}/epochs/"
         owner = max((_number(info.key) for info in self._store.list(epochs)), default=0)
         hint = self._read_hint(f"{epochs}{owner:020d}.json") if owner else 0
-        return self._latest(hint)[0]
+        latest, last_place = self._latest(hint)
+        return latest, self.load(*last_place).epoch if last_place else 0
 
     def completed(self) -> Iterator[Manifest]:
         """Yield all checkpoints by id; of several generations of one id only the newest."""

@@ -26,6 +26,7 @@ from dstl_service.peers import PeerClient
 from dstl_service.restore import RestorePlan, plan_restore, read_plan
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.settings import ServiceSettings
+from dstl_service.shutdown import STORED_BY
 from dstl_service.uploads import ThreadPerCall, Uploader
 from dstl_service.wire import (
     ChangeSetRef,
@@ -39,6 +40,7 @@ from dstl_service.wire import (
 from storage.checksum import BytesLike, checksum64
 from storage.clock import Clock, IdSource
 from storage.errors import (
+    ClosedError,
     ConflictError,
     CorruptDataError,
     DstlError,
@@ -67,6 +69,10 @@ class _Job:
     maintenance: Maintenance
     epoch: int = 0
     newest_id: int = -1
+    turn: int = 0
+    """Counts begins and aborts: what was asked for before one of them is not carried out after it."""
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     errors: list[DstlError] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
@@ -94,6 +100,8 @@ class ChangelogService:
         self._io_threads = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="io")
         self._upload_slots = asyncio.Semaphore(settings.upload.threads)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping: asyncio.Task[None] | None = None
+        self._stop_by = 0.0
         self._cache = SegmentCache(settings.cache.bytes_max)
         self.service_id = ids.unique_id()
         self.metrics = ServiceMetrics(
@@ -127,13 +135,13 @@ class ChangelogService:
     async def open_job(self, name: str, request: OpenJob) -> OpenedJob:
         """Take the job over with a new epoch; every older driver of it is fenced from now on."""
         validate_name("job", name)
-        await self.check_storage()
         job = self._job(name)
-        await self._in_thread(job.store.open, request.max_parallelism)
-        epoch, latest = await self._in_thread(job.store.claim, request.owner)
-        job.epoch = max(job.epoch, epoch)
-        job.book.forget_up_to(1 << 62)  # an older epoch's sets can no longer become part of a checkpoint
-        job.wake()
+        # One after the other: a request that was repeated must not get a higher epoch than the one that is answered.
+        async with job.opening:
+            await self.check_storage()
+            await self._in_thread(job.store.open, request.max_parallelism)
+            epoch, latest = await self._in_thread(job.store.claim, request.owner)
+            self._check_epoch(name, job, epoch)
         if job.collector is None and self._settings.gc.interval_s > 0:
             job.collector = asyncio.get_running_loop().create_task(self._collect_regularly(name))
         logger.info("job opened", extra={"job": name, "epoch": epoch, "checkpoint_id": latest.id if latest else None})
@@ -158,8 +166,11 @@ class ChangelogService:
         Raises:
             CorruptDataError: The bytes are not those that were sent.
             FencedError: A newer epoch is known here.
+            ClosedError: The service is being stopped.
             OverloadedError: Too much waits for its upload; send it again after a while.
         """
+        if self._stopping is not None:
+            raise ClosedError("this service is being stopped and takes nothing more in; send the change set again")
         set_id = segment.id
         for kind, value in (("job", set_id.job), ("operator", set_id.operator)):
             validate_name(kind, value)
@@ -206,7 +217,7 @@ class ChangelogService:
         """
         here = [ref for ref in refs if ref.handle is None and ref.service_id == self.service_id]
         away = [ref for ref in refs if ref.handle is None and ref.service_id != self.service_id]
-        found = {id(ref): SegmentHandle.from_dict(ref.handle) for ref in refs if ref.handle is not None}
+        found = {id(ref): _given_handle(name, ref) for ref in refs if ref.handle is not None}
         job = self._job(name)
         ids = [ref.change_set_id(name) for ref in here]
         if ids:
@@ -238,19 +249,26 @@ class ChangelogService:
             raise ConflictError(f"checkpoint {checkpoint_id} cannot follow {before}")
         CheckpointRef.parse(f"0.0.{request.uid}")
         started_ms = self._clock.monotonic_ms()
+        turn = job.turn
         try:
             handles = await self.persist(name, request.refs)
+            _check_one_writer(name, handles, request.epoch, checkpoint_id)
+            durable_ms = self._clock.monotonic_ms()
+            async with job.writing:
+                if job.turn != turn:
+                    raise LostChangesError(f"checkpoint {checkpoint_id} was begun anew or aborted meanwhile", job=name)
+                manifest, manifest_bytes = await self._in_thread(
+                    self._write_manifest, job, checkpoint_id, request, handles
+                )
         except LostChangesError:
             # Its sets are forgotten when a checkpoint is complete: a driver that did not get the answer asks again.
             made = await self._in_thread(job.store.find, checkpoint_id, request.uid)
             if made is None:
                 raise
             return CompleteResponse(made.ref, 0.0, 0.0, 0, 0)
-        _check_one_writer(name, handles, request.epoch, checkpoint_id)
-        durable_ms = self._clock.monotonic_ms()
-        manifest, manifest_bytes = await self._in_thread(self._write_manifest, job, checkpoint_id, request, handles)
         job.maintenance.checkpoint_completed(manifest)
         job.book.forget_up_to(checkpoint_id)
+        job.wake()
         done_ms = self._clock.monotonic_ms()
         objects = {handle.object_key: handle.object_size_bytes for handle in handles}
         self.metrics.checkpoints.labels(name).inc()
@@ -271,14 +289,13 @@ class ChangelogService:
         """Start a checkpoint anew: sets of earlier tries at it are forgotten."""
         job = await self._opened(name)
         self._check_epoch(name, job, epoch)
-        job.book.forget_up_to(checkpoint_id)
+        await self._take_turn(job, checkpoint_id)
 
     async def abort(self, name: str, checkpoint_id: int, epoch: int) -> None:
         """Give a checkpoint up: its sets are forgotten; stored ones become orphans."""
         job = await self._opened(name)
         self._check_epoch(name, job, epoch)
-        job.book.forget_up_to(checkpoint_id)
-        job.wake()
+        await self._take_turn(job, checkpoint_id)
 
     async def checkpoints(self, name: str) -> list[CheckpointInfo]:
         """Return all completed checkpoints, oldest first."""
@@ -350,20 +367,43 @@ class ChangelogService:
         """Yield a plan's payloads; blocking, for threads."""
         return read_plan(plan, self._store, self._cache)
 
+    def begin_stop(self) -> None:
+        """Take no change set in from now on, and upload all that wait; requests that were begun are still answered."""
+        if self._stopping is None:
+            loop = asyncio.get_running_loop()
+            self._stop_by = loop.time() + self._settings.shutdown_timeout_s * STORED_BY
+            self._stopping = loop.create_task(self._upload_rest())
+
     async def close(self) -> None:
-        """Upload what is still waiting, within the time that one upload may take, then stop the threads."""
+        """Stop, wait for the uploads within the time that a stop may take, and give the threads back."""
         for job in self._jobs.values():
             job.maintenance.close()
             if job.collector is not None:
                 job.collector.cancel()
+        self.begin_stop()
+        assert self._stopping is not None
+        await asyncio.wait([self._stopping], timeout=max(0.0, self._stop_by - asyncio.get_running_loop().time()))
+        self._stopping.cancel()
         for name, job in self._jobs.items():
-            job.book.release_all(self._clock.monotonic_ms())
-            self._schedule(name, job)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._settings.shutdown_timeout_s)
+            if job.book.unstored:
+                logger.warning(
+                    "change sets were given up at the stop; batches that need them are executed again",
+                    extra={"job": name, "change_sets": job.book.unstored},
+                )
         self._upload_threads.shutdown(wait=False, cancel_futures=True)
         self._io_threads.shutdown(wait=False, cancel_futures=True)
         self._store.close()
+
+    async def _upload_rest(self) -> None:
+        """Upload until nothing is left to upload; what fails is sent again."""
+        while any(job.book.unstored for job in self._jobs.values()):
+            for name, job in self._jobs.items():
+                job.book.release_all(self._clock.monotonic_ms())
+                self._schedule(name, job)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            if any(job.book.unstored for job in self._jobs.values()):
+                await asyncio.sleep(self._settings.retry.delay_after_error_ms / 1000)
 
     def _in_flight_bytes(self) -> int:
         return sum(job.book.in_flight_bytes for job in self._jobs.values())
@@ -405,6 +445,15 @@ class ChangelogService:
             )
         if epoch > job.epoch:
             job.epoch, job.newest_id = epoch, -1  # a new owner may go on from an earlier checkpoint
+            job.book.forget_epochs_before(epoch)
+            job.wake()
+
+    async def _take_turn(self, job: _Job, checkpoint_id: int) -> None:
+        """Forget what was sent for a checkpoint; no earlier try at it can come to exist any more."""
+        job.turn += 1
+        async with job.writing:  # a manifest that is being written has come to exist, or has not, when this returns
+            job.book.forget_up_to(checkpoint_id)
+            job.wake()
 
     def _schedule(self, name: str, job: _Job) -> None:
         """Make sure that a batch that is due gets taken; called whenever the book may have changed."""
@@ -525,9 +574,25 @@ class ChangelogService:
         return await asyncio.get_running_loop().run_in_executor(self._io_threads, function, *args)
 
 
+def _given_handle(job: str, ref: ChangeSetRef) -> SegmentHandle:
+    """
+    Return the handle that somebody else got for a set.
+
+    Raises:
+        InvalidInputError: It points at another set, or at what is no segment object of the job.
+    """
+    assert ref.handle is not None
+    handle = SegmentHandle.from_dict(ref.handle)
+    if handle.entry.id != ref.change_set_id(job) or not handle.object_key.startswith(f"{job}/segments/"):
+        raise InvalidInputError(f"the handle in {handle.object_key} is not that of change set {ref.change_set_id(job)}")
+    return handle
+
+
 def _check_one_writer(job: str, handles: Sequence[SegmentHandle], epoch: int, checkpoint_id: int) -> None:
     """Refuse a checkpoint that would name two writers for one partition (I2) or sets that are not its own."""
     writers: dict[tuple[str, int], Any] = {}
+    if len({handle.entry.id for handle in handles}) != len(handles):
+        raise InvalidInputError(f"checkpoint {checkpoint_id} names a change set twice")
     for handle in handles:
         set_id = handle.entry.id
         if (set_id.job, set_id.checkpoint_id, set_id.writer.epoch) != (job, checkpoint_id, epoch):

@@ -40,7 +40,8 @@ KEY_PART_CHARS_MAX = 255
 _KEY_PART = re.compile(r"[A-Za-z0-9_=+@,-][A-Za-z0-9._=+@,-]*")
 _PREFIX = re.compile(r"[A-Za-z0-9._=+@,/-]*")
 
-_PROBE_FOLDER = "probe"
+PROBE_FOLDER = "probe"
+"""Where `probe` writes; what a killed process leaves there is deleted by `storage.leftovers`."""
 
 
 class ObjectStore(Protocol):
@@ -191,7 +192,7 @@ def probe(store: ObjectStore, unique_id: str) -> None:
     Raises:
         UnavailableError: The store cannot be used as it is; the message says why.
     """
-    key = f"{_PROBE_FOLDER}/{unique_id}"
+    key = f"{PROBE_FOLDER}/{unique_id}"
     try:
         store.put(key, b"first", if_absent=True)
         _expect_refusal(store, key)

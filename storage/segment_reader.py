@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from storage.errors import CorruptDataError, NotFoundError
 from storage.model import SegmentEntry, SegmentHandle
 from storage.object_store import ObjectStore
-from storage.segment_format import HEADER_BYTES, decode_index, decode_object, index_offset, verify_payload
+from storage.segment_format import FOOTER_BYTES, HEADER_BYTES, decode_index, decode_object, index_offset, verify_payload
 
 WHOLE_OBJECT_BYTES_MAX = 2**20
 """An object up to this size is always read whole: one request costs more than the bytes."""
@@ -60,6 +60,39 @@ def read_segments(store: ObjectStore, handles: Sequence[SegmentHandle]) -> Itera
         remaining[key] -= 1
         if not remaining[key]:
             del payloads_of[key]
+
+
+def read_index(store: ObjectStore, key: str, object_size: int) -> list[SegmentEntry]:
+    """
+    Read the index of an object, for those who do not know what it holds; payloads are not looked at.
+
+    Raises:
+        NotFoundError: The object does not exist.
+        CorruptDataError: It is no segment object of this size, or its header, index or footer is damaged.
+    """
+    if object_size < HEADER_BYTES + FOOTER_BYTES:
+        raise CorruptDataError(f"object {key} is damaged: {object_size} bytes are too few for it", key=key)
+    tail_begin = max(0, object_size - TAIL_BYTES)
+    header = memoryview(store.get_range(key, 0, HEADER_BYTES if tail_begin else object_size))
+    tail = memoryview(store.get_range(key, tail_begin, object_size - tail_begin)) if tail_begin else header
+    index_begin = index_offset(header, tail, object_size, key)
+    if index_begin < tail_begin:
+        tail = memoryview(store.get_range(key, index_begin, object_size - index_begin))
+    return decode_index(header, tail, object_size, key)
+
+
+def read_payload(store: ObjectStore, handle: SegmentHandle) -> bytes:
+    """
+    Read the payload of one segment whose entry comes from its object's verified index, whatever the others are like.
+
+    Raises:
+        NotFoundError: The object does not exist.
+        CorruptDataError: The payload is damaged.
+    """
+    entry = handle.entry
+    payload = store.get_range(handle.object_key, entry.offset_bytes, entry.size_bytes)
+    verify_payload(entry, payload, handle.object_key)
+    return payload
 
 
 def _read_object(store: ObjectStore, handles: Sequence[SegmentHandle]) -> _Payloads:

@@ -28,6 +28,7 @@ HTTP_STATUS = {
     ErrorKind.UNAVAILABLE: 503,
     ErrorKind.CLOSED: 503,
 }
+_NOT_NOW = frozenset({429, 503})
 
 
 async def get_service(request: Request) -> ChangelogService:
@@ -38,8 +39,8 @@ async def get_service(request: Request) -> ChangelogService:
 
 def error_response(error: DstlError) -> JSONResponse:
     """Return the answer that reports an error."""
-    headers = {"retry-after": "1"} if error.kind in (ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE) else None
-    return JSONResponse(error.to_dict(), HTTP_STATUS[error.kind], headers)
+    status = HTTP_STATUS[error.kind]
+    return JSONResponse(error.to_dict(), status, {"retry-after": "1"} if status in _NOT_NOW else None)
 
 
 async def collect_body(receive: Receive, size_bytes_max: int) -> bytes:

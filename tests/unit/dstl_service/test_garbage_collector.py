@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dstl_service.cli import main
-from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS
+from dstl_service.garbage_collector import BATCH_AGE_MAX_MS, ORPHAN_AGE_MIN_MS
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import ManifestKind
 from storage.errors import CorruptDataError
@@ -43,6 +43,79 @@ def test_young_object_stays() -> None:
 
     assert (report.young, report.orphans) == (1, [])
     assert young.object_key in world.stored()
+
+
+def test_object_of_long_batch_stays() -> None:
+    """What the running batch may yet name stays, however long the batch takes (I11)."""
+    world = World()
+    world.complete(world.object(0))
+    early = world.object(1)
+    world.clock.advance(100 * AGE)
+
+    assert (world.collect().young, world.collect().orphans) == (1, [])
+
+    world.complete(early)
+    assert world.collect().orphans == []
+    assert early.object_key in world.stored()
+
+
+def test_object_of_repeated_batch_goes() -> None:
+    """What an earlier try at a checkpoint left is an orphan as soon as the checkpoint exists (I12)."""
+    world = World()
+    world.complete(world.object(0))
+    left, taken = world.object(1), world.object(1)
+    world.complete(taken)
+    world.clock.advance(AGE)
+
+    assert world.collect().orphans == [left.object_key]
+
+
+def test_object_of_fenced_driver_goes() -> None:
+    """What a driver left that a newer one has fenced is an orphan: it can never be named any more (I4, I12)."""
+    world = World()
+    world.complete(world.object(0))
+    left = world.object(1)
+    world.jobs.claim("newer")
+    world.clock.advance(AGE)
+
+    assert world.collect().orphans == [left.object_key]
+
+
+def test_object_of_vanished_driver_goes() -> None:
+    """A driver that never came back keeps its objects for a week, not for ever (I12)."""
+    world = World()
+    world.complete(world.object(0))
+    left = world.object(1)
+    world.clock.advance(BATCH_AGE_MAX_MS + 1)
+
+    assert world.collect().orphans == [left.object_key]
+
+
+def test_damaged_orphan_goes() -> None:
+    """An object that is no segment object can be named by nothing, and goes as well (I12)."""
+    world = World()
+    world.complete(world.object(0))
+    world.store.put("job/segments/host/torn.seg", b"torn")
+    world.clock.advance(AGE)
+
+    assert world.collect().orphans == ["job/segments/host/torn.seg"]
+
+
+def test_leftovers_of_kills_go(tmp_path: Path) -> None:
+    """Probes and temporary files of killed processes are deleted with the orphans (I12)."""
+    store = open_store(f"file://{tmp_path}")
+    world = World(store)
+    world.complete(world.object(0))
+    probe = tmp_path / "probe" / ("0" * 32)
+    temporary = tmp_path / ".tmp" / "left"
+    for path in (probe, temporary):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+
+    assert main(["gc", "--storage", f"file://{tmp_path}", "--age-min-s", "0", "--delete", "job"]) == 0
+
+    assert not probe.exists()
+    assert not temporary.exists()
 
 
 def test_whole_log_stays_behind_complete_manifest() -> None:
@@ -117,7 +190,7 @@ def test_command_lists_then_deletes(tmp_path: Path, capsys: pytest.CaptureFixtur
     store = open_store(f"file://{tmp_path}")
     world = World(store)
     world.complete(world.object(0))
-    orphan = world.object(1)
+    orphan = world.object(0)
     command = ["gc", "--storage", f"file://{tmp_path}", "--age-min-s", "0", "job"]
 
     assert main(command) == 0

@@ -1,0 +1,35 @@
+"""What processes leave in a store when they are killed within a call: probe objects and temporary files."""
+
+from __future__ import annotations
+
+import re
+
+from storage.clock import Clock
+from storage.local_store import LocalStore
+from storage.object_store import PROBE_FOLDER, ObjectStore
+
+# A probe's name is a unique id. A job may be called as the folder is, but none of its objects looks like this.
+_PROBE = re.compile(rf"{PROBE_FOLDER}/[0-9a-f]{{32}}")
+
+
+def remove_leftovers(store: ObjectStore, clock: Clock, age_min_ms: int) -> int:
+    """
+    Delete what is left of calls that were never finished; return how much it was.
+
+    Args:
+        store: Its objects are not touched.
+        clock: Compared with the store's times of modification.
+        age_min_ms: Must exceed the time that any call takes; younger things belong to calls that still run.
+
+    Raises:
+        UnavailableError: The store does not answer; some may be gone.
+    """
+    newest_ms = clock.now_ms() - age_min_ms
+    probes = [
+        info.key
+        for info in store.list(f"{PROBE_FOLDER}/")
+        if info.modified_ms <= newest_ms and _PROBE.fullmatch(info.key)
+    ]
+    store.delete(probes)
+    temporary = store.remove_leftovers(age_min_ms) if isinstance(store, LocalStore) else 0
+    return len(probes) + temporary

@@ -403,7 +403,7 @@ class ChangelogService:
             if self._tasks:
                 await asyncio.wait(self._tasks)
             if any(job.book.unstored for job in self._jobs.values()):
-                await asyncio.sleep(self._settings.retry.delay_after_error_ms / 1000)
+                await asyncio.sleep(self._settings.upload.delay_after_error_ms / 1000)
 
     def _in_flight_bytes(self) -> int:
         return sum(job.book.in_flight_bytes for job in self._jobs.values())

@@ -89,7 +89,7 @@ class ServiceSettings:
     idle_exit_s: int = 0
     """Stop after this time without a request; 0 never. An embedded sidecar uses it to go away with its job."""
     shutdown_timeout_s: int = 10
-    """How long a stopping service tries to upload what it holds."""
+    """How long a stop may take in all: uploads of what the service holds, and answers to those who wait."""
     batch: BatchSettings = field(default_factory=BatchSettings)
     upload: UploadSettings = field(default_factory=UploadSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)

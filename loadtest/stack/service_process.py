@@ -102,6 +102,17 @@ class ServiceProcess:
             self._process.wait()
         self._process = None
 
+    def wait_for_end(self, timeout_s: float) -> int:
+        """Wait until it has ended, by itself or after a signal; return its exit code."""
+        if self._process is None:
+            raise ServerError("the service was not started")
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ServerError(f"the service did not end within {timeout_s} s") from None
+        self._process = None
+        return code
+
     def _answers(self) -> bool:
         with suppress(OSError, http.client.HTTPException), socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(1.0)

@@ -1,0 +1,285 @@
+"""
+A real service process that is told to stop while it works.
+
+A failure means that a stop drops what was received without a word, leaves somebody without an answer, or never ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend_client.log_writer import LogTarget
+from backend_client.service_client import ServiceClient
+from dstl_service.wire import ChangeSetRef
+from loadtest.stack.s3_server import S3Server
+from loadtest.stack.service_process import ServiceProcess
+from storage.checksum import checksum64
+from storage.errors import DstlError
+from storage.model import ChangeSetId, KeyGroupRange
+from storage.open import open_store
+from storage.segment_format import decode_object
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+GROUPS = KeyGroupRange(0, 127)
+SLACK_S = 10  # this machine is shared; what hangs without a limit hangs for a minute and more
+PATIENT = {"DSTL_UPLOAD_TIMEOUT_MS": "60000", "DSTL_SHUTDOWN_TIMEOUT_S": "30"}
+Answer = tuple[int, Any]
+
+
+class Driver:
+    """A client that owns the job, and raw requests whose first answer is what counts."""
+
+    def __init__(self, service: ServiceProcess) -> None:
+        self.service = service
+        self.client = ServiceClient(service.address, patience_s=20)
+        self.client.post("/v1/jobs/job/epochs", {"owner": "test"})
+        self.threads = ThreadPoolExecutor(8)
+        self.numbers = itertools.count()
+
+    def append(self, payload: bytes = b"payload") -> ChangeSetRef:
+        """Hand a set of the next number over."""
+        target = LogTarget("job", "op", 0, 1, 1, 0, GROUPS)
+        return self.client.append(target, next(self.numbers), payload, checksum64(payload), 1, preemptive=False)
+
+    def ask(self, path: str, body: Any) -> Future[Answer]:
+        """Send a request from a thread; its result is the status and the document of the only answer."""
+        return self.threads.submit(self._ask, path, json.dumps(body).encode())
+
+    def persist(self, *refs: ChangeSetRef) -> Future[Answer]:
+        """Ask for sets to be made durable."""
+        return self.ask("/v1/jobs/job/persist", {"epoch": 1, "refs": [vars_of(ref) for ref in refs]})
+
+    def complete(self, *refs: ChangeSetRef) -> Future[Answer]:
+        """Ask for checkpoint 0."""
+        body = {"epoch": 1, "uid": "uid", "base": None, "refs": [vars_of(ref) for ref in refs], "operators": []}
+        return self.ask("/v1/jobs/job/checkpoints/0/complete", body)
+
+    def metric(self, name: str) -> float:
+        """Return a metric of the job."""
+        connection = self.connect()
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        text = read_all(connection).decode()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"{name}{{"))
+
+    def connect(self) -> socket.socket:
+        """Open a connection."""
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(60)
+        try:
+            connection.connect(str(self.service.socket_path))
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    def is_refused(self) -> bool:
+        """Say whether the service takes no connection any more."""
+        try:
+            self.connect().close()
+        except OSError:
+            return True
+        return False
+
+    def _ask(self, path: str, body: bytes) -> Answer:
+        connection = self.connect()
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        connection.sendall(f"{head}connection: close\r\n\r\n".encode() + body)
+        return answer_of(read_all(connection))
+
+
+def vars_of(ref: ChangeSetRef) -> dict[str, Any]:
+    """Return a reference as JSON."""
+    document: dict[str, Any] = json.loads(ref.to_json())
+    return document
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Read until the other side closes."""
+    with connection:
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+def answer_of(data: bytes) -> Answer:
+    """Take an answer apart."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    return int(head.split(b" ", 2)[1]), json.loads(body)
+
+
+def reached(condition: Callable[[], bool]) -> None:
+    """Wait until something has come so far."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come so far"
+        time.sleep(0.01)
+
+
+def stop(driver: Driver) -> float:
+    """Tell the service to stop, wait until it has begun to, and return the time of the signal."""
+    driver.client.close()
+    os.kill(driver.service.pid, signal.SIGTERM)
+    now = time.monotonic()
+    reached(driver.is_refused)
+    return now
+
+
+def stored_sets(storage: str) -> set[ChangeSetId]:
+    """Return the identities of all stored sets of the job."""
+    store = open_store(storage)
+    keys = [info.key for info in store.list("job/segments/")]
+    return {entry.id for key in keys for entry, _ in decode_object(store.get(key), key)}
+
+
+@contextmanager
+def driver_of(storage: str, **environment: str) -> Iterator[Driver]:
+    """Start a service and a driver."""
+    with ServiceProcess(storage, environment) as service:
+        driver = Driver(service)
+        try:
+            yield driver
+        finally:
+            driver.client.close()
+            driver.threads.shutdown(wait=False)
+
+
+@pytest.fixture
+def folder() -> Iterator[str]:
+    """Return the URL of a folder that is deleted at the end."""
+    with tempfile.TemporaryDirectory(prefix="ds") as path:
+        yield Path(path).as_uri()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """Start an S3 server with a bucket; boto3 finds it by the environment."""
+    with S3Server() as started:
+        for name, value in started.env().items():
+            monkeypatch.setenv(name, value)
+        started.create_bucket("stop")
+        yield started
+        started.resume()
+
+
+def test_stop_waits_for_slow_store(server: S3Server) -> None:
+    """What was received is uploaded although the store is slow, and whoever waits gets the answer asked for (I5)."""
+    with driver_of("s3://stop/slow", **PATIENT) as driver:
+        refs = [driver.append() for _ in range(4)]
+        server.pause()
+        waiting = [driver.persist(refs[0]), driver.complete(*refs[:3])]
+        reached(lambda: driver.metric("dstl_uploads_total") >= 2)
+        stop(driver)
+        server.resume()
+
+        assert [future.result(60)[0] for future in waiting] == [200, 200]
+        driver.service.wait_for_end(60)
+    assert stored_sets("s3://stop/slow") == {ref.change_set_id("job") for ref in refs}
+
+
+def test_stop_ends_while_store_is_away(server: S3Server) -> None:
+    """While the store is away a stop ends in its time; who waits is refused, and the loss is reported."""
+    with driver_of("s3://stop/away", DSTL_SHUTDOWN_TIMEOUT_S="3", DSTL_UPLOAD_TIMEOUT_MS="60000") as driver:
+        refs = [driver.append() for _ in range(4)]
+        server.pause()
+        waiting = [driver.persist(refs[0]), driver.complete(*refs[:3])]
+        reached(lambda: driver.metric("dstl_uploads_total") >= 2)
+        stopped = stop(driver)
+
+        assert [future.result(60)[0] for future in waiting] == [503, 503]
+        driver.service.wait_for_end(60)
+        assert time.monotonic() - stopped < 3 + SLACK_S
+        assert '"change_sets": 4' in driver.service.log_path.read_text()
+
+        server.resume()
+        driver.service.start()
+        assert driver.complete(*refs[:3]).result(60)[0] == 410
+
+
+def test_manifest_on_its_way_is_answered(server: S3Server) -> None:
+    """A `complete` whose manifest hangs in the store is answered before the process ends."""
+    with driver_of("s3://stop/manifest", DSTL_SHUTDOWN_TIMEOUT_S="3") as driver:
+        ref = driver.append()
+        assert driver.persist(ref).result(60)[0] == 200
+        server.pause()
+        waiting = driver.complete(ref)
+        stopped = stop(driver)
+
+        assert waiting.result(60)[0] == 503
+        driver.service.wait_for_end(60)
+        assert time.monotonic() - stopped < 3 + SLACK_S
+
+
+def test_append_during_stop_is_refused(folder: str) -> None:
+    """A set whose last byte comes after the stop has begun is refused with 503, and is not stored."""
+    payload = b"payload"
+    query = "operator=op&checkpoint_id=0&epoch=1&attempt=1&partition=0&sqn=0&first_key_group=0&last_key_group=127"
+    head = f"POST /v1/jobs/job/change-sets?{query}&count=1&checksum={checksum64(payload):016x} HTTP/1.1\r\nhost: x\r\n"
+    with driver_of(folder, **PATIENT) as driver:
+        connection = driver.connect()
+        connection.sendall(f"{head}content-length: {len(payload)}\r\nexpect: 100-continue\r\n\r\n".encode())
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 100")  # it waits for the body
+        stop(driver)
+        connection.sendall(payload)
+
+        status, document = answer_of(read_all(connection))
+        assert (status, document["kind"]) == (503, "closed")
+        driver.service.wait_for_end(60)
+    assert stored_sets(folder) == set()
+
+
+def test_open_restore_does_not_delay_stop(folder: str) -> None:
+    """A restore that nobody reads on is broken off in time."""
+    payload = os.urandom(8 << 20)
+    with driver_of(folder, DSTL_SHUTDOWN_TIMEOUT_S="3") as driver:
+        answer = driver.complete(*(driver.append(payload) for _ in range(4))).result(60)[1]["ref"]
+        query = f"operator=op&first_key_group=0&last_key_group=127&to={answer['id']}.{answer['generation']}.uid"
+        connection = driver.connect()
+        connection.sendall(f"GET /v1/jobs/job/restore?{query} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        assert connection.recv(1).startswith(b"H")
+        stopped = stop(driver)
+
+        driver.service.wait_for_end(60)
+        assert time.monotonic() - stopped < 3 + SLACK_S
+        connection.close()
+
+
+def test_stop_under_load_keeps_what_it_received(folder: str) -> None:
+    """Every set that was answered before or during a stop is durable after it, although nobody asked for it (I7)."""
+    with driver_of(folder, **PATIENT) as driver:
+        received: list[ChangeSetRef] = []
+        ended = threading.Event()
+
+        def load(attempt: int) -> None:
+            client = ServiceClient(driver.service.address, patience_s=0)
+            target = LogTarget("job", "op", 0, 1, attempt, 0, GROUPS)
+            for sqn in itertools.count():
+                payload = os.urandom(100)
+                try:
+                    ref = client.append(target, sqn, payload, checksum64(payload), 1, preemptive=False)
+                except DstlError:
+                    break
+                received.append(ref)
+            client.close()
+            ended.set()
+
+        for attempt in range(4):
+            driver.threads.submit(load, attempt)
+        reached(lambda: len(received) > 200)
+        stop(driver)
+        driver.service.wait_for_end(60)
+        assert ended.wait(30)
+        driver.threads.shutdown()
+    assert {ref.change_set_id("job") for ref in received} <= stored_sets(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,23 +69,3 @@ def test_default_host_id_is_legal(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("socket.gethostname", lambda: name)
 
     assert validate_name("host", default_host_id())
-
-
-def test_token_is_read_without_line_end(tmp_path: Path) -> None:
-    """The token is the file's text without white space around it."""
-    path = tmp_path / "token"
-    path.write_text("secret\n", encoding="utf-8")
-
-    assert ServiceSettings("memory://x", token_file=str(path)).token() == "secret"
-    assert SETTINGS.token() is None
-
-
-@pytest.mark.parametrize("content", [None, "", " \n"])
-def test_missing_token_is_refused(content: str | None, tmp_path: Path) -> None:
-    """A token file that is missing or empty stops the start; it never means "no token"."""
-    path = tmp_path / "token"
-    if content is not None:
-        path.write_text(content, encoding="utf-8")
-
-    with pytest.raises(InvalidInputError, match="token file"):
-        ServiceSettings("memory://x", token_file=str(path)).token()

@@ -19,6 +19,7 @@ from dstl_service.idle import IdleWatch
 from dstl_service.peers import PeerClient
 from dstl_service.routes import appends, checkpoints, jobs, restore, savepoints
 from dstl_service.routes.append_shortcut import AppendShortcut
+from dstl_service.routes.description import describe_access
 from dstl_service.routes.errors import RESPONSES, install
 from dstl_service.routes.gate import Gate
 from dstl_service.service import ChangelogService
@@ -76,6 +77,7 @@ def create_app(
         app.include_router(router)
 
     install(app)
+    describe_access(app)
     app.add_middleware(AppendShortcut)
     app.add_middleware(Gate, tokens=tokens)
     app.add_middleware(AnswerBeforeEnd)  # added last, it is met first

@@ -249,7 +249,7 @@ class CompleteResponse:
 class SavepointRequest:
     """Which checkpoint a savepoint keeps; null: the newest."""
 
-    checkpoint_id: int | None = None
+    checkpoint_id: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -46,6 +47,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 """The answers that any route may give besides its own, for the OpenAPI document."""
 
+_PLACE = re.compile(r"\{[^}]*\}")
+
 logger = logging.getLogger("dstl_service")
 
 
@@ -65,12 +68,22 @@ def install(app: FastAPI) -> None:
     async def report_http(request: Request, error: HTTPException) -> JSONResponse:
         error_class = NotFoundError if error.status_code == 404 else InvalidInputError
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return error_response(error_class(message), error.status_code, dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers = {"allow": ", ".join(_methods(request))}
+        return error_response(error_class(message), error.status_code, headers)
 
     @app.exception_handler(Exception)
     async def report_bug(request: Request, error: Exception) -> JSONResponse:
         logger.error("request failed", extra={"path": request.url.path}, exc_info=error)
         return error_response(InternalError(f"the service failed: {type(error).__name__}; see its log"))
+
+
+def _methods(request: Request) -> list[str]:
+    """Return all methods of a path; Starlette itself tells those of the first route that it finds."""
+    paths: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
+    matching = (item for path, item in paths.items() if re.fullmatch(_PLACE.sub("[^/]+", path), request.url.path))
+    return sorted({method.upper() for item in matching for method in item})
 
 
 def error_response(error: DstlError, status: int | None = None, headers: dict[str, str] | None = None) -> JSONResponse:

@@ -17,7 +17,7 @@ import pytest
 from dstl_service.change_sets import BatchSettings, ChangeSetBook
 from dstl_service.peers import PeerClient
 from dstl_service.service import ChangelogService
-from dstl_service.settings import ServiceSettings
+from dstl_service.settings import GcSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CompleteRequest, OpenJob
 from storage.errors import FencedError, InvalidInputError, LostChangesError
 from storage.memory_store import MemoryStore
@@ -47,8 +47,8 @@ def run(
     """Tell a story of a service that has opened the job, and stop it."""
 
     async def tell() -> None:
-        settings = ServiceSettings("memory://x", host_id="host", gc_interval_s=0, shutdown_timeout_s=1)
-        service = ChangelogService(settings, store, FakeClock(), FakeIds(1), peers or PeerClient(None, 1))
+        settings = ServiceSettings("memory://x", host_id="host", gc=GcSettings(interval_s=0), shutdown_timeout_s=1)
+        service = ChangelogService(settings, store, FakeClock(), FakeIds(1), peers or PeerClient(lambda: None, 1))
         try:
             await service.open_job("job", OpenJob("test"))
             await asyncio.wait_for(story(service), 30)

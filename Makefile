@@ -44,7 +44,7 @@ bench-service: need-go $(STAMP) ## Measure the service's figures; ONLY=ingest,ob
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_service $(if $(ONLY),--only $(ONLY))
 
 ##@ Test it
-.PHONY: test lint types tidy check test-unit test-integration test-e2e
+.PHONY: test lint types tidy check test-unit test-integration test-e2e fuzz-api
 
 test: need-go lint types ## Run everything: ruff, mypy and all tests
 	$(PYTEST) $(PYTEST_ARGS)
@@ -69,6 +69,9 @@ test-integration: need-go $(STAMP) ## Run the tests with a real S3 server or a S
 
 test-e2e: need-go $(STAMP) ## Run the tests of the whole system, kills included
 	$(PYTEST) -m e2e $(PYTEST_ARGS)
+
+fuzz-api: $(STAMP) ## Fuzz the service by its OpenAPI document; EXAMPLES=1000 takes longer
+	$(PY) -m tools.fuzz_api --max-examples $(or $(EXAMPLES),200)
 
 ##@ Work on it
 .PHONY: format settings-page requirements clean

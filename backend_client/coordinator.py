@@ -11,6 +11,7 @@ import platform
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from backend_client.service_client import ServiceClient
@@ -26,6 +27,7 @@ from dstl_service.wire import (
     OpenJob,
     OperatorInfo,
     StateInfo,
+    parse_tokens,
 )
 from storage.errors import InvalidInputError
 
@@ -33,17 +35,20 @@ from storage.errors import InvalidInputError
 def connect(settings: BackendSettings, patience_s: float | None = None) -> ServiceClient:
     """Return a client of this host's service; one that may start it, if it is an embedded one."""
     patience_s = settings.patience_s if patience_s is None else patience_s
+    token = partial(_token, settings)
     address = settings.host_service
     if address is not None:
-        return ServiceClient(address, _token(settings), patience_s)
+        return ServiceClient(address, token, patience_s, ca_file=settings.host_ca_file)
     embedded = embedded_service(settings)
     ensure: Callable[[], None] = embedded.ensure
-    return ServiceClient(embedded.address, None, patience_s, ensure)
+    return ServiceClient(embedded.address, token, patience_s, ensure)
 
 
 def embedded_service(settings: BackendSettings) -> EmbeddedService:
     """Return where this host's embedded sidecar for the settings' storage lives."""
-    return EmbeddedService(settings.storage, settings.host_folder, settings.sidecar_idle_exit_s)
+    return EmbeddedService(
+        settings.storage, settings.host_folder, settings.sidecar_idle_exit_s, settings.sidecar_config_file
+    )
 
 
 class JobSession:
@@ -130,13 +135,14 @@ class JobSession:
 
 
 def _token(settings: BackendSettings) -> str | None:
-    if settings.token_file is None:
-        return os.environ.get("DSTL_TOKEN")
+    path = settings.token_file or os.environ.get("DSTL_TOKEN_FILE")
+    if not path:
+        return os.environ.get("DSTL_TOKEN") or None
     try:
-        with open(settings.token_file, encoding="utf-8") as file:
-            return file.read().strip()
+        with open(path, encoding="utf-8") as file:
+            return parse_tokens(file.read())[0]
     except OSError as error:
-        raise InvalidInputError(f"token_file {settings.token_file} cannot be read: {error.strerror}") from error
+        raise InvalidInputError(f"token_file {path} cannot be read: {error.strerror}") from error
 
 
 def _opened(answer: dict[str, Any]) -> OpenedJob:

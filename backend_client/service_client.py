@@ -14,6 +14,7 @@ import http.client
 import json
 import random
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from storage.model import KeyGroupRange
 
 _RETRY_STATUSES = frozenset({429, 503})
+_UNAUTHORIZED = 401
 _BROKEN = (OSError, http.client.HTTPException)
 
 
@@ -48,22 +50,26 @@ class ServiceClient:
     A client of the service at `address`.
 
     Args:
-        address: ``unix:///path`` or ``http://host:port``.
-        token: Sent with every request, or None.
+        address: ``unix:///path``, ``http://host:port`` or ``https://host:port``.
+        token: Sent with every request, or None; a function is asked again when the service refuses what it gave.
         patience_s: How long a request is repeated before its error is raised.
         ensure: Called when nobody answers; may start the service anew. None: somebody else looks after it.
+        ca_file: Certificates by which an ``https`` service is known; None: those of the system.
     """
 
     def __init__(
         self,
         address: str,
-        token: str | None = None,
+        token: str | Callable[[], str | None] | None = None,
         patience_s: float = 60.0,
         ensure: Callable[[], None] | None = None,
+        ca_file: str | None = None,
     ) -> None:
         self._connection: http.client.HTTPConnection | None = None
         self.address = address
-        self._token = token
+        self._ask_token = token if callable(token) else lambda: token
+        self._token = self._ask_token()
+        self._ca_file = ca_file
         self._patience_s = patience_s
         self._ensure = ensure
 
@@ -161,6 +167,11 @@ class ServiceClient:
             try:
                 response = self._send(method, path, body, max(1.0, deadline - time.monotonic()))
                 reported = _error_of(response) if response.status >= 300 else None
+            except ssl.SSLCertVerificationError as error:
+                self.close()
+                raise InvalidInputError(
+                    f"the certificate of {self.address} is not trusted: {error.verify_message}; set ca_file"
+                ) from error
             except _BROKEN as error:
                 self.close()
                 if time.monotonic() >= deadline:
@@ -172,6 +183,8 @@ class ServiceClient:
             else:
                 if reported is None:
                     return response
+                if response.status == _UNAUTHORIZED and self._has_new_token():
+                    continue
                 if response.status not in _RETRY_STATUSES or time.monotonic() >= deadline:
                     raise reported
             # Many tasks meet the same refusal at the same time; they must not come back together.
@@ -195,13 +208,26 @@ class ServiceClient:
             raise http.client.HTTPException("the answer's headers broke off")
         return response
 
+    def _has_new_token(self) -> bool:
+        """Ask for the token again; tell whether it is another one now. It is exchanged while jobs run."""
+        previous, self._token = self._token, self._ask_token()
+        return self._token != previous
+
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         parts = urlsplit(self.address)
         if parts.scheme == "unix":
             return _UnixConnection(parts.path, timeout_s)
         if parts.scheme == "http" and parts.hostname:
             return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
-        raise InvalidInputError(f"service address {self.address!r} must be unix:///path or http://host:port")
+        if parts.scheme == "https" and parts.hostname:
+            try:
+                context = ssl.create_default_context(cafile=self._ca_file)
+            except OSError as error:
+                raise InvalidInputError(f"ca_file {self._ca_file} cannot be read: {error}") from error
+            return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
+        raise InvalidInputError(
+            f"service address {self.address!r} must be unix:///path, http://host:port or https://host:port"
+        )
 
 
 def _error_of(response: http.client.HTTPResponse) -> DstlError:

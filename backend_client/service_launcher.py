@@ -30,6 +30,7 @@ class EmbeddedService:
     storage: str
     folder: str
     idle_exit_s: int
+    config_file: str | None = None
 
     @property
     def socket_path(self) -> str:
@@ -70,6 +71,7 @@ class EmbeddedService:
     def _start(self) -> None:
         command = [sys.executable, "-m", "dstl_service", "serve", "--storage", self.storage]
         command += ["--socket", self.socket_path, "--idle-exit-s", str(self.idle_exit_s)]
+        command += ["--config", self.config_file] if self.config_file else []
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         # A shell that ends at once starts it, so that it is nobody's child: it stays when its starter goes, and leaves
         # no zombie when it is killed.

@@ -37,10 +37,14 @@ class BackendSettings:
     job: str
     """Names the state; a restart with the same name goes on with it."""
     service: str | None = None
-    """Address of the sidecar on every host: `unix:///path` or `http://host:port`; else that in the host's own
-    environment (`DSTL_SERVICE`); else one starts itself."""
+    """Address of the sidecar on every host: `unix:///path`, `http://host:port` or `https://host:port`; else that in the
+    host's own environment (`DSTL_SERVICE`); else one starts itself."""
     token_file: str | None = None
-    """File with the token of a service that asks for one."""
+    """File with the token of a service that asks for one, on every host; the first line counts. Else what the host's
+    own environment says (`DSTL_TOKEN_FILE`, `DSTL_TOKEN`)."""
+    ca_file: str | None = None
+    """Certificates in PEM by which an `https` service is known, on every host; else those that the host's own
+    environment names (`DSTL_CA_FILE`); else those of the system."""
     local_dir: str = ""
     """Folder on every host for tables, and for the socket and log of a sidecar that starts itself; else that in the
     host's own environment (`DSTL_LOCAL_DIR`); else one of the user's in the temporary folder."""
@@ -58,6 +62,9 @@ class BackendSettings:
     """How long a checkpoint may wait for the storage."""
     sidecar_idle_exit_s: int = 600
     """A sidecar that started itself stops after this time without a request."""
+    sidecar_config_file: str | None = None
+    """Settings file of a sidecar that starts itself, on every host; else that in the host's own environment
+    (`DSTL_CONFIG`)."""
 
     def __post_init__(self) -> None:
         validate_name("job", self.job)
@@ -87,6 +94,11 @@ class BackendSettings:
             _check_address(address)
         return address
 
+    @property
+    def host_ca_file(self) -> str | None:
+        """`ca_file` on the host where it is asked."""
+        return self.ca_file or os.environ.get("DSTL_CA_FILE") or None
+
     def _check_number(self, name: str, above: int, at_most: float = math.inf) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= at_most:
@@ -110,5 +122,7 @@ class BackendSettings:
 
 
 def _check_address(address: str) -> None:
-    if not address.startswith(("unix:///", "http://")):
-        raise InvalidInputError(f"service {address!r} must be unix:///path or http://host:port")
+    if not address.startswith(("unix:///", "http://", "https://")):
+        raise InvalidInputError(f"service {address!r} must be unix:///path, http://host:port or https://host:port")
+    if "@" in address and not address.startswith("unix:"):
+        raise InvalidInputError("service must be an address without a user; the token goes into token_file")

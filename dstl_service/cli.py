@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +15,9 @@ from dstl_service import __version__
 from dstl_service.app import create_app
 from dstl_service.fsck import check_job
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
+from dstl_service.http_protocol import BoundedHttpProtocol
 from dstl_service.job_store import JobStore
+from dstl_service.listening import describe, open_listener
 from dstl_service.logs import configure_logging
 from dstl_service.memory import reuse_freed_memory
 from dstl_service.service import ChangelogService
@@ -48,14 +48,22 @@ def serve(options: argparse.Namespace) -> int:
     settings = _settings(options)
     configure_logging()
     reuse_freed_memory()
-    app = create_app(settings)
-    listener = _listen(settings)
+    app = create_app(settings, open_store(settings.storage, **settings.store_options()))
+    listener = open_listener(settings)
+    tls = settings.tls
+    if settings.socket_path is None:
+        sys.stdout.write(f"listening on {describe(listener, tls=tls.certificate_file is not None)}\n")
+        sys.stdout.flush()
     config = uvicorn.Config(
         app,
+        http=BoundedHttpProtocol,
         log_config=None,
         access_log=False,
         # Workers keep their connection; opening a new one for every batch would cost more than an idle socket.
         timeout_keep_alive=_KEEP_ALIVE_S,
+        ssl_certfile=tls.certificate_file,
+        ssl_keyfile=tls.key_file,
+        server_header=False,
     )
 
     def begin_stop() -> None:
@@ -152,31 +160,11 @@ def _settings(options: argparse.Namespace) -> ServiceSettings:
 
 def _open_job(options: argparse.Namespace) -> tuple[ObjectStore, JobStore]:
     settings = _settings(options)
-    store = open_store(settings.storage)
+    store = open_store(settings.storage, **settings.store_options())
     jobs = JobStore(store, options.job, SystemClock(), SystemIds())
     if not jobs.exists():
         raise NotFoundError(f"there is no job {options.job!r} in {settings.storage}")
     return store, jobs
-
-
-def _listen(settings: ServiceSettings) -> socket.socket:
-    if settings.socket_path is not None:
-        if os.path.exists(settings.socket_path):
-            os.unlink(settings.socket_path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        previous = os.umask(0o177)  # the socket must never be open to others, not even for a moment
-        try:
-            listener.bind(str(settings.socket_path))
-        finally:
-            os.umask(previous)
-        return listener
-    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((settings.host, settings.port))
-    address = listener.getsockname()
-    sys.stdout.write(f"listening on http://{address[0]}:{address[1]}\n")
-    sys.stdout.flush()
-    return listener
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from dstl_service.wire import ChangeSetRef, PersistRequest
 from storage.errors import LostChangesError, UnavailableError, error_from_dict
@@ -19,13 +21,28 @@ from storage.model import SegmentHandle
 
 
 class PeerClient:
-    """Talks to other services with this service's own token."""
+    """
+    Talks to other services with this service's own token.
 
-    def __init__(self, token: str | None, timeout_s: float) -> None:
-        self._token = token
+    Args:
+        own_token: Asked before each call: the token to show, or None.
+        timeout_s: How long a call may take.
+        ca_file: Certificates by which services are known; None: those of the system.
+    """
+
+    def __init__(self, own_token: Callable[[], str | None], timeout_s: float, ca_file: Path | None = None) -> None:
+        self._own_token = own_token
         self._timeout_s = timeout_s
-        # Services talk to each other directly, whatever proxy the environment names for the outside.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        # Services talk to each other directly, whatever proxy the environment names for the outside, and go nowhere
+        # else: an answer that sends the token to another address is not followed.
+        self._opener = urllib.request.OpenerDirector()
+        for handler in (
+            urllib.request.HTTPHandler(),
+            urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=ca_file)),
+            urllib.request.HTTPErrorProcessor(),
+            urllib.request.HTTPDefaultErrorHandler(),
+        ):
+            self._opener.add_handler(handler)
 
     def persist(self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool) -> list[SegmentHandle]:
         """
@@ -36,8 +53,8 @@ class PeerClient:
         """
         body = json.dumps(asdict(PersistRequest(max(ref.epoch for ref in refs), list(refs), wait))).encode()
         headers = {"content-type": "application/json"}
-        if self._token:
-            headers["authorization"] = f"Bearer {self._token}"
+        if token := self._own_token():
+            headers["authorization"] = f"Bearer {token}"
         request = urllib.request.Request(f"{url}/v1/jobs/{job}/persist", body, headers)  # noqa: S310 - advertised by a service
         try:
             with self._opener.open(request, timeout=self._timeout_s) as response:

@@ -9,17 +9,23 @@ the environment and on the command line, and its place on docs/settings.md, foll
 
 from __future__ import annotations
 
+import os
+import re
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any, Literal
 
 from dstl_service.change_sets import BatchSettings
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS
 from dstl_service.log_compaction import CompactionSettings
 from dstl_service.retention import RetentionSettings
+from dstl_service.wire import URL_PATTERN
 from storage.errors import InvalidInputError
 from storage.model import validate_name
 from storage.retry_policy import RetryPolicy
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def default_host_id() -> str:
@@ -65,6 +71,57 @@ class GcSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """Encryption of what goes over TCP."""
+
+    certificate_file: Path | None = None
+    """Certificate chain in PEM; with it, TCP is HTTPS only. Exchanged at a restart."""
+    key_file: Path | None = None
+    """Its private key in PEM, if it is not in the same file; readable by the service's user alone."""
+    ca_file: Path | None = None
+    """Certificates in PEM by which services of other hosts are known; without it, those of the system."""
+
+    def __post_init__(self) -> None:
+        if self.key_file is not None and self.certificate_file is None:
+            raise InvalidInputError("tls.key_file is there without tls.certificate_file")
+        for name in ("certificate_file", "key_file", "ca_file"):
+            path = getattr(self, name)
+            if path is not None and not os.access(path, os.R_OK):
+                raise InvalidInputError(f"tls.{name} {path} cannot be read")
+
+
+@dataclass(frozen=True, slots=True)
+class S3Settings:
+    """How a bucket is reached. Credentials are no settings: boto3's default chain finds them."""
+
+    endpoint_url: str | None = None
+    """Server to use instead of AWS; without it, `AWS_ENDPOINT_URL_S3` counts."""
+    region: str | None = None
+    """Region of the bucket; without it, boto3's default (`AWS_REGION`, profile)."""
+    addressing_style: Literal["path", "virtual", "auto"] | None = None
+    """Where the bucket's name stands; without it, in the path for an endpoint of one's own."""
+    ca_file: Path | None = None
+    """Certificates in PEM by which the endpoint is known; without it, botocore's (`AWS_CA_BUNDLE`)."""
+    sse: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = None
+    """Server-side encryption of all objects; without it, the bucket's default."""
+    sse_kms_key_id: str | None = None
+    """Key of `aws:kms`; without it, the account's own."""
+    sse_customer_key_file: Path | None = None
+    """File with a key of 32 bytes in base64, which the server encrypts with and never keeps (SSE-C). Lost key, lost
+    state."""
+    connections_max: int = 0
+    """Connections of the pool; 0: one for every thread that may use it."""
+    connect_timeout_ms: int = 5_000
+    """Longest wait for a connection."""
+    read_timeout_ms: int = 30_000
+    """Longest silence of the server; bounds how long a hung call holds its thread."""
+
+    def __post_init__(self) -> None:
+        check_at_least(0, self, "connections_max")
+        check_at_least(1, self, "connect_timeout_ms", "read_timeout_ms")
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceSettings:
     """All that a service process can be told."""
 
@@ -77,7 +134,10 @@ class ServiceSettings:
     port: int = 0
     """TCP port; 0 lets the system choose."""
     token_file: Path | None = None
-    """File with the token that every request must carry as `Authorization: Bearer`."""
+    """File with the tokens of which every request must carry one as `Authorization: Bearer`, one a line; the first is
+    shown to other services. It is read again when it changes."""
+    token: str | None = field(default=None, repr=False)
+    """The token itself, for an environment that keeps secrets; other users could see it on a command line."""
     advertised_url: str | None = None
     """URL under which other hosts reach this service; without it, their tasks make their sets durable alone."""
     host_id: str = field(default_factory=default_host_id)
@@ -96,6 +156,8 @@ class ServiceSettings:
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     gc: GcSettings = field(default_factory=GcSettings)
+    tls: TlsSettings = field(default_factory=TlsSettings)
+    s3: S3Settings = field(default_factory=S3Settings)
 
     def __post_init__(self) -> None:
         validate_name("host", self.host_id)
@@ -112,28 +174,31 @@ class ServiceSettings:
                 f"gc.age_min_s ({self.gc.age_min_s}) must exceed checkpoint_timeout_s ({self.checkpoint_timeout_s}): "
                 "an unfinished checkpoint may still come to name an object"
             )
-        if self.socket_path is None and self.host not in ("127.0.0.1", "::1", "localhost") and not self.token_file:
+        if self.advertised_url is not None and not re.fullmatch(URL_PATTERN, self.advertised_url):
+            raise InvalidInputError("advertised_url must be http://host:port or https://host:port, without a user")
+        self._check_access()
+
+    def _check_access(self) -> None:
+        if self.token is not None and self.token_file is not None:
+            raise InvalidInputError("there is a token and a token_file: give one of them")
+        if self.socket_path is not None:
+            if self.tls.certificate_file is not None:
+                raise InvalidInputError("tls is for TCP: leave socket_path or tls.certificate_file out")
+        elif self.host not in _LOOPBACK and self.token is None and self.token_file is None:
             raise InvalidInputError(
                 f"listening on {self.host} lets other hosts in: give a token with --token-file, or use a Unix socket"
             )
 
-    def token(self) -> str | None:
-        """
-        Read the token.
-
-        Raises:
-            InvalidInputError: The file cannot be read or is empty.
-        """
-        if self.token_file is None:
-            return None
-        try:
-            with open(self.token_file, encoding="utf-8") as file:
-                token = file.read().strip()
-        except OSError as error:
-            raise InvalidInputError(f"token file {self.token_file} cannot be read: {error}") from error
-        if not token:
-            raise InvalidInputError(f"token file {self.token_file} is empty")
-        return token
+    def store_options(self) -> dict[str, Any]:
+        """Return what `storage.open.open_store` is to be told besides the URL: nothing for other stores than S3."""
+        if not self.storage.startswith("s3:"):
+            return {}
+        given = {item.name: getattr(self.s3, item.name) for item in fields(self.s3)}
+        threads = self.upload.threads * self.upload.attempts_max + self.io_threads
+        return {
+            **{name: value for name, value in given.items() if value is not None},
+            "connections_max": self.s3.connections_max or threads,
+        }
 
 
 def check_at_least(least: int, settings: object, *names: str) -> None:

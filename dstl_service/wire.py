@@ -2,7 +2,7 @@
 What client and service say to each other: request and response values, and the frames of a restore stream.
 
 Plain dataclasses of JSON types, so that the client needs neither FastAPI nor pydantic; FastAPI validates the same
-classes and describes them in the OpenAPI document.
+classes with their limits and describes them in the OpenAPI document.
 Binary bodies (change sets, restored segments) are never put into JSON.
 No I/O.
 """
@@ -12,26 +12,71 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, TypeAlias
 
 from storage.checksum import BytesLike
-from storage.errors import CorruptDataError, InvalidInputError
-from storage.model import ChangeSetId, Writer
+from storage.errors import CorruptDataError, ErrorKind, InvalidInputError
+from storage.model import KEY_GROUP_MAX, NAME_CHARS_MAX, NUMBER_MAX, ChangeSetId, Writer
 
 FRAME_HEADER_BYTES_MAX = 1 << 20
+JSON_BYTES_MAX = 32 << 20
+"""The largest body of a request that is read as a whole."""
+REFS_MAX = 100_000
+"""The most change sets that one request may name: three for each of the most partitions."""
+TOKEN_CHARS_MAX = 4096
+NAME = f"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{NAME_CHARS_MAX - 1}}}"
+NAME_PATTERN = f"^{NAME}$"
+UID_PATTERN = r"^[0-9A-Za-z_-]{1,64}$"
+URL_PATTERN = r"^https?://[A-Za-z0-9._:\[\]-]{1,300}(/[A-Za-z0-9._~/-]{0,300})?$"
+"""Where a service is reached: without user, query or fragment."""
 _FRAME = struct.Struct(">I")
+_TOKEN = re.compile(r"[!-~]+")
 _REF = re.compile(r"([0-9]{1,19})\.([0-9]{1,9})\.([0-9A-Za-z_-]{1,64})")
+
+
+class Limits:
+    """
+    Bounds of a field: checked by the service, shown in the OpenAPI document, and free of charge for the client.
+
+    Args:
+        bounds: In the words of pydantic's core schemas: `ge`, `le`, `min_length`, `max_length`, `pattern`, `strict`.
+    """
+
+    def __init__(self, **bounds: Any) -> None:
+        self._bounds = bounds
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        return {**handler(source), **self._bounds}
+
+
+Number: TypeAlias = Annotated[int, Limits(strict=True, ge=0, le=NUMBER_MAX)]
+Partition: TypeAlias = Annotated[int, Limits(strict=True, ge=0, le=KEY_GROUP_MAX)]
+Parallelism: TypeAlias = Annotated[int, Limits(strict=True, ge=1, le=KEY_GROUP_MAX + 1)]
+Flag: TypeAlias = Annotated[bool, Limits(strict=True)]
+Name: TypeAlias = Annotated[str, Limits(pattern=NAME_PATTERN)]
+Uid: TypeAlias = Annotated[str, Limits(pattern=UID_PATTERN)]
+Url: TypeAlias = Annotated[str, Limits(pattern=URL_PATTERN)]
+ShortText: TypeAlias = Annotated[str, Limits(max_length=1000)]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBody:
+    """What an answer with a status from 400 on carries; `kind` says what to do, see `storage.errors`."""
+
+    kind: ErrorKind
+    message: str
+    context: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRef:
     """Names one manifest for good: checkpoint id, generation of that id, and the manifest's own unique id."""
 
-    id: int
-    generation: int
-    uid: str
+    id: Number
+    generation: Annotated[int, Limits(strict=True, ge=0, le=999_999_999)]
+    uid: Uid
 
     def to_text(self) -> str:
         """Return ``id.generation.uid``, the form used in query strings and in a table's version."""
@@ -55,8 +100,8 @@ class CheckpointRef:
 class StateInfo:
     """A state variable: its number inside table keys, and its value schema as Spark's JSON text."""
 
-    id: int
-    kind: str
+    id: Annotated[int, Limits(strict=True, ge=0, le=65_535)]
+    kind: ShortText
     schema: str
 
 
@@ -64,8 +109,8 @@ class StateInfo:
 class OperatorInfo:
     """What a job's manifest says of one operator; `parallelism` may differ from checkpoint to checkpoint."""
 
-    name: str
-    parallelism: int
+    name: Name
+    parallelism: Parallelism
     key_schema: str
     states: dict[str, StateInfo]
 
@@ -74,8 +119,8 @@ class OperatorInfo:
 class OpenJob:
     """Ask for a job and a new epoch; without `max_parallelism` the stored one holds, or the default of a new job."""
 
-    owner: str
-    max_parallelism: int | None = None
+    owner: ShortText
+    max_parallelism: Parallelism | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +154,7 @@ class OpenedJob:
 class EpochRequest:
     """Carries only who asks."""
 
-    epoch: int
+    epoch: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +173,15 @@ class ChangeSetRef:
     durable itself carries its `handle` (see `storage.model.SegmentHandle.to_dict`).
     """
 
-    operator: str
-    checkpoint_id: int
-    epoch: int
-    attempt: int
-    partition: int
-    sqn: int
-    size_bytes: int
-    service_id: str
-    service_url: str | None = None
+    operator: Name
+    checkpoint_id: Number
+    epoch: Number
+    attempt: Number
+    partition: Partition
+    sqn: Number
+    size_bytes: Number
+    service_id: Name
+    service_url: Url | None = None
     handle: dict[str, Any] | None = None
 
     def change_set_id(self, job: str) -> ChangeSetId:
@@ -159,9 +204,9 @@ class ChangeSetRef:
 class PersistRequest:
     """Make these change sets durable; `wait` false only starts the upload."""
 
-    epoch: int
-    refs: list[ChangeSetRef]
-    wait: bool = True
+    epoch: Number
+    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX)]
+    wait: Flag = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +225,12 @@ class CompleteRequest:
     `refs` are exactly the change sets of the accepted attempts.
     """
 
-    epoch: int
-    uid: str
+    epoch: Number
+    uid: Uid
     base: CheckpointRef | None
-    refs: list[ChangeSetRef]
-    operators: list[OperatorInfo]
-    query_id: str = ""
+    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX)]
+    operators: Annotated[list[OperatorInfo], Limits(max_length=1000)]
+    query_id: ShortText = ""
     offsets: str = ""
 
 
@@ -204,7 +249,7 @@ class CompleteResponse:
 class SavepointRequest:
     """Which checkpoint a savepoint keeps; null: the newest."""
 
-    checkpoint_id: int | None = None
+    checkpoint_id: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +307,21 @@ def _read_exactly(stream: BinaryIO, size: int) -> bytes:
     if len(data) != size:
         raise CorruptDataError(f"the restore stream ended early: {len(data)} of {size} bytes")
     return data
+
+
+def parse_tokens(text: str) -> list[str]:
+    """
+    Return the tokens of a token file, one a line: the first is sent, every one is accepted.
+
+    Raises:
+        InvalidInputError: There is none, or one cannot stand in a header; no token is part of the message.
+    """
+    tokens = [line.strip() for line in text.splitlines() if line.strip()]
+    if not tokens:
+        raise InvalidInputError("there is no token; write one into it")
+    if any(len(token) > TOKEN_CHARS_MAX or not _TOKEN.fullmatch(token) for token in tokens):
+        raise InvalidInputError("a token has only visible ASCII characters, and one line")
+    return tokens
 
 
 def to_json(value: Any) -> bytes:

@@ -5,6 +5,7 @@ A class says what the caller must do, not where the error arose:
 
     DstlError
     ├── InvalidInputError  (ValueError)   caller or configuration bug: correct it, do not retry
+    ├── UnauthorizedError                 the token is missing or wrong: give the right one
     ├── NotFoundError      (LookupError)  the named thing is not there: decide whether that is allowed
     ├── ConflictError                     somebody else was first: read again, then decide
     ├── FencedError                       a newer epoch has begun: stop writing, for good
@@ -43,6 +44,7 @@ class ErrorKind(enum.StrEnum):
     CLOSED = "closed"
     LOST_CHANGES = "lost_changes"
     INTERNAL = "internal"
+    UNAUTHORIZED = "unauthorized"
 
 
 class DstlError(Exception):
@@ -79,6 +81,12 @@ class InvalidInputError(DstlError, ValueError):
     """An argument, a request or a setting is wrong. Correct it; a retry cannot help."""
 
     kind = ErrorKind.INVALID_INPUT
+
+
+class UnauthorizedError(DstlError):
+    """The service asks for a token, and the request had none or a wrong one. Give the right one."""
+
+    kind = ErrorKind.UNAUTHORIZED
 
 
 class NotFoundError(DstlError, LookupError):
@@ -139,6 +147,7 @@ _CLASS_OF_KIND: Mapping[str, type[DstlError]] = {
     error_class.kind.value: error_class
     for error_class in (
         InvalidInputError,
+        UnauthorizedError,
         NotFoundError,
         ConflictError,
         FencedError,

@@ -8,6 +8,7 @@ When to try again. Pure: no I/O, no clock.
 | not_found                   | no     | stores are consistent: what is not there now was not written |
 | corrupt_data, lost_changes  | no     | the bytes are gone; a repetition hides it                    |
 | invalid_input, internal     | no     | a bug, and the next attempt has it too                       |
+| unauthorized                | no     | the token is wrong until somebody gives another              |
 | closed                      | no     | somebody wants us to stop                                    |
 
 Errors that are not of this project are bugs and are not retried.

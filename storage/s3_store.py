@@ -8,6 +8,7 @@ How long a call may take and how often it is repeated is the caller's policy, so
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ from storage.object_store import (
 )
 
 _KEYS_PER_DELETE_MAX = 1000
+_CUSTOMER_KEY_BYTES = 32
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 # Error code of the server, or HTTP status as text where it sends no code -> class and advice.
@@ -96,8 +98,10 @@ class S3Store:
         prefix: Goes before every key; "" or parts joined by '/'.
         endpoint_url: Server to use instead of AWS; without it, AWS_ENDPOINT_URL_S3 counts. Without credentials in it.
         region: Region of the bucket; without it, boto3's default.
-        sse: Server-side encryption, "AES256" or "aws:kms"; without it, the bucket's default.
+        ca_file: Certificates by which the server is known; without it, botocore's.
+        sse: Server-side encryption, "AES256", "aws:kms" or "aws:kms:dsse"; without it, the bucket's default.
         sse_kms_key_id: Key for "aws:kms".
+        sse_customer_key_file: File with a key of 32 bytes in base64 (SSE-C); goes with no other encryption.
         connections_max: Size of the connection pool; at least the number of threads that use the store at once.
         attempts_max: How often botocore itself sends a request in all, at least 1.
         connect_timeout_ms: Longest wait for a connection.
@@ -116,8 +120,10 @@ class S3Store:
         *,
         endpoint_url: str | None = None,
         region: str | None = None,
+        ca_file: os.PathLike[str] | None = None,
         sse: str | None = None,
         sse_kms_key_id: str | None = None,
+        sse_customer_key_file: os.PathLike[str] | None = None,
         connections_max: int = 32,
         attempts_max: int = 2,
         connect_timeout_ms: int = 5_000,
@@ -130,8 +136,15 @@ class S3Store:
         self._bucket = bucket
         self._prefix = f"{validate_key(prefix)}/" if prefix else ""
         self._ids = ids or SystemIds()
+        if sse_kms_key_id is not None and not (sse or "").startswith("aws:kms"):
+            raise InvalidInputError("sse_kms_key_id is for sse aws:kms")
+        if sse_customer_key_file is not None and sse is not None:
+            raise InvalidInputError("sse and sse_customer_key_file exclude each other")
+        self._customer_key = _customer_key(sse_customer_key_file) if sse_customer_key_file is not None else {}
         self._encryption = {
-            name: value for name, value in (("ServerSideEncryption", sse), ("SSEKMSKeyId", sse_kms_key_id)) if value
+            **({} if sse is None else {"ServerSideEncryption": sse}),
+            **({} if sse_kms_key_id is None else {"SSEKMSKeyId": sse_kms_key_id}),
+            **self._customer_key,
         }
         own_endpoint = endpoint_url or any(os.environ.get(name) for name in _ENDPOINT_VARIABLES)
         addressing: Any = {"addressing_style": addressing_style or ("path" if own_endpoint else "auto")}
@@ -146,7 +159,9 @@ class S3Store:
         with self._translated("open", ""):
             # A session of its own: boto3's shared one may not be used by several threads at once.
             session = boto3.session.Session(region_name=region)
-            self._client: Any = session.client("s3", endpoint_url=endpoint_url, config=config)
+            self._client: Any = session.client(
+                "s3", endpoint_url=endpoint_url, config=config, verify=None if ca_file is None else os.fspath(ca_file)
+            )
 
     def __repr__(self) -> str:
         return f"S3Store({self.url!r})"
@@ -174,7 +189,7 @@ class S3Store:
         """Send one GET."""
         place = self._place(key)
         with self._translated("read", key):
-            return _body(self._client.get_object(**place))
+            return _body(self._client.get_object(**place, **self._customer_key))
 
     def get_range(self, key: str, offset: int, size: int) -> bytes:
         """Send one GET with a range; none for an empty range."""
@@ -183,14 +198,15 @@ class S3Store:
         if size == 0:
             return b""
         with self._translated("read", key):
-            data = _body(self._client.get_object(**place, Range=f"bytes={offset}-{offset + size - 1}"))
+            span = f"bytes={offset}-{offset + size - 1}"
+            data = _body(self._client.get_object(**place, **self._customer_key, Range=span))
         return check_range_size(key, data, offset, size)
 
     def head(self, key: str) -> ObjectInfo:
         """Send one HEAD."""
         place = self._place(key)
         with self._translated("read", key):
-            found = self._client.head_object(**place)
+            found = self._client.head_object(**place, **self._customer_key)
         return ObjectInfo(key, found["ContentLength"], int(found["LastModified"].timestamp() * 1000))
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
@@ -269,6 +285,20 @@ class S3Store:
         error_class, advice = found or (InternalError, "unexpected answer of the server")
         message = f"cannot {verb} {key or self.url}: {advice}"
         return error_class(message, key=key, store=self.url, code=code, status=status)
+
+
+def _customer_key(path: os.PathLike[str]) -> dict[str, Any]:
+    """Return the parameters of SSE-C with the key of a file; botocore adds the key's checksum."""
+    try:
+        with open(path, encoding="ascii") as file:
+            key = base64.b64decode(file.read().strip(), validate=True)
+    except (OSError, ValueError):
+        key = b""
+    if len(key) != _CUSTOMER_KEY_BYTES:
+        raise InvalidInputError(
+            f"sse_customer_key_file {os.fspath(path)} must hold {_CUSTOMER_KEY_BYTES} bytes in base64"
+        )
+    return {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": key}
 
 
 def _body(answer: Mapping[str, Any]) -> bytes:

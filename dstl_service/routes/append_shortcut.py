@@ -14,8 +14,10 @@ import re
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dstl_service.routes.common import NAME, collect_body, error_response
+from dstl_service.routes.common import collect_body
+from dstl_service.routes.errors import error_response
 from dstl_service.service import ChangelogService
+from dstl_service.wire import NAME
 from storage.errors import DstlError, InvalidInputError
 from storage.model import ChangeSetId, KeyGroupRange, Segment, Writer
 

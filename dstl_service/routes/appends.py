@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
-from dstl_service.routes.common import NAME_PATTERN, JobName, Service, collect_body
-from dstl_service.wire import ChangeSetRef, PersistRequest, PersistResponse
+from dstl_service.routes.common import JobName, Service, collect_body
+from dstl_service.wire import NAME_PATTERN, ChangeSetRef, PersistRequest, PersistResponse
 from storage.model import COUNT_MAX, KEY_GROUP_MAX, NUMBER_MAX, ChangeSetId, KeyGroupRange, Segment, Writer
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["change sets"])

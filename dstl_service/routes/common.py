@@ -5,42 +5,19 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Depends, Path, Request
-from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from dstl_service.service import ChangelogService
-from storage.errors import DstlError, ErrorKind, InvalidInputError
+from dstl_service.wire import NAME_PATTERN
+from storage.errors import InvalidInputError
 from storage.model import NUMBER_MAX
-
-NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}"
-NAME_PATTERN = f"^{NAME}$"
-
-HTTP_STATUS = {
-    ErrorKind.INVALID_INPUT: 400,
-    ErrorKind.NOT_FOUND: 404,
-    ErrorKind.CONFLICT: 409,
-    ErrorKind.FENCED: 409,
-    ErrorKind.LOST_CHANGES: 410,
-    ErrorKind.CORRUPT_DATA: 422,
-    ErrorKind.OVERLOADED: 429,
-    ErrorKind.INTERNAL: 500,
-    ErrorKind.UNAVAILABLE: 503,
-    ErrorKind.CLOSED: 503,
-}
-_NOT_NOW = frozenset({429, 503})
 
 
 async def get_service(request: Request) -> ChangelogService:
     """Return the application's service. A coroutine, for FastAPI runs plain functions in a thread."""
     service: ChangelogService = request.app.state.service
     return service
-
-
-def error_response(error: DstlError) -> JSONResponse:
-    """Return the answer that reports an error."""
-    status = HTTP_STATUS[error.kind]
-    return JSONResponse(error.to_dict(), status, {"retry-after": "1"} if status in _NOT_NOW else None)
 
 
 async def collect_body(receive: Receive, size_bytes_max: int) -> bytes:

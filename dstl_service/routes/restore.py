@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
 from dstl_service.restore import RestorePlan
-from dstl_service.routes.common import NAME_PATTERN, JobName, Service
+from dstl_service.routes.common import JobName, Service
 from dstl_service.service import ChangelogService
-from dstl_service.wire import CheckpointRef, encode_frame
+from dstl_service.wire import NAME_PATTERN, CheckpointRef, encode_frame
 from storage.checksum import BytesLike
 from storage.errors import DstlError, NotFoundError
 from storage.model import KEY_GROUP_MAX, KeyGroupRange

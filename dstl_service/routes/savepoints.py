@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, status
 
-from dstl_service.routes.common import NAME_PATTERN, JobName, Service
-from dstl_service.wire import CheckpointInfo, SavepointRequest
+from dstl_service.routes.common import JobName, Service
+from dstl_service.wire import NAME_PATTERN, CheckpointInfo, SavepointRequest
 
 router = APIRouter(prefix="/v1/jobs/{job}/savepoints", tags=["savepoints"])
 

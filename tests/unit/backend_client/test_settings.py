@@ -87,7 +87,7 @@ def test_service_address_is_the_hosts_own(monkeypatch: pytest.MonkeyPatch) -> No
     assert BackendSettings("file:///s", "job", service="unix:///run/s").host_service == "unix:///run/s"
 
     monkeypatch.setenv("DSTL_SERVICE", "localhost:7000")
-    with pytest.raises(InvalidInputError, match="must be unix:///path or http://host:port"):
+    with pytest.raises(InvalidInputError, match="must be unix:///path, http://host:port or https"):
         _ = BackendSettings("file:///s", "job").host_service
 
     monkeypatch.delenv("DSTL_SERVICE")

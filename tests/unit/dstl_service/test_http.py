@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from dstl_service.routes.common import HTTP_STATUS
-from dstl_service.settings import ServiceSettings
+from dstl_service.routes.errors import HTTP_STATUS
 from dstl_service.wire import decode_frames
 from storage.errors import ErrorKind, NotFoundError, UnavailableError
 from storage.memory_store import MemoryStore
@@ -635,4 +634,3 @@ class TestRequests:
         """A missing token file stops the application before it listens."""
         with pytest.raises(ValueError, match="token file"), service(MemoryStore(), token_file=str(tmp_path / "none")):
             pass
-        assert ServiceSettings("memory://x").token() is None

@@ -154,13 +154,13 @@ def test_taken_savepoint_name_is_refused(job: Job) -> None:
     assert job.life.client.put(path, json={}).status_code == 409
 
 
-@pytest.mark.parametrize("checkpoint_id", [99, -1])
-def test_savepoint_of_no_checkpoint_is_refused(job: Job, checkpoint_id: int) -> None:
+@pytest.mark.parametrize(("checkpoint_id", "status"), [(99, 404), (-1, 400)])
+def test_savepoint_of_no_checkpoint_is_refused(job: Job, checkpoint_id: int, status: int) -> None:
     """There is nothing to keep."""
     job.checkpoint()
     answer = job.life.client.put("/v1/jobs/job/savepoints/one", json={"checkpoint_id": checkpoint_id})
 
-    assert answer.status_code == 404
+    assert answer.status_code == status
     assert job.life.client.delete("/v1/jobs/job/savepoints/one").status_code == 404
 
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dstl_service.change_sets import BatchSettings
-from dstl_service.settings import CacheSettings, GcSettings, ServiceSettings, UploadSettings, default_host_id
+from dstl_service.settings import (
+    CacheSettings,
+    GcSettings,
+    S3Settings,
+    ServiceSettings,
+    TlsSettings,
+    UploadSettings,
+    default_host_id,
+)
 from storage.errors import InvalidInputError
 from storage.model import validate_name
+from storage.s3_store import S3Store
 
 SETTINGS = ServiceSettings("memory://x", host_id="host")
 
@@ -72,21 +83,61 @@ def test_default_host_id_is_legal(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert validate_name("host", default_host_id())
 
 
-def test_token_is_read_without_line_end(tmp_path: Path) -> None:
-    """The token is the file's text without white space around it."""
-    path = tmp_path / "token"
-    path.write_text("secret\n", encoding="utf-8")
-
-    assert ServiceSettings("memory://x", token_file=str(path)).token() == "secret"
-    assert SETTINGS.token() is None
+def test_token_needs_one_source() -> None:
+    """A token and a token file exclude each other; either lets a service listen on any address."""
+    with pytest.raises(InvalidInputError, match="give one of them"):
+        ServiceSettings("memory://x", token="t", token_file=Path("t"))
+    assert ServiceSettings("memory://x", host="10.0.0.1", token="t").host == "10.0.0.1"
 
 
-@pytest.mark.parametrize("content", [None, "", " \n"])
-def test_missing_token_is_refused(content: str | None, tmp_path: Path) -> None:
-    """A token file that is missing or empty stops the start; it never means "no token"."""
-    path = tmp_path / "token"
-    if content is not None:
-        path.write_text(content, encoding="utf-8")
+def test_settings_show_no_secret() -> None:
+    """The text of settings, as in a log or a traceback, has no token."""
+    assert "5ecret" not in repr(ServiceSettings("memory://x", token="5ecret"))
 
-    with pytest.raises(InvalidInputError, match="token file"):
-        ServiceSettings("memory://x", token_file=str(path)).token()
+
+@pytest.mark.parametrize(
+    "url", ["ftp://host", "http://user:5ecret@host:1", "http://host?x=1", "host:80", "http://", "file:///etc/passwd"]
+)
+def test_advertised_address_is_checked(url: str) -> None:
+    """What other services shall call is an HTTP address without a user; one with a password is not repeated."""
+    with pytest.raises(InvalidInputError, match="advertised_url must be") as caught:
+        ServiceSettings("memory://x", advertised_url=url)
+    assert "5ecret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://host:1", "https://h.example", "http://[::1]:8000", "https://h/prefix"])
+def test_usual_advertised_address_is_taken(url: str) -> None:
+    """Names, IPv6 addresses and a path in front of a proxy are fine."""
+    assert ServiceSettings("memory://x", advertised_url=url).advertised_url == url
+
+
+def test_tls_files_must_be_there(tmp_path: Path) -> None:
+    """A certificate that cannot be read, a key without one, and TLS on a Unix socket are refused at the start."""
+    path = tmp_path / "a.pem"
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        TlsSettings(certificate_file=path)
+    path.touch()
+    with pytest.raises(InvalidInputError, match=r"without tls.certificate_file"):
+        TlsSettings(key_file=path)
+    with pytest.raises(InvalidInputError, match="tls is for TCP"):
+        ServiceSettings("memory://x", socket_path=Path("s"), tls=TlsSettings(certificate_file=path))
+
+
+def test_options_go_to_stores_of_s3_only() -> None:
+    """A store of S3 gets what was set, and a connection for every thread; others get nothing."""
+    s3 = S3Settings(region="eu-central-1", sse="aws:kms", sse_kms_key_id="key")
+    upload = UploadSettings(threads=4, attempts_max=2)
+    options = ServiceSettings("s3://bucket/p", s3=s3, upload=upload, io_threads=3).store_options()
+
+    assert (options["region"], options["sse"], options["sse_kms_key_id"]) == ("eu-central-1", "aws:kms", "key")
+    assert options["connections_max"] == 11
+    assert "endpoint_url" not in options
+    assert ServiceSettings("s3://bucket", s3=S3Settings(connections_max=7)).store_options()["connections_max"] == 7
+    assert ServiceSettings("file:///s", s3=s3).store_options() == {}
+
+
+def test_every_s3_setting_is_an_option_of_the_store() -> None:
+    """What can be set is what the store of S3 takes, under the same name."""
+    parameters = inspect.signature(S3Store).parameters
+
+    assert {item.name for item in fields(S3Settings)} <= parameters.keys()

@@ -13,6 +13,7 @@ from storage.errors import DstlError, ErrorKind, InternalError, UnavailableError
 # Codes are an interface: this table may only grow.
 TREE = {
     "InvalidInputError": "invalid_input",
+    "UnauthorizedError": "unauthorized",
     "NotFoundError": "not_found",
     "ConflictError": "conflict",
     "FencedError": "fenced",

@@ -1,0 +1,94 @@
+"""How errors look from outside: one table of statuses, one form of body, described for every route."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from dstl_service.wire import ErrorBody
+from storage.errors import DstlError, ErrorKind, InternalError, InvalidInputError, NotFoundError
+
+HTTP_STATUS = {
+    ErrorKind.INVALID_INPUT: 400,
+    ErrorKind.UNAUTHORIZED: 401,
+    ErrorKind.NOT_FOUND: 404,
+    ErrorKind.CONFLICT: 409,
+    ErrorKind.FENCED: 409,
+    ErrorKind.LOST_CHANGES: 410,
+    ErrorKind.CORRUPT_DATA: 422,
+    ErrorKind.OVERLOADED: 429,
+    ErrorKind.INTERNAL: 500,
+    ErrorKind.UNAVAILABLE: 503,
+    ErrorKind.CLOSED: 503,
+}
+
+_DESCRIPTIONS = {
+    400: "The request is wrong; correct it.",
+    401: "A valid token is needed: `Authorization: Bearer …`.",
+    404: "There is no such job, checkpoint or path.",
+    405: "The path has no such method.",
+    409: "Somebody else was first, or a newer epoch has begun.",
+    410: "A change set is gone; execute the batch again.",
+    413: "The body is too large.",
+    422: "Stored bytes are damaged; the message names the object.",
+    429: "Too much is in flight; ask again after `Retry-After` seconds.",
+    500: "A bug of this service.",
+    503: "The storage or a peer does not work just now; ask again after `Retry-After` seconds.",
+}
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text} for status, text in _DESCRIPTIONS.items()
+}
+"""The answers that any route may give besides its own, for the OpenAPI document."""
+
+_PLACE = re.compile(r"\{[^}]*\}")
+
+logger = logging.getLogger("dstl_service")
+
+
+def install(app: FastAPI) -> None:
+    """Have all errors answered in the form of `ErrorBody`."""
+
+    @app.exception_handler(DstlError)
+    async def report(_: Request, error: DstlError) -> JSONResponse:
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def report_invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        text = "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
+        return error_response(InvalidInputError(f"the request is not valid: {text}"))
+
+    @app.exception_handler(HTTPException)
+    async def report_http(request: Request, error: HTTPException) -> JSONResponse:
+        error_class = NotFoundError if error.status_code == 404 else InvalidInputError
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers = {"allow": ", ".join(_methods(request))}
+        return error_response(error_class(message), error.status_code, headers)
+
+    @app.exception_handler(Exception)
+    async def report_bug(request: Request, error: Exception) -> JSONResponse:
+        logger.error("request failed", extra={"path": request.url.path}, exc_info=error)
+        return error_response(InternalError(f"the service failed: {type(error).__name__}; see its log"))
+
+
+def _methods(request: Request) -> list[str]:
+    """Return all methods of a path; Starlette itself tells those of the first route that it finds."""
+    paths: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
+    matching = (item for path, item in paths.items() if re.fullmatch(_PLACE.sub("[^/]+", path), request.url.path))
+    return sorted({method.upper() for item in matching for method in item})
+
+
+def error_response(error: DstlError, status: int | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
+    """Return the answer that reports an error; with its own status, unless another says more."""
+    status = HTTP_STATUS[error.kind] if status is None else status
+    if status in (429, 503):
+        headers = {**(headers or {}), "retry-after": "1"}
+    return JSONResponse(error.to_dict(), status, headers)

@@ -1,0 +1,71 @@
+"""
+What every request passes before a route sees it: the token, and the limit for bodies that are read as a whole.
+
+A plain ASGI middleware: it is on the way of every change set, whose body must be streamed through untouched.
+"""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dstl_service.access import Tokens
+from dstl_service.routes.errors import error_response
+from dstl_service.wire import JSON_BYTES_MAX
+from storage.errors import InvalidInputError, UnauthorizedError
+
+OPEN_PATHS = frozenset({"/health"})
+"""What may be asked without a token: only whether the process lives."""
+
+STREAMED_ENDINGS = ("/change-sets",)
+"""Ends of the paths whose routes take their bodies as streams and limit them themselves."""
+
+_TOO_LARGE = f"the body of a request has at most {JSON_BYTES_MAX} bytes here"
+_CLOSE = {"connection": "close"}  # what is left of the request is not worth reading
+
+
+class Gate:
+    """Lets a request in if it carries a token and is not too large, and tells the idle watch of it."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
+        self._app = app
+        self._tokens = tokens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        authorization = length = None
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                authorization = value
+            elif name == b"content-length":
+                length = value
+        if scope["path"] not in OPEN_PATHS and not self._tokens.accept(authorization):
+            error = UnauthorizedError("a valid token is needed")
+            await error_response(error, 401, {"www-authenticate": "Bearer", **_CLOSE})(scope, receive, send)
+            return
+        scope["app"].state.idle.touch()
+        # The parser holds a body to the length that was stated.
+        is_small = length is not None and int(length) <= JSON_BYTES_MAX
+        if is_small or scope["method"] == "GET" or scope["path"].endswith(STREAMED_ENDINGS):
+            await self._app(scope, receive, send)
+        elif length is not None:
+            await error_response(InvalidInputError(_TOO_LARGE), 413, _CLOSE)(scope, receive, send)
+        else:
+            await self._app(scope, _counted(receive), send)
+
+
+def _counted(receive: Receive) -> Receive:
+    """Pass a body of unknown length on, until it is too long."""
+    received_bytes = 0
+
+    async def receive_counted() -> Message:
+        nonlocal received_bytes
+        message = await receive()
+        received_bytes += len(message.get("body", b""))
+        if received_bytes > JSON_BYTES_MAX:
+            raise HTTPException(413, _TOO_LARGE, _CLOSE)
+        return message
+
+    return receive_counted

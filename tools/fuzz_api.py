@@ -1,0 +1,91 @@
+"""
+Sends the service what its OpenAPI document allows, and much that it does not: Schemathesis against a real process.
+
+Every route of the document is tried, with a job that exists and with names that come as they may. It fails when an
+answer is a 5xx, takes too long, is not as described, takes a request that is not valid, or lets in one without token.
+The data are the same in every run; ``--max-examples`` sets how many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from backend_client.log_writer import LogTarget
+from backend_client.service_client import ServiceClient
+from dstl_service.wire import CompleteRequest
+from storage.checksum import checksum64
+from storage.model import KeyGroupRange
+from tools.fuzz_hooks import JOB
+
+TOKEN = "token-of-the-fuzz-test"  # noqa: S105 - of a service that lives for a minute
+# A request that is valid in form may well be refused for what it asks for: a range that ends before it begins.
+EXCLUDED_CHECKS = "positive_data_acceptance"
+_REQUEST_TIMEOUT_S = 30
+
+
+@contextmanager
+def running_service(folder: Path) -> Iterator[str]:
+    """Run a service process with one job and one checkpoint; give its address."""
+    token_file = folder / "token"
+    token_file.write_text(TOKEN, encoding="utf-8")
+    command = [sys.executable, "-m", "dstl_service", "serve", "--storage", (folder / "storage").as_uri()]
+    # Peers that a request names are not there; a short time-out tells the same sooner.
+    command += ["--token-file", str(token_file), "--set", "checkpoint_timeout_s=10"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().decode().split()[-1]
+            _make_checkpoint(address)
+            yield address
+        finally:
+            process.terminate()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def fuzz(address: str, folder: Path, max_examples: int) -> int:
+    """Run Schemathesis; return its exit code."""
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{address}/openapi.json"]
+    command += ["--header", f"Authorization: Bearer {TOKEN}", "--request-timeout", str(_REQUEST_TIMEOUT_S)]
+    command += ["--checks", "all", "--exclude-checks", EXCLUDED_CHECKS, "--continue-on-failure", "--warnings", "off"]
+    command += ["--max-examples", str(max_examples), "--generation-deterministic", "--no-shrink"]
+    path = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, "SCHEMATHESIS_HOOKS": "tools.fuzz_hooks", "PYTHONPATH": path}
+    return subprocess.run(command, check=False, cwd=folder, env=environment).returncode
+
+
+def _make_checkpoint(address: str) -> None:
+    client = ServiceClient(address, TOKEN, patience_s=30)
+    epoch = client.post(f"/v1/jobs/{JOB}/epochs", {"owner": "fuzz"})["epoch"]
+    payload = b"changes"
+    target = LogTarget(JOB, "operator", 0, epoch, 1, 0, KeyGroupRange(0, 127))
+    ref = client.append(target, 0, payload, checksum64(payload), 1, preemptive=False)
+    request = CompleteRequest(epoch, "first", None, [ref], [])
+    client.post(f"/v1/jobs/{JOB}/checkpoints/0/complete", asdict(request))
+    client.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Start a service, try it, stop it; return 0 if nothing was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--max-examples", type=int, default=20, help="per route and phase (default %(default)s)")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="fuzz") as name, running_service(Path(name)) as address:
+        code = fuzz(address, Path(name), options.max_examples)
+        if code != 0:
+            print(f"--- the service's log ends:\n{(Path(name) / 'log').read_text(encoding='utf-8')[-4000:]}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -48,7 +48,7 @@ def run(
 
     async def tell() -> None:
         settings = ServiceSettings("memory://x", host_id="host", gc=GcSettings(interval_s=0), shutdown_timeout_s=1)
-        service = ChangelogService(settings, store, FakeClock(), FakeIds(1), peers or PeerClient(None, 1))
+        service = ChangelogService(settings, store, FakeClock(), FakeIds(1), peers or PeerClient(lambda: None, 1))
         try:
             await service.open_job("job", OpenJob("test"))
             await asyncio.wait_for(story(service), 30)

@@ -6,8 +6,9 @@ was passed) -> *uploading* -> *durable* (its handle can be given out, I5). A fai
 *requested* (I7). Receiving the same set again changes nothing (I8). Bytes held are bounded (I9).
 
 Invariants:
-1. A set is in at most one batch at a time; a batch becomes one object.
-2. `in_flight_bytes` is the size of all sets that are not durable yet.
+1. A set is in at most one batch at a time; a batch becomes one object, which has at most one set more than fits.
+2. `in_flight_bytes` is the size of all sets that are not durable yet, and of those that a late attempt of an upload
+   still holds in memory: durable ones, and ones that were forgotten meanwhile.
 3. Only sets that were asked for, or that a threshold released, are uploaded: sets of attempts that Spark did not
    accept mostly never reach the store.
 
@@ -20,8 +21,9 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from storage.errors import ConflictError, InvalidInputError, LostChangesError, OverloadedError
+from storage.errors import ConflictError, InvalidInputError, LostChangesError
 from storage.model import ChangeSetId, Segment, SegmentHandle
+from storage.segment_format import SEGMENTS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class ChangeSetBook:
     def __init__(self, settings: BatchSettings) -> None:
         self._settings = settings
         self._entries: dict[ChangeSetId, _Entry] = {}
+        self._uploads_of: dict[int, int] = {}  # id() of a segment -> batches with attempts that hold it
         self._due_ms: int | None = None
         self._waiting_bytes = 0
         self.in_flight_bytes = 0
@@ -102,9 +105,9 @@ class ChangeSetBook:
             self.request([segment.id], now_ms, delay_ms=self._settings.delay_ms)
         return True
 
-    def holds(self, segment: Segment) -> bool:
+    def holds(self, set_id: ChangeSetId) -> bool:
         """Say whether this set is here already, so that taking it in again needs no room."""
-        return segment.id in self._entries
+        return set_id in self._entries
 
     def request(self, ids: Iterable[ChangeSetId], now_ms: int, *, delay_ms: int = 0) -> None:
         """
@@ -129,33 +132,47 @@ class ChangeSetBook:
         self._due_ms = now_ms
 
     def take_batch(self, now_ms: int) -> list[Segment]:
-        """Return the sets of the batch that is due, or nothing; they count as uploading from now on."""
+        """
+        Return the sets of the batch that is due, or nothing; they count as uploading from now on.
+
+        Take batches until there is none: what does not fit into one is due at once in the next. Each has to be given
+        to `released` when no attempt to upload it runs any more.
+        """
         if self._due_ms is None or self._due_ms > now_ms:
             return []
         self._due_ms = None
-        batch = [entry for entry in self._entries.values() if entry.stage is _Stage.REQUESTED]
-        for entry in batch:
+        batch: list[Segment] = []
+        size_bytes = 0
+        for entry in self._entries.values():
+            if entry.stage is not _Stage.REQUESTED:
+                continue
+            if size_bytes >= self._settings.size_bytes or len(batch) >= SEGMENTS_MAX:
+                self._due_ms = now_ms
+                break
             entry.stage = _Stage.UPLOADING
-            self._waiting_bytes -= len(entry.segment.payload)
-        return [entry.segment for entry in batch]
+            size_bytes += len(entry.segment.payload)
+            batch.append(entry.segment)
+            self._uploads_of[id(entry.segment)] = self._uploads_of.get(id(entry.segment), 0) + 1
+        self._waiting_bytes -= size_bytes
+        return batch
 
     def uploaded(self, handles: Sequence[SegmentHandle]) -> None:
         """
-        Record that a batch is durable; sets that were forgotten meanwhile are ignored.
+        Record that a batch is durable, also one that had failed: an attempt that was late has stored it after all.
 
-        A set that was forgotten and sent anew with other content is another one, although it has the same identity.
+        Sets that were forgotten meanwhile, or came to be durable in another batch, are ignored.
         """
         for handle in handles:
             entry = self._entries.get(handle.entry.id)
-            if (
-                entry is not None
-                and entry.stage is _Stage.UPLOADING
-                and entry.segment.checksum == handle.entry.checksum
-            ):
-                entry.stage, entry.handle = _Stage.DURABLE, handle
-                self.in_flight_bytes -= len(entry.segment.payload)
-                # The store has it now; who sends it again is known by its checksum.
-                entry.segment = replace(entry.segment, payload=b"")
+            if entry is None or entry.handle is not None or entry.segment.checksum != handle.entry.checksum:
+                continue
+            segment = entry.segment
+            if entry.stage is not _Stage.UPLOADING:
+                self._waiting_bytes -= len(segment.payload)
+            entry.stage, entry.handle = _Stage.DURABLE, handle
+            # The store has it now; who sends it again is known by its checksum.
+            entry.segment = replace(segment, payload=b"")
+            self._let_go(segment)
 
     def failed(self, batch: Sequence[Segment]) -> None:
         """Put the sets of a failed batch back; the next request or threshold sends them again (I7)."""
@@ -165,6 +182,15 @@ class ChangeSetBook:
             if entry is not None and entry.segment is segment and entry.stage is _Stage.UPLOADING:
                 entry.stage = _Stage.RECEIVED
                 self._waiting_bytes += len(segment.payload)
+
+    def released(self, batch: Sequence[Segment]) -> None:
+        """Record that no attempt holds the sets of a batch any more, whatever came of it."""
+        for segment in batch:
+            uploads = self._uploads_of.pop(id(segment)) - 1
+            if uploads > 0:
+                self._uploads_of[id(segment)] = uploads
+            else:
+                self._let_go(segment)
 
     def handles(self, ids: Iterable[ChangeSetId]) -> list[SegmentHandle] | None:
         """Return the handles of these sets in order, or None while one of them is not durable."""
@@ -187,10 +213,16 @@ class ChangeSetBook:
     def _forget(self, ids: Iterable[ChangeSetId]) -> None:
         for set_id in ids:
             entry = self._entries.pop(set_id)
-            if entry.stage is not _Stage.DURABLE:
-                self.in_flight_bytes -= len(entry.segment.payload)
             if entry.stage in (_Stage.RECEIVED, _Stage.REQUESTED):
                 self._waiting_bytes -= len(entry.segment.payload)
+            if entry.stage is not _Stage.DURABLE:
+                self._let_go(entry.segment)
+
+    def _let_go(self, segment: Segment) -> None:
+        """Count a set no more if it is neither waited for nor held by an attempt."""
+        entry = self._entries.get(segment.id)
+        if id(segment) not in self._uploads_of and (entry is None or entry.segment is not segment):
+            self.in_flight_bytes -= len(segment.payload)
 
     def _known(self, set_id: ChangeSetId) -> _Entry:
         entry = self._entries.get(set_id)
@@ -202,23 +234,3 @@ class ChangeSetBook:
                 checkpoint_id=set_id.checkpoint_id,
             )
         return entry
-
-
-def check_admission(size_bytes: int, in_flight_bytes: int, settings: BatchSettings) -> None:
-    """
-    Decide whether `size_bytes` more may be taken in (I9).
-
-    Raises:
-        InvalidInputError: It can never fit; the client must send smaller change sets.
-        OverloadedError: It does not fit now; send it again a little later.
-    """
-    if size_bytes > settings.in_flight_bytes_max:
-        raise InvalidInputError(
-            f"a change set of {size_bytes} bytes can never fit: in_flight_bytes_max is {settings.in_flight_bytes_max}; "
-            "lower preemptive_bytes of the client or raise the limit"
-        )
-    if in_flight_bytes + size_bytes > settings.in_flight_bytes_max:
-        raise OverloadedError(
-            f"{in_flight_bytes} bytes wait for their upload; {size_bytes} more would pass the limit of "
-            f"{settings.in_flight_bytes_max}"
-        )

@@ -84,7 +84,7 @@ class Compactor:
         return segments
 
     async def _upload(self, job: str, segments: Sequence[Segment]) -> list[SegmentHandle]:
-        handles, _ = await self._uploader.upload(job, segments)
+        handles = await self._uploader.begin(job, segments).stored()
         return handles
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:

@@ -33,9 +33,17 @@ class SegmentCache:
             old = self._payloads.pop(key, None)
             self._bytes += len(payload) - (len(old) if old is not None else 0)
             self._payloads[key] = payload
-            while self._bytes > self._bytes_max:
-                _, dropped = self._payloads.popitem(last=False)
-                self._bytes -= len(dropped)
+            self._drop_to(self._bytes_max)
+
+    def leave_room(self, bytes_taken: int) -> None:
+        """Drop what does not fit beside bytes that others hold: together they stay below the cache's limit."""
+        with self._lock:
+            self._drop_to(self._bytes_max - bytes_taken)
+
+    def _drop_to(self, bytes_max: int) -> None:
+        while self._payloads and self._bytes > bytes_max:
+            _, dropped = self._payloads.popitem(last=False)
+            self._bytes -= len(dropped)
 
     def get(self, handle: SegmentHandle) -> BytesLike | None:
         """Return the payload, or None."""

@@ -11,11 +11,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from dstl_service.change_sets import ChangeSetBook, check_admission
+from dstl_service.change_sets import ChangeSetBook
 from dstl_service.compactor import Compactor
 from dstl_service.garbage_collector import GarbageReport, collect_garbage
 from dstl_service.job_store import JobStore
@@ -24,10 +25,11 @@ from dstl_service.manifest import Manifest, ManifestKind, StateView, encode_mani
 from dstl_service.metrics import ServiceMetrics
 from dstl_service.peers import PeerClient
 from dstl_service.restore import RestorePlan, plan_restore, read_plan
+from dstl_service.room import Room
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.settings import ServiceSettings
 from dstl_service.shutdown import STORED_BY
-from dstl_service.uploads import ThreadPerCall, Uploader
+from dstl_service.uploads import ThreadPerCall, Upload, Uploader
 from dstl_service.wire import (
     ChangeSetRef,
     CheckpointInfo,
@@ -50,7 +52,7 @@ from storage.errors import (
     NotFoundError,
     UnavailableError,
 )
-from storage.model import SEGMENT_BYTES_MAX, KeyGroupRange, Segment, SegmentHandle, validate_name
+from storage.model import SEGMENT_BYTES_MAX, ChangeSetId, KeyGroupRange, Segment, SegmentHandle, validate_name
 from storage.object_store import ObjectStore
 
 logger = logging.getLogger("dstl_service")
@@ -66,6 +68,7 @@ class _Job:
 
     store: JobStore
     book: ChangeSetBook
+    room: Room
     maintenance: Maintenance
     epoch: int = 0
     newest_id: int = -1
@@ -74,12 +77,13 @@ class _Job:
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    errors: list[DstlError] = field(default_factory=list)
+    last_error: str | None = None
     timer: asyncio.TimerHandle | None = None
     collector: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
-        """Let those who wait for sets look again; who comes later waits for the next change."""
+        """Let those who wait for sets, or for room, look again; who comes later waits for the next change."""
+        self.room.freed()
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
@@ -98,18 +102,21 @@ class ChangelogService:
         self._jobs: dict[str, _Job] = {}
         self._upload_threads = ThreadPerCall("upload")
         self._io_threads = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="io")
-        self._upload_slots = asyncio.Semaphore(settings.upload.threads)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._late: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[None] | None = None
         self._stop_by = 0.0
         self._cache = SegmentCache(settings.cache.bytes_max)
         self.service_id = ids.unique_id()
         self.metrics = ServiceMetrics(
-            in_flight_bytes=self._in_flight_bytes,
+            in_flight_bytes=lambda: self._room.used_bytes,
             cache_hits=lambda: self._cache.hits,
             cache_misses=lambda: self._cache.misses,
         )
-        self._uploader = Uploader(store, self._upload_threads, settings.upload, ids, settings.host_id)
+        self._room = Room(settings.batch.in_flight_bytes_max, self._held_bytes, self._hurry, self.metrics.refused.inc)
+        self._uploader = Uploader(
+            store, self._upload_threads, settings.upload, ids, settings.host_id, slots=settings.upload.threads
+        )
         background = replace(settings.upload, timeout_ms=max(settings.upload.timeout_ms, _BACKGROUND_TIMEOUT_MS))
         self._compactor = Compactor(
             store,
@@ -159,39 +166,42 @@ class ChangelogService:
         """The largest change set that can ever be taken in."""
         return min(SEGMENT_BYTES_MAX, self._settings.batch.in_flight_bytes_max)
 
+    def room_for(self, set_id: ChangeSetId, size_bytes: int) -> AbstractAsyncContextManager[None]:
+        """
+        Return the context in which a change set arrives and is appended; entering it waits for room (I9).
+
+        Raises:
+            InvalidInputError: It can never fit; the client must send smaller change sets.
+            ClosedError: The service is being stopped.
+            FencedError: A newer epoch is known here.
+            OverloadedError: On entering: too much waits for its upload; send it again after a while.
+        """
+        self._check_running()
+        if size_bytes > self.change_set_bytes_max:
+            raise InvalidInputError(
+                f"a change set has at most {self.change_set_bytes_max} bytes here, not {size_bytes}; send several "
+                "smaller ones (preemptive_bytes of the client), or raise in_flight_bytes_max"
+            )
+        if self._writable_job(set_id).book.holds(set_id):
+            return nullcontext()  # sent again after a lost response; its bytes are counted already
+        return self._room.reserved(size_bytes)
+
     def append(self, segment: Segment, *, preemptive: bool) -> ChangeSetRef:
         """
-        Take a change set in: *received*, not durable.
+        Take a change set in, within the context of `room_for`: *received*, not durable.
 
         Raises:
             CorruptDataError: The bytes are not those that were sent.
             FencedError: A newer epoch is known here.
             ClosedError: The service is being stopped.
-            OverloadedError: Too much waits for its upload; send it again after a while.
         """
-        if self._stopping is not None:
-            raise ClosedError("this service is being stopped and takes nothing more in; send the change set again")
+        self._check_running()
         set_id = segment.id
-        for kind, value in (("job", set_id.job), ("operator", set_id.operator)):
-            validate_name(kind, value)
         if checksum64(segment.payload) != segment.checksum:
             raise CorruptDataError(f"change set {set_id} was damaged on its way to the service", job=set_id.job)
-        job = self._job(set_id.job)
-        self._check_epoch(set_id.job, job, set_id.writer.epoch)
-        if set_id.checkpoint_id > job.newest_id:
-            # A checkpoint begins when the one before exists. Only the coordinator is told; other hosts see it here.
-            job.newest_id = set_id.checkpoint_id
-            job.book.forget_up_to(set_id.checkpoint_id - 1)
-        try:
-            if not job.book.holds(segment):
-                check_admission(len(segment.payload), self._in_flight_bytes(), self._settings.batch)
-        except DstlError:
-            self.metrics.refused.inc()
-            for name, other in self._jobs.items():
-                other.book.release_all(self._clock.monotonic_ms())
-                self._schedule(name, other)
-            raise
+        job = self._writable_job(set_id)
         job.book.receive(segment, self._clock.monotonic_ms(), preemptive=preemptive)
+        self._cache.leave_room(self._held_bytes())
         self._schedule(set_id.job, job)
         self.metrics.change_sets.labels(set_id.job).inc()
         self.metrics.change_set_bytes.labels(set_id.job).inc(len(segment.payload))
@@ -390,6 +400,8 @@ class ChangelogService:
                     "change sets were given up at the stop; batches that need them are executed again",
                     extra={"job": name, "change_sets": job.book.unstored},
                 )
+        for late in self._late:
+            late.cancel()
         self._upload_threads.shutdown(wait=False, cancel_futures=True)
         self._io_threads.shutdown(wait=False, cancel_futures=True)
         self._store.close()
@@ -397,16 +409,37 @@ class ChangelogService:
     async def _upload_rest(self) -> None:
         """Upload until nothing is left to upload; what fails is sent again."""
         while any(job.book.unstored for job in self._jobs.values()):
-            for name, job in self._jobs.items():
-                job.book.release_all(self._clock.monotonic_ms())
-                self._schedule(name, job)
+            self._hurry()
             if self._tasks:
                 await asyncio.wait(self._tasks)
             if any(job.book.unstored for job in self._jobs.values()):
                 await asyncio.sleep(self._settings.upload.delay_after_error_ms / 1000)
 
-    def _in_flight_bytes(self) -> int:
+    def _held_bytes(self) -> int:
         return sum(job.book.in_flight_bytes for job in self._jobs.values())
+
+    def _check_running(self) -> None:
+        if self._stopping is not None:
+            raise ClosedError("this service is being stopped and takes nothing more in; send the change set again")
+
+    def _hurry(self) -> None:
+        """Upload all that waits, of all jobs: somebody needs its room."""
+        for name, job in self._jobs.items():
+            job.book.release_all(self._clock.monotonic_ms())
+            self._schedule(name, job)
+
+    def _writable_job(self, set_id: ChangeSetId) -> _Job:
+        """Return the job of a set that may be taken in; forget what its checkpoint makes obsolete."""
+        for kind, value in (("job", set_id.job), ("operator", set_id.operator)):
+            validate_name(kind, value)
+        job = self._job(set_id.job)
+        self._check_epoch(set_id.job, job, set_id.writer.epoch)
+        if set_id.checkpoint_id > job.newest_id:
+            # A checkpoint begins when the one before exists. Only the coordinator is told; other hosts see it here.
+            job.newest_id = set_id.checkpoint_id
+            job.book.forget_up_to(set_id.checkpoint_id - 1)
+            job.wake()
+        return job
 
     def _job(self, name: str) -> _Job:
         job = self._jobs.get(name)
@@ -424,7 +457,7 @@ class ChangelogService:
                 self._settings.compaction,
                 self._settings.retention,
             )
-            job = self._jobs[name] = _Job(store, ChangeSetBook(self._settings.batch), maintenance)
+            job = self._jobs[name] = _Job(store, ChangeSetBook(self._settings.batch), self._room, maintenance)
         return job
 
     async def _opened(self, name: str) -> _Job:
@@ -467,46 +500,56 @@ class ChangelogService:
         if delay_s > 0:
             job.timer = asyncio.get_running_loop().call_later(delay_s, self._schedule, name, job)
             return
-        batch = job.book.take_batch(self._clock.monotonic_ms())
-        if batch:
-            self._start(self._upload(name, job, batch))
+        while batch := job.book.take_batch(self._clock.monotonic_ms()):
+            self._start(self._upload(name, job, batch), self._tasks)
 
     async def _upload(self, name: str, job: _Job, batch: list[Segment]) -> None:
         self.metrics.uploads.labels(name).inc()
         self.metrics.batch_sets.observe(len(batch))
         started_ms = self._clock.monotonic_ms()
+        upload: Upload | None = None
         try:
-            async with self._upload_slots:
-                handles, attempts = await self._uploader.upload(name, batch)
-        except DstlError as error:
+            upload = self._uploader.begin(name, batch)
+            handles = await upload.stored()
+        except Exception as error:  # a programming error must reach the waiters too, or they would wait for ever
             self.metrics.upload_failures.labels(name).inc()
-            logger.warning("upload failed", extra={"job": name, "error": str(error)})
+            job.last_error = str(error)  # not the error itself: its traceback would keep the bytes in memory
+            logger.warning(
+                "upload failed",
+                extra={"job": name, "error": job.last_error},
+                exc_info=None if isinstance(error, DstlError) else error,
+            )
             job.book.failed(batch)
-            job.errors.append(error)
-        except Exception as error:  # a programming error must reach the waiters, or they would wait for ever
-            self.metrics.upload_failures.labels(name).inc()
-            logger.exception("upload failed")
-            job.book.failed(batch)
-            job.errors.append(UnavailableError(f"the upload failed: {error!r}"))
         else:
-            for handle, segment in zip(handles, batch, strict=True):
-                self._cache.put(handle, segment.payload)
-            job.book.uploaded(handles)
+            self._uploaded(job, batch, handles)
             self.metrics.upload_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
             self.metrics.upload_bytes.observe(handles[0].object_size_bytes)
-            self.metrics.upload_attempts.observe(attempts)
+            self.metrics.upload_attempts.observe(upload.attempts)
         job.wake()
+        self._start(self._release(job, batch, upload), self._late)
+
+    async def _release(self, job: _Job, batch: list[Segment], upload: Upload | None) -> None:
+        """Wait for the attempts of an upload that still run; one of an upload that was given up may yet succeed."""
+        if upload is not None and await upload.ended():
+            self._uploaded(job, batch, upload.handles)
+            job.wake()
+        job.book.released(batch)
+        self._room.freed()
+
+    def _uploaded(self, job: _Job, batch: list[Segment], handles: list[SegmentHandle]) -> None:
+        for handle, segment in zip(handles, batch, strict=True):
+            self._cache.put(handle, segment.payload)
+        job.book.uploaded(handles)
+        self._cache.leave_room(self._held_bytes())
 
     async def _durable(self, name: str, job: _Job, ids: Sequence[Any]) -> list[SegmentHandle]:
-        job.errors.clear()
         while True:
             changed = job.changed
             handles = job.book.handles(ids)
             if handles is not None:
                 return handles
             if not job.book.is_uploading(ids):
-                detail = job.errors[-1] if job.errors else "it was interrupted"
-                raise UnavailableError(f"the log of job {name!r} could not be stored: {detail}", job=name)
+                raise UnavailableError(f"the log of job {name!r} could not be stored: {job.last_error}", job=name)
             await changed.wait()
 
     async def _persist_away(self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool) -> list[SegmentHandle]:
@@ -565,10 +608,10 @@ class ChangelogService:
             except DstlError as error:  # the next round tries again; nothing waits for it
                 logger.warning("garbage collection failed", extra={"job": name, "error": str(error)})
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._io_threads, function, *args)

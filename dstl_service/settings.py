@@ -50,8 +50,8 @@ class UploadSettings(RetryPolicy):
 class CacheSettings:
     """Recent segments in memory."""
 
-    bytes_max: int = 256 * 1024 * 1024
-    """Memory for recent segments, from which tables advance."""
+    bytes_max: int = 100 * 1024 * 1024
+    """Memory for recent segments, from which tables advance; bytes in flight take theirs from it."""
 
     def __post_init__(self) -> None:
         check_at_least(0, self, "bytes_max")

@@ -1,9 +1,13 @@
 """
-Performs batches: encodes one segment object and stores it, with attempts that may overlap.
+Stores batches: each becomes one segment object, put by attempts that may overlap.
 
 An attempt that has not finished in time goes on while the next one starts; the first to finish wins, and since all
 write the same bytes to the same key, a loser needs no clean-up (I6). Errors are retried after a delay, except those
 that will not go away. A handle exists only after the store acknowledged the close of the object (I5).
+
+What a store that hangs can take from others is bounded: an upload gives its slot back as soon as an attempt is late,
+and only so many attempts run at once, each of which the store's own time-outs end at last. What an upload's attempts
+hold in memory they hold until `Upload.ended`, and an attempt that succeeds after its upload was given up still counts.
 """
 
 from __future__ import annotations
@@ -21,6 +25,9 @@ from storage.model import Segment, SegmentHandle
 from storage.object_store import ObjectStore
 from storage.retry_policy import RetryPolicy, is_retryable
 from storage.segment_format import encode_object
+
+ATTEMPTS_RUNNING_MAX = 64
+"""Attempts, and so threads, that may run at once; far more than the slots need unless the store hangs."""
 
 
 class ThreadPerCall(Executor):
@@ -50,61 +57,142 @@ class ThreadPerCall(Executor):
 
 
 class Uploader:
-    """Stores batches of change sets as segment objects of one host."""
+    """
+    Stores batches of change sets as segment objects of one host. Owned by the event loop.
+
+    Args:
+        store: Where they go.
+        executor: Runs attempts, and must have room for all of them.
+        policy: When an attempt is late, and how many there may be.
+        ids: Names the objects.
+        host_id: Goes into their keys.
+        slots: Uploads that run at the same time, those with a late attempt not counted.
+        attempts_running_max: Attempts that run at the same time.
+    """
 
     def __init__(
-        self, store: ObjectStore, executor: Executor, policy: RetryPolicy, ids: IdSource, host_id: str
+        self,
+        store: ObjectStore,
+        executor: Executor,
+        policy: RetryPolicy,
+        ids: IdSource,
+        host_id: str,
+        *,
+        slots: int = 5,
+        attempts_running_max: int = ATTEMPTS_RUNNING_MAX,
     ) -> None:
+        self.policy = policy
+        self.slots = asyncio.Semaphore(slots)
+        self.attempts_running = 0
         self._store = store
         self._executor = executor
-        self._policy = policy
         self._ids = ids
         self._host_id = host_id
+        self._attempts_running_max = attempts_running_max
 
-    async def upload(self, job: str, segments: Sequence[Segment]) -> tuple[list[SegmentHandle], int]:
+    def begin(self, job: str, segments: Sequence[Segment]) -> Upload:
         """
-        Store the sets as one object; return their handles in order, and how many attempts were begun.
+        Encode the sets as one object; `Upload.stored` puts it.
 
         Raises:
-            DstlError: All attempts failed; nothing of the batch counts as stored.
+            DstlError: The sets cannot be encoded.
         """
         buffers, entries = encode_object(segments)
         object_size_bytes = sum(len(buffer) for buffer in buffers)
         key = f"{job}/segments/{self._host_id}/{self._ids.unique_id()}.seg"
-        attempts = await self._put(key, buffers)
-        return [SegmentHandle(key, object_size_bytes, entry) for entry in entries], attempts
+        handles = [SegmentHandle(key, object_size_bytes, entry) for entry in entries]
+        return Upload(self, key, buffers, handles)
 
-    async def _put(self, key: str, buffers: Sequence[BytesLike]) -> int:
+    def attempt(self, key: str, buffers: Sequence[BytesLike]) -> asyncio.Future[str | None]:
+        """Begin to put an object; the result is None or, for an error that may pass, its text."""
         loop = asyncio.get_running_loop()
-        running: set[asyncio.Future[None]] = set()
-        started = 0
-        last_error: BaseException | None = None
+        if self.attempts_running >= self._attempts_running_max:
+            refused: asyncio.Future[str | None] = loop.create_future()
+            refused.set_result(f"{self.attempts_running} attempts hang already; the store does not answer")
+            return refused
+        running = loop.run_in_executor(self._executor, self._put, key, buffers)
+        self.attempts_running += 1
+        running.add_done_callback(self._attempt_ended)
+        return running
+
+    def _put(self, key: str, buffers: Sequence[BytesLike]) -> str | None:
+        try:
+            self._store.put(key, buffers)
+        except DstlError as error:
+            if not is_retryable(error):
+                raise
+            return str(error)  # not the error: its traceback would keep the bytes in memory
+        return None
+
+    def _attempt_ended(self, attempt: asyncio.Future[str | None]) -> None:
+        self.attempts_running -= 1
+        if not attempt.cancelled():
+            attempt.exception()  # a loser's outcome is nobody's question
+
+
+class Upload:
+    """One object on its way. Made by `Uploader.begin`; first `stored`, then `ended`."""
+
+    def __init__(
+        self, uploader: Uploader, key: str, buffers: Sequence[BytesLike], handles: list[SegmentHandle]
+    ) -> None:
+        self.handles = handles
+        self.attempts = 0
+        self._uploader = uploader
+        self._key = key
+        self._buffers = buffers
+        self._running: set[asyncio.Future[str | None]] = set()
+
+    async def stored(self) -> list[SegmentHandle]:
+        """
+        Put the object; return its handles, in the order of the sets.
+
+        Raises:
+            DstlError: All attempts failed or are late; nothing of the batch counts as stored.
+        """
+        await self._uploader.slots.acquire()
+        has_slot = True
+        policy = self._uploader.policy
+        last_error: str | None = None
         try:
             while True:
-                if started < self._policy.attempts_max:
-                    running.add(loop.run_in_executor(self._executor, self._store.put, key, buffers))
-                    started += 1
-                elif not running:
-                    raise UnavailableError(f"object {key} could not be stored in {started} attempts: {last_error}")
-                timeout_s = self._policy.timeout_ms / 1000
-                done, running = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-                for attempt in done:
-                    last_error = attempt.exception()
-                    if last_error is None:
-                        return started
-                    if not isinstance(last_error, DstlError) or not is_retryable(last_error):
-                        raise last_error
-                if not done and started >= self._policy.attempts_max:
+                if self.attempts < policy.attempts_max:
+                    self._running.add(self._uploader.attempt(self._key, self._buffers))
+                    self.attempts += 1
+                elif not self._running:
                     raise UnavailableError(
-                        f"object {key} was not stored within {timeout_s * started} s in {started} attempts"
+                        f"object {self._key} could not be stored in {self.attempts} attempts: {last_error}"
                     )
-                if done and started < self._policy.attempts_max:
-                    await asyncio.sleep(self._policy.delay_after_error_ms / 1000)
+                done = await self._wait(policy.timeout_ms / 1000)
+                if None in done:
+                    return self.handles
+                if done:
+                    last_error = done[-1]
+                elif has_slot:
+                    # Late: from now on it waits beside the others, not before them.
+                    self._uploader.slots.release()
+                    has_slot = False
+                if not done and self.attempts >= policy.attempts_max:
+                    raise UnavailableError(
+                        f"object {self._key} was not stored within {policy.timeout_ms * self.attempts} ms "
+                        f"in {self.attempts} attempts"
+                    )
+                if done and self.attempts < policy.attempts_max:
+                    await asyncio.sleep(policy.delay_after_error_ms / 1000)
         finally:
-            for attempt in running:  # losers finish by themselves; nobody asks for their outcome
-                attempt.add_done_callback(_ignore_outcome)
+            if has_slot:
+                self._uploader.slots.release()
 
+    async def ended(self) -> bool:
+        """Wait until no attempt runs any more; tell whether one that was late has stored the object after all."""
+        stored = False
+        while self._running:
+            done, self._running = await asyncio.wait(self._running)
+            stored |= any(attempt.exception() is None and attempt.result() is None for attempt in done)
+        self._buffers = ()
+        return stored
 
-def _ignore_outcome(attempt: asyncio.Future[None]) -> None:
-    if not attempt.cancelled():
-        attempt.exception()
+    async def _wait(self, timeout_s: float) -> list[str | None]:
+        """Return what came of the attempts that ended in time; raise an error that will not pass."""
+        done, self._running = await asyncio.wait(self._running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        return [attempt.result() for attempt in done]

@@ -14,12 +14,12 @@ import re
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dstl_service.routes.common import collect_body
+from dstl_service.routes.common import take_in
 from dstl_service.routes.errors import error_response
 from dstl_service.service import ChangelogService
 from dstl_service.wire import NAME
 from storage.errors import DstlError, InvalidInputError
-from storage.model import ChangeSetId, KeyGroupRange, Segment, Writer
+from storage.model import ChangeSetId, KeyGroupRange, Writer
 
 _NUMBERS = ("checkpoint_id", "epoch", "attempt", "partition", "sqn", "first_key_group", "last_key_group", "count")
 _PATH = re.compile(rf"/v1/jobs/({NAME})/change-sets")
@@ -43,9 +43,8 @@ class AppendShortcut:
             return
         service: ChangelogService = scope["app"].state.service
         try:
-            body = await collect_body(receive, service.change_set_bytes_max)
             set_id, key_groups, count, checksum, preemptive = asked
-            ref = service.append(Segment(set_id, key_groups, count, body, checksum), preemptive=preemptive)
+            ref = await take_in(service, scope, receive, set_id, key_groups, count, checksum, preemptive=preemptive)
         except DstlError as error:
             await error_response(error)(scope, receive, send)
         except ClientDisconnect:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
-from dstl_service.routes.common import JobName, Service, collect_body
+from dstl_service.routes.common import JobName, Service, take_in
 from dstl_service.wire import NAME_PATTERN, ChangeSetRef, PersistRequest, PersistResponse
-from storage.model import COUNT_MAX, KEY_GROUP_MAX, NUMBER_MAX, ChangeSetId, KeyGroupRange, Segment, Writer
+from storage.model import COUNT_MAX, KEY_GROUP_MAX, NUMBER_MAX, ChangeSetId, KeyGroupRange, Writer
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["change sets"])
 
@@ -46,11 +46,11 @@ async def append(
 
     Sending the same set again is harmless. A `preemptive` set is uploaded without waiting for the checkpoint.
     """
-    payload = await collect_body(request.receive, service.change_set_bytes_max)
     set_id = ChangeSetId(job, operator, checkpoint_id, Writer(epoch, attempt), partition, sqn)
     key_groups = KeyGroupRange(first_key_group, last_key_group)
-    segment = Segment(set_id, key_groups, count, payload, int(checksum, 16))
-    return service.append(segment, preemptive=preemptive)
+    return await take_in(
+        service, request.scope, request.receive, set_id, key_groups, count, int(checksum, 16), preemptive=preemptive
+    )
 
 
 @router.post("/persist")

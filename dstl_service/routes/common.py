@@ -6,12 +6,12 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Request
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from dstl_service.service import ChangelogService
-from dstl_service.wire import NAME_PATTERN
+from dstl_service.wire import NAME_PATTERN, ChangeSetRef
 from storage.errors import InvalidInputError
-from storage.model import NUMBER_MAX
+from storage.model import NUMBER_MAX, ChangeSetId, KeyGroupRange, Segment
 
 
 async def get_service(request: Request) -> ChangelogService:
@@ -20,14 +20,34 @@ async def get_service(request: Request) -> ChangelogService:
     return service
 
 
-async def collect_body(receive: Receive, size_bytes_max: int) -> bytes:
+async def take_in(
+    service: ChangelogService,
+    scope: Scope,
+    receive: Receive,
+    set_id: ChangeSetId,
+    key_groups: KeyGroupRange,
+    count: int,
+    checksum: int,
+    *,
+    preemptive: bool,
+) -> ChangeSetRef:
     """
-    Return the body of a request that is a change set.
+    Read the body of a request that is a change set, when there is room for it, and append it.
 
     Raises:
-        InvalidInputError: It is larger than what can ever be taken in; the rest of it is not read.
+        InvalidInputError: It does not say how long it is, or is larger than what can ever be taken in; it is not read.
+        OverloadedError: There is no room; it is not read.
         ClientDisconnect: The client went away.
     """
+    length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+    if not length.isdigit():
+        raise InvalidInputError("a change set needs a content-length")
+    async with service.room_for(set_id, int(length)):
+        payload = await _collect_body(receive, int(length))
+        return service.append(Segment(set_id, key_groups, count, payload, checksum), preemptive=preemptive)
+
+
+async def _collect_body(receive: Receive, size_bytes_max: int) -> bytes:
     chunks: list[bytes] = []
     size_bytes = 0
     more = True
@@ -39,10 +59,7 @@ async def collect_body(receive: Receive, size_bytes_max: int) -> bytes:
         more = message.get("more_body", False)
         size_bytes += len(chunk)
         if size_bytes > size_bytes_max:
-            raise InvalidInputError(
-                f"a change set has at most {size_bytes_max} bytes here; send several smaller ones "
-                "(preemptive_bytes of the client), or raise in_flight_bytes_max"
-            )
+            raise InvalidInputError(f"a body of more than the {size_bytes_max} bytes of its content-length")
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

@@ -7,8 +7,8 @@ import weakref
 
 import pytest
 
-from dstl_service.change_sets import BatchSettings, ChangeSetBook, check_admission
-from storage.errors import ConflictError, InvalidInputError, LostChangesError, OverloadedError
+from dstl_service.change_sets import BatchSettings, ChangeSetBook
+from storage.errors import ConflictError, InvalidInputError, LostChangesError
 from storage.model import Segment
 from tests.unit.dstl_service.samples import handles_of, segment
 
@@ -26,7 +26,9 @@ def book_of(*segments: Segment) -> ChangeSetBook:
 def uploaded(book: ChangeSetBook, *segments: Segment) -> None:
     """Have these sets uploaded."""
     book.request([one.id for one in segments], 0)
-    book.uploaded(handles_of(book.take_batch(0)))
+    batch = book.take_batch(0)
+    book.uploaded(handles_of(batch))
+    book.released(batch)
 
 
 class TestRelease:
@@ -92,6 +94,18 @@ class TestRelease:
 
         assert book.take_batch(7) == sets
 
+    def test_much_that_waits_becomes_several_objects(self) -> None:
+        """A batch ends with the set that reaches its size, so no object is larger than that and one set."""
+        sets = [segment(sqn, b"x" * 40) for sqn in range(7)]
+        book = book_of(*sets)
+
+        batches = []
+        while batch := book.take_batch(5):
+            batches.append(batch)
+
+        assert batches == [sets[:3], sets[3:6], sets[6:]]
+        assert book.due_ms is None
+
     def test_taken_sets_fill_no_batch(self) -> None:
         """Sets on their way do not count for the size of the next batch."""
         book = book_of(segment(0, b"x" * 90))
@@ -156,7 +170,9 @@ class TestOutcome:
         """I7: a set whose upload failed is kept, and the next request uploads it."""
         book = book_of(segment())
         book.request([segment().id], 0)
-        book.failed(book.take_batch(0))
+        batch = book.take_batch(0)
+        book.failed(batch)
+        book.released(batch)
         assert not book.is_uploading([segment().id])
         assert book.in_flight_bytes == 10
 
@@ -204,6 +220,81 @@ class TestOutcome:
 
         assert watched() is None
 
+    def test_late_attempt_makes_failed_set_durable(self) -> None:
+        """I7: when an attempt succeeds after its upload was given up, its sets are durable and not sent again."""
+        book = book_of(segment(payload=b"x" * 60))
+        book.request([segment().id], 0)
+        batch = book.take_batch(0)
+        book.failed(batch)
+
+        book.uploaded(handles_of(batch))
+        book.released(batch)
+
+        assert book.handles([segment().id])
+        assert book.in_flight_bytes == 0
+        book.receive(segment(1, b"x" * 60), 0, preemptive=False)
+        assert book.due_ms is None
+
+    @pytest.mark.parametrize("second", ["uploaded", "failed"])
+    def test_set_in_two_uploads_is_durable_once(self, second: str) -> None:
+        """I7: a late attempt of the first upload may win while the second one runs, whatever becomes of that."""
+        book = book_of(segment())
+        book.request([segment().id], 0)
+        first = book.take_batch(0)
+        book.failed(first)
+        book.request([segment().id], 0)
+        again = book.take_batch(0)
+
+        book.uploaded(handles_of(first, "first"))
+        if second == "uploaded":
+            book.uploaded(handles_of(again, "second"))
+        else:
+            book.failed(again)
+        handles = book.handles([segment().id])
+
+        assert handles is not None
+        assert [handle.object_key for handle in handles] == ["first"]
+        assert book.in_flight_bytes == 10
+        book.released(first)
+        assert book.in_flight_bytes == 10
+        book.released(again)
+        assert book.in_flight_bytes == 0
+
+    @pytest.mark.parametrize("ending", ["durable", "forgotten"])
+    def test_bytes_of_hung_attempt_count(self, ending: str) -> None:
+        """I9: what a hung attempt holds in memory is in flight until it ends, needed or not."""
+        book = book_of(segment())
+        book.request([segment().id], 0)
+        batch = book.take_batch(0)
+        if ending == "durable":
+            book.uploaded(handles_of(batch))
+        else:
+            book.forget_up_to(1)
+        assert book.in_flight_bytes == 10
+
+        book.released(batch)
+
+        assert book.in_flight_bytes == 0
+
+    @pytest.mark.parametrize("outcome", ["uploaded", "failed"])
+    def test_outcome_of_forgotten_set_leaves_namesake_alone(self, outcome: str) -> None:
+        """I8: a set that was forgotten and sent anew with other bytes is not taken for the one that is on its way."""
+        old, new = segment(payload=b"old"), segment(payload=b"new")
+        book = book_of(old)
+        book.request([old.id], 0)
+        batch = book.take_batch(0)
+        book.forget_up_to(1)
+        book.receive(new, 0, preemptive=False)
+        book.request([new.id], 0)
+        assert book.take_batch(0) == [new]
+        if outcome == "uploaded":
+            book.uploaded(handles_of(batch))
+        else:
+            book.failed(batch)
+
+        assert book.is_uploading([new.id])
+        assert book.handles([new.id]) is None
+
 
 class TestSameSetTwice:
     """A repeated request."""
@@ -250,15 +341,19 @@ class TestForgetting:
             book.failed(batch)
         if stage == "durable":
             book.uploaded(handles_of(batch))
+        if stage in ("failed", "durable"):
+            book.released(batch)
 
         book.forget_up_to(1)
+        if stage == "uploading":
+            book.released(batch)
 
         assert book.in_flight_bytes == 0
         assert book._waiting_bytes == 0
 
     @pytest.mark.parametrize("outcome", ["uploaded", "failed"])
     def test_late_outcome_is_ignored(self, outcome: str) -> None:
-        """The end of an upload whose sets were forgotten meanwhile changes no figure."""
+        """The end of an upload whose sets were forgotten meanwhile makes none of them known again."""
         book = book_of(segment())
         book.request([segment().id], 0)
         batch = book.take_batch(0)
@@ -267,7 +362,9 @@ class TestForgetting:
             book.uploaded(handles_of(batch))
         else:
             book.failed(batch)
+        book.released(batch)
 
+        assert not book.holds(segment().id)
         assert book.in_flight_bytes == 0
         assert book._waiting_bytes == 0
 
@@ -300,23 +397,8 @@ class TestForgetting:
         assert book.due_ms is None
 
 
-class TestAdmission:
-    """The limit on bytes in flight."""
-
-    def test_bytes_up_to_limit_are_admitted(self) -> None:
-        """I9: the limit itself may be reached."""
-        check_admission(400, 600, SETTINGS)
-
-    def test_bytes_past_limit_are_put_off(self) -> None:
-        """I9: what does not fit now is to be sent again later."""
-        with pytest.raises(OverloadedError):
-            check_admission(401, 600, SETTINGS)
-
-    @pytest.mark.parametrize("in_flight_bytes", [0, 1000])
-    def test_set_that_never_fits_is_refused(self, in_flight_bytes: int) -> None:
-        """I9: one set larger than the limit is refused for good, with the settings to change."""
-        with pytest.raises(InvalidInputError, match="preemptive_bytes"):
-            check_admission(1001, in_flight_bytes, SETTINGS)
+class TestSettings:
+    """Relations between settings."""
 
     @pytest.mark.parametrize(
         "values",

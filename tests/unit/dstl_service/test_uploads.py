@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 
-from dstl_service.uploads import Uploader
+from dstl_service.uploads import ThreadPerCall, Uploader
 from storage.errors import DstlError, InvalidInputError, UnavailableError
 from storage.memory_store import MemoryStore
-from storage.model import SegmentHandle
+from storage.model import Segment, SegmentHandle
+from storage.object_store import ObjectData
 from storage.retry_policy import RetryPolicy
 from storage.segment_reader import read_segments
 from storage.testing import FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
@@ -26,16 +29,20 @@ SETS = [segment(0, b"zero"), segment(1, b"one")]
 class Bench:
     """An uploader on a store that fails by script; counts what reaches the store."""
 
-    def __init__(self, policy: RetryPolicy, threads: int, *faults: Fault) -> None:
+    def __init__(self, policy: RetryPolicy, threads: int, *faults: Fault, **limits: int) -> None:
         self.inner = MemoryStore()
         self.faulty = FaultyStore(self.inner, *faults)
         self.store = RecordingStore(self.faulty)
         self.executor = ThreadPoolExecutor(threads)
-        self.uploader = Uploader(self.store, self.executor, policy, FakeIds(), "host")
+        self.uploader = Uploader(self.store, self.executor, policy, FakeIds(), "host", **limits)
 
-    def upload(self) -> list[SegmentHandle]:
-        """Upload the sets in an event loop of its own."""
-        return asyncio.run(self.uploader.upload("job", SETS))[0]
+    def upload(self, *segments: Segment) -> list[SegmentHandle]:
+        """Upload sets in an event loop of its own."""
+
+        async def stored() -> list[SegmentHandle]:
+            return await self.uploader.begin("job", segments or SETS).stored()
+
+        return asyncio.run(stored())
 
     def payloads(self, handles: list[SegmentHandle]) -> list[bytes]:
         """Read back what the handles point at."""
@@ -43,9 +50,9 @@ class Bench:
 
 
 @contextmanager
-def bench(policy: RetryPolicy, *faults: Fault, threads: int = 3) -> Iterator[Bench]:
+def bench(policy: RetryPolicy, *faults: Fault, threads: int = 3, **limits: int) -> Iterator[Bench]:
     """Give a bench, and end its threads."""
-    made = Bench(policy, threads, *faults)
+    made = Bench(policy, threads, *faults, **limits)
     try:
         yield made
     finally:
@@ -118,7 +125,7 @@ def test_error_is_retried_after_delay() -> None:
     async def timed(made: Bench) -> float:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await made.uploader.upload("job", SETS)
+        await made.uploader.begin("job", SETS).stored()
         return loop.time() - began
 
     with bench(policy, Fault("put", FaultKind.FAIL_BEFORE)) as made:
@@ -156,5 +163,115 @@ def test_damaged_payload_is_not_uploaded() -> None:
     payload[0] ^= 1
     with bench(PATIENT) as made:
         with pytest.raises(DstlError):
-            asyncio.run(made.uploader.upload("job", [one]))
+            made.upload(one)
         assert made.store.count("put") == 0
+
+
+def test_attempt_after_give_up_counts() -> None:
+    """I7: an attempt that ends well after its upload was given up has stored the batch, and this is noticed."""
+
+    async def run(made: Bench) -> bool:
+        upload = made.uploader.begin("job", SETS)
+        with pytest.raises(UnavailableError):
+            await upload.stored()
+        made.faulty.heal()
+        return await upload.ended()
+
+    with bench(HEDGED, Fault("put", FaultKind.DELAY, times=None)) as made:
+        assert asyncio.run(run(made))
+
+
+def test_failed_attempts_store_nothing() -> None:
+    """An upload whose every attempt failed is not taken for a stored one, whatever its late attempts raise."""
+
+    async def run(made: Bench) -> bool:
+        upload = made.uploader.begin("job", SETS)
+        with pytest.raises(UnavailableError):
+            await upload.stored()
+        made.faulty.heal()
+        return await upload.ended()
+
+    class Late(MemoryStore):
+        """A store that fails late, in an unforeseen manner."""
+
+        def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
+            raise ValueError("late")
+
+    with bench(HEDGED, Fault("put", FaultKind.DELAY, times=None)) as made:
+        made.faulty._inner = Late()
+        assert not asyncio.run(run(made))
+
+
+def test_hung_uploads_let_others_pass() -> None:
+    """I6: uploads whose attempts hang for ever hold their slots no longer than one time-out, and nobody starves."""
+    slots = 2
+
+    async def run(made: Bench) -> list[SegmentHandle]:
+        hung = [asyncio.create_task(made.uploader.begin("hung", SETS).stored()) for _ in range(3 * slots)]
+        handles = await asyncio.wait_for(made.uploader.begin("job", SETS).stored(), 20)
+        with pytest.raises(UnavailableError):
+            await asyncio.gather(*hung)
+        await asyncio.wait(hung)
+        return handles
+
+    fault = Fault("put", FaultKind.DELAY, "hung/*", times=None)
+    with bench(HEDGED, fault, threads=64, slots=slots) as made:
+        assert made.payloads(asyncio.run(run(made))) == [b"zero", b"one"]
+
+
+def test_slots_bound_uploads_at_once() -> None:
+    """While the store is merely slow, no more uploads run than there are slots."""
+
+    async def run(made: Bench) -> None:
+        uploads = [asyncio.create_task(made.uploader.begin("job", SETS).stored()) for _ in range(6)]
+        while made.store.count("put") < 2:  # noqa: ASYNC110 - counted in other threads
+            await asyncio.sleep(0.001)
+        assert made.uploader.attempts_running == 2
+        made.faulty.heal()
+        await asyncio.gather(*uploads)
+
+    with bench(PATIENT, Fault("put", FaultKind.DELAY, times=2), threads=8, slots=2) as made:
+        asyncio.run(run(made))
+        assert made.store.count("put") == 6
+
+
+def test_threads_of_hung_attempts_are_bounded() -> None:
+    """I6: a store that hangs altogether costs only so many threads; what comes then fails and is kept."""
+
+    async def run(made: Bench) -> None:
+        hung = [asyncio.create_task(made.uploader.begin("job", SETS).stored()) for _ in range(4)]
+        await asyncio.wait(hung)
+        with pytest.raises(UnavailableError, match="hang already"):
+            await made.uploader.begin("job", SETS).stored()
+        assert made.uploader.attempts_running == 5
+
+    with bench(HEDGED, Fault("put", FaultKind.DELAY, times=None), threads=64, attempts_running_max=5) as made:
+        asyncio.run(run(made))
+        assert made.store.count("put") == 5
+
+
+def test_failed_attempt_keeps_no_bytes() -> None:
+    """I9: when an upload has failed, nothing but the book holds its bytes: no error, no traceback, no cycle."""
+
+    class Payload(bytearray):
+        """Bytes that can be watched."""
+
+    payload = Payload(b"payload")
+    watched = weakref.ref(payload)
+    one = segment(payload=payload)
+    with bench(PATIENT, Fault("put", FaultKind.FAIL_BEFORE, times=None)) as made:
+        made.uploader._executor = ThreadPerCall("test")
+
+        async def run(*segments: Segment) -> None:
+            upload = made.uploader.begin("job", segments)
+            with pytest.raises(UnavailableError):
+                await upload.stored()
+            await upload.ended()
+
+        gc.disable()
+        try:
+            asyncio.run(run(one))
+            del one, payload
+            assert watched() is None
+        finally:
+            gc.enable()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _RETRY_STATUSES = frozenset({429, 503})
 _UNAUTHORIZED = 401
 _BROKEN = (OSError, http.client.HTTPException)
+_RETRY_AFTER_MAX_S = 60
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -164,6 +165,7 @@ class ServiceClient:
         deadline = time.monotonic() + patience_s
         pause_s = 0.02
         while True:
+            asked_s = 0
             try:
                 response = self._send(method, path, body, max(1.0, deadline - time.monotonic()))
                 reported = _error_of(response) if response.status >= 300 else None
@@ -187,8 +189,10 @@ class ServiceClient:
                     continue
                 if response.status not in _RETRY_STATUSES or time.monotonic() >= deadline:
                     raise reported
+                asked_s = _retry_after_s(response)
             # Many tasks meet the same refusal at the same time; they must not come back together.
-            time.sleep(pause_s * random.uniform(0.5, 1.5))
+            pause_s_now = max(pause_s * random.uniform(0.5, 1.5), asked_s * random.uniform(1.0, 1.3))
+            time.sleep(max(0.0, min(pause_s_now, deadline - time.monotonic())))
             pause_s = min(1.0, pause_s * 2)
 
     def _send(self, method: str, path: str, body: bytes | None, timeout_s: float) -> http.client.HTTPResponse:
@@ -228,6 +232,12 @@ class ServiceClient:
         raise InvalidInputError(
             f"service address {self.address!r} must be unix:///path, http://host:port or https://host:port"
         )
+
+
+def _retry_after_s(response: http.client.HTTPResponse) -> int:
+    """Return how long the service asks to wait; 0 if it does not say, or not in seconds."""
+    text = response.getheader("retry-after", "")
+    return min(int(text), _RETRY_AFTER_MAX_S) if text.isascii() and text.isdigit() else 0
 
 
 def _error_of(response: http.client.HTTPResponse) -> DstlError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
 
@@ -31,6 +31,7 @@ from storage.errors import (
 from storage.model import ObjectInfo
 from storage.object_store import (
     ObjectData,
+    buffers_of,
     check_range_size,
     decide_refusal,
     joined,
@@ -39,9 +40,11 @@ from storage.object_store import (
     validate_prefix,
     validate_range,
 )
+from storage.s3_body import BufferedBody
 
 _KEYS_PER_DELETE_MAX = 1000
 _CUSTOMER_KEY_BYTES = 32
+_STREAMED_BYTES_MIN = 2**20
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 # Error code of the server, or HTTP status as text where it sends no code -> class and advice.
@@ -102,8 +105,9 @@ class S3Store:
         sse: Server-side encryption, "AES256", "aws:kms" or "aws:kms:dsse"; without it, the bucket's default.
         sse_kms_key_id: Key for "aws:kms".
         sse_customer_key_file: File with a key of 32 bytes in base64 (SSE-C); goes with no other encryption.
-        connections_max: Size of the connection pool; at least the number of threads that use the store at once.
-        attempts_max: How often botocore itself sends a request in all, at least 1.
+        connections_max: Size of the connection pool; at least the number of threads that use the store at once, those
+            of late uploads among them, or connections are opened anew for every request.
+        attempts_max: How often a request is sent in all, at least 1; what breaks off below is repeated at once.
         connect_timeout_ms: Longest wait for a connection.
         read_timeout_ms: Longest silence of the server; bounds how long a hung call holds its thread.
         addressing_style: "path", "virtual" or "auto"; without it, "path" for an endpoint of one's own, else "auto".
@@ -124,10 +128,10 @@ class S3Store:
         sse: str | None = None,
         sse_kms_key_id: str | None = None,
         sse_customer_key_file: os.PathLike[str] | None = None,
-        connections_max: int = 32,
+        connections_max: int = 96,
         attempts_max: int = 2,
         connect_timeout_ms: int = 5_000,
-        read_timeout_ms: int = 30_000,
+        read_timeout_ms: int = 15_000,
         addressing_style: str | None = None,
         ids: IdSource | None = None,
     ) -> None:
@@ -136,6 +140,7 @@ class S3Store:
         self._bucket = bucket
         self._prefix = f"{validate_key(prefix)}/" if prefix else ""
         self._ids = ids or SystemIds()
+        self._attempts_max = attempts_max
         if sse_kms_key_id is not None and not (sse or "").startswith("aws:kms"):
             raise InvalidInputError("sse_kms_key_id is for sse aws:kms")
         if sse_customer_key_file is not None and sse is not None:
@@ -174,8 +179,10 @@ class S3Store:
     def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
         """Send one PUT, with `If-None-Match: *` if it is to create."""
         place = self._place(key)
-        # Several buffers are copied once: botocore signs the body before it sends it, and wants it in one piece.
-        body = joined(data)
+        buffers = buffers_of(data)
+        # botocore asks the server first whether it takes a file, which costs more than a copy of a small body.
+        is_small = sum(len(buffer) for buffer in buffers) < _STREAMED_BYTES_MIN
+        body: Any = joined(data) if is_small or isinstance(data, bytes) else BufferedBody(buffers)
         condition = {"IfNoneMatch": "*"} if if_absent else {}
         try:
             with self._translated("write", key):
@@ -183,23 +190,18 @@ class S3Store:
         except UnavailableError as error:
             if not if_absent or error.context.get("status") not in _REFUSED:
                 raise
-            decide_refusal(self, key, body)
+            decide_refusal(self, key, data)
 
     def get(self, key: str) -> bytes:
-        """Send one GET."""
-        place = self._place(key)
-        with self._translated("read", key):
-            return _body(self._client.get_object(**place, **self._customer_key))
+        """Send one GET, and another one if its body breaks off."""
+        return self._download(key, {})
 
     def get_range(self, key: str, offset: int, size: int) -> bytes:
-        """Send one GET with a range; none for an empty range."""
-        place = self._place(key)
+        """Send one GET with a range, and another one if its body breaks off; none for an empty range."""
         validate_range(offset, size)
         if size == 0:
             return b""
-        with self._translated("read", key):
-            span = f"bytes={offset}-{offset + size - 1}"
-            data = _body(self._client.get_object(**place, **self._customer_key, Range=span))
+        data = self._download(key, {"Range": f"bytes={offset}-{offset + size - 1}"})
         return check_range_size(key, data, offset, size)
 
     def head(self, key: str) -> ObjectInfo:
@@ -233,6 +235,18 @@ class S3Store:
     def close(self) -> None:
         """Close the connection pool."""
         self._client.close()
+
+    def _download(self, key: str, options: Mapping[str, str]) -> bytes:
+        place = self._place(key)
+        attempts_left = self._attempts_max
+        with self._translated("read", key):
+            while True:
+                attempts_left -= 1
+                # botocore repeats requests, but not for a body that breaks off.
+                repeated = (*_CONNECTION_ERRORS, OSError) if attempts_left > 0 else ()
+                with self._client.get_object(**place, **self._customer_key, **options)["Body"] as stream, suppress(*repeated):
+                    data: bytes = stream.read()
+                    return data
 
     def _place(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._prefix + validate_key(key)}
@@ -299,9 +313,3 @@ def _customer_key(path: os.PathLike[str]) -> dict[str, Any]:
             f"sse_customer_key_file {os.fspath(path)} must hold {_CUSTOMER_KEY_BYTES} bytes in base64"
         )
     return {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": key}
-
-
-def _body(answer: Mapping[str, Any]) -> bytes:
-    with answer["Body"] as stream:
-        data: bytes = stream.read()
-    return data

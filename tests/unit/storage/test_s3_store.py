@@ -146,10 +146,18 @@ def test_short_range_is_corrupt(store: S3Store, server: Stubber) -> None:
     ],
 )
 def test_connection_lost_within_body_is_unavailable(store: S3Store, server: Stubber, error: Exception) -> None:
-    """A connection that dies while the bytes come may be tried again."""
+    """A connection that dies again while the bytes come may be tried again later."""
+    server.add_response("get_object", {"Body": _Body(b"", error)})
     server.add_response("get_object", {"Body": _Body(b"", error)})
     with pytest.raises(UnavailableError, match="connection failed"):
         store.get("k")
+
+
+def test_body_that_breaks_off_is_fetched_again(store: S3Store, server: Stubber) -> None:
+    """A body that broke off once is no error: botocore repeats requests only, so the store does."""
+    server.add_response("get_object", {"Body": _Body(b"", ReadTimeoutError(endpoint_url="http://h"))})
+    server.add_response("get_object", {"Body": _Body(b"whole")})
+    assert store.get("k") == b"whole"
 
 
 def test_failed_key_of_batch_delete_is_an_error(store: S3Store, server: Stubber) -> None:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from storage.errors import OverloadedError
 
-WAIT_S = 1.0
+WAIT_S = 0.5
 """How long a request waits for room. Uploads mostly make some in less, and a client asks again after this time."""
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from typing import Any
 
@@ -244,8 +244,10 @@ class S3Store:
                 attempts_left -= 1
                 # botocore repeats requests, but not for a body that breaks off.
                 repeated = (*_CONNECTION_ERRORS, OSError) if attempts_left > 0 else ()
-                with self._client.get_object(**place, **self._customer_key, **options)["Body"] as stream, suppress(*repeated):
-                    data: bytes = stream.read()
+                answer = self._client.get_object(**place, **self._customer_key, **options)
+                # As a context, a body would give urllib3's stream instead of itself, and check neither length nor sum.
+                with closing(answer["Body"]) as body, suppress(*repeated):
+                    data: bytes = body.read()
                     return data
 
     def _place(self, key: str) -> dict[str, str]:

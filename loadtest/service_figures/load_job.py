@@ -69,11 +69,15 @@ class LoadJob:
         ref: dict[str, Any] = self.client.post(path, body)["ref"]
         return ref
 
-    def restored(self, ref: dict[str, Any]) -> list[bytes]:
-        """Return the payloads that lead an empty table to a checkpoint."""
+    def frames(self, ref: dict[str, Any]) -> list[tuple[dict[str, Any], bytes]]:
+        """Return the frames that lead an empty table to a checkpoint."""
         want = CheckpointRef(**ref).to_text()
         with self.client.restore(self.name, OPERATOR, KEY_GROUPS, None, want) as frames:
-            return [payload for header, payload in frames if header["kind"] == "segment"]
+            return list(frames)
+
+    def restored(self, ref: dict[str, Any]) -> list[bytes]:
+        """Return the payloads of these frames."""
+        return [payload for header, payload in self.frames(ref) if header["kind"] == "segment"]
 
 
 def read_metrics(socket_path: Path) -> dict[str, float]:

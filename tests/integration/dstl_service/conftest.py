@@ -1,0 +1,90 @@
+"""One S3 server with its proxies for all tests of this folder; each test has buckets, rules and services of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from loadtest.service_figures.load_job import LoadJob
+from storage.clock import SystemIds
+from tests.stack.servers import FaultProxy, S3Server, ServiceProcess, Toxiproxy
+
+_IDS = SystemIds()
+
+Serve = Callable[..., ServiceProcess]
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """Start a VersityGW."""
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def session_fault_proxy(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
+    """Start a mitmproxy in front of it."""
+    with FaultProxy(s3_server.endpoint_url, tmp_path_factory.mktemp("fault-proxy")) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def fault_proxy(session_fault_proxy: FaultProxy) -> Iterator[FaultProxy]:
+    """Return the fault proxy, without rules before and after the test."""
+    session_fault_proxy.set_rules()
+    yield session_fault_proxy
+    session_fault_proxy.set_rules()
+
+
+@pytest.fixture(scope="session")
+def toxiproxy(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toxiproxy]:
+    """Start a Toxiproxy in front of the S3 server."""
+    with Toxiproxy(f"127.0.0.1:{s3_server.port}", tmp_path_factory.mktemp("toxiproxy")) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def storage(s3_server: S3Server) -> str:
+    """Return the URL of an empty storage."""
+    bucket = f"b-{_IDS.unique_id()}"
+    s3_server.create_bucket(bucket)
+    return f"s3://{bucket}/some/prefix"
+
+
+@pytest.fixture
+def stored_keys(s3_server: S3Server, storage: str) -> Callable[[str], list[str]]:
+    """Return what lists the objects of a folder of the storage as the server has them on its disk."""
+    folder = Path(s3_server.data_dir, storage.removeprefix("s3://"))
+
+    def keys(below: str) -> list[str]:
+        return sorted(str(path.relative_to(folder)) for path in (folder / below).rglob("*") if path.is_file())
+
+    return keys
+
+
+@pytest.fixture
+def serve(s3_server: S3Server, storage: str) -> Iterator[Serve]:
+    """Return what starts services on the storage, by an endpoint; they are stopped at the end."""
+    with ExitStack() as stack:
+
+        def start(endpoint_url: str, **settings: str) -> ServiceProcess:
+            return stack.enter_context(ServiceProcess(storage, {**s3_server.env(endpoint_url), **settings}))
+
+        yield start
+
+
+@pytest.fixture
+def open_job() -> Iterator[Callable[..., LoadJob]]:
+    """Return what takes a job over at a service."""
+    jobs: list[LoadJob] = []
+
+    def start(service: ServiceProcess, name: str = "job", patience_s: float = 60.0) -> LoadJob:
+        jobs.append(LoadJob(service.address, name, patience_s))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.client.close()

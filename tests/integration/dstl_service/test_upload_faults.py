@@ -1,0 +1,334 @@
+"""
+The service on a real S3 server whose network, answers, disk or host fail, and then do not.
+
+A failure means that something that was appended is missing or there twice in a checkpoint, that the service does not
+recover by itself, or that some uploads hinder others.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from loadtest.service_figures.load_job import LoadJob, read_metrics
+from storage.errors import DstlError, OverloadedError, UnavailableError
+from tests.integration.dstl_service.conftest import Serve
+from tests.stack.machine import Host, RemoteS3Server, small_disk
+from tests.stack.servers import FaultProxy, Rule, S3Server, ServiceProcess, Toxiproxy
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+OpenJob = Callable[..., LoadJob]
+StoredKeys = Callable[[str], list[str]]
+
+SEGMENTS = r"/segments/"
+MANIFESTS = r"/checkpoints/0+\."
+MIB = 2**20
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Return threads for requests that wait while the test goes on."""
+    with ThreadPoolExecutor(16) as made:
+        yield made
+
+
+def append_some(job: LoadJob, size_bytes: int = 1000, count: int = 3) -> tuple[list[bytes], list]:
+    """Append sets of checkpoint 0; return their payloads and references."""
+    payloads = [bytes([sqn]) + os.urandom(size_bytes) for sqn in range(count)]
+    return payloads, [job.append(job.client, 0, 0, sqn, payload) for sqn, payload in enumerate(payloads)]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.05)
+
+
+def failed_uploads(service: ServiceProcess) -> float:
+    """Return how many uploads the service gave up."""
+    return read_metrics(service.socket_path).get("dstl_upload_failures_total", 0.0)
+
+
+def assert_completed_once(job: LoadJob, ref: dict, payloads: list[bytes]) -> None:
+    """Check that there is this checkpoint alone, and that it holds each set once."""
+    listed = job.client.get(f"/v1/jobs/{job.name}/checkpoints")
+    assert [item["ref"] for item in listed] == [ref]
+    assert job.restored(ref) == payloads
+
+
+class TestNetwork:
+    """Toxiproxy between service and store."""
+
+    @pytest.mark.parametrize("direction", ["upstream", "downstream"])
+    def test_latency_only_delays(self, serve: Serve, open_job: OpenJob, toxiproxy: Toxiproxy, direction: str) -> None:
+        """With 300 ms more on every way, a checkpoint completes as it is, without a failed upload."""
+        service = serve(toxiproxy.proxy_url)
+        job = open_job(service)
+        payloads, refs = append_some(job)
+        with toxiproxy.toxic("latency", direction, latency=300, jitter=100):
+            ref = job.complete(0, None, refs)
+
+        assert_completed_once(job, ref, payloads)
+        assert failed_uploads(service) == 0
+
+    def test_narrow_network_gets_batch_through(
+        self, serve: Serve, open_job: OpenJob, toxiproxy: Toxiproxy, stored_keys: StoredKeys
+    ) -> None:
+        """I7: a batch that takes longer than all its attempts are given is durable when the first of them ends."""
+        service = serve(toxiproxy.proxy_url, DSTL_UPLOAD_TIMEOUT_MS="300")
+        job = open_job(service)
+        payloads, refs = append_some(job, MIB, 4)
+        with toxiproxy.toxic("bandwidth", "upstream", rate=1500):
+            ref = job.complete(0, None, refs)
+
+        assert_completed_once(job, ref, payloads)
+        assert failed_uploads(service) >= 1
+
+    @pytest.mark.parametrize(
+        "fault",
+        [
+            pytest.param(lambda proxy: proxy.toxic("reset_peer", timeout=0), id="reset"),
+            pytest.param(lambda proxy: proxy.toxic("timeout", timeout=0), id="silent"),
+            pytest.param(lambda proxy: proxy.toxic("timeout", "upstream", timeout=200), id="time-out"),
+            pytest.param(lambda proxy: proxy.toxic("limit_data", "upstream", bytes=500), id="cut"),
+            pytest.param(lambda proxy: proxy.closed(), id="refused"),
+        ],
+    )
+    def test_checkpoint_outlasts_broken_network(
+        self,
+        serve: Serve,
+        open_job: OpenJob,
+        toxiproxy: Toxiproxy,
+        pool: ThreadPoolExecutor,
+        fault: Callable[[Toxiproxy], AbstractContextManager[None]],
+    ) -> None:
+        """I7: a checkpoint that is asked for while nothing gets through completes once the network is back."""
+        service = serve(toxiproxy.proxy_url, DSTL_UPLOAD_TIMEOUT_MS="300", DSTL_UPLOAD_DELAY_AFTER_ERROR_MS="50")
+        job = open_job(service)
+        payloads, refs = append_some(job)
+        with fault(toxiproxy):
+            completed = pool.submit(job.complete, 0, None, refs)
+            wait_until(lambda: failed_uploads(service) >= 1)
+            assert not completed.done()
+
+        assert_completed_once(job, completed.result(), payloads)
+
+
+class TestAnswers:
+    """mitmproxy between service and store."""
+
+    @pytest.mark.parametrize("status", [503, 429])
+    def test_error_of_store_is_outlasted(
+        self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy, status: int
+    ) -> None:
+        """I7: an S3 that answers with errors for a while costs time, and nothing else."""
+        job = open_job(serve(fault_proxy.endpoint_url, DSTL_UPLOAD_DELAY_AFTER_ERROR_MS="50"))
+        payloads, refs = append_some(job)
+        rules = [Rule("refuse", path=path, status=status, times=n) for path, n in ((SEGMENTS, 8), (MANIFESTS, 3))]
+        fault_proxy.set_rules(*rules)
+
+        ref = job.complete(0, None, refs)
+
+        assert fault_proxy.befallen() == [8, 3]
+        assert_completed_once(job, ref, payloads)
+
+    @pytest.mark.parametrize("fault", ["lose_response", "drop"])
+    @pytest.mark.parametrize("times", [1, 5])
+    def test_unanswered_segment_put_is_success(
+        self,
+        serve: Serve,
+        open_job: OpenJob,
+        fault_proxy: FaultProxy,
+        stored_keys: StoredKeys,
+        fault: str,
+        times: int,
+    ) -> None:
+        """I5, I8: a PUT whose answer is lost, or that never arrives, is repeated, and each set is there once."""
+        job = open_job(serve(fault_proxy.endpoint_url, DSTL_UPLOAD_DELAY_AFTER_ERROR_MS="50"))
+        payloads, refs = append_some(job)
+        fault_proxy.set_rules(Rule(fault, path=SEGMENTS, times=times))
+
+        ref = job.complete(0, None, refs)
+
+        assert fault_proxy.befallen() == [times]
+        assert_completed_once(job, ref, payloads)
+        assert len(stored_keys("job/segments")) == 1
+
+    @pytest.mark.parametrize("fault", ["lose_response", "drop"])
+    @pytest.mark.parametrize("times", [1, 3])
+    def test_unanswered_manifest_put_is_success(
+        self,
+        serve: Serve,
+        open_job: OpenJob,
+        fault_proxy: FaultProxy,
+        stored_keys: StoredKeys,
+        fault: str,
+        times: int,
+    ) -> None:
+        """I3, I5: a conditional PUT whose answer is lost meets its own object, and the checkpoint exists once."""
+        job = open_job(serve(fault_proxy.endpoint_url))
+        payloads, refs = append_some(job)
+        before = stored_keys("job/checkpoints")
+        fault_proxy.set_rules(Rule(fault, path=MANIFESTS, times=times))
+
+        ref = job.complete(0, None, refs)
+
+        assert fault_proxy.befallen() == [times]
+        assert_completed_once(job, ref, payloads)
+        assert len(stored_keys("job/checkpoints")) == len(before) + 1
+
+    def test_truncated_answer_is_fetched_again(self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy) -> None:
+        """I10: an object whose bytes break off on their way is fetched again by a service that has it not in memory."""
+        job = open_job(serve(fault_proxy.endpoint_url))
+        payloads, refs = append_some(job)
+        ref = job.complete(0, None, refs)
+        other = open_job(serve(fault_proxy.endpoint_url))
+        fault_proxy.set_rules(Rule("truncate", method="GET", path=SEGMENTS, kept_bytes=100, times=1))
+
+        assert other.restored(ref) == payloads
+        assert fault_proxy.befallen() == [1]
+
+    def test_truncated_answers_are_no_values(self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy) -> None:
+        """I10: while every answer breaks off, a restore ends with an error and yields nothing wrong; then it works."""
+        job = open_job(serve(fault_proxy.endpoint_url))
+        payloads, refs = append_some(job)
+        ref = job.complete(0, None, refs)
+        other = open_job(serve(fault_proxy.endpoint_url))
+        fault_proxy.set_rules(Rule("truncate", method="GET", path=SEGMENTS, kept_bytes=100))
+
+        frames = other.frames(ref)
+        assert [header["kind"] for header, _ in frames] == ["plan", "error", "end"]
+        assert frames[1][0]["error"]["kind"] == "unavailable"
+
+        fault_proxy.set_rules()
+        assert other.restored(ref) == payloads
+
+    def test_hung_attempts_do_not_starve_others(self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy) -> None:
+        """I6: jobs whose uploads are never answered hold up no other job, however many they are."""
+        fault_proxy.set_rules(Rule("hang", path="/hung-[0-9]+/segments/"))
+        service = serve(fault_proxy.endpoint_url)
+        for number in range(10):
+            hung = open_job(service, f"hung-{number}")
+            hung.client.persist(hung.name, hung.epoch, append_some(hung)[1], wait=False)
+        wait_until(lambda: sum(fault_proxy.befallen()) >= 10)
+        job = open_job(service)
+        payloads, refs = append_some(job)
+
+        ref = job.complete(0, None, refs)
+
+        assert_completed_once(job, ref, payloads)
+        held = read_metrics(service.socket_path)["dstl_in_flight_bytes"]
+        assert held >= 10 * 3 * 1000
+
+    def test_hung_attempt_is_overtaken(
+        self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy, stored_keys: StoredKeys
+    ) -> None:
+        """I6: two attempts of an upload hang for ever, the third one stores it, under the one key."""
+        service = serve(fault_proxy.endpoint_url)
+        job = open_job(service)
+        payloads, refs = append_some(job)
+        fault_proxy.set_rules(Rule("hang", path=SEGMENTS, times=2))
+
+        ref = job.complete(0, None, refs)
+
+        assert_completed_once(job, ref, payloads)
+        assert failed_uploads(service) == 0
+        assert len(stored_keys("job/segments")) == 1
+
+    def test_bug_of_request_is_not_retried(self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy) -> None:
+        """An error that a repetition cannot heal ends an upload after one attempt; the sets are kept all the same."""
+        job = open_job(serve(fault_proxy.endpoint_url), patience_s=0.1)
+        payloads, refs = append_some(job)
+        fault_proxy.set_rules(Rule("refuse", path=SEGMENTS, status=400, times=1))
+        with pytest.raises(DstlError, match="refused the request"):
+            job.complete(0, None, refs)
+        assert fault_proxy.befallen() == [1]
+
+        assert_completed_once(job, job.complete(0, None, refs), payloads)
+
+
+class TestMachines:
+    """Disks and hosts."""
+
+    def test_full_disk_is_outlasted(self, open_job: OpenJob, tmp_path: Path) -> None:
+        """I5, I7: what does not fit on a full disk is refused as not durable, kept, and stored when there is room."""
+        with small_disk(tmp_path / "disk", 8 * MIB) as disk:
+            filler = disk / "filler"
+            settings = {"DSTL_UPLOAD_DELAY_AFTER_ERROR_MS": "50"}
+            with ServiceProcess((disk / "storage").as_uri(), settings) as service:
+                job = open_job(service, patience_s=5.0)
+                payloads, refs = append_some(job, MIB, 3)
+                filler.write_bytes(b"x" * 6 * MIB)
+                with pytest.raises(UnavailableError, match="space"):
+                    job.complete(0, None, refs)
+                objects = list((disk / "storage" / "job" / "segments").rglob("*.seg"))
+                filler.unlink()
+
+                ref = job.complete(0, None, refs)
+
+                assert objects == []
+                assert_completed_once(job, ref, payloads)
+
+    def test_host_of_store_is_cut_off(self, open_job: OpenJob, pool: ThreadPoolExecutor) -> None:
+        """I7: while the store's host neither answers nor refuses, checkpoints wait; they complete when it is back."""
+        with Host() as host, RemoteS3Server(host) as server:
+            server.create_bucket("bucket")
+            with ServiceProcess("s3://bucket", server.env()) as service:
+                job = open_job(service)
+                payloads, refs = append_some(job)
+                host.cut_off()
+                completed: Future[dict] = pool.submit(job.complete, 0, None, refs)
+                wait_until(lambda: failed_uploads(service) >= 1)
+                assert not completed.done()
+                host.connect()
+
+                assert_completed_once(job, completed.result(), payloads)
+
+    def test_memory_is_bounded_while_store_is_silent(self, open_job: OpenJob, pool: ThreadPoolExecutor) -> None:
+        """I9: with a store that takes requests and answers none, a full service refuses, and keeps within its limit."""
+        limit_bytes = 32 * MIB
+        settings = {"DSTL_IN_FLIGHT_BYTES_MAX": str(limit_bytes), "DSTL_BATCH_SIZE_BYTES": str(4 * MIB)}
+        with S3Server() as server:
+            server.create_bucket("bucket")
+            with ServiceProcess("s3://bucket", {**server.env(), **settings}) as service:
+                jobs = [open_job(service, f"job-{number}", patience_s=5.0) for number in range(4)]
+                before_bytes = psutil.Process(service.pid).memory_info().rss
+                server.pause()
+                try:
+                    appending = [pool.submit(append_some, job, MIB, 64) for job in jobs]
+                    errors = [future.exception() for future in appending]
+                    most_bytes = psutil.Process(service.pid).memory_info().rss
+                    metrics = read_metrics(service.socket_path)
+                finally:
+                    server.resume()
+
+        # A client whose patience ends while it waits for room is not told the reason any more.
+        assert all(isinstance(error, OverloadedError | UnavailableError) for error in errors)
+        assert metrics["dstl_change_sets_refused_total"] >= 1
+        assert 0 < metrics["dstl_in_flight_bytes"] <= limit_bytes
+        assert most_bytes - before_bytes <= limit_bytes + 50 * MIB
+
+    def test_killed_store_is_outlasted(self, open_job: OpenJob, pool: ThreadPoolExecutor) -> None:
+        """I7: an S3 server that dies in the middle and is started again costs a checkpoint time only."""
+        with S3Server() as server:
+            server.create_bucket("bucket")
+            with ServiceProcess("s3://bucket", server.env()) as service:
+                job = open_job(service)
+                payloads, refs = append_some(job, MIB, 8)
+                server.stop(signal.SIGKILL)
+                completed = pool.submit(job.complete, 0, None, refs)
+                wait_until(lambda: failed_uploads(service) >= 1)
+                server.start()
+
+                assert_completed_once(job, completed.result(), payloads)

@@ -1,0 +1,99 @@
+"""
+What only root can make: a disk that fills up, and a host that can be cut off without a word.
+
+Without the rights for it, a test is skipped and says so; CI refuses skipped tests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from loadtest.stack.s3_server import S3Server
+
+_NUMBERS = itertools.count()
+
+
+def _run(*command: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip(f"only root may run {command[0]!r}")
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@contextmanager
+def small_disk(folder: Path, size_bytes: int) -> Iterator[Path]:
+    """Give an empty disk of that size, a tmpfs mounted at `folder`; it is full when its bytes are used up."""
+    folder.mkdir(exist_ok=True)
+    _run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(folder))
+    try:
+        yield folder
+    finally:
+        _run("umount", "--lazy", str(folder))  # a process that still has a file open must not keep it mounted
+
+
+class Host:
+    """
+    A network namespace with one link to this machine: programs in it are on another host, as far as TCP can tell.
+
+    When the link is cut nothing is reset and nothing answers.
+    """
+
+    def __init__(self) -> None:
+        number = next(_NUMBERS)
+        self._name = f"dstl{os.getpid()}-{number}"
+        self._link = f"dl{os.getpid() % 1_000_000}n{number}"  # at most 15 characters
+        network = f"10.78.{os.getpid() % 250}.{number % 64 * 4}"
+        self.address = network.rpartition(".")[0] + f".{number % 64 * 4 + 2}"
+        self._near_address = network.rpartition(".")[0] + f".{number % 64 * 4 + 1}"
+
+    def __enter__(self) -> Self:
+        _run("ip", "netns", "add", self._name)
+        try:
+            _run("ip", "link", "add", self._link, "type", "veth", "peer", "name", "far", "netns", self._name)
+            _run("ip", "address", "add", f"{self._near_address}/30", "dev", self._link)
+            _run("ip", "link", "set", self._link, "up")
+            _run("ip", "-n", self._name, "address", "add", f"{self.address}/30", "dev", "far")
+            _run("ip", "-n", self._name, "link", "set", "lo", "up")
+            self.connect()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _run("ip", "netns", "delete", self._name)  # and the link with it
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """Return a command that runs there; the process keeps its id."""
+        return ["ip", "netns", "exec", self._name, *command]
+
+    def cut_off(self) -> None:
+        """Take the link down."""
+        _run("ip", "-n", self._name, "link", "set", "far", "down")
+
+    def connect(self) -> None:
+        """Take the link up."""
+        _run("ip", "-n", self._name, "link", "set", "far", "up")
+
+
+class RemoteS3Server(S3Server):
+    """An S3 server on a host of its own."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(address=host.address)
+        self._host = host
+
+    def command(self, port: int) -> tuple[Sequence[str], Mapping[str, str]]:
+        """Serve there."""
+        command, environment = super().command(port)
+        return self._host.command(command), environment

@@ -25,7 +25,7 @@ export PYSPARK_DRIVER_PYTHON := $(PY)
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 
 ##@ Use it
-.PHONY: help setup demo bench-smoke bench-service
+.PHONY: help setup demo bench-smoke chaos-service bench-service
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -42,6 +42,9 @@ bench-smoke: $(STAMP) ## Compare with Spark's own transformWithState; prints the
 
 bench-service: need-go $(STAMP) ## Measure the service's figures; ONLY=ingest,objects, SHORT=1 (seconds), STRICT=1 (goals)
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_service $(if $(ONLY),--only $(ONLY))
+
+chaos-service: need-go $(STAMP) ## Kill the service 200 times and verify what is stored; STRICT=1 fails on any loss
+	$(PY) -m loadtest.chaos_service $(CHAOS_ARGS)
 
 ##@ Test it
 .PHONY: test lint types tidy check test-unit test-integration test-e2e fuzz-api

@@ -1,0 +1,65 @@
+"""
+What the drivers are doing right now, so that kills hit every kind of request.
+
+Shared by the threads of the drivers, which say what they ask for, and the one that kills.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+KINDS = (
+    "open",
+    "begin",
+    "append",
+    "append preemptive",
+    "flush",
+    "persist",
+    "complete",
+    "abort",
+    "restore",
+    "collect garbage",
+)
+"""The kinds of requests."""
+
+
+class Phases:
+    """Counts requests by kind; `kills` counts how often the service was killed."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._running: Counter[str] = Counter()
+        self._begun: Counter[str] = Counter()
+        self.kills = 0
+        self.wanted: str | None = None
+        """What the one who kills waits for; drivers that have a choice do that."""
+
+    @contextmanager
+    def request(self, kind: str) -> Iterator[None]:
+        """Tell that a request of this kind runs."""
+        with self._condition:
+            self._running[kind] += 1
+            self._begun[kind] += 1
+            self._condition.notify_all()
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._running[kind] -= 1
+
+    def wait_for_next(self, kind: str, count: int, timeout_s: float) -> bool:
+        """Wait until `count` more requests of a kind have begun; tell whether they have."""
+        with self._condition:
+            self.wanted = kind
+            goal = self._begun[kind] + count
+            reached = self._condition.wait_for(lambda: self._begun[kind] >= goal, timeout_s)
+            self.wanted = None
+            return reached
+
+    def running(self) -> list[str]:
+        """Return the kinds of the requests that run now."""
+        with self._condition:
+            return sorted(kind for kind, count in self._running.items() if count > 0)

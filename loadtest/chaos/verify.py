@@ -1,0 +1,103 @@
+"""
+Compares what is stored with what a driver was told, by the library's own view of what a checkpoint consists of.
+
+No service takes part: what is read here is what any later process would find.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from dstl_service.fsck import check_job
+from dstl_service.garbage_collector import collect_garbage
+from dstl_service.job_store import JobStore
+from dstl_service.restore import plan_restore, read_plan
+from dstl_service.retention import object_keys
+from dstl_service.segment_cache import SegmentCache
+from loadtest.chaos.driver import MAX_PARALLELISM, OPERATORS, Driver, Table, apply
+from storage.change_set import decode_change_set
+from storage.clock import SystemClock, SystemIds
+from storage.errors import DstlError
+from storage.model import KeyGroupRange
+from storage.object_store import ObjectStore
+from storage.segment_reader import read_segments
+
+_EVERYTHING = KeyGroupRange(0, MAX_PARALLELISM - 1)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was compared, and what was wrong."""
+
+    checkpoints: int = 0
+    """Stored checkpoints whose whole state was restored and compared."""
+    handles: int = 0
+    """Segments that stored checkpoints name, each read and verified."""
+    collected: int = 0
+    """Orphans that the kills had left."""
+    lost: list[str] = field(default_factory=list)
+    """Stored checkpoints that name what cannot be read."""
+    different: list[str] = field(default_factory=list)
+    """Stored checkpoints whose state is not that of the model."""
+    orphans: list[str] = field(default_factory=list)
+    """What is left after garbage collection although nothing names it."""
+
+
+def verify(store: ObjectStore, driver: Driver, findings: Findings) -> None:
+    """Compare a job whose driver has stopped, delete its garbage, and compare it again."""
+    clock = SystemClock()
+
+    def opened() -> JobStore:
+        jobs = JobStore(store, driver.job, clock, SystemIds())
+        jobs.open(None)
+        return jobs
+
+    _compare(store, opened(), driver, findings)
+    findings.collected += len(collect_garbage(store, opened(), driver.job, clock, age_min_ms=0).orphans)
+    _compare(store, opened(), driver, findings)
+    findings.lost += [f"{driver.job}: {problem}" for problem in check_job(store, opened(), driver.job).problems]
+    findings.orphans += _unnamed(store, opened(), driver.job)
+
+
+def _compare(store: ObjectStore, jobs: JobStore, driver: Driver, findings: Findings) -> None:
+    newest = jobs.newest()
+    if newest is None or newest.ref != driver.base:
+        findings.different.append(f"{driver.job}: the newest checkpoint is {newest and newest.ref}, not {driver.base}")
+        return
+    for manifest in jobs.completed():
+        name = f"{driver.job} at {manifest.ref.to_text()}"
+        findings.checkpoints += 1
+        try:
+            findings.handles += sum(1 for _ in read_segments(store, jobs.state(manifest.ref).log))
+            tables = {operator: _restored(store, jobs, operator, manifest.id) for operator in OPERATORS}
+        except DstlError as error:
+            findings.lost.append(f"{name}: {error}")
+            continue
+        expected = driver.states.get(manifest.id)
+        for operator, (table, repeated) in tables.items():
+            if expected is not None and table != expected[operator]:
+                findings.different.append(f"{name}: {operator} has other content")
+            if repeated:
+                findings.different.append(f"{name}: {operator} has {repeated} segments twice")
+
+
+def _restored(store: ObjectStore, jobs: JobStore, operator: str, checkpoint_id: int) -> tuple[Table, int]:
+    """Return an operator's table as a cold start gets it, and how many segments came more than once."""
+    manifest = jobs.newest_of(checkpoint_id)
+    assert manifest is not None
+    plan = plan_restore(jobs, operator, _EVERYTHING, None, manifest.ref)
+    table: Table = {}
+    for handle, payload in read_plan(plan, store, SegmentCache(0)):
+        apply(table, dict(decode_change_set(payload, handle.object_key)))
+    places = Counter((handle.object_key, handle.entry.offset_bytes) for handle in plan.handles)
+    return table, sum(count > 1 for count in places.values())
+
+
+def _unnamed(store: ObjectStore, jobs: JobStore, job: str) -> list[str]:
+    """Return the objects of the job that nothing names, found without the garbage collector."""
+    named = set(jobs.savepoints.object_keys())
+    for manifest in jobs.completed():
+        named |= object_keys(manifest)
+    folders = (f"{job}/{name}/" for name in ("segments", "materialized"))
+    return [info.key for folder in folders for info in store.list(folder) if info.key not in named]

@@ -1,0 +1,220 @@
+"""
+Kills a real service process at random moments, and shows that nothing which it acknowledged is lost or doubled.
+
+Several drivers execute scripted batches against one service, on a local folder and on an S3 server, each with a model
+of what its state must be (`loadtest.chaos.driver`). The service is killed with SIGKILL 0-50 ms after a request of a
+kind that is chosen in turn, and started again, some hundred times. Then all that is stored is compared with the models,
+garbage is collected, and everything is compared again (`loadtest.chaos.verify`).
+
+``python -m loadtest.chaos_service [--kills N] [--seed N]`` prints the kills by phase and writes
+``reports/chaos-service.json``; STRICT=1 makes it fail if a goal is missed. A seed repeats script and moments, though
+not the machine's own timing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loadtest.chaos.driver import Driver
+from loadtest.chaos.forked_service import ForkedService
+from loadtest.chaos.phases import KINDS, Phases
+from loadtest.chaos.verify import Findings, verify
+from loadtest.report import Figure, Goal, strict_exit_code, write_report_json
+from loadtest.stack.s3_server import S3Server
+from storage.clock import SystemClock
+from storage.leftovers import remove_leftovers
+from storage.open import open_store
+
+KILLS = 200
+S3_SHARE = 0.3
+JOBS = 3
+KILL_WITHIN_S = 0.05
+BETWEEN = "none at all"
+_PHASE_TIMEOUT_S = 20.0
+_BUCKET = "chaos"
+_AIMS = (*KINDS, "persist", "complete")  # uploads and manifests more often
+
+# Everything that happens behind the checkpoints happens within seconds here, so that kills hit that as well.
+SETTINGS = {
+    "DSTL_CHECKPOINT_TIMEOUT_S": "5",
+    "DSTL_GC_INTERVAL_S": "2",
+    "DSTL_GC_AGE_MIN_S": "6",
+    "DSTL_RETENTION_CHECKPOINTS_MAX": "3",
+    "DSTL_RETENTION_DELAY_S": "1",
+    "DSTL_COMPACTION_FLOOR_BYTES": "100000",
+}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What happened on one storage."""
+
+    findings: Findings = field(default_factory=Findings)
+    kills: Counter[str] = field(default_factory=Counter)
+    running: Counter[str] = field(default_factory=Counter)
+    checkpoints: int = 0
+    persisted: int = 0
+    repeated: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+class World:
+    """One storage with its service, its drivers, and the one who kills."""
+
+    def __init__(self, storage: str, environment: Mapping[str, str], kills: int, seed: str) -> None:
+        self.outcome = Outcome()
+        self._storage = storage
+        self._kills = kills
+        self._random = random.Random(seed)
+        self._phases = Phases()
+        self._service = ForkedService(storage, {**SETTINGS, **environment})
+        address = self._service.address
+        self._drivers = [Driver(f"job-{n}", address, f"{seed}/{n}", self._phases) for n in range(JOBS)]
+
+    def run(self) -> None:
+        """Kill, let the drivers come to an end, and verify."""
+        with self._service:
+            for driver in self._drivers:
+                driver.start()
+            try:
+                self._kill_all()
+            finally:
+                for driver in self._drivers:
+                    driver.stop()
+                for driver in self._drivers:
+                    driver.join()
+        self._verify()
+
+    def _kill_all(self) -> None:
+        kinds = [_AIMS[number % len(_AIMS)] for number in range(self._kills)]
+        self._random.shuffle(kinds)
+        for kind in kinds:
+            if any(driver.failure is not None for driver in self._drivers):
+                return
+            if not self._phases.wait_for_next(kind, self._random.randint(1, 3), _PHASE_TIMEOUT_S):
+                self.outcome.failures.append(f"no driver came to a request of kind {kind!r}")
+                return
+            time.sleep(self._random.uniform(0, KILL_WITHIN_S))
+            self.outcome.running.update(self._phases.running() or [BETWEEN])
+            self._phases.kills += 1
+            self._service.kill()
+            self.outcome.kills[kind] += 1
+            self._service.start()
+
+    def _verify(self) -> None:
+        outcome, store = self.outcome, open_store(self._storage)
+        for driver in self._drivers:
+            outcome.checkpoints += driver.checkpoints
+            outcome.persisted += driver.persisted
+            outcome.repeated += driver.repeated
+            if driver.failure is not None:
+                outcome.failures.append(f"{driver.job}: {driver.failure!r}")
+            verify(store, driver, outcome.findings)
+        outcome.findings.orphans += ["a leftover"] * remove_leftovers(store, SystemClock(), 0)
+        store.close()
+
+
+def run(kills: int, seed: int, folder: Path) -> tuple[list[Figure], list[Outcome]]:
+    """
+    Run both storages side by side.
+
+    Args:
+        kills: On both together.
+        seed: Decides scripts and moments.
+        folder: Where data lie; empty.
+
+    Returns:
+        The figures, and what happened on the folder and on the S3 server.
+    """
+    started = time.monotonic()
+    kills_s3 = round(kills * S3_SHARE)
+    with S3Server(folder / "s3") as server:
+        os.environ.update(server.env())  # the verification opens the same storage
+        server.create_bucket(_BUCKET)
+        worlds = [
+            World((folder / "local").as_uri(), {}, kills - kills_s3, f"{seed}/local"),
+            World(f"s3://{_BUCKET}/chaos", server.env(), kills_s3, f"{seed}/s3"),
+        ]
+        threads = [threading.Thread(target=_run, args=[world]) for world in worlds]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    outcomes = [world.outcome for world in worlds]
+    return _figures(outcomes, kills, time.monotonic() - started), outcomes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; print what happened; return the exit code."""
+    parser = argparse.ArgumentParser(description="Kill the service at random moments and verify what is stored.")
+    parser.add_argument("--kills", type=int, default=KILLS, help="on both storages together (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=None, help="repeats scripts and moments (default: a new one)")
+    options = parser.parse_args(arguments)
+    seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
+    print(f"seed {seed}: repeat with --seed {seed} --kills {options.kills}", flush=True)
+    folder = Path(tempfile.mkdtemp(prefix="dstl-chaos-"))
+    try:
+        figures, outcomes = run(options.kills, seed, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    running = sum((outcome.running for outcome in outcomes), Counter[str]())
+    for kind in (*KINDS, BETWEEN):
+        print(f"  {running[kind]:4} kills met a running request: {kind}")
+    for outcome in outcomes:
+        found = outcome.findings
+        for text in (*outcome.failures, *found.lost, *found.different, *found.orphans):
+            print(f"  {text}")
+    for figure in figures:
+        mark = "" if figure.goal is None else f"  (goal {figure.goal}: {'holds' if figure.holds else 'MISSED'})"
+        print(f"  {figure.name:55} {figure.value:10,.0f} {figure.unit}{mark}")
+    write_report_json(Path("reports/chaos-service.json"), figures)
+    return strict_exit_code(figures) if os.environ.get("STRICT") == "1" else 0
+
+
+def _run(world: World) -> None:
+    try:
+        world.run()
+    except Exception as error:  # noqa: BLE001 - it is reported as a failure of the run
+        world.outcome.failures.append(repr(error))
+
+
+def _figures(outcomes: Sequence[Outcome], kills: int, seconds: float) -> list[Figure]:
+    none = Goal("==", 0)
+
+    def total(name: str) -> int:
+        values = [getattr(outcome.findings, name, None) for outcome in outcomes]
+        return sum(len(value) if isinstance(value, list) else int(value or 0) for value in values)
+
+    done = [sum(outcome.kills.values()) for outcome in outcomes]
+    by_kind = sum((outcome.kills for outcome in outcomes), Counter[str]())
+    return [
+        Figure("kills", sum(done), "kills", Goal(">=", kills)),
+        Figure("kills on the S3 server", done[1], "kills"),
+        *(Figure(f"kills after a request began: {kind}", by_kind[kind], "kills") for kind in KINDS),
+        Figure("checkpoints completed", sum(outcome.checkpoints for outcome in outcomes), "checkpoints"),
+        Figure("batches executed again after a loss", sum(outcome.repeated for outcome in outcomes), "batches"),
+        Figure("change sets answered with a handle", sum(outcome.persisted for outcome in outcomes), "sets"),
+        Figure("contradictions met by drivers", sum(len(outcome.failures) for outcome in outcomes), "cases", none),
+        Figure("stored checkpoints compared", total("checkpoints"), "checkpoints"),
+        Figure("handles of stored checkpoints verified", total("handles"), "handles"),
+        Figure("stored checkpoints that name a lost set", total("lost"), "checkpoints", none),
+        Figure("stored checkpoints with other content", total("different"), "checkpoints", none),
+        Figure("orphans collected", total("collected"), "objects"),
+        Figure("orphans left after garbage collection", total("orphans"), "objects", none),
+        Figure("duration", seconds, "s"),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

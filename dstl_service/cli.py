@@ -59,6 +59,7 @@ def serve(options: argparse.Namespace) -> int:
         http=BoundedHttpProtocol,
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # nothing here depends on who a proxy says has asked
         # Workers keep their connection; opening a new one for every batch would cost more than an idle socket.
         timeout_keep_alive=_KEEP_ALIVE_S,
         ssl_certfile=tls.certificate_file,

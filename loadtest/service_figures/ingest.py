@@ -3,7 +3,7 @@ Figure 4: how fast change sets that are sent over a Unix socket become durable.
 
 What the same machine does without the service is measured in the same run, in turn with it, for a disk's speed changes
 from minute to minute: files of 10 MB, written and flushed one after the other, and PUTs of 10 MB by plain boto3 from as
-many threads as the service has. All disks are warm: the first round of each is not counted. Everything runs on the same
+many threads as the service has. The first round of each warms up and is not counted. Everything runs on the same
 processors: service, load and S3 server.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.report import Figure, Goal
-from loadtest.service_figures.append_load import Load, run_load
+from loadtest.service_figures.append_load import Load, Outcome, run_load
 from loadtest.stack.programs import stack_folder
 from loadtest.stack.s3_server import S3Server
 from loadtest.stack.service_process import ServiceProcess
@@ -37,19 +38,44 @@ S3_SHARE_MIN = 0.8
 SMALL_APPENDS_PER_S_MIN = 4_000
 
 
-@dataclass(slots=True)
-class Sum:
-    """What the counted rounds of one side come to."""
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How many rounds of how many seconds are counted, and how many go before them to warm up."""
 
-    megabytes: float = 0.0
-    seconds: float = 0.0
-    sets: int = 0
-    cpu_s: float = 0.0
+    warm_ups: int
+    rounds: int
+    seconds: float
+
+
+QUICK = Pace(0, 1, 0.3)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The rounds of one load. Speeds are medians: a burst of something else on the machine spoils a round, not all."""
+
+    outcomes: Sequence[Outcome]
+    cpu_s: float
 
     @property
     def megabytes_per_s(self) -> float:
-        """Throughput over all rounds."""
-        return self.megabytes / self.seconds
+        """Bytes that became durable."""
+        return statistics.median(outcome.megabytes / outcome.seconds for outcome in self.outcomes)
+
+    @property
+    def sets_per_s(self) -> float:
+        """Change sets that became durable."""
+        return statistics.median(outcome.sets / outcome.seconds for outcome in self.outcomes)
+
+    @property
+    def cpu_s_per_gigabyte(self) -> float:
+        """Processor time of the service."""
+        return 1000 * self.cpu_s / sum(outcome.megabytes for outcome in self.outcomes)
+
+    @property
+    def cpu_us_per_set(self) -> float:
+        """Processor time of the service."""
+        return 1e6 * self.cpu_s / sum(outcome.sets for outcome in self.outcomes)
 
 
 def measure(*, short: bool) -> list[Figure]:
@@ -59,7 +85,7 @@ def measure(*, short: bool) -> list[Figure]:
 
 def measure_disk(*, short: bool) -> list[Figure]:
     """Compare with plain files on the disk of the project's folder."""
-    rounds, seconds = (1, 0.5) if short else (5, 2.0)
+    pace = QUICK if short else Pace(1, 5, 2.0)
     with (
         tempfile.TemporaryDirectory(prefix="ingest-", dir=stack_folder()) as folder,
         ServiceProcess(Path(folder, "storage").as_uri()) as service,
@@ -68,94 +94,69 @@ def measure_disk(*, short: bool) -> list[Figure]:
         def clean() -> None:
             # What is kept would be written back to the disk while the next round is measured.
             for path in Path(folder, "storage").glob("lane-*/segments"):
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)
 
         def plain() -> float:
-            return _write_files(Path(folder, "plain"), seconds)
+            return _write_files(Path(folder, "plain"), pace.seconds)
 
-        large = Load(LARGE_BYTES, sets=40, seconds=seconds)
-        files, ours = _in_turn(rounds, seconds, plain, service, large, clean)
-        small = _several(rounds, service, Load(SMALL_BYTES, sets=1_000, seconds=seconds), clean)
+        large = Load(LARGE_BYTES, sets=40, seconds=pace.seconds)
+        files, ours = _in_turn(pace, plain, service, large, clean)
+        _, small = _in_turn(pace, None, service, Load(SMALL_BYTES, sets=1_000, seconds=pace.seconds), clean)
     return [
         Figure("disk, plain 10 MB files with fsync", files, "MB/s"),
         Figure("disk, 1 MB sets: durable", ours.megabytes_per_s, "MB/s"),
         Figure(
             "disk, 1 MB sets: share of plain files", ours.megabytes_per_s / files, "ratio", Goal(">=", DISK_SHARE_MIN)
         ),
-        Figure("disk, 1 MB sets: CPU of the service", 1000 * ours.cpu_s / ours.megabytes, "s/GB"),
-        Figure("disk, 4 KB sets: durable", small.sets / small.seconds, "1/s", Goal(">=", SMALL_APPENDS_PER_S_MIN)),
-        Figure("disk, 4 KB sets: CPU of the service", 1000 * small.cpu_s / small.megabytes, "s/GB"),
-        Figure("disk, 4 KB sets: CPU of the service per set", 1e6 * small.cpu_s / small.sets, "us"),
+        Figure("disk, 1 MB sets: CPU of the service", ours.cpu_s_per_gigabyte, "s/GB"),
+        Figure("disk, 4 KB sets: durable", small.sets_per_s, "1/s", Goal(">=", SMALL_APPENDS_PER_S_MIN)),
+        Figure("disk, 4 KB sets: CPU of the service", small.cpu_s_per_gigabyte, "s/GB"),
+        Figure("disk, 4 KB sets: CPU of the service per set", small.cpu_us_per_set, "us"),
     ]
 
 
 def measure_s3(*, short: bool) -> list[Figure]:
     """Compare with plain boto3 against the same server."""
-    rounds, seconds = (1, 0.5) if short else (5, 3.0)
+    pace = QUICK if short else Pace(1, 5, 3.0)
     with S3Server() as server:
         server.create_bucket(BUCKET)
         settings = {**server.env(), "DSTL_UPLOAD_THREADS": str(UPLOAD_THREADS)}
-        with ServiceProcess(f"s3://{BUCKET}/storage", settings) as service, _plain_boto3(server, seconds) as plain:
+        with ServiceProcess(f"s3://{BUCKET}/storage", settings) as service, _plain_boto3(server, pace.seconds) as plain:
 
             def clean() -> None:
                 for path in (server.data_dir / BUCKET).glob("storage/lane-*/segments"):
-                    shutil.rmtree(path)
+                    shutil.rmtree(path, ignore_errors=True)
                 shutil.rmtree(server.data_dir / BUCKET / "plain", ignore_errors=True)
 
-            large = Load(LARGE_BYTES, sets=100, seconds=seconds)
-            theirs, ours = _in_turn(rounds, seconds, plain, service, large, clean)
+            large = Load(LARGE_BYTES, sets=100, seconds=pace.seconds)
+            theirs, ours = _in_turn(pace, plain, service, large, clean)
     share = ours.megabytes_per_s / theirs
     return [
         Figure(f"S3, plain boto3 with {UPLOAD_THREADS} threads", theirs, "MB/s"),
         Figure("S3, 1 MB sets: durable", ours.megabytes_per_s, "MB/s"),
         Figure("S3, 1 MB sets: share of plain boto3", share, "ratio", Goal(">=", S3_SHARE_MIN)),
-        Figure("S3, 1 MB sets: CPU of the service", 1000 * ours.cpu_s / ours.megabytes, "s/GB"),
+        Figure("S3, 1 MB sets: CPU of the service", ours.cpu_s_per_gigabyte, "s/GB"),
     ]
 
 
 def _in_turn(
-    rounds: int,
-    seconds: float,
-    plain: Callable[[], float],
-    service: ServiceProcess,
-    load: Load,
-    clean: Callable[[], None],
-) -> tuple[float, Sum]:
-    """Return the plain side's MB/s and the service's rounds; the sides take turns, and warm up first."""
-    plain_megabytes = 0.0
-    ours = Sum()
-    for number in range(rounds + 1):
-        megabytes = plain() * seconds
+    pace: Pace, plain: Callable[[], float] | None, service: ServiceProcess, load: Load, clean: Callable[[], None]
+) -> tuple[float, Side]:
+    """Return the plain side's MB/s and the service's rounds; the two take turns."""
+    speeds, outcomes = [], []
+    cpu_s = 0.0
+    for number in range(pace.warm_ups + pace.rounds):
+        speed = plain() if plain else 0.0
         clean()
-        found = _one(service, load)
+        before_s = service.cpu_s()
+        outcome = run_load(str(service.socket_path), load)
+        spent_s = service.cpu_s() - before_s
         clean()
-        if number > 0:
-            plain_megabytes += megabytes
-            _add(ours, found)
-    return plain_megabytes / (rounds * seconds), ours
-
-
-def _several(rounds: int, service: ServiceProcess, load: Load, clean: Callable[[], None]) -> Sum:
-    total = Sum()
-    for number in range(rounds + 1):
-        found = _one(service, load)
-        clean()
-        if number > 0:
-            _add(total, found)
-    return total
-
-
-def _one(service: ServiceProcess, load: Load) -> Sum:
-    cpu_s = service.cpu_s()
-    outcome = run_load(str(service.socket_path), load)
-    return Sum(outcome.megabytes, outcome.seconds, outcome.sets, service.cpu_s() - cpu_s)
-
-
-def _add(total: Sum, found: Sum) -> None:
-    total.megabytes += found.megabytes
-    total.seconds += found.seconds
-    total.sets += found.sets
-    total.cpu_s += found.cpu_s
+        if number >= pace.warm_ups:
+            speeds.append(speed)
+            outcomes.append(outcome)
+            cpu_s += spent_s
+    return statistics.median(speeds), Side(outcomes, cpu_s)
 
 
 def _write_files(folder: Path, seconds: float) -> float:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from botocore.awsrequest import AWSPreparedRequest
 
 from storage.clock import SystemIds
 from storage.errors import NotFoundError, UnavailableError
 from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
 from storage.object_store import ObjectStore
 from storage.open import open_store
+from storage.s3_store import S3Store
 from storage.segment_format import encode_object
 from storage.segment_reader import read_segments
 from tests.stack.servers import S3Server
@@ -119,3 +122,21 @@ def test_silent_server_times_out() -> None:
             server.resume()
         with pytest.raises(NotFoundError):
             store.get("k")
+
+
+def test_body_damaged_on_its_way_is_refused(bucket: str) -> None:
+    """I10: the server compares the body with the checksum that was signed; what it did not get whole is sent again."""
+    store = S3Store(bucket)
+
+    def damage(request: AWSPreparedRequest, **_: object) -> None:
+        request.body = io.BytesIO(b"Xayload")
+
+    store._client.meta.events.register("before-send.s3.PutObject", damage)
+    with pytest.raises(UnavailableError, match="damaged on their way"):
+        store.put("key", b"payload")
+    store._client.meta.events.unregister("before-send.s3.PutObject", damage)
+    assert list(store.list("")) == []
+    store.put("key", b"payload")
+
+    assert store.get("key") == b"payload"
+    store.close()

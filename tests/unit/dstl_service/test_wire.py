@@ -103,3 +103,15 @@ def test_reference_names_change_set() -> None:
         "partition": 4,
         "sqn": 5,
     }
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        ChangeSetRef("op", 1, 2, 3, 4, 5, 6, "service"),
+        ChangeSetRef("op", 1, 2, 3, 4, 5, 6, "service", 'http://h:1/"ü', {"object": 'k"', "size": 7}),
+    ],
+)
+def test_ref_writes_itself(ref: ChangeSetRef) -> None:
+    """A reference's own JSON says what that of any wire value says."""
+    assert json.loads(ref.to_json()) == json.loads(to_json(ref))

@@ -25,7 +25,7 @@ export PYSPARK_DRIVER_PYTHON := $(PY)
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 
 ##@ Use it
-.PHONY: help setup demo bench-smoke bench-service
+.PHONY: help setup demo bench-smoke bench-service load load-web stack stack-check
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -42,6 +42,18 @@ bench-smoke: $(STAMP) ## Compare with Spark's own transformWithState; prints the
 
 bench-service: need-go $(STAMP) ## Measure the service's figures; ONLY=ingest,objects, SHORT=1 (seconds), STRICT=1 (goals)
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_service $(if $(ONLY),--only $(ONLY))
+
+load: need-go $(STAMP) ## Load the service with 100 slots at 5 checkpoints/s for 60 s; SLOTS, HOSTS, RATE, DURATION, STORAGE, SERVICE
+	$(PY) -m loadtest.load
+
+load-web: need-go $(STAMP) ## The same, started from locust's web page on loopback
+	$(PY) -m loadtest.load --web
+
+stack: need-go $(STAMP) ## Run S3 server, coordinator and a Spark cluster with sidecars on loopback until Ctrl-C
+	$(PY) -m loadtest.stack
+
+stack-check: need-go $(STAMP) ## Run a job on such a stack, then stop it
+	$(PY) -m loadtest.stack --check
 
 ##@ Test it
 .PHONY: test lint types tidy check test-unit test-integration test-e2e fuzz-api

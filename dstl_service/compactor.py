@@ -50,10 +50,10 @@ class Compactor:
                 for segment in await self._in_thread(self._merge, job, epoch, compaction, output):
                     made.append((compaction, segment))
                     if sum(waiting.size_bytes for _, waiting in made[stored:]) >= _OBJECT_BYTES:
-                        handles += await self._upload(job, [waiting for _, waiting in made[stored:]])
+                        handles += await self._uploader.begin(job, [waiting for _, waiting in made[stored:]]).stored()
                         stored = len(made)
         if made[stored:]:
-            handles += await self._upload(job, [waiting for _, waiting in made[stored:]])
+            handles += await self._uploader.begin(job, [waiting for _, waiting in made[stored:]]).stored()
         now_ms = self._clock.now_ms()
         return [
             Replacement(
@@ -82,10 +82,6 @@ class Compactor:
             )
             segments.append(Segment.of(set_id, output.key_groups, count, payload, output.kind))
         return segments
-
-    async def _upload(self, job: str, segments: Sequence[Segment]) -> list[SegmentHandle]:
-        handles = await self._uploader.begin(job, segments).stored()
-        return handles
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(None, function, *args)

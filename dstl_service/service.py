@@ -103,6 +103,7 @@ class ChangelogService:
         self._stopping: asyncio.Task[None] | None = None
         self._stop_by = 0.0
         self._cache = SegmentCache(settings.cache.bytes_max)
+        self._is_refusing = False
         self.service_id = ids.unique_id()
         self.metrics = ServiceMetrics(
             in_flight_bytes=self._in_flight_bytes,
@@ -187,6 +188,9 @@ class ChangelogService:
                 check_admission(len(segment.payload), self._in_flight_bytes(), self._settings.batch)
         except DstlError:
             self.metrics.refused.inc()
+            if not self._is_refusing:
+                self._is_refusing = True
+                logger.warning("change sets are refused: too much waits for its upload", extra=_fields_of([segment]))
             for name, other in self._jobs.items():
                 other.book.release_all(self._clock.monotonic_ms())
                 self._schedule(name, other)
@@ -444,6 +448,7 @@ class ChangelogService:
                 newer_epoch=job.epoch,
             )
         if epoch > job.epoch:
+            logger.info("newer epoch", extra={"job": name, "epoch": epoch, "older_epoch": job.epoch})
             job.epoch, job.newest_id = epoch, -1  # a new owner may go on from an earlier checkpoint
             job.book.forget_epochs_before(epoch)
             job.wake()
@@ -480,12 +485,12 @@ class ChangelogService:
                 handles, attempts = await self._uploader.upload(name, batch)
         except DstlError as error:
             self.metrics.upload_failures.labels(name).inc()
-            logger.warning("upload failed", extra={"job": name, "error": str(error)})
+            logger.warning("upload failed", extra={**_fields_of(batch), "error": str(error)})
             job.book.failed(batch)
             job.errors.append(error)
         except Exception as error:  # a programming error must reach the waiters, or they would wait for ever
             self.metrics.upload_failures.labels(name).inc()
-            logger.exception("upload failed")
+            logger.exception("upload failed", extra=_fields_of(batch))
             job.book.failed(batch)
             job.errors.append(UnavailableError(f"the upload failed: {error!r}"))
         else:
@@ -495,6 +500,12 @@ class ChangelogService:
             self.metrics.upload_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
             self.metrics.upload_bytes.observe(handles[0].object_size_bytes)
             self.metrics.upload_attempts.observe(attempts)
+            level = logging.INFO if attempts > 1 else logging.DEBUG
+            if logger.isEnabledFor(level):
+                facts = {"object": handles[0].object_key, "upload_attempts": attempts}
+                logger.log(level, "change sets uploaded", extra={**_fields_of(batch), **facts})
+            if self._in_flight_bytes() * 2 < self._settings.batch.in_flight_bytes_max:
+                self._is_refusing = False
         job.wake()
 
     async def _durable(self, name: str, job: _Job, ids: Sequence[Any]) -> list[SegmentHandle]:
@@ -586,6 +597,18 @@ def _given_handle(job: str, ref: ChangeSetRef) -> SegmentHandle:
     if handle.entry.id != ref.change_set_id(job) or not handle.object_key.startswith(f"{job}/segments/"):
         raise InvalidInputError(f"the handle in {handle.object_key} is not that of change set {ref.change_set_id(job)}")
     return handle
+
+
+def _fields_of(batch: Sequence[Segment]) -> dict[str, Any]:
+    """Return what a log line says of change sets: of their newest checkpoint, and of the attempts that sent them."""
+    ids = [segment.id for segment in batch]
+    return {
+        "job": ids[0].job,
+        "checkpoint_id": max(set_id.checkpoint_id for set_id in ids),
+        "epoch": max(set_id.writer.epoch for set_id in ids),
+        "attempts": sorted({set_id.writer.attempt for set_id in ids}),
+        "change_sets": len(ids),
+    }
 
 
 def _check_one_writer(job: str, handles: Sequence[SegmentHandle], epoch: int, checkpoint_id: int) -> None:

@@ -92,7 +92,9 @@ def test_sidecar_that_starts_itself_finds_bucket(
 
 def test_commands_take_the_same_settings(folder: Path) -> None:
     """The commands that work on a job's storage read the same file."""
-    settings = BackendSettings("s3://bucket/cli", "job", local_dir=str(folder), sidecar_config_file=f"{folder}/dstl.toml")
+    settings = BackendSettings(
+        "s3://bucket/cli", "job", local_dir=str(folder), sidecar_config_file=f"{folder}/dstl.toml"
+    )
     make_checkpoint(settings)
     command = [sys.executable, "-m", "dstl_service", "gc", "--config", f"{folder}/dstl.toml"]
     done = subprocess.run(

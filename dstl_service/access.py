@@ -70,8 +70,10 @@ class Tokens:
         return self._tokens[0] if self._tokens else None
 
     def _refresh(self) -> None:
+        if self._path is None:
+            return
         now_ms = self._clock.monotonic_ms()
-        if self._path is None or now_ms - self._checked_ms < _CHECK_INTERVAL_MS:
+        if now_ms - self._checked_ms < _CHECK_INTERVAL_MS:
             return
         self._checked_ms = now_ms
         try:

@@ -50,7 +50,7 @@ class StateTable:
         """
         root = Path(folder)
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)  # state is not for other users
             for slot in range(_SLOTS_MAX):
                 lock_fd = os.open(root / f"{slot}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:

@@ -44,7 +44,8 @@ class Tokens:
         self._expected = _headers(self._tokens)
         if path is not None:
             self._read(path)
-        self._checked_ms = clock.monotonic_ms()
+        self._checked_ms = self._log_again_ms = clock.monotonic_ms()
+        self._refused = 0
 
     def accept(self, authorization: bytes | None) -> bool:
         """Tell whether a request with this ``Authorization`` header is let in; all wrong ones take the same time."""
@@ -54,14 +55,25 @@ class Tokens:
         matches = [hmac.compare_digest(authorization or b"", expected) for expected in self._expected]
         return any(matches)
 
+    def log_refusal(self, client: str, path: str) -> None:
+        """Write a line about who was not let in; at most one a second, for strangers must not fill the disk."""
+        self._refused += 1
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._log_again_ms:
+            facts = {"client": client, "path": path, "requests": self._refused}
+            logger.warning("request without a valid token", extra=facts)
+            self._refused, self._log_again_ms = 0, now_ms + _CHECK_INTERVAL_MS
+
     def own(self) -> str | None:
         """Return the token that this service shows to others, or None."""
         self._refresh()
         return self._tokens[0] if self._tokens else None
 
     def _refresh(self) -> None:
+        if self._path is None:
+            return
         now_ms = self._clock.monotonic_ms()
-        if self._path is None or now_ms - self._checked_ms < _CHECK_INTERVAL_MS:
+        if now_ms - self._checked_ms < _CHECK_INTERVAL_MS:
             return
         self._checked_ms = now_ms
         try:

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def serve(options: argparse.Namespace) -> int:
     """Run the service until it is told to stop."""
     settings = _settings(options)
-    configure_logging()
+    configure_logging(settings.log_level)
     reuse_freed_memory()
     app = create_app(settings, open_store(settings.storage, **settings.store_options()))
     listener = open_listener(settings)

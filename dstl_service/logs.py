@@ -26,8 +26,11 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(document, default=str)
 
 
-def configure_logging() -> None:
-    """Write all log records of this process to its standard error output as JSON lines."""
+def configure_logging(level: str = "INFO") -> None:
+    """Write the log records of this process from `level` on to its standard error output as JSON lines."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.basicConfig(level=level, handlers=[handler])
+    # What libraries tell in detail may hold credentials and bodies.
+    for name in ("boto3", "botocore", "urllib3", "s3transfer"):
+        logging.getLogger(name).setLevel(logging.WARNING)

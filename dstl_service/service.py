@@ -107,13 +107,14 @@ class ChangelogService:
         self._stopping: asyncio.Task[None] | None = None
         self._stop_by = 0.0
         self._cache = SegmentCache(settings.cache.bytes_max)
+        self._is_refusing = False
         self.service_id = ids.unique_id()
         self.metrics = ServiceMetrics(
             in_flight_bytes=lambda: self._room.used_bytes,
             cache_hits=lambda: self._cache.hits,
             cache_misses=lambda: self._cache.misses,
         )
-        self._room = Room(settings.batch.in_flight_bytes_max, self._held_bytes, self._hurry, self.metrics.refused.inc)
+        self._room = Room(settings.batch.in_flight_bytes_max, self._held_bytes, self._hurry, self._refused)
         self._uploader = Uploader(
             store, self._upload_threads, settings.upload, ids, settings.host_id, slots=settings.upload.threads
         )
@@ -428,6 +429,13 @@ class ChangelogService:
             job.book.release_all(self._clock.monotonic_ms())
             self._schedule(name, job)
 
+    def _refused(self) -> None:
+        """Count who waited in vain for room, and tell once that it has come to this."""
+        self.metrics.refused.inc()
+        if not self._is_refusing:
+            self._is_refusing = True
+            logger.warning("change sets are refused: too much waits for its upload")
+
     def _writable_job(self, set_id: ChangeSetId) -> _Job:
         """Return the job of a set that may be taken in; forget what its checkpoint makes obsolete."""
         for kind, value in (("job", set_id.job), ("operator", set_id.operator)):
@@ -477,6 +485,7 @@ class ChangelogService:
                 newer_epoch=job.epoch,
             )
         if epoch > job.epoch:
+            logger.info("newer epoch", extra={"job": name, "epoch": epoch, "older_epoch": job.epoch})
             job.epoch, job.newest_id = epoch, -1  # a new owner may go on from an earlier checkpoint
             job.book.forget_epochs_before(epoch)
             job.wake()
@@ -516,7 +525,7 @@ class ChangelogService:
             job.last_error = str(error)  # not the error itself: its traceback would keep the bytes in memory
             logger.warning(
                 "upload failed",
-                extra={"job": name, "error": job.last_error},
+                extra={**_fields_of(batch), "error": job.last_error},
                 exc_info=None if isinstance(error, DstlError) else error,
             )
             job.book.failed(batch)
@@ -525,6 +534,10 @@ class ChangelogService:
             self.metrics.upload_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
             self.metrics.upload_bytes.observe(handles[0].object_size_bytes)
             self.metrics.upload_attempts.observe(upload.attempts)
+            level = logging.INFO if upload.attempts > 1 else logging.DEBUG
+            if logger.isEnabledFor(level):
+                facts = {"object": handles[0].object_key, "upload_attempts": upload.attempts}
+                logger.log(level, "change sets uploaded", extra={**_fields_of(batch), **facts})
         job.wake()
         self._start(self._release(job, batch, upload), self._late)
 
@@ -535,6 +548,8 @@ class ChangelogService:
             job.wake()
         job.book.released(batch)
         self._room.freed()
+        if self._room.used_bytes * 2 < self._settings.batch.in_flight_bytes_max:
+            self._is_refusing = False
 
     def _uploaded(self, job: _Job, batch: list[Segment], handles: list[SegmentHandle]) -> None:
         for handle, segment in zip(handles, batch, strict=True):
@@ -629,6 +644,18 @@ def _given_handle(job: str, ref: ChangeSetRef) -> SegmentHandle:
     if handle.entry.id != ref.change_set_id(job) or not handle.object_key.startswith(f"{job}/segments/"):
         raise InvalidInputError(f"the handle in {handle.object_key} is not that of change set {ref.change_set_id(job)}")
     return handle
+
+
+def _fields_of(batch: Sequence[Segment]) -> dict[str, Any]:
+    """Return what a log line says of change sets: of their newest checkpoint, and of the attempts that sent them."""
+    ids = [segment.id for segment in batch]
+    return {
+        "job": ids[0].job,
+        "checkpoint_id": max(set_id.checkpoint_id for set_id in ids),
+        "epoch": max(set_id.writer.epoch for set_id in ids),
+        "attempts": sorted({set_id.writer.attempt for set_id in ids}),
+        "change_sets": len(ids),
+    }
 
 
 def _check_one_writer(job: str, handles: Sequence[SegmentHandle], epoch: int, checkpoint_id: int) -> None:

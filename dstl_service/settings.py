@@ -148,6 +148,8 @@ class ServiceSettings:
     """The longest that a checkpoint may take; uploads must have given up, and orphans must be older, by then."""
     idle_exit_s: int = 0
     """Stop after this time without a request; 0 never. An embedded sidecar uses it to go away with its job."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """What is logged; with DEBUG every upload."""
     shutdown_timeout_s: int = 10
     """How long a stop may take in all: uploads of what the service holds, and answers to those who wait."""
     batch: BatchSettings = field(default_factory=BatchSettings)

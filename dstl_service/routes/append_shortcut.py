@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dstl_service.routes.common import take_in
-from dstl_service.routes.errors import error_response
+from dstl_service.routes.errors import error_response, log_refusal
 from dstl_service.service import ChangelogService
 from dstl_service.wire import NAME
 from storage.errors import DstlError, InvalidInputError
@@ -46,6 +46,7 @@ class AppendShortcut:
             set_id, key_groups, count, checksum, preemptive = asked
             ref = await take_in(service, scope, receive, set_id, key_groups, count, checksum, preemptive=preemptive)
         except DstlError as error:
+            log_refusal(scope, error)
             await error_response(error)(scope, receive, send)
         except ClientDisconnect:
             return

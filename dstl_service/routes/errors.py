@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import re
 from typing import Any
+from urllib.parse import parse_qs
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
-from dstl_service.wire import ErrorBody
+from dstl_service.wire import NAME, ErrorBody
 from storage.errors import DstlError, ErrorKind, InternalError, InvalidInputError, NotFoundError
 
 HTTP_STATUS = {
@@ -49,6 +51,10 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 _PLACE = re.compile(r"\{[^}]*\}")
 
+_NUMBERS = ("checkpoint_id", "epoch", "attempt", "partition", "sqn")
+_JOB_PATH = re.compile(rf"/v1/jobs/({NAME})(?:/checkpoints/([0-9]{{1,16}}))?(?:/|$)")
+_CALLERS_FAULT = frozenset({ErrorKind.INVALID_INPUT, ErrorKind.NOT_FOUND})
+
 logger = logging.getLogger("dstl_service")
 
 
@@ -56,7 +62,8 @@ def install(app: FastAPI) -> None:
     """Have all errors answered in the form of `ErrorBody`."""
 
     @app.exception_handler(DstlError)
-    async def report(_: Request, error: DstlError) -> JSONResponse:
+    async def report(request: Request, error: DstlError) -> JSONResponse:
+        log_refusal(request.scope, error)
         return error_response(error)
 
     @app.exception_handler(RequestValidationError)
@@ -77,6 +84,25 @@ def install(app: FastAPI) -> None:
     async def report_bug(request: Request, error: Exception) -> JSONResponse:
         logger.error("request failed", extra={"path": request.url.path}, exc_info=error)
         return error_response(InternalError(f"the service failed: {type(error).__name__}; see its log"))
+
+
+def log_refusal(scope: Scope, error: DstlError) -> None:
+    """
+    Write a line about a request that was refused, with the job, checkpoint, epoch and attempt that it names.
+
+    Back-pressure has none: it may refuse thousands of requests a second, and the service tells when it begins.
+    """
+    if error.kind is ErrorKind.OVERLOADED:
+        return
+    asked = {name: values[0] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
+    fields: dict[str, object] = {name: int(asked[name]) for name in _NUMBERS if asked.get(name, "").isdecimal()}
+    path = _JOB_PATH.match(scope["path"])
+    if path is not None:
+        fields |= {"job": path[1]} | ({"checkpoint_id": int(path[2])} if path[2] else {})
+    fields |= {name: value for name, value in error.context.items() if name in ("job", *_NUMBERS)}
+    facts = {"method": scope["method"], "path": scope["path"], "kind": error.kind.value, "error": str(error)}
+    level = logging.INFO if error.kind in _CALLERS_FAULT else logging.WARNING
+    logger.log(level, "request refused", extra={**fields, **facts})
 
 
 def _methods(request: Request) -> list[str]:

@@ -42,6 +42,7 @@ class Gate:
             elif name == b"content-length":
                 length = value
         if scope["path"] not in OPEN_PATHS and not self._tokens.accept(authorization):
+            self._tokens.log_refusal((scope.get("client") or ("",))[0], scope["path"])
             error = UnauthorizedError("a valid token is needed")
             await error_response(error, 401, {"www-authenticate": "Bearer", **_CLOSE})(scope, receive, send)
             return

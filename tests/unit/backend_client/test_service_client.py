@@ -23,6 +23,7 @@ from storage.errors import (
     InvalidInputError,
     LostChangesError,
     OverloadedError,
+    UnauthorizedError,
     UnavailableError,
 )
 from storage.model import KeyGroupRange
@@ -320,3 +321,31 @@ def test_abandoned_restore_costs_connection(serve: Callable[..., ScriptedServer]
         assert client.get("/p") == {"ok": True}
 
     assert server.connections == 2
+
+
+REFUSED = b'{"kind": "unauthorized", "message": "a valid token is needed", "context": {}}'
+
+
+def test_exchanged_token_is_taken(serve: Callable[..., ScriptedServer]) -> None:
+    """A refused token is asked for again; the request is repeated with the new one, at once."""
+    tokens = ["old", "new"]
+    server = serve(answer(401, REFUSED), GOOD)
+    with client_of(server, token=lambda: tokens.pop(0)) as client:
+        assert client.get("/a") == {"ok": True}
+
+    assert ["Bearer old" in server.requests[0][0], "Bearer new" in server.requests[1][0]] == [True, True]
+
+
+def test_wrong_token_is_an_error_at_once(serve: Callable[..., ScriptedServer]) -> None:
+    """A token that stays the same is not tried again, and not repeated in the error."""
+    server = serve(answer(401, REFUSED))
+    with client_of(server, token="5ecret", patience_s=600) as client, pytest.raises(UnauthorizedError) as caught:
+        client.get("/a")
+
+    assert "5ecret" not in str(caught.value)
+
+
+def test_missing_authority_is_an_error_at_once(tmp_path: Path) -> None:
+    """A file of certificates that cannot be read stops the first request."""
+    with pytest.raises(InvalidInputError, match="ca_file"):
+        ServiceClient("https://127.0.0.1:1", patience_s=600, ca_file=str(tmp_path / "none")).get("/a")

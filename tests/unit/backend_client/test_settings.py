@@ -92,3 +92,20 @@ def test_service_address_is_the_hosts_own(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.delenv("DSTL_SERVICE")
     assert BackendSettings("file:///s", "job").host_service is None
+
+
+def test_authority_is_the_hosts_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The certificates in a host's environment are used where the option is not set."""
+    monkeypatch.setenv("DSTL_CA_FILE", "/from/environment")
+    assert BackendSettings("file:///s", "job").host_ca_file == "/from/environment"
+    assert BackendSettings("file:///s", "job", ca_file="/mine").host_ca_file == "/mine"
+
+    monkeypatch.delenv("DSTL_CA_FILE")
+    assert BackendSettings("file:///s", "job").host_ca_file is None
+
+
+def test_address_with_password_is_refused_without_it() -> None:
+    """A password in an address is refused, and not repeated."""
+    with pytest.raises(InvalidInputError, match="token_file") as caught:
+        BackendSettings("file:///s", "job", service="http://user:5ecret@host:1")
+    assert "5ecret" not in str(caught.value)

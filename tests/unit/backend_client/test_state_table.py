@@ -37,6 +37,13 @@ def test_new_table_has_no_version(tmp_path: Path) -> None:
     table.close()
 
 
+def test_table_is_closed_to_other_users(tmp_path: Path) -> None:
+    """The folder of a job's tables belongs to its user alone."""
+    StateTable.open(tmp_path / "job").close()
+
+    assert (tmp_path / "job").stat().st_mode & 0o777 == 0o700
+
+
 def test_advanced_table_is_kept(tmp_path: Path) -> None:
     """Changes and version are there again after the table was closed; the last change of a key counts."""
     table = StateTable.open(tmp_path)

@@ -103,6 +103,8 @@ def test_stale_upload_does_not_stand_for_new_set() -> None:
     (right,) = handles_of(batches[1], "job/segments/host/new.seg")
     book.uploaded([right])
     assert book.handles([new.id]) == [right]
+    for batch in batches:
+        book.released(batch)
     assert book.in_flight_bytes == 0
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 
 from dstl_service.app import create_app
@@ -13,6 +15,8 @@ from dstl_service.logs import JsonFormatter
 from dstl_service.settings import ServiceSettings
 from storage.checksum import checksum64
 from storage.memory_store import MemoryStore
+from storage.testing import Fault, FaultKind, FaultyStore
+from tests.unit.dstl_service.http_life import service
 
 PAYLOAD = b"x" * 100
 APPEND = (
@@ -35,6 +39,110 @@ def test_log_line_carries_its_fields() -> None:
     assert (line["event"], line["job"], line["checkpoint_id"], line["level"]) == ("upload failed", "orders", 7, "ERROR")
     assert "ValueError: broken" in line["exception"]
     assert "args" not in line
+
+
+def events(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
+    """Return the log lines of one event, as they are written."""
+    lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
+    return [line for line in lines if line["event"] == event]
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Catch everything that the service logs."""
+    caplog.set_level(logging.DEBUG, "dstl_service")
+    return caplog
+
+
+def test_life_of_checkpoint_is_logged(lines: pytest.LogCaptureFixture) -> None:
+    """Opening, uploading and completing name job, checkpoint, epoch and attempts."""
+    with service(MemoryStore()) as life:
+        life.open()
+        life.complete(0, None, life.append(attempt=7), life.append(b"two", attempt=7, sqn=1))
+
+    assert events(lines, "job opened")[0]["epoch"] == 1
+    upload = events(lines, "change sets uploaded")[0]
+    assert (upload["job"], upload["checkpoint_id"], upload["epoch"], upload["attempts"]) == ("job", 0, 1, [7])
+    assert (upload["change_sets"], upload["upload_attempts"], upload["level"]) == (2, 1, "DEBUG")
+    completed = events(lines, "checkpoint completed")[0]
+    assert (completed["job"], completed["checkpoint_id"], completed["epoch"]) == ("job", 0, 1)
+
+
+def test_failed_upload_and_refused_persist_are_logged(lines: pytest.LogCaptureFixture) -> None:
+    """An upload that failed says whose it was; so does the request that could not be served because of it."""
+    fault = Fault("put", FaultKind.FAIL_BEFORE, "*/segments/*", times=2)
+    with service(FaultyStore(MemoryStore(), fault)) as life:
+        life.open()
+        assert life.persist(life.append(attempt=7)).status_code == 503
+
+    failed = events(lines, "upload failed")[0]
+    assert (failed["job"], failed["checkpoint_id"], failed["epoch"], failed["attempts"]) == ("job", 0, 1, [7])
+    refused = events(lines, "request refused")[0]
+    assert (refused["job"], refused["path"], refused["kind"]) == ("job", "/v1/jobs/job/persist", "unavailable")
+    assert refused["level"] == "WARNING"
+
+
+def test_upload_that_needed_attempts_is_logged(lines: pytest.LogCaptureFixture) -> None:
+    """An upload that was tried more than once is worth a line without asking for details."""
+    fault = Fault("put", FaultKind.FAIL_BEFORE, "*/segments/*")
+    with service(FaultyStore(MemoryStore(), fault)) as life:
+        life.open()
+        assert life.persist(life.append()).status_code == 200
+
+    line = events(lines, "change sets uploaded")[0]
+    assert (line["upload_attempts"], line["level"]) == (2, "INFO")
+
+
+@pytest.mark.parametrize("more", [{}, {"later": 1}], ids=["short way", "long way"])
+def test_fenced_append_is_logged(more: dict[str, int], lines: pytest.LogCaptureFixture) -> None:
+    """A zombie's change set is refused with a line that names its job, checkpoint, epoch and attempt."""
+    with service(MemoryStore()) as life:
+        life.open()
+        life.open()
+        assert life.append_raw(epoch=1, attempt=7, checkpoint_id=3, **more).status_code == 409
+
+    line = events(lines, "request refused")[0]
+    assert (line["kind"], line["job"], line["checkpoint_id"], line["epoch"]) == ("fenced", "job", 3, 1)
+    assert (line["attempt"], line["level"]) == (7, "WARNING")
+
+
+def test_newer_epoch_is_logged(lines: pytest.LogCaptureFixture) -> None:
+    """A host that learns of a newer driver from its tasks says so."""
+    with service(MemoryStore()) as life:
+        life.open()
+        life.append(epoch=5)
+
+    line = events(lines, "newer epoch")[-1]
+    assert (line["job"], line["epoch"], line["older_epoch"]) == ("job", 5, 1)
+
+
+def test_back_pressure_is_logged_once(lines: pytest.LogCaptureFixture) -> None:
+    """Refused change sets may be thousands: that it begins is one line, each single one is none."""
+    store = FaultyStore(MemoryStore(), Fault("put", FaultKind.DELAY, "*/segments/*", times=99))
+    try:
+        with service(store) as life:
+            life.open()
+            life.append(b"x" * 1500)
+            for sqn in range(1, 5):
+                assert life.append_raw(b"x" * 1500, sqn=sqn).status_code == 429
+    finally:
+        store.heal()
+
+    assert len(events(lines, "change sets are refused: too much waits for its upload")) == 1
+    assert events(lines, "request refused") == []
+
+
+def test_strangers_do_not_fill_the_log(lines: pytest.LogCaptureFixture) -> None:
+    """Requests without the token are counted in one line a second, which does not have what they sent."""
+    with service(MemoryStore(), token="secret") as life:
+        for _ in range(20):
+            headers = {"authorization": "Bearer guessed"}
+            assert life.client.get("/v1/info?key=guessed", headers=headers).status_code == 401
+
+    found = events(lines, "request without a valid token")
+    assert 1 <= len(found) < 20
+    assert found[0]["path"] == "/v1/info"
+    assert "guessed" not in json.dumps(found)
 
 
 def test_metrics_count_what_happened() -> None:

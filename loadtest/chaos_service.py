@@ -22,7 +22,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,25 +75,25 @@ class World:
 
     def __init__(self, storage: str, environment: Mapping[str, str], kills: int, seed: str) -> None:
         self.outcome = Outcome()
-        self._storage = storage
+        self.storage = storage
         self._kills = kills
         self._random = random.Random(seed)
         self._phases = Phases()
         self._service = ForkedService(storage, {**SETTINGS, **environment})
         address = self._service.address
-        self._drivers = [Driver(f"job-{n}", address, f"{seed}/{n}", self._phases) for n in range(JOBS)]
+        self.drivers = [Driver(f"job-{n}", address, f"{seed}/{n}", self._phases) for n in range(JOBS)]
 
     def run(self) -> None:
         """Kill, let the drivers come to an end, and verify."""
         with self._service:
-            for driver in self._drivers:
+            for driver in self.drivers:
                 driver.start()
             try:
                 self._kill_all()
             finally:
-                for driver in self._drivers:
+                for driver in self.drivers:
                     driver.stop()
-                for driver in self._drivers:
+                for driver in self.drivers:
                     driver.join()
         self._verify()
 
@@ -100,7 +101,7 @@ class World:
         kinds = [_AIMS[number % len(_AIMS)] for number in range(self._kills)]
         self._random.shuffle(kinds)
         for kind in kinds:
-            if any(driver.failure is not None for driver in self._drivers):
+            if any(driver.failure is not None for driver in self.drivers):
                 return
             if not self._phases.wait_for_next(kind, self._random.randint(1, 3), _PHASE_TIMEOUT_S):
                 self.outcome.failures.append(f"no driver came to a request of kind {kind!r}")
@@ -113,14 +114,14 @@ class World:
             self._service.start()
 
     def _verify(self) -> None:
-        outcome, store = self.outcome, open_store(self._storage)
-        for driver in self._drivers:
+        outcome, store = self.outcome, open_store(self.storage)
+        for driver in self.drivers:
             outcome.checkpoints += driver.checkpoints
             outcome.persisted += driver.persisted
             outcome.repeated += driver.repeated
             if driver.failure is not None:
                 outcome.failures.append(f"{driver.job}: {driver.failure!r}")
-            verify(store, driver, outcome.findings)
+            verify(self.storage, store, driver, outcome.findings)
         outcome.findings.orphans += ["a leftover"] * remove_leftovers(store, SystemClock(), 0)
         store.close()
 
@@ -139,8 +140,7 @@ def run(kills: int, seed: int, folder: Path) -> tuple[list[Figure], list[Outcome
     """
     started = time.monotonic()
     kills_s3 = round(kills * S3_SHARE)
-    with S3Server(folder / "s3") as server:
-        os.environ.update(server.env())  # the verification opens the same storage
+    with S3Server(folder / "s3") as server, _environment(server.env()):
         server.create_bucket(_BUCKET)
         worlds = [
             World((folder / "local").as_uri(), {}, kills - kills_s3, f"{seed}/local"),
@@ -180,6 +180,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"  {figure.name:55} {figure.value:10,.0f} {figure.unit}{mark}")
     write_report_json(Path("reports/chaos-service.json"), figures)
     return strict_exit_code(figures) if os.environ.get("STRICT") == "1" else 0
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process, by which the verification finds the S3 server."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _run(world: World) -> None:

@@ -6,10 +6,12 @@ No service takes part: what is read here is what any later process would find.
 
 from __future__ import annotations
 
+import io
 from collections import Counter
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 
-from dstl_service.fsck import check_job
+from dstl_service.cli import main
 from dstl_service.garbage_collector import collect_garbage
 from dstl_service.job_store import JobStore
 from dstl_service.restore import plan_restore, read_plan
@@ -44,8 +46,16 @@ class Findings:
     """What is left after garbage collection although nothing names it."""
 
 
-def verify(store: ObjectStore, driver: Driver, findings: Findings) -> None:
-    """Compare a job whose driver has stopped, delete its garbage, and compare it again."""
+def verify(storage: str, store: ObjectStore, driver: Driver, findings: Findings) -> None:
+    """
+    Compare a job whose driver has stopped, delete its garbage, and compare it again.
+
+    Args:
+        storage: URL of the store, for ``dstl fsck``.
+        store: Where the job is.
+        driver: Knows what its state must be.
+        findings: What is found is added to it.
+    """
     clock = SystemClock()
 
     def opened() -> JobStore:
@@ -56,7 +66,7 @@ def verify(store: ObjectStore, driver: Driver, findings: Findings) -> None:
     _compare(store, opened(), driver, findings)
     findings.collected += len(collect_garbage(store, opened(), driver.job, clock, age_min_ms=0).orphans)
     _compare(store, opened(), driver, findings)
-    findings.lost += [f"{driver.job}: {problem}" for problem in check_job(store, opened(), driver.job).problems]
+    findings.lost += _fsck(storage, driver.job)
     findings.orphans += _unnamed(store, opened(), driver.job)
 
 
@@ -92,6 +102,17 @@ def _restored(store: ObjectStore, jobs: JobStore, operator: str, checkpoint_id: 
         apply(table, dict(decode_change_set(payload, handle.object_key)))
     places = Counter((handle.object_key, handle.entry.offset_bytes) for handle in plan.handles)
     return table, sum(count > 1 for count in places.values())
+
+
+def _fsck(storage: str, job: str) -> list[str]:
+    """Return what ``dstl fsck`` has to complain about."""
+    with redirect_stdout(io.StringIO()) as output:
+        code = main(["fsck", "--storage", storage, job])
+    return (
+        []
+        if code == 0
+        else [f"{job}: {line}" for line in output.getvalue().splitlines() or [f"fsck ended with {code}"]]
+    )
 
 
 def _unnamed(store: ObjectStore, jobs: JobStore, job: str) -> list[str]:

@@ -1,0 +1,49 @@
+"""
+A real service that is killed at random moments; the short form of ``make chaos-service``.
+
+A failure means that something which was acknowledged is lost or doubled, or that a kill leaves garbage for ever. The
+seed that is printed repeats the script: ``python -m loadtest.chaos_service --seed …``.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from loadtest.chaos.verify import Findings, verify
+from loadtest.chaos_service import World, run
+from storage.open import open_store
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+KILLS = 12
+
+
+def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
+    """Each acknowledged set is restored once, no checkpoint names a lost one, no orphan stays (I3, I5, I8, I12)."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+
+    figures, outcomes = run(KILLS, seed, tmp_path)
+
+    assert [outcome.failures + outcome.findings.lost + outcome.findings.different for outcome in outcomes] == [[], []]
+    assert [figure.name for figure in figures if figure.holds is False] == []
+
+
+def test_planted_loss_is_found(tmp_path: Path) -> None:
+    """The comparison notices an object that is gone, and a checkpoint that is not the one that was acknowledged."""
+    world = World(tmp_path.as_uri(), {}, 0, "planted")
+    world.run()
+    assert world.outcome.failures + world.outcome.findings.lost + world.outcome.findings.different == []
+
+    store = open_store(world.storage)
+    first, second, *_ = world.drivers
+    store.delete([next(iter(store.list(f"{first.job}/segments/"))).key])
+    store.delete([list(store.list(f"{second.job}/checkpoints/"))[-1].key])
+    found = Findings()
+    verify(world.storage, store, first, found)
+    assert found.lost
+    verify(world.storage, store, second, found)
+    assert found.different

@@ -41,7 +41,7 @@ async def take_in(
     """
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     if not length.isdigit():
-        raise InvalidInputError("a change set needs a content-length")
+        raise InvalidInputError(f"a change set needs a content-length, of at most {service.change_set_bytes_max}")
     async with service.room_for(set_id, int(length)):
         payload = await _collect_body(receive, int(length))
         return service.append(Segment(set_id, key_groups, count, payload, checksum), preemptive=preemptive)

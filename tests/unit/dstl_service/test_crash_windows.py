@@ -118,10 +118,12 @@ def test_stale_failure_does_not_touch_new_set() -> None:
         book.forget_up_to(0) if item is old else None
 
     book.failed([old])
+    book.released([old])
 
     assert book.is_uploading([new.id])
     assert book.take_batch(0) == []
     book.uploaded(handles_of(batch))
+    book.released(batch)
     assert book.in_flight_bytes == 0
 
 

@@ -1,0 +1,147 @@
+"""
+The simulated driver: owns the job by an epoch, runs batch after batch on the hosts, and completes their checkpoints.
+
+It also keeps the truth: what every table must hold at the newest completed checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gevent.queue import Queue
+
+from backend_client.coordinator import JobSession
+from backend_client.service_client import ServiceClient
+from backend_client.settings import BackendSettings
+from dstl_service.wire import OperatorInfo
+from loadtest.load.hosts import ATTEMPTS_PER_TASK, OPERATOR, Batch, Record, SimulatedHost, TaskResult, measured
+from loadtest.load.settings import LoadSettings
+from loadtest.load.workload import SimulatedTable, WrongDataError
+from storage.model import KeyGroupRange
+
+RESTART_EVERY = 100
+"""After so many checkpoints the driver is started anew: it takes the job over with a higher epoch."""
+
+_TASK_TIMEOUT_S = 90
+_QUERY_ID = "load-test"
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A checkpoint that came to exist, and what it cost."""
+
+    checkpoint_id: int
+    latency_ms: float
+    bytes_written: int
+    objects_written: int
+
+
+class SimulatedDriver:
+    """
+    Runs the batches of one job.
+
+    Args:
+        settings: Of the load test.
+        record: Where its requests are reported.
+    """
+
+    def __init__(self, settings: LoadSettings, record: Record) -> None:
+        assert settings.service is not None
+        self._settings = settings
+        self._record = record
+        self._client = ServiceClient(settings.service, settings.token)
+        # The storage is the service's affair; what is said here is not used.
+        self._backend = BackendSettings(
+            "file:///unused", settings.job, service=settings.service, max_parallelism=settings.max_parallelism
+        )
+        self._session: JobSession | None = None
+        self._truth = SimulatedTable(KeyGroupRange(0, settings.max_parallelism - 1))
+        self._next_attempt = 0
+        self._results: list[TaskResult] = []
+
+    def run_batch(self, hosts: Sequence[SimulatedHost]) -> Completed:
+        """
+        Run the next batch on these hosts, with as many partitions as they have slots, and complete its checkpoint.
+
+        Raises:
+            Exception: It failed and was reported as such; the next call is that of a driver started anew.
+        """
+        session = self._owned_session()
+        checkpoint_id = session.base.id + 1 if session.base else 0
+        try:
+            self._results = self._run_tasks(session, checkpoint_id, hosts)
+            completed = self._complete(session, checkpoint_id)
+        except Exception:
+            self._session = None
+            raise
+        self._accept(session)
+        if (checkpoint_id + 1) % RESTART_EVERY == 0:
+            self._session = None
+        return completed
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def _owned_session(self) -> JobSession:
+        """Take the job over, unless this driver has it; what is found must be what was completed."""
+        if self._session is None:
+            with measured(self._record, "open"):
+                session = JobSession.open(self._client, self._backend)
+                if _text(session) != self._truth.version and self._results:
+                    self._accept(session)  # its answer was lost, and the checkpoint exists
+                if _text(session) != self._truth.version:
+                    raise WrongDataError(
+                        f"the job stands at {_text(session)}, its last checkpoint {self._truth.version}"
+                    )
+            self._results = []
+            self._session = session
+        return self._session
+
+    def _accept(self, session: JobSession) -> None:
+        """From now on, tables must hold the changes of the batch."""
+        for result in self._results:
+            self._truth.apply(result.changes)
+        self._results = []
+        self._truth.version = _text(session)
+
+    def _run_tasks(self, session: JobSession, checkpoint_id: int, hosts: Sequence[SimulatedHost]) -> list[TaskResult]:
+        with measured(self._record, "begin"):
+            session.begin(checkpoint_id)
+        parallelism = min(sum(len(host) for host in hosts), session.max_parallelism)
+        batch = Batch(
+            checkpoint_id=checkpoint_id,
+            epoch=session.epoch,
+            attempt_first=self._next_attempt,
+            base=_text(session),
+            parallelism=parallelism,
+            max_parallelism=session.max_parallelism,
+            truth=self._truth,
+            results=Queue(),
+        )
+        self._next_attempt += ATTEMPTS_PER_TASK * parallelism
+        partition = 0
+        for host in hosts:
+            host.give(batch, partition)
+            partition += len(host)
+        arrived = [batch.results.get(timeout=_TASK_TIMEOUT_S) for _ in range(parallelism)]
+        for result in arrived:
+            if isinstance(result, Exception):
+                raise result
+        return [result for result in arrived if isinstance(result, TaskResult)]
+
+    def _complete(self, session: JobSession, checkpoint_id: int) -> Completed:
+        refs = [ref for result in self._results for ref in result.refs]
+        operators = [OperatorInfo(OPERATOR, len(self._results), "", {})]
+        with measured(self._record, "checkpoint") as checkpoint:
+            with measured(self._record, "persist") as persist:
+                persist.size_bytes = sum(ref.size_bytes for ref in refs)
+                self._client.persist(self._settings.job, session.epoch, refs)
+            answer = session.complete(checkpoint_id, refs, operators, _QUERY_ID, "")
+            checkpoint.size_bytes = answer.bytes_written
+        return Completed(checkpoint_id, checkpoint.elapsed_ms, answer.bytes_written, answer.objects_written)
+
+
+def _text(session: JobSession) -> str | None:
+    return session.base.to_text() if session.base else None

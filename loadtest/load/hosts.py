@@ -1,0 +1,237 @@
+"""
+The simulated hosts: slots that restore, verify and append over HTTP, each over a connection of its own.
+
+Written for gevent: every slot is a greenlet, and a slot that waits for the service lets the others work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from gevent.pool import Group
+from gevent.queue import Empty, Queue
+
+from backend_client.change_set import decode_change_set, encode_change_set
+from backend_client.key_groups import key_group_range
+from backend_client.log_writer import LogTarget
+from backend_client.service_client import ServiceClient
+from dstl_service.wire import ChangeSetRef
+from loadtest.load.settings import LoadSettings
+from loadtest.load.workload import Changes, SimulatedTable, TaskPlan, Workload, WrongDataError
+from storage.checksum import checksum64
+from storage.errors import error_from_dict
+from storage.model import KeyGroupRange
+
+OPERATOR = "load"
+ATTEMPTS_PER_TASK = 2
+"""One that Spark may not accept, and one that it accepts."""
+
+
+class HostGoneError(RuntimeError):
+    """The host left before it began its part of a batch; the batch is run again by the others. No failure."""
+
+
+class Record(Protocol):
+    """Where measured requests go."""
+
+    def __call__(self, name: str, elapsed_ms: float, size_bytes: int, error: Exception | None) -> None:
+        """Take one request of the kind `name`, failed if there is an error."""
+        ...
+
+
+@dataclass(slots=True)
+class Measured:
+    """What a measured block says of itself, and how long it took."""
+
+    size_bytes: int = 0
+    elapsed_ms: float = 0.0
+
+
+@contextmanager
+def measured(record: Record, name: str) -> Iterator[Measured]:
+    """Report the block as one request, with its error if it raises one; not at all if its host has left."""
+    request = Measured()
+    started_s = time.perf_counter()
+    try:
+        yield request
+    except HostGoneError:
+        raise
+    except Exception as error:
+        record(name, (time.perf_counter() - started_s) * 1000, request.size_bytes, error)
+        raise
+    request.elapsed_ms = (time.perf_counter() - started_s) * 1000
+    record(name, request.elapsed_ms, request.size_bytes, None)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """The receipt of a task that was accepted, and what its sets hold."""
+
+    partition: int
+    refs: list[ChangeSetRef]
+    changes: Changes
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the driver ships to the tasks of a batch; each puts its result, or its error, into `results`."""
+
+    checkpoint_id: int
+    epoch: int
+    attempt_first: int
+    base: str | None
+    parallelism: int
+    max_parallelism: int
+    truth: SimulatedTable
+    """What completed checkpoints hold, up to `base`."""
+    results: Queue[TaskResult | Exception]
+
+
+class SimulatedHost:
+    """
+    A host with slots, which serves the batches that the driver gives it.
+
+    Args:
+        settings: Of the load test.
+        slots: How many tasks run here at the same time.
+        record: Where its requests are reported.
+    """
+
+    def __init__(self, settings: LoadSettings, slots: int, record: Record) -> None:
+        assert settings.service is not None
+        self._workload = Workload(settings.seed, settings.max_parallelism)
+        self._slots = [
+            _Slot(ServiceClient(settings.service, settings.token), settings.job, record) for _ in range(slots)
+        ]
+        self._work: Queue[tuple[Batch, int]] = Queue()
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def give(self, batch: Batch, partition_first: int) -> None:
+        """Hand over a batch: this host runs one partition per slot, from this one on."""
+        self._work.put((batch, partition_first))
+        if self._is_closed:
+            self._give_back()
+
+    def serve(self, timeout_s: float) -> None:
+        """Run the tasks of the next batch, if one comes in time."""
+        try:
+            batch, partition_first = self._work.get(timeout=timeout_s)
+        except Empty:
+            return
+        tasks = Group()
+        for partition, slot in zip(self._partitions(batch, partition_first), self._slots, strict=False):
+            tasks.spawn(self._run, slot, batch, partition)
+        tasks.join()
+
+    def close(self) -> None:
+        """Leave: give back what was not begun, and close all connections."""
+        self._is_closed = True
+        self._give_back()
+        for slot in self._slots:
+            slot.close()
+
+    def _give_back(self) -> None:
+        while not self._work.empty():
+            batch, partition_first = self._work.get_nowait()
+            for _ in self._partitions(batch, partition_first):
+                batch.results.put(HostGoneError("the host left"))
+
+    def _partitions(self, batch: Batch, partition_first: int) -> range:
+        return range(partition_first, min(partition_first + len(self), batch.parallelism))
+
+    def _run(self, slot: _Slot, batch: Batch, partition: int) -> None:
+        plan = self._workload.plan(batch.checkpoint_id, partition, batch.parallelism)
+        try:
+            batch.results.put(slot.run(batch, partition, plan))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the driver must not wait for this task for ever
+            batch.results.put(error)
+
+
+class _Slot:
+    """One task at a time, with the table that the task before left here."""
+
+    def __init__(self, client: ServiceClient, job: str, record: Record) -> None:
+        self._client = client
+        self._job = job
+        self._record = record
+        self._table: SimulatedTable | None = None
+
+    def run(self, batch: Batch, partition: int, plan: TaskPlan) -> TaskResult:
+        """Advance the table to the base, verify it, and log what the plan says."""
+        key_groups = key_group_range(partition, batch.parallelism, batch.max_parallelism)
+        if self._table is None or self._table.key_groups != key_groups or plan.is_table_lost:
+            self._table = SimulatedTable(key_groups)
+        self._advance(self._table, batch)
+        if plan.rescaled is not None:
+            self._advance(SimulatedTable(plan.rescaled), batch)
+        attempt = batch.attempt_first + ATTEMPTS_PER_TASK * partition
+        if plan.loser is not None:
+            self._append(batch, partition, key_groups, attempt, 0, plan.loser, preemptive=False)
+        refs = []
+        for sqn, changes in enumerate(plan.sets):
+            preemptive = sqn < len(plan.sets) - 1
+            ref = self._append(batch, partition, key_groups, attempt + 1, sqn, changes, preemptive=preemptive)
+            if plan.is_sent_twice and ref != self._append(
+                batch, partition, key_groups, attempt + 1, sqn, changes, preemptive=preemptive
+            ):
+                raise WrongDataError(f"the same change set has two references: {ref}")
+            refs.append(ref)
+        return TaskResult(partition, refs, plan.changes())
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def _advance(self, table: SimulatedTable, batch: Batch) -> None:
+        if batch.base is None:
+            table.clear()
+        elif table.version != batch.base:
+            with measured(self._record, "restore") as request:
+                try:
+                    request.size_bytes = _restore(self._client, self._job, table, batch.base)
+                    table.check(batch.truth)
+                except BaseException:
+                    table.clear()
+                    raise
+
+    def _append(
+        self,
+        batch: Batch,
+        partition: int,
+        key_groups: KeyGroupRange,
+        attempt: int,
+        sqn: int,
+        changes: Changes,
+        *,
+        preemptive: bool,
+    ) -> ChangeSetRef:
+        payload = encode_change_set(changes)
+        target = LogTarget(self._job, OPERATOR, batch.checkpoint_id, batch.epoch, attempt, partition, key_groups)
+        with measured(self._record, "append") as request:
+            request.size_bytes = len(payload)
+            return self._client.append(target, sqn, payload, checksum64(payload), len(changes), preemptive=preemptive)
+
+
+def _restore(client: ServiceClient, job: str, table: SimulatedTable, want: str) -> int:
+    """Bring the table to `want`, verifying each segment's checksum; return the bytes that came."""
+    size_bytes = 0
+    with client.restore(job, OPERATOR, table.key_groups, table.version, want) as frames:
+        for header, payload in frames:
+            if header["kind"] == "error" and isinstance(header["error"], dict):
+                raise error_from_dict(header["error"])
+            if header["kind"] == "plan" and header["full"]:
+                table.clear()
+            elif header["kind"] == "segment":
+                if f"{checksum64(payload):016x}" != header["checksum"]:
+                    raise WrongDataError(f"a segment of {header['object']} has another checksum than it says")
+                table.apply(dict(decode_change_set(payload, str(header["object"]))))
+                size_bytes += len(payload)
+    table.version = want
+    return size_bytes

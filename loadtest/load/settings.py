@@ -1,0 +1,94 @@
+"""
+What a load test is told: by the variables of its environment, which are those of `make load`.
+
+Values only. The program and the locust process that it starts read the same variables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from storage.errors import InvalidInputError
+from storage.model import KEY_GROUP_MAX
+
+MAX_PARALLELISM_MIN = 128
+"""Key groups of the job, unless there are more slots."""
+
+STORAGES = ("s3", "file")
+
+REPORT_VARIABLE = "DSTL_LOAD_REPORT"
+"""Names the file for the figures of a headless run, which ends by itself; without it, the web page ends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """How many slots, how often, how long, and against what."""
+
+    slots: int = 100
+    """Tasks of a batch: each checkpoint has change sets of all of them."""
+    hosts: int = 4
+    """Simulated hosts, among which the slots are divided. Each is one of locust's users."""
+    rate: float = 5.0
+    """Checkpoints per second of the one job."""
+    duration_s: int = 60
+    """How long batches are begun."""
+    storage: str = "s3"
+    """``s3``: a VersityGW of the test's own; ``file``: a temporary folder. Unused with `service`."""
+    service: str | None = None
+    """Address of a running service, ``unix:///path`` or ``http://host:port``; without it, the test starts one."""
+    token: str | None = None
+    """Token of a service that asks for one."""
+    seed: int = 0
+    """What decides keys, values, sizes and faults."""
+    job: str = "load"
+    """Name of the job. In a store that lasts, take a new one for every run."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.hosts <= self.slots <= KEY_GROUP_MAX + 1:
+            raise InvalidInputError(
+                f"HOSTS and SLOTS must be 1 <= HOSTS <= SLOTS <= {KEY_GROUP_MAX + 1}: {self.hosts}, {self.slots}"
+            )
+        if not (0 < self.rate < math.inf and self.duration_s > 0):
+            raise InvalidInputError(f"RATE and DURATION must be positive: {self.rate}, {self.duration_s}")
+        if self.storage not in STORAGES:
+            raise InvalidInputError(f"STORAGE must be one of {', '.join(STORAGES)}: {self.storage!r}")
+
+    @property
+    def max_parallelism(self) -> int:
+        """The least power of two that gives every slot a key group, and at least Flink's and Spark's usual number."""
+        return max(MAX_PARALLELISM_MIN, 1 << (self.slots - 1).bit_length())
+
+    def slots_of(self, host: int) -> int:
+        """Return how many slots the host of this number has; the first ones have what does not divide."""
+        return self.slots // self.hosts + int(host < self.slots % self.hosts)
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> LoadSettings:
+        """
+        Read SLOTS, HOSTS, RATE, DURATION (seconds), STORAGE, SERVICE, SEED, JOB and DSTL_TOKEN; empty is unset.
+
+        Raises:
+            InvalidInputError: One has a value that it cannot have.
+        """
+        given = {name: value for name, value in environment.items() if value}
+        default = cls()
+        try:
+            return cls(
+                slots=int(given.get("SLOTS", default.slots)),
+                hosts=int(given.get("HOSTS", min(default.hosts, int(given.get("SLOTS", default.slots))))),
+                rate=float(given.get("RATE", default.rate)),
+                duration_s=int(given.get("DURATION", default.duration_s)),
+                storage=given.get("STORAGE", default.storage),
+                service=given.get("SERVICE"),
+                token=given.get("DSTL_TOKEN"),
+                seed=int(given.get("SEED", default.seed)),
+                job=given.get("JOB", default.job),
+            )
+        except InvalidInputError:
+            raise
+        except ValueError as error:
+            raise InvalidInputError(
+                f"SLOTS, HOSTS, DURATION and SEED are whole numbers, RATE a number: {error}"
+            ) from None

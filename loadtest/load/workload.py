@@ -1,0 +1,148 @@
+"""
+What the tasks of a simulated job do, and what their tables must hold afterwards. No I/O.
+
+Everything follows from the seed, the checkpoint and the partition, in whatever order tasks run. Keys are laid out as
+those of tables (key group first), so that ranges of key groups can be told apart.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from backend_client.key_groups import key_group_range
+from storage.model import KeyGroupRange
+
+Changes = dict[bytes, bytes | None]
+
+_KEY = struct.Struct(">HHI")
+_STATE_ID = 1
+_KEYS_PER_KEY_GROUP = 200
+_CHANGES_MEDIAN = 40
+_CHANGES_SIGMA = 0.6
+_VALUE_BYTES = (60, 160)
+_DELETED = 0.03
+_LARGE_CHANGES = 400
+_LARGE_VALUE_BYTES = (300, 700)
+
+LARGE = 0.02
+"""Share of tasks that send a set of about 150 KB ahead, pre-emptively, before their tail."""
+LOST = 0.004
+"""Share of tasks that find no table and restore from nothing, as after a move to another host."""
+RESCALED = 0.004
+"""Share of tasks that also restore a range of another parallelism from nothing, as after a rescale."""
+RETRIED = 0.01
+"""Share of tasks with an earlier attempt, whose sets no checkpoint may ever name."""
+REPEATED = 0.01
+"""Share of tasks that send their sets twice, as after a lost response."""
+
+
+class WrongDataError(AssertionError):
+    """A restore gave something else than what completed checkpoints hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlan:
+    """What one task of a batch does besides advancing its table."""
+
+    sets: list[Changes]
+    """In the order in which they are sent; all but the last pre-emptively."""
+    loser: Changes | None
+    """The set of an attempt that Spark does not accept, if there is one."""
+    is_table_lost: bool
+    is_sent_twice: bool
+    rescaled: KeyGroupRange | None
+    """A range that a task of another parallelism would restore."""
+
+    def changes(self) -> Changes:
+        """Return the last value of every key that the accepted attempt changes."""
+        merged: Changes = {}
+        for changes in self.sets:
+            merged.update(changes)
+        return merged
+
+
+class Workload:
+    """Decides by a seed what tasks do."""
+
+    def __init__(self, seed: int, max_parallelism: int) -> None:
+        self._seed = seed
+        self._max_parallelism = max_parallelism
+
+    def plan(self, checkpoint_id: int, partition: int, parallelism: int) -> TaskPlan:
+        """Return what the task of this partition does in the batch of this checkpoint."""
+        chance = random.Random(f"{self._seed}/{checkpoint_id}/{partition}/{parallelism}")
+        key_groups = key_group_range(partition, parallelism, self._max_parallelism)
+        sets = []
+        if chance.random() < LARGE:
+            sets.append(_changes(chance, key_groups, _LARGE_CHANGES, _LARGE_VALUE_BYTES))
+        count = max(1, round(chance.lognormvariate(0, _CHANGES_SIGMA) * _CHANGES_MEDIAN))
+        sets.append(_changes(chance, key_groups, count, _VALUE_BYTES))
+        return TaskPlan(
+            sets=sets,
+            loser=_changes(chance, key_groups, count, _VALUE_BYTES) if chance.random() < RETRIED else None,
+            is_table_lost=chance.random() < LOST,
+            is_sent_twice=chance.random() < REPEATED,
+            rescaled=self._other_range(chance, parallelism) if chance.random() < RESCALED else None,
+        )
+
+    def _other_range(self, chance: random.Random, parallelism: int) -> KeyGroupRange:
+        other = min(self._max_parallelism, chance.randint(max(1, parallelism // 2), parallelism * 2))
+        return key_group_range(chance.randrange(other), other, self._max_parallelism)
+
+
+@dataclass(slots=True)
+class SimulatedTable:
+    """A table as a task sees it: what it holds by key group, and its version."""
+
+    key_groups: KeyGroupRange
+    version: str | None = None
+    content: dict[int, dict[bytes, bytes]] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.version = None
+        self.content.clear()
+
+    def apply(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Take over what of the changes lies in the table's range."""
+        for key, value in changes.items():
+            key_group = int.from_bytes(key[:2], "big")
+            if not self.key_groups.contains(key_group):
+                continue
+            if value is None:
+                self.content.get(key_group, {}).pop(key, None)
+            else:
+                self.content.setdefault(key_group, {})[key] = value
+
+    def check(self, truth: SimulatedTable) -> None:
+        """
+        Compare with what completed checkpoints hold.
+
+        Raises:
+            WrongDataError: A key is missing, is there and should not be, or has another value.
+        """
+        for key_group in range(self.key_groups.first, self.key_groups.last + 1):
+            found, expected = self.content.get(key_group, {}), truth.content.get(key_group, {})
+            if found == expected:
+                continue
+            wrong = [key for key in found.keys() & expected.keys() if found[key] != expected[key]]
+            raise WrongDataError(
+                f"key group {key_group} at checkpoint {self.version}: {len(expected.keys() - found.keys())} keys are "
+                f"missing, {len(found.keys() - expected.keys())} too many, {len(wrong)} have a wrong value"
+            )
+
+
+def _changes(
+    chance: random.Random, key_groups: KeyGroupRange, count: int, value_bytes: tuple[int, int]
+) -> dict[bytes, bytes | None]:
+    """Change about `count` keys; those with low numbers are the hot ones."""
+    changes: Changes = {}
+    low, high = value_bytes
+    for _ in range(count):
+        number = int(_KEYS_PER_KEY_GROUP * chance.random() ** 2)
+        key = _KEY.pack(key_groups.first + chance.randrange(len(key_groups)), _STATE_ID, number)
+        changes[key] = None if chance.random() < _DELETED else chance.randbytes(chance.randrange(low, high))
+    return changes

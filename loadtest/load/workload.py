@@ -24,6 +24,7 @@ _CHANGES_MEDIAN = 40
 _CHANGES_SIGMA = 0.6
 _VALUE_BYTES = (60, 160)
 _DELETED = 0.03
+_NOISE_BYTES = 8192  # from which values are cut: drawing each by itself would be half of what a task costs here
 _LARGE_CHANGES = 400
 _LARGE_VALUE_BYTES = (300, 700)
 
@@ -141,8 +142,10 @@ def _changes(
     """Change about `count` keys; those with low numbers are the hot ones."""
     changes: Changes = {}
     low, high = value_bytes
+    noise = chance.randbytes(_NOISE_BYTES)
     for _ in range(count):
         number = int(_KEYS_PER_KEY_GROUP * chance.random() ** 2)
         key = _KEY.pack(key_groups.first + chance.randrange(len(key_groups)), _STATE_ID, number)
-        changes[key] = None if chance.random() < _DELETED else chance.randbytes(chance.randrange(low, high))
+        size, start = chance.randint(low, high), chance.randrange(_NOISE_BYTES - high)
+        changes[key] = None if chance.random() < _DELETED else noise[start : start + size]
     return changes

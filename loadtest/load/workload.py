@@ -143,9 +143,10 @@ def _changes(
     changes: Changes = {}
     low, high = value_bytes
     noise = chance.randbytes(_NOISE_BYTES)
+    draw = chance.random  # five times as fast as `randrange`, and a thousand tasks a second call this
     for _ in range(count):
-        number = int(_KEYS_PER_KEY_GROUP * chance.random() ** 2)
-        key = _KEY.pack(key_groups.first + chance.randrange(len(key_groups)), _STATE_ID, number)
-        size, start = chance.randint(low, high), chance.randrange(_NOISE_BYTES - high)
-        changes[key] = None if chance.random() < _DELETED else noise[start : start + size]
+        number = int(_KEYS_PER_KEY_GROUP * draw() ** 2)
+        key = _KEY.pack(key_groups.first + int(draw() * len(key_groups)), _STATE_ID, number)
+        size, start = low + int(draw() * (high - low)), int(draw() * (_NOISE_BYTES - high))
+        changes[key] = None if draw() < _DELETED else noise[start : start + size]
     return changes

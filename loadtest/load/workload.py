@@ -28,7 +28,7 @@ _NOISE_BYTES = 8192  # from which values are cut: drawing each by itself would b
 _LARGE_CHANGES = 400
 _LARGE_VALUE_BYTES = (300, 700)
 
-LARGE = 0.02
+LARGE = 0.005
 """Share of tasks that send a set of about 150 KB ahead, pre-emptively, before their tail."""
 LOST = 0.004
 """Share of tasks that find no table and restore from nothing, as after a move to another host."""

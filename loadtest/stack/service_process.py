@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -33,10 +33,14 @@ class ServiceProcess:
     Args:
         storage: URL of its storage.
         environment: What its environment has beside this process's, such as settings and credentials.
+        arguments: What its command line has beside storage and socket.
     """
 
-    def __init__(self, storage: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, storage: str, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+    ) -> None:
         self._storage = storage
+        self._arguments = arguments
         self._environment = environment or {}
         # Paths of Unix sockets have at most 108 characters, which folders of test runs may pass.
         self._folder = tempfile.TemporaryDirectory(prefix="ds")
@@ -76,7 +80,7 @@ class ServiceProcess:
         command = [sys.executable, "-m", "dstl_service", "serve", "--storage", self._storage]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "--socket", str(self.socket_path)],
+                [*command, "--socket", str(self.socket_path), *self._arguments],
                 env={**os.environ, **self._environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

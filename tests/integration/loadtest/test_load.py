@@ -1,0 +1,215 @@
+"""The load test itself: in a short form through locust, and its driver and hosts on a service of their own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import gevent
+import pytest
+
+from loadtest.load.driver import SimulatedDriver
+from loadtest.load.hosts import HostGoneError, SimulatedHost
+from loadtest.load.settings import LoadSettings
+from loadtest.load.workload import WrongDataError
+from loadtest.stack.service_process import ServiceProcess
+from storage.errors import UnavailableError
+from storage.open import open_store
+from tests.e2e.support import wait_until
+from tests.stack.servers import free_port
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[3]
+
+
+def load_command(folder: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "loadtest.load", "--reports", str(folder), *arguments]
+
+
+def load_environment(**variables: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "SERVICE": "", "STRICT": "", **variables}
+
+
+class TestProgram:
+    """`make load` and `make load-web`."""
+
+    def test_short_run_reports_without_error(self, tmp_path: Path) -> None:
+        """A few seconds against the S3 server: no failure, and all that is promised is in table, CSV, HTML and JSON."""
+        run = subprocess.run(
+            load_command(tmp_path),
+            env=load_environment(SLOTS="12", HOSTS="3", RATE="4", DURATION="4"),
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+
+        assert run.returncode == 0, run.stdout + run.stderr
+        rows = {row["name"]: row for row in json.loads((tmp_path / "load.json").read_text())}
+        assert rows["failures"]["value"] == 0
+        made = rows["checkpoints"]["value"]
+        assert made >= 2
+        assert rows["append: requests"]["value"] >= 12 * made
+        assert rows["restore: requests"]["value"] >= 12 * (made - 1)
+        assert rows["objects per checkpoint, mean"]["value"] >= 2
+        for percent in ("50", "90", "99", "99.9"):
+            assert rows[f"checkpoint latency p{percent}"]["value"] > 0
+        with (tmp_path / "load" / "load_stats.csv").open(newline="") as file:
+            table = {row["Name"]: row for row in csv.DictReader(file)}
+        assert {"append", "persist", "checkpoint", "restore", "checkpoint KiB", "checkpoint objects"} <= table.keys()
+        assert {"50%", "90%", "99%", "99.9%"} <= table["checkpoint"].keys()
+        assert int(table["checkpoint"]["Request Count"]) == made
+        assert int(table["checkpoint objects"]["50%"]) >= 2
+        page = (tmp_path / "load" / "load.html").read_text()
+        assert "checkpoint objects" in page
+        assert "response_time_percentile_0.999" in page
+        assert "99.9%" in run.stdout + run.stderr
+
+    def test_impossible_variable_ends_program(self, tmp_path: Path) -> None:
+        """A variable that cannot be ends it with code 2 and the variable's name, before anything is started."""
+        run = subprocess.run(
+            load_command(tmp_path), env=load_environment(SLOTS="none"), capture_output=True, text=True, check=False
+        )
+
+        assert (run.returncode, "SLOTS" in run.stderr) == (2, True)
+
+    def test_web_page_is_served_on_loopback(self, tmp_path: Path) -> None:
+        """`make load-web` serves locust's page on loopback and ends, with all that it started, at Ctrl-C."""
+        port = free_port()
+        process = subprocess.Popen(
+            load_command(tmp_path, "--web", "--web-port", str(port)),
+            env=load_environment(SLOTS="2", STORAGE="file"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            page = wait_until(lambda: fetch(f"http://127.0.0.1:{port}/"), what="the page")
+            assert "Locust" in page
+        finally:
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(60)
+        wait_until(lambda: not group_runs(process.pid), what="the end of all processes")
+
+
+def fetch(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
+
+
+def group_runs(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class World:
+    """A driver and two hosts on a service of their own, without locust."""
+
+    def __init__(self, service: ServiceProcess) -> None:
+        self.settings = LoadSettings(slots=5, hosts=2, service=service.address)
+        self.failed: list[str] = []
+        self.requests: list[str] = []
+        self.driver = SimulatedDriver(self.settings, self.record)
+        self.hosts = [SimulatedHost(self.settings, self.settings.slots_of(n), self.record) for n in range(2)]
+        self.serving = [gevent.spawn(self.serve, host) for host in self.hosts]
+
+    def record(self, name: str, elapsed_ms: float, size_bytes: int, error: Exception | None) -> None:
+        (self.requests if error is None else self.failed).append(name)
+
+    def serve(self, host: SimulatedHost) -> None:
+        while True:
+            host.serve(1.0)
+
+    def close(self) -> None:
+        gevent.killall(self.serving)
+        for host in self.hosts:
+            host.close()
+        self.driver.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"file://{tmp_path}"
+
+
+@pytest.fixture
+def world(store: str) -> Iterator[World]:
+    with ServiceProcess(store) as service:
+        made = World(service)
+        yield made
+        made.close()
+
+
+class TestDriverAndHosts:
+    """What locust's users do."""
+
+    def test_batches_build_on_each_other(self, world: World, store: str) -> None:
+        """Checkpoints follow each other, tables are verified, and what is stored is what was reported (I3, I14)."""
+        made = [world.driver.run_batch(world.hosts) for _ in range(6)]
+
+        assert [checkpoint.checkpoint_id for checkpoint in made] == list(range(6))
+        assert not world.failed
+        assert world.requests.count("restore") >= 5 * 5
+        stored = sum(info.size_bytes for info in open_store(store).list("load/segments/"))
+        manifests = sum(info.size_bytes for info in open_store(store).list("load/checkpoints/"))
+        written = sum(checkpoint.bytes_written for checkpoint in made)
+        assert stored < written <= stored + manifests
+
+    def test_wrong_data_is_failure(self, world: World) -> None:
+        """A table that does not hold what checkpoints hold is a failed `restore`, and fails the batch (I14)."""
+        world.driver.run_batch(world.hosts)
+        content = world.driver._truth.content
+        group = next(group for group, keys in content.items() if keys)
+        content[group][next(iter(content[group]))] = b"something else"
+
+        with pytest.raises(WrongDataError, match="1 have a wrong value"):
+            world.driver.run_batch(world.hosts)
+        assert world.failed == ["restore"]
+
+    def test_hosts_may_come_and_go(self, world: World) -> None:
+        """With another number of slots the partitions are others: tables are restored from nothing, and are right."""
+        for hosts in (world.hosts[:1], world.hosts, world.hosts[1:], world.hosts):
+            world.driver.run_batch(hosts)
+
+        assert not world.failed
+
+    def test_host_that_left_is_no_failure(self, world: World) -> None:
+        """A batch whose host leaves is given up without a failure, and run again by the others."""
+        gevent.kill(world.serving[1])
+        world.hosts[1].close()
+
+        with pytest.raises(HostGoneError):
+            world.driver.run_batch(world.hosts)
+        assert world.driver.run_batch(world.hosts[:1]).checkpoint_id == 0
+        assert not world.failed
+
+    def test_lost_answer_is_found_out(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A driver whose checkpoint exists although its answer was lost goes on behind it (I3)."""
+        world.driver.run_batch(world.hosts)
+        session = world.driver._owned_session()
+        complete = session.complete
+
+        def lose_answer(*arguments: object) -> None:
+            complete(*arguments)  # type: ignore[arg-type]
+            raise UnavailableError("the answer is lost")
+
+        monkeypatch.setattr(session, "complete", lose_answer)
+        with pytest.raises(UnavailableError):
+            world.driver.run_batch(world.hosts)
+
+        assert world.driver.run_batch(world.hosts).checkpoint_id == 2
+        assert world.failed == ["checkpoint"]

@@ -1,0 +1,67 @@
+"""What a load test is told by its environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadtest.load.settings import LoadSettings
+from storage.errors import InvalidInputError
+
+
+def test_defaults_are_those_of_figure():
+    """Without variables: 100 slots, 5 checkpoints a second, 60 s, against S3."""
+    settings = LoadSettings.of({"SLOTS": "", "PATH": "/bin"})
+
+    assert (settings.slots, settings.rate, settings.duration_s, settings.storage) == (100, 5.0, 60, "s3")
+    assert settings == LoadSettings()
+
+
+def test_variables_win():
+    """Each variable reaches its setting."""
+    given = {"SLOTS": "7", "HOSTS": "3", "RATE": "0.5", "DURATION": "9", "STORAGE": "file", "SEED": "4", "JOB": "j"}
+    settings = LoadSettings.of({**given, "SERVICE": "unix:///s", "DSTL_TOKEN": "t"})
+
+    assert settings == LoadSettings(7, 3, 0.5, 9, "file", "unix:///s", "t", 4, "j")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SLOTS", "0"),
+        ("SLOTS", "x"),
+        ("SLOTS", "40000"),
+        ("HOSTS", "0"),
+        ("HOSTS", "101"),
+        ("RATE", "0"),
+        ("RATE", "inf"),
+        ("RATE", "nan"),
+        ("DURATION", "0"),
+        ("STORAGE", "tape"),
+    ],
+)
+def test_impossible_value_is_refused(name, value):
+    """A value that cannot be is refused with the variable's name."""
+    with pytest.raises(InvalidInputError, match=name):
+        LoadSettings.of({name: value})
+
+
+def test_few_slots_need_no_hosts():
+    """Fewer slots than hosts by default are one slot a host."""
+    assert LoadSettings.of({"SLOTS": "2"}).hosts == 2
+
+
+@pytest.mark.parametrize(("slots", "hosts"), [(100, 4), (7, 3), (5, 5), (1, 1)])
+def test_hosts_share_all_slots(slots, hosts):
+    """Slots are divided with a difference of one at most, and each has a key group."""
+    settings = LoadSettings(slots=slots, hosts=hosts)
+    shares = [settings.slots_of(host) for host in range(hosts)]
+
+    assert sum(shares) == slots
+    assert max(shares) - min(shares) <= 1
+    assert settings.max_parallelism >= slots
+
+
+@pytest.mark.parametrize(("slots", "expected"), [(1, 128), (128, 128), (129, 256), (32_768, 32_768)])
+def test_key_groups_cover_slots(slots, expected):
+    """There are as many key groups as slots, rounded up to a power of two."""
+    assert LoadSettings(slots=slots, hosts=1).max_parallelism == expected

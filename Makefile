@@ -25,7 +25,7 @@ export PYSPARK_DRIVER_PYTHON := $(PY)
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 
 ##@ Use it
-.PHONY: help setup demo bench-smoke chaos-service bench-service
+.PHONY: help setup demo bench-smoke chaos-service bench-service load load-web stack stack-check
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -45,6 +45,18 @@ bench-service: need-go $(STAMP) ## Measure the service's figures; ONLY=ingest,ob
 
 chaos-service: need-go $(STAMP) ## Kill the service 200 times and verify what is stored; STRICT=1 fails on any loss
 	$(PY) -m loadtest.chaos_service $(CHAOS_ARGS)
+
+load: need-go $(STAMP) ## Load the service with 100 slots at 5 checkpoints/s for 60 s; SLOTS, HOSTS, RATE, DURATION, STORAGE, SERVICE
+	$(PY) -m loadtest.load
+
+load-web: need-go $(STAMP) ## The same, started from locust's web page on loopback
+	$(PY) -m loadtest.load --web
+
+stack: need-go $(STAMP) ## Run S3 server, coordinator and a Spark cluster with sidecars on loopback until Ctrl-C
+	$(PY) -m loadtest.stack
+
+stack-check: need-go $(STAMP) ## Run a job on such a stack, then stop it
+	$(PY) -m loadtest.stack --check
 
 ##@ Test it
 .PHONY: test lint types tidy check test-unit test-integration test-e2e fuzz-api

@@ -1,0 +1,242 @@
+"""
+compose/ against the reference of the Compose specification, and against the programs that it names.
+
+The reference is compose-go, which Docker's own `compose` is made of: it validates by the specification's JSON schema,
+checks references, and gives the resolved model that the tests below look at. No container engine is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend_client.settings import BackendSettings
+from dstl_service import cli
+from dstl_service.settings import ServiceSettings
+from examples import cluster_totals
+from loadtest.stack.spark_cluster import master_command, worker_command
+from loadtest.stack.versions import VERSITYGW_VERSION
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "compose"
+SERVICES = {"s3", "coordinator", "spark-master", "worker-1", "sidecar-1", "worker-2", "sidecar-2", "driver"}
+
+
+Load = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    """Build the reference, and return what lets it read a compose file without variables of this machine."""
+    program = tmp_path_factory.mktemp("checker") / "checker"
+    source = Path(__file__).with_name("checker")
+    subprocess.run(["go", "build", "-o", str(program), "."], cwd=source, check=True, capture_output=True, text=True)
+
+    def run(path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        ours = ("DSTL_", "COMPOSE_")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        command = [str(program), str(path)]
+        return subprocess.run(command, env={**environment, **variables}, capture_output=True, text=True, check=False)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def services(load: Load) -> dict[str, Any]:
+    """Return the services of the resolved project."""
+    result = load(FOLDER / "compose.yaml")
+    assert result.returncode == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)["services"]
+    return found
+
+
+class TestSpecification:
+    """The file is one of the Compose specification."""
+
+    def test_file_is_valid(self, services: dict[str, Any]) -> None:
+        """The reference accepts it; all that the stack is made of is there, and nothing else."""
+        assert set(services) == SERVICES
+
+    @pytest.mark.parametrize(
+        ("old", "new", "message"),
+        [
+            ("    interval: 5s", "    intervall: 5s", "intervall"),
+            ("    restart: unless-stopped", "    restart: [1]", "restart"),
+            ("      spark-master:\n        condition", "      nobody:\n        condition", "nobody"),
+            ("      - s3-data:/data", "      - nowhere:/data", "nowhere"),
+            ("      - dstl_token\n", "      - other\n", "other"),
+        ],
+    )
+    def test_mistakes_are_found(self, load: Load, tmp_path: Path, old: str, new: str, message: str) -> None:
+        """The check would find an unknown key, a wrong type and names that do not exist: it can fail."""
+        text = (FOLDER / "compose.yaml").read_text(encoding="utf-8")
+        assert old in text
+        (tmp_path / "compose.yaml").write_text(text.replace(old, new), encoding="utf-8")
+
+        result = load(tmp_path / "compose.yaml")
+
+        assert result.returncode != 0
+        assert message in result.stderr
+
+    def test_all_have_health_checks(self, services: dict[str, Any]) -> None:
+        """Whoever serves says when it is ready, and who needs it waits for that."""
+        assert {name for name, service in services.items() if "healthcheck" not in service} == {"driver"}
+        needs = [need for service in services.values() for need in service.get("depends_on", {}).values()]
+        assert needs
+        assert all(need["condition"] == "service_healthy" for need in needs)
+
+    def test_workers_and_sidecars_are_alike(self, services: dict[str, Any]) -> None:
+        """The second pair is the first with another number."""
+        for name in ("worker", "sidecar"):
+            one, two = (
+                re.sub(rf"(worker|sidecar|socket|local)-{number}", r"\1-#", json.dumps(services[f"{name}-{number}"]))
+                for number in (1, 2)
+            )
+            assert one == two
+
+
+class TestPrograms:
+    """What it starts exists and takes what it is given."""
+
+    @pytest.mark.parametrize("name", ["coordinator", "sidecar-1", "sidecar-2"])
+    def test_service_starts_with_its_settings(
+        self, services: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """`dstl` takes command line and environment; the settings that result are what the file means."""
+        seen: list[ServiceSettings] = []
+
+        class Started(Exception):  # noqa: N818 - the test's way out of the program
+            pass
+
+        def stop(settings: ServiceSettings) -> None:
+            seen.append(settings)
+            raise Started
+
+        monkeypatch.setattr(cli, "create_app", stop)
+        for variable, value in {**services[name]["environment"], "DSTL_CACHE_BYTES_MAX": "12345"}.items():
+            monkeypatch.setenv(variable, value)
+        with pytest.raises(Started):
+            cli.main(services[name]["command"])
+
+        (settings,) = seen
+        assert settings.storage == "s3://state/dstl"
+        assert "12345" in repr(settings)
+        if name == "coordinator":
+            assert (settings.host, settings.port) == ("0.0.0.0", 7071)
+            assert settings.advertised_url == "http://coordinator:7071"
+            assert str(settings.token_file) == services[name]["secrets"][0]["target"]
+        else:
+            assert str(settings.socket_path) == "/run/dstl/dstl.sock"
+            assert settings.host_id == name.replace("sidecar", "worker")
+
+    def test_sidecar_and_worker_share_socket(self, services: dict[str, Any]) -> None:
+        """The executors of a worker find the socket of their own sidecar, and no other host's."""
+        for number in (1, 2):
+            sidecar, worker = services[f"sidecar-{number}"], services[f"worker-{number}"]
+            shared = {volume["source"]: volume["target"] for volume in sidecar["volumes"]}
+            assert shared == {f"socket-{number}": "/run/dstl"}
+            assert shared.items() <= {volume["source"]: volume["target"] for volume in worker["volumes"]}.items()
+            socket = sidecar["command"][sidecar["command"].index("serve") + 2].partition("=")[2]
+            assert worker["environment"]["DSTL_SERVICE"] == f"unix://{socket}"
+            assert socket in " ".join(sidecar["healthcheck"]["test"])
+
+    def test_spark_commands_are_those_of_stack(self, services: dict[str, Any]) -> None:
+        """Master and workers are started as `make stack` starts them, where they are seen to work."""
+        assert services["spark-master"]["command"] == master_command("spark-master", 7077, 8080)
+        for name in ("worker-1", "worker-2"):
+            master = "spark://spark-master:7077"
+            expected = worker_command(name, 1, "1g", 8081, "/var/lib/dstl/work", master)
+            assert services[name]["command"] == expected
+
+    def test_driver_runs_example(self, services: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        """The driver's command is one of the example job, which takes its arguments."""
+        command = services["driver"]["command"]
+        seen: list[Any] = []
+        monkeypatch.setattr(cluster_totals, "run", lambda _spark, *arguments: seen.append(arguments))
+        monkeypatch.setattr(cluster_totals, "_session", lambda options: _Nothing(seen, options))
+
+        assert command[:3] == ["python", "-m", "examples.cluster_totals"]
+        assert cluster_totals.main(command[3:]) == 0
+        assert seen[1][0] == "s3://state/dstl"
+
+    def test_variables_are_known(self, services: dict[str, Any]) -> None:
+        """Every DSTL_ variable that a container gets is one that the documents explain."""
+        documents = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")]
+        known = set(re.findall(r"\bDSTL_[A-Z0-9_]+\b", " ".join(documents)))
+        given = {name for service in services.values() for name in service.get("environment") or {}}
+
+        assert {name for name in given if name.startswith("DSTL_")} - known == set()
+        for name in ("worker-1", "driver"):
+            address = services[name]["environment"]["DSTL_SERVICE"]
+            assert BackendSettings("s3://state/dstl", "job", service=address).host_service == address
+
+    def test_images_exist(self, services: dict[str, Any]) -> None:
+        """Images of ours are stages of the Dockerfile, which copies what exists; the other one is pinned."""
+        lines = (FOLDER / "Dockerfile").read_text(encoding="utf-8").splitlines()
+        stages = {line.rsplit(" ", 1)[1] for line in lines if line.startswith("FROM ")}
+        copied = [part for line in lines if line.startswith("COPY ") for part in shlex.split(line)[1:-1]]
+        admitted = (FOLDER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+        for name, service in services.items():
+            if "build" in service:
+                assert service["build"]["target"] in stages, name
+                assert Path(service["build"]["context"], service["build"]["dockerfile"]) == FOLDER / "Dockerfile"
+            else:
+                assert service["image"].endswith(f":{VERSITYGW_VERSION}"), name
+
+        assert copied
+        assert all((ROOT / part).exists() for part in copied)
+        assert {f"!{part}" for part in copied} == {line for line in admitted if line.startswith("!")}
+
+    def test_health_checks_are_programs(self, services: dict[str, Any]) -> None:
+        """Those in Python are valid programs; the S3 server's asks the path that the server is told to answer."""
+        for name, service in services.items():
+            test = service.get("healthcheck", {}).get("test", [])
+            if test[1:3] == ["python", "-c"]:
+                compile(test[3], name, "exec")
+        assert services["s3"]["healthcheck"]["test"][-1].endswith(services["s3"]["environment"]["VGW_HEALTH"])
+
+
+class TestSecrets:
+    """Nothing but defaults of a developer's machine is written down, and nothing is open to other machines."""
+
+    def test_secrets_come_from_outside(self, load: Load) -> None:
+        """Every secret can be set from outside, and what is in the file calls itself one for development."""
+        outside = {"DSTL_S3_ACCESS_KEY": "A-KEY", "DSTL_S3_SECRET_KEY": "A-SECRET", "DSTL_TOKEN_FILE": "/a/token"}
+        inside, given = (load(FOLDER / "compose.yaml", **variables) for variables in ({}, outside))
+
+        assert "dstl-dev-secret" in inside.stdout
+        assert "dstl-dev" not in given.stdout
+        assert json.loads(given.stdout)["secrets"]["dstl_token"]["file"] == "/a/token"
+        assert "dev" in (FOLDER / "dev.token").read_text(encoding="utf-8")
+
+    def test_ports_are_on_loopback(self, services: dict[str, Any]) -> None:
+        """What is published can be reached from this machine only."""
+        ports = [port for service in services.values() for port in service.get("ports", [])]
+
+        assert ports
+        assert all(port["host_ip"] == "127.0.0.1" for port in ports)
+
+    def test_token_is_no_variable(self, services: dict[str, Any]) -> None:
+        """The token is a file in the containers that need it, and in no environment that an inspection would show."""
+        assert {name for name, service in services.items() if service.get("secrets")} == {"coordinator", "driver"}
+        assert not any("DSTL_TOKEN" in (service.get("environment") or {}) for service in services.values())
+
+
+class _Nothing:
+    """Stands in for a session: only what is asked for is kept."""
+
+    def __init__(self, seen: list[Any], options: Any) -> None:
+        seen.append(options)
+
+    def stop(self) -> None:
+        pass

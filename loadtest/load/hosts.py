@@ -15,15 +15,15 @@ from typing import Protocol
 from gevent.pool import Group
 from gevent.queue import Empty, Queue
 
-from backend_client.change_set import decode_change_set, encode_change_set
-from backend_client.key_groups import key_group_range
 from backend_client.log_writer import LogTarget
 from backend_client.service_client import ServiceClient
 from dstl_service.wire import ChangeSetRef
 from loadtest.load.settings import LoadSettings
 from loadtest.load.workload import Changes, SimulatedTable, TaskPlan, Workload, WrongDataError
+from storage.change_set import decode_change_set, encode_change_set
 from storage.checksum import checksum64
 from storage.errors import error_from_dict
+from storage.key_groups import key_group_range
 from storage.model import KeyGroupRange
 
 OPERATOR = "load"
@@ -219,19 +219,37 @@ class _Slot:
             return self._client.append(target, sqn, payload, checksum64(payload), len(changes), preemptive=preemptive)
 
 
+class _GoneError(Exception):
+    """What led from the table's version to the base was deleted meanwhile."""
+
+
 def _restore(client: ServiceClient, job: str, table: SimulatedTable, want: str) -> int:
-    """Bring the table to `want`, verifying each segment's checksum; return the bytes that came."""
+    """Bring the table to `want`; return the bytes that came."""
+    try:
+        return _apply(client, job, table, want)
+    except _GoneError:
+        table.clear()
+        return _apply(client, job, table, want)
+
+
+def _apply(client: ServiceClient, job: str, table: SimulatedTable, want: str) -> int:
     size_bytes = 0
     with client.restore(job, OPERATOR, table.key_groups, table.version, want) as frames:
         for header, payload in frames:
-            if header["kind"] == "error" and isinstance(header["error"], dict):
-                raise error_from_dict(header["error"])
-            if header["kind"] == "plan" and header["full"]:
-                table.clear()
-            elif header["kind"] == "segment":
+            kind, error = header["kind"], header.get("error")
+            if kind == "plan":
+                if header["full"]:
+                    table.clear()
+            elif kind == "segment":
                 if f"{checksum64(payload):016x}" != header["checksum"]:
                     raise WrongDataError(f"a segment of {header['object']} has another checksum than it says")
                 table.apply(dict(decode_change_set(payload, str(header["object"]))))
                 size_bytes += len(payload)
+            elif kind == "gone":
+                raise _GoneError
+            elif kind == "error" and isinstance(error, dict):
+                raise error_from_dict(error)
+            elif kind != "end":
+                raise WrongDataError(f"a restore has a frame of the kind {kind!r}")
     table.version = want
     return size_bytes

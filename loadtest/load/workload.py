@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from backend_client.key_groups import key_group_range
+from storage.key_groups import key_group_range
 from storage.model import KeyGroupRange
 
 Changes = dict[bytes, bytes | None]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backend_client.key_groups import key_group_range
 from loadtest.load.workload import SimulatedTable, Workload, WrongDataError
+from storage.key_groups import key_group_range
 from storage.model import KeyGroupRange
 
 TASKS = [(checkpoint_id, partition) for checkpoint_id in range(40) for partition in range(100)]

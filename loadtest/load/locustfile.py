@@ -118,4 +118,5 @@ class Driver(User):
         elapsed_s = time.monotonic() - self._started_s
         figures = figures_of(SAMPLES, SETTINGS, elapsed_s, time.process_time() - self._started_cpu_s)
         write_report_json(Path(os.environ[REPORT_VARIABLE]), figures)
-        gevent.spawn(self.environment.runner.quit)
+        # Locust writes its CSV files at intervals, and not once more at the end.
+        gevent.spawn_later(2 * locust_stats.CSV_STATS_INTERVAL_SEC, self.environment.runner.quit)

@@ -84,8 +84,7 @@ class Compactor:
         return segments
 
     async def _upload(self, job: str, segments: Sequence[Segment]) -> list[SegmentHandle]:
-        handles = await self._uploader.begin(job, segments).stored()
-        return handles
+        return await self._uploader.begin(job, segments).stored()
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(None, function, *args)

@@ -159,9 +159,10 @@ def _plan(
     if not materializations and sum(handle.entry.size_bytes for handle in handles) > settings.base_bytes_max:
         return None
     outputs = []
+    by_partition = _by_partition(handles, operator.parallelism, max_parallelism)
     for partition in range(operator.parallelism):
         key_groups = key_group_range(partition, operator.parallelism, max_parallelism)
-        inputs = _counting(handles, materializations, key_groups)
+        inputs = _counting(by_partition[partition], materializations, key_groups)
         is_materialized = any(m.key_groups.intersects(key_groups) for m in materializations)
         if is_materialized and any(handle.entry.kind is SegmentKind.BASE for handle, _ in inputs):
             # Half of the range has a base without deletions, half a materialization: wait until the latter is whole.
@@ -172,15 +173,31 @@ def _plan(
     return Compaction(operator.name, checkpoint_id, frozenset(handles), materializations, tuple(outputs))
 
 
+def _by_partition(
+    handles: Sequence[SegmentHandle], parallelism: int, max_parallelism: int
+) -> list[list[SegmentHandle]]:
+    """Return the handles that concern each partition, in the order in which they apply; each is looked at once."""
+
+    def position(handle: SegmentHandle) -> tuple[int, int, int, int]:
+        set_id = handle.entry.id
+        return set_id.checkpoint_id, set_id.writer.epoch, set_id.writer.attempt, set_id.sqn
+
+    found: list[list[SegmentHandle]] = [[] for _ in range(parallelism)]
+    for handle in sorted(handles, key=position):
+        owned = handle.entry.key_groups
+        first, last = (key_group * parallelism // max_parallelism for key_group in (owned.first, owned.last))
+        for partition in range(first, min(last, parallelism - 1) + 1):
+            found[partition].append(handle)
+    return found
+
+
 def _counting(
     handles: Sequence[SegmentHandle], materializations: Iterable[MaterializationHandle], key_groups: KeyGroupRange
 ) -> list[tuple[SegmentHandle, tuple[KeyGroupRange, ...]]]:
-    """Return the handles of a range in the order in which they apply, each with the key groups for which it counts."""
+    """Return the handles of a range, in the order given, each with the key groups for which it counts."""
     counting = []
-    for handle in sorted(handles, key=lambda h: (h.entry.id.checkpoint_id, h.entry.id.writer, h.entry.id.sqn)):
+    for handle in handles:
         owned = handle.entry.key_groups
-        if not owned.intersects(key_groups):
-            continue
         within = KeyGroupRange(max(owned.first, key_groups.first), min(owned.last, key_groups.last))
         newer = [m.key_groups for m in materializations if m.checkpoint_id >= handle.entry.id.checkpoint_id]
         parts = subtract(within, newer)

@@ -132,16 +132,22 @@ class Maintenance:
             self._metrics.log_bytes.labels(self._job, operator.name).set(size.log_bytes)
             self._metrics.table_bytes.labels(self._job, operator.name).set(size.table_bytes)
         if self._compaction is None or self._compaction.done():
-            self._compact(manifest, view)
+            await self._compact(manifest, view)
 
-    def _compact(self, manifest: Manifest, view: StateView) -> None:
+    async def _compact(self, manifest: Manifest, view: StateView) -> None:
         if self._replacements:
             return  # first the last result has to come in
+        chosen = await self._in_thread(
+            choose_compactions,
+            view,
+            manifest.operators,
+            manifest.id,
+            self._jobs.max_parallelism,
+            self._compaction_settings,
+        )
         due = [
             compaction
-            for compaction in choose_compactions(
-                view, manifest.operators, manifest.id, self._jobs.max_parallelism, self._compaction_settings
-            )
+            for compaction in chosen
             # After a failure the log must double before the next try.
             if log_size(view, compaction.operator).log_bytes >= 2 * self._failed_log_bytes.get(compaction.operator, 0)
         ]

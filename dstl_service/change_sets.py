@@ -18,6 +18,7 @@ No I/O, no clock: the caller says what time it is.
 from __future__ import annotations
 
 import enum
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -67,6 +68,10 @@ class ChangeSetBook:
     def __init__(self, settings: BatchSettings) -> None:
         self._settings = settings
         self._entries: dict[ChangeSetId, _Entry] = {}
+        # Those of the first two stages: a batch must not cost a look at all sets of a large checkpoint.
+        self._received: OrderedDict[ChangeSetId, _Entry] = OrderedDict()
+        self._requested: OrderedDict[ChangeSetId, _Entry] = OrderedDict()
+        self._ids_of: dict[int, list[ChangeSetId]] = {}  # checkpoint -> all that was received for it
         self._uploads_of: dict[int, int] = {}  # id() of a segment -> batches with attempts that hold it
         self._due_ms: int | None = None
         self._waiting_bytes = 0
@@ -96,7 +101,8 @@ class ChangeSetBook:
                     f"change set {segment.id} was sent twice with different content", operator=segment.id.operator
                 )
             return False
-        self._entries[segment.id] = _Entry(segment, _Stage.RECEIVED)
+        self._entries[segment.id] = self._received[segment.id] = _Entry(segment, _Stage.RECEIVED)
+        self._ids_of.setdefault(segment.id.checkpoint_id, []).append(segment.id)
         self._waiting_bytes += len(segment.payload)
         self.in_flight_bytes += len(segment.payload)
         if self._waiting_bytes >= self._settings.size_bytes:
@@ -119,16 +125,15 @@ class ChangeSetBook:
         entries = [self._known(set_id) for set_id in ids]
         for entry in entries:
             if entry.stage is _Stage.RECEIVED:
-                entry.stage = _Stage.REQUESTED
+                self._put_into(_Stage.REQUESTED, entry)
         if any(entry.stage is _Stage.REQUESTED for entry in entries):
             due_ms = now_ms + delay_ms
             self._due_ms = due_ms if self._due_ms is None else min(self._due_ms, due_ms)
 
     def release_all(self, now_ms: int) -> None:
         """Upload all that waits, at once."""
-        for entry in self._entries.values():
-            if entry.stage is _Stage.RECEIVED:
-                entry.stage = _Stage.REQUESTED
+        for entry in list(self._received.values()):
+            self._put_into(_Stage.REQUESTED, entry)
         self._due_ms = now_ms
 
     def take_batch(self, now_ms: int) -> list[Segment]:
@@ -143,13 +148,12 @@ class ChangeSetBook:
         self._due_ms = None
         batch: list[Segment] = []
         size_bytes = 0
-        for entry in self._entries.values():
-            if entry.stage is not _Stage.REQUESTED:
-                continue
+        while self._requested:
             if size_bytes >= self._settings.size_bytes or len(batch) >= SEGMENTS_MAX:
                 self._due_ms = now_ms
                 break
-            entry.stage = _Stage.UPLOADING
+            entry = next(iter(self._requested.values()))
+            self._put_into(_Stage.UPLOADING, entry)
             size_bytes += len(entry.segment.payload)
             batch.append(entry.segment)
             self._uploads_of[id(entry.segment)] = self._uploads_of.get(id(entry.segment), 0) + 1
@@ -169,7 +173,8 @@ class ChangeSetBook:
             segment = entry.segment
             if entry.stage is not _Stage.UPLOADING:
                 self._waiting_bytes -= len(segment.payload)
-            entry.stage, entry.handle = _Stage.DURABLE, handle
+            self._put_into(_Stage.DURABLE, entry)
+            entry.handle = handle
             # The store has it now; who sends it again is known by its checksum.
             entry.segment = replace(segment, payload=b"")
             self._let_go(segment)
@@ -180,7 +185,7 @@ class ChangeSetBook:
             entry = self._entries.get(segment.id)
             # Forgotten and sent anew, it may be on its way in another batch, which is not the one that failed.
             if entry is not None and entry.segment is segment and entry.stage is _Stage.UPLOADING:
-                entry.stage = _Stage.RECEIVED
+                self._put_into(_Stage.RECEIVED, entry)
                 self._waiting_bytes += len(segment.payload)
 
     def released(self, batch: Sequence[Segment]) -> None:
@@ -198,13 +203,18 @@ class ChangeSetBook:
         handles = [entry.handle for entry in entries if entry.handle is not None]
         return handles if len(handles) == len(entries) else None
 
+    def is_durable(self, set_id: ChangeSetId) -> bool:
+        """Say whether this set has its handle; `LostChangesError` if it is not here."""
+        return self._known(set_id).handle is not None
+
     def is_uploading(self, ids: Iterable[ChangeSetId]) -> bool:
         """Say whether one of these sets is on its way or about to be."""
         return any(self._known(set_id).stage in (_Stage.UPLOADING, _Stage.REQUESTED) for set_id in ids)
 
     def forget_up_to(self, checkpoint_id: int) -> None:
         """Drop all sets of this and earlier checkpoints: durable ones are the store's now, others were not accepted."""
-        self._forget([set_id for set_id in self._entries if set_id.checkpoint_id <= checkpoint_id])
+        for older_id in [older_id for older_id in self._ids_of if older_id <= checkpoint_id]:
+            self._forget(self._ids_of.pop(older_id))
 
     def forget_epochs_before(self, epoch: int) -> None:
         """Drop all sets of older epochs: they can no longer become part of a checkpoint (I4)."""
@@ -212,11 +222,25 @@ class ChangeSetBook:
 
     def _forget(self, ids: Iterable[ChangeSetId]) -> None:
         for set_id in ids:
-            entry = self._entries.pop(set_id)
+            entry = self._entries.pop(set_id, None)
+            if entry is None:  # forgotten before, with its epoch
+                continue
             if entry.stage in (_Stage.RECEIVED, _Stage.REQUESTED):
                 self._waiting_bytes -= len(entry.segment.payload)
+                self._received.pop(set_id, None)
+                self._requested.pop(set_id, None)
             if entry.stage is not _Stage.DURABLE:
                 self._let_go(entry.segment)
+
+    def _put_into(self, stage: _Stage, entry: _Entry) -> None:
+        set_id = entry.segment.id
+        self._received.pop(set_id, None)
+        self._requested.pop(set_id, None)
+        if stage is _Stage.RECEIVED:
+            self._received[set_id] = entry
+        elif stage is _Stage.REQUESTED:
+            self._requested[set_id] = entry
+        entry.stage = stage
 
     def _let_go(self, segment: Segment) -> None:
         """Count a set no more if it is neither waited for nor held by an attempt."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -558,12 +559,15 @@ class ChangelogService:
         self._cache.leave_room(self._held_bytes())
 
     async def _durable(self, name: str, job: _Job, ids: Sequence[Any]) -> list[SegmentHandle]:
+        waiting = deque(ids)
         while True:
             changed = job.changed
-            handles = job.book.handles(ids)
-            if handles is not None:
+            # Each upload wakes all who wait; none of them looks again at what it has seen to be durable.
+            while waiting and job.book.is_durable(waiting[0]):
+                waiting.popleft()
+            if not waiting and (handles := job.book.handles(ids)) is not None:
                 return handles
-            if not job.book.is_uploading(ids):
+            if not job.book.is_uploading(waiting):
                 raise UnavailableError(f"the log of job {name!r} could not be stored: {job.last_error}", job=name)
             await changed.wait()
 

@@ -397,6 +397,50 @@ class TestForgetting:
         assert book.due_ms is None
 
 
+class TestEpochs:
+    """What a newer epoch leaves of the sets of older ones."""
+
+    def test_older_epochs_are_forgotten(self) -> None:
+        """I4: sets of an older epoch are neither held nor uploaded nor counted, and their checkpoint may still end."""
+        waiting, durable = segment(0), segment(1)
+        book = book_of(waiting, durable)
+        uploaded(book, durable)
+        book.request([waiting.id], 0)
+        book.forget_epochs_before(4)
+
+        assert (book.take_batch(10), book.in_flight_bytes, book.unstored) == ([], 0, 0)
+        with pytest.raises(LostChangesError):
+            book.is_durable(durable.id)
+        book.forget_up_to(1)
+        assert not book.holds(waiting.id)
+
+    def test_forgotten_set_may_come_again(self) -> None:
+        """A set that was forgotten with its checkpoint and is sent anew is a new one, uploaded once."""
+        book = book_of(segment())
+        book.forget_up_to(1)
+        again = segment()
+        book.receive(again, 0, preemptive=False)
+        book.request([again.id], 0)
+
+        assert (book.take_batch(0), book.take_batch(0)) == ([again], [])
+        book.forget_up_to(1)
+        book.released([again])
+        assert book.in_flight_bytes == 0
+
+    def test_large_request_leaves_in_order(self) -> None:
+        """What was asked for leaves in the order of asking, in batches that are full, and each set once."""
+        segments = [segment(sqn) for sqn in range(35)]
+        book = ChangeSetBook(BatchSettings(size_bytes=100, in_flight_bytes_max=1000))
+        batches = []
+        for one in segments:
+            book.receive(one, 0, preemptive=True)
+        while batch := book.take_batch(10):
+            batches.append(batch)
+
+        assert [len(batch) for batch in batches] == [10, 10, 10, 5]
+        assert [one for batch in batches for one in batch] == segments
+
+
 class TestSettings:
     """Relations between settings."""
 

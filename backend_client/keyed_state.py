@@ -8,7 +8,7 @@ what the log writer seals. Reads look into the overlay first. One task, one thre
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from backend_client.codec import ValueCodec
 from storage.model import KeyGroupRange
@@ -26,14 +26,28 @@ class KeyedState:
     """
     The current key and the changes made so far.
 
+    Args:
+        read: Returns a table entry's value.
+        key_groups: Those of the partition.
+        scan: Yields the table entries whose keys begin with a prefix, by ascending keys.
+        checkpoint_id: The running batch.
+
     `changes` and `changed_bytes` are what was written since the last `take_changes`; the attributes are public because
     the hot path below reads and writes them for every state call.
     """
 
-    __slots__ = ("changed_bytes", "changes", "key", "key_group", "key_groups", "read")
+    __slots__ = ("changed_bytes", "changes", "checkpoint_id", "key", "key_group", "key_groups", "read", "scan")
 
-    def __init__(self, read: Callable[[bytes], bytes | None], key_groups: KeyGroupRange) -> None:
+    def __init__(
+        self,
+        read: Callable[[bytes], bytes | None],
+        key_groups: KeyGroupRange,
+        scan: Callable[[bytes], Iterator[tuple[bytes, bytes]]],
+        checkpoint_id: int,
+    ) -> None:
         self.read = read
+        self.scan = scan
+        self.checkpoint_id = checkpoint_id
         self.key_groups = key_groups
         self.key_group = key_groups.first
         self.key = b""

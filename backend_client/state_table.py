@@ -116,6 +116,13 @@ class StateTable:
             if key != _VERSION_KEY:
                 yield key, value  # type: ignore[misc]  # raw mode has bytes only
 
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the keys that begin with `prefix`, with their values, in key order."""
+        for key, value in self._table.items(from_key=prefix):
+            if key[: len(prefix)] != prefix:  # type: ignore[index]  # raw mode has bytes only
+                return
+            yield key, value  # type: ignore[misc]
+
     def close(self) -> None:
         """Close the table and give its slot free."""
         with suppress(Exception):  # a cache that cannot be closed properly is rebuilt; the task must not fail (I16)

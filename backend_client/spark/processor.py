@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from pyspark.sql.streaming import StatefulProcessor
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from backend_client.codec import ValueCodec
+from backend_client.keyed_collections import ListVariable, MapVariable
 from backend_client.keyed_state import KeyedState, ValueVariable
 from backend_client.spark.rows import row_factory
 from dstl_service.wire import StateInfo
@@ -24,14 +25,6 @@ ParseSchema = Callable[[str], StructType]
 
 class _Handle:
     """Refuses what this backend does not serve, with the same words on the driver and in tasks."""
-
-    def getListState(self, stateName: str, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: only value state is served so far."""
-        raise _unsupported(f"list state {stateName!r}", "keep the list in an array field of a value state")
-
-    def getMapState(self, stateName: str, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: only value state is served so far."""
-        raise _unsupported(f"map state {stateName!r}", "keep the map in a map field of a value state")
 
     def registerTimer(self, *_: Any) -> NoReturn:
         """Refuse: timers are not served so far."""
@@ -50,22 +43,38 @@ class _DeclaringHandle(_Handle):
     def __init__(self, operator: str, parse: ParseSchema) -> None:
         self._operator = operator
         self._parse = parse
-        self.schemas: dict[str, str] = {}
+        self.states: dict[str, StateInfo] = {}
 
-    def getValueState(
+    def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> None:
+        """Record a value state."""
+        self._declare("value", stateName, self._struct(schema), ttlDurationMs)
+
+    def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> None:
+        """Record a list state."""
+        self._declare("list", stateName, self._struct(schema), ttlDurationMs)
+
+    def getMapState(
         self,
         stateName: str,
-        schema: StructType | str,
+        userKeySchema: StructType | str,
+        valueSchema: StructType | str,
         ttlDurationMs: int | None = None,
     ) -> None:
-        """Record a value state."""
-        if ttlDurationMs is not None:
-            raise _unsupported(f"a TTL on state {stateName!r}", "leave ttlDurationMs out")
-        if stateName in self.schemas:
-            raise InvalidInputError(f"operator {self._operator!r} asks for state {stateName!r} twice")
-        struct = self._parse(schema) if isinstance(schema, str) else schema
-        ValueCodec(struct.json(), stateName)  # refuses what state cannot hold, now rather than in a task
-        self.schemas[stateName] = struct.json()
+        """Record a map state; its schema is a struct of key and value."""
+        key, value = self._struct(userKeySchema), self._struct(valueSchema)
+        pair = StructType([StructField("key", key, False), StructField("value", value, False)])
+        self._declare("map", stateName, pair, ttlDurationMs)
+
+    def _struct(self, schema: StructType | str) -> StructType:
+        return self._parse(schema) if isinstance(schema, str) else schema
+
+    def _declare(self, kind: str, name: str, schema: StructType, ttl_ms: int | None) -> None:
+        if ttl_ms is not None:
+            raise _unsupported(f"a TTL on state {name!r}", "leave ttlDurationMs out")
+        if name in self.states:
+            raise InvalidInputError(f"operator {self._operator!r} asks for state {name!r} twice")
+        ValueCodec(schema.json(), name)  # refuses what state cannot hold, now rather than in a task
+        self.states[name] = StateInfo(len(self.states) + 1, kind, schema.json())
 
 
 class TaskHandle(_Handle):
@@ -77,19 +86,43 @@ class TaskHandle(_Handle):
         self._state = state
 
     def getValueState(
-        self,
-        stateName: str,
-        schema: StructType | str,
-        ttlDurationMs: int | None = None,
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ValueVariable:
         """Return a value state that was declared on the driver."""
-        info = self._states.get(stateName)
-        if info is None:
+        info = self._declared("value", stateName)
+        return ValueVariable(self._state, info.id, ValueCodec(info.schema, stateName, row_factory))
+
+    def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ListVariable:
+        """Return a list state that was declared on the driver."""
+        info = self._declared("list", stateName)
+        return ListVariable(self._state, info.id, ValueCodec(info.schema, stateName, row_factory))
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: StructType | str,
+        valueSchema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> MapVariable:
+        """Return a map state that was declared on the driver."""
+        info = self._declared("map", stateName)
+        key, value = (field["type"] for field in json.loads(info.schema)["fields"])
+        return MapVariable(
+            self._state,
+            info.id,
+            ValueCodec(json.dumps(key), f"{stateName}.key", row_factory),
+            ValueCodec(json.dumps(value), f"{stateName}.value", row_factory),
+            row_factory([field["name"] for field in value["fields"]]),
+        )
+
+    def _declared(self, kind: str, name: str) -> StateInfo:
+        info = self._states.get(name)
+        if info is None or info.kind != kind:
             raise InvalidInputError(
-                f"state {stateName!r} of operator {self._operator!r} was not asked for when init ran on the driver; "
+                f"{kind} state {name!r} of operator {self._operator!r} was not asked for when init ran on the driver; "
                 "init must ask for the same states every time"
             )
-        return ValueVariable(self._state, info.id, ValueCodec(info.schema, stateName, row_factory))
+        return info
 
 
 def declare_states(operator: str, processor: StatefulProcessor, parse: ParseSchema) -> dict[str, StateInfo]:
@@ -102,7 +135,7 @@ def declare_states(operator: str, processor: StatefulProcessor, parse: ParseSche
     handle = _DeclaringHandle(operator, parse)
     processor.init(handle)  # type: ignore[arg-type]
     processor.close()
-    return {name: StateInfo(number, "value", schema) for number, (name, schema) in enumerate(handle.schemas.items(), 1)}
+    return handle.states
 
 
 def merge_states(operator: str, stored: dict[str, StateInfo], declared: dict[str, StateInfo]) -> dict[str, StateInfo]:
@@ -117,7 +150,12 @@ def merge_states(operator: str, stored: dict[str, StateInfo], declared: dict[str
         known = stored.get(name)
         if known is None:
             merged[name] = StateInfo(max((s.id for s in merged.values()), default=0) + 1, info.kind, info.schema)
-        elif known.schema != info.schema or known.kind != info.kind:
+        elif known.kind != info.kind:
+            raise InvalidInputError(
+                f"state {name!r} of operator {operator!r} was stored as {known.kind} state, now it is {info.kind} "
+                "state; use another state name"
+            )
+        elif known.schema != info.schema:
             raise InvalidInputError(
                 f"state {name!r} of operator {operator!r} {schema_difference(known.schema, info.schema)}; "
                 "go back to the stored schema, or use another state name"

@@ -115,7 +115,7 @@ class OperatorTask:
         )
         try:
             advance_to_base(table, client, settings.job, self.operator, key_groups, self.batch.base)
-            state = KeyedState(table.get, key_groups)
+            state = KeyedState(table.get, key_groups, table.scan, self.batch.checkpoint_id)
             to_arrow = RowsToArrow(self.output, "UTC")
             yield self._marker(to_arrow, attempt, None)
             grouped = GroupedRows(batches, self.key_count, self.row_names)

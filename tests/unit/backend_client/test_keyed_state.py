@@ -17,7 +17,7 @@ STORED = {table_key(3, 0, b"ann"): CODEC.encode((1,)), table_key(3, 1, b"ann"): 
 @pytest.fixture
 def state() -> KeyedState:
     """Return a state whose table knows one key, at that key."""
-    made = KeyedState(STORED.get, KeyGroupRange(2, 4))
+    made = KeyedState(STORED.get, KeyGroupRange(2, 4), lambda _: iter(()), 0)
     made.key_group, made.key = 3, b"ann"
     return made
 

@@ -87,6 +87,11 @@ class ChangeSetBook:
         """How many sets are not durable."""
         return sum(entry.stage is not _Stage.DURABLE for entry in self._entries.values())
 
+    @property
+    def queued(self) -> int:
+        """How many sets are neither durable nor on their way."""
+        return sum(entry.stage in (_Stage.RECEIVED, _Stage.REQUESTED) for entry in self._entries.values())
+
     def receive(self, segment: Segment, now_ms: int, *, preemptive: bool) -> bool:
         """
         Take a set in; return False if it was here already.

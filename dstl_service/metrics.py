@@ -23,6 +23,8 @@ class ServiceMetrics:
 
     Args:
         in_flight_bytes: Asked when metrics are read: bytes received and not yet durable.
+        queued_change_sets: Asked likewise: sets that are neither durable nor on their way.
+        attempts_running: Asked likewise: attempts of uploads that run, late ones too.
         cache_hits: Asked likewise: segments restored from memory.
         cache_misses: Asked likewise: segments read from the store.
     """
@@ -30,6 +32,8 @@ class ServiceMetrics:
     def __init__(
         self,
         in_flight_bytes: Callable[[], float],
+        queued_change_sets: Callable[[], float],
+        attempts_running: Callable[[], float],
         cache_hits: Callable[[], float],
         cache_misses: Callable[[], float],
     ) -> None:
@@ -64,6 +68,18 @@ class ServiceMetrics:
         )
         self.upload_attempts = Histogram(
             "dstl_upload_attempts", "Attempts begun for an upload.", buckets=(1, 2, 3, 5, 10), registry=self.registry
+        )
+        self.winning_attempt = Histogram(
+            "dstl_upload_winning_attempt",
+            "Number of the attempt that stored the object; the first is 1.",
+            buckets=(1, 2, 3, 5, 10),
+            registry=self.registry,
+        )
+        self.loser_attempts = Counter(
+            "dstl_upload_loser_attempts",
+            "Attempts that failed, or ended after another one had stored the object.",
+            ["job"],
+            registry=self.registry,
         )
         self.checkpoints = Counter(
             "dstl_checkpoints_completed", "Checkpoints that exist.", ["job"], registry=self.registry
@@ -117,7 +133,13 @@ class ServiceMetrics:
             registry=self.registry,
         )
         for name, text, ask in (
-            ("dstl_in_flight_bytes", "Bytes received and not yet durable.", in_flight_bytes),
+            (
+                "dstl_in_flight_bytes",
+                "Bytes that arrive, are not durable, or are held by attempts.",
+                in_flight_bytes,
+            ),
+            ("dstl_queued_change_sets", "Change sets that wait for an upload to begin.", queued_change_sets),
+            ("dstl_upload_attempts_running", "Attempts that run, late ones too.", attempts_running),
             ("dstl_cache_hits", "Segments restored from memory.", cache_hits),
             ("dstl_cache_misses", "Segments restored from the store.", cache_misses),
         ):

@@ -112,6 +112,8 @@ class ChangelogService:
         self.service_id = ids.unique_id()
         self.metrics = ServiceMetrics(
             in_flight_bytes=lambda: self._room.used_bytes,
+            queued_change_sets=lambda: sum(job.book.queued for job in self._jobs.values()),
+            attempts_running=lambda: self._uploader.attempts_running,
             cache_hits=lambda: self._cache.hits,
             cache_misses=lambda: self._cache.misses,
         )
@@ -535,18 +537,21 @@ class ChangelogService:
             self.metrics.upload_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
             self.metrics.upload_bytes.observe(handles[0].object_size_bytes)
             self.metrics.upload_attempts.observe(upload.attempts)
+            self.metrics.winning_attempt.observe(upload.winner)
             level = logging.INFO if upload.attempts > 1 else logging.DEBUG
             if logger.isEnabledFor(level):
                 facts = {"object": handles[0].object_key, "upload_attempts": upload.attempts}
                 logger.log(level, "change sets uploaded", extra={**_fields_of(batch), **facts})
         job.wake()
-        self._start(self._release(job, batch, upload), self._late)
+        self._start(self._release(name, job, batch, upload), self._late)
 
-    async def _release(self, job: _Job, batch: list[Segment], upload: Upload | None) -> None:
+    async def _release(self, name: str, job: _Job, batch: list[Segment], upload: Upload | None) -> None:
         """Wait for the attempts of an upload that still run; one of an upload that was given up may yet succeed."""
-        if upload is not None and await upload.ended():
-            self._uploaded(job, batch, upload.handles)
-            job.wake()
+        if upload is not None:
+            if await upload.ended():
+                self._uploaded(job, batch, upload.handles)
+                job.wake()
+            self.metrics.loser_attempts.labels(name).inc(upload.attempts - (upload.winner > 0))
         job.book.released(batch)
         self._room.freed()
         if self._room.used_bytes * 2 < self._settings.batch.in_flight_bytes_max:

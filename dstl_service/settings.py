@@ -113,7 +113,7 @@ class S3Settings:
     """Connections of the pool; 0: one for every thread that may use it."""
     connect_timeout_ms: int = 5_000
     """Longest wait for a connection."""
-    read_timeout_ms: int = 30_000
+    read_timeout_ms: int = 15_000
     """Longest silence of the server; bounds how long a hung call holds its thread."""
 
     def __post_init__(self) -> None:

@@ -138,10 +138,13 @@ class Upload:
     ) -> None:
         self.handles = handles
         self.attempts = 0
+        """How many were begun."""
+        self.winner = 0
+        """Number of the attempt that stored the object, 1 for the first; 0 while there is none."""
         self._uploader = uploader
         self._key = key
         self._buffers = buffers
-        self._running: set[asyncio.Future[str | None]] = set()
+        self._running: dict[asyncio.Future[str | None], int] = {}
 
     async def stored(self) -> list[SegmentHandle]:
         """
@@ -157,17 +160,18 @@ class Upload:
         try:
             while True:
                 if self.attempts < policy.attempts_max:
-                    self._running.add(self._uploader.attempt(self._key, self._buffers))
                     self.attempts += 1
+                    self._running[self._uploader.attempt(self._key, self._buffers)] = self.attempts
                 elif not self._running:
                     raise UnavailableError(
                         f"object {self._key} could not be stored in {self.attempts} attempts: {last_error}"
                     )
-                done = await self._wait(policy.timeout_ms / 1000)
-                if None in done:
+                done = await self._end_of_some(policy.timeout_ms / 1000)
+                errors = [attempt.result() for attempt in done]  # raises one that will not pass
+                if self.winner:
                     return self.handles
-                if done:
-                    last_error = done[-1]
+                if errors:
+                    last_error = errors[-1]
                 elif has_slot:
                     # Late: from now on it waits beside the others, not before them.
                     self._uploader.slots.release()
@@ -184,15 +188,18 @@ class Upload:
                 self._uploader.slots.release()
 
     async def ended(self) -> bool:
-        """Wait until no attempt runs any more; tell whether one that was late has stored the object after all."""
-        stored = False
+        """Wait until no attempt runs any more; tell whether a late one has stored the object after all."""
+        was_stored = self.winner > 0
         while self._running:
-            done, self._running = await asyncio.wait(self._running)
-            stored |= any(attempt.exception() is None and attempt.result() is None for attempt in done)
+            await self._end_of_some(None)
         self._buffers = ()
-        return stored
+        return self.winner > 0 and not was_stored
 
-    async def _wait(self, timeout_s: float) -> list[str | None]:
-        """Return what came of the attempts that ended in time; raise an error that will not pass."""
-        done, self._running = await asyncio.wait(self._running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        return [attempt.result() for attempt in done]
+    async def _end_of_some(self, timeout_s: float | None) -> set[asyncio.Future[str | None]]:
+        """Wait for the end of attempts, if there are some in time; return them, and note the winner."""
+        done, _ = await asyncio.wait(self._running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for attempt in done:
+            number = self._running.pop(attempt)
+            if attempt.exception() is None and attempt.result() is None:
+                self.winner = self.winner or number
+        return done

@@ -50,20 +50,3 @@ class RetryPolicy:
                 "a retry policy needs timeout_ms > 0, attempts_max >= 1 and delay_after_error_ms >= 0, "
                 f"not {self.timeout_ms}, {self.attempts_max} and {self.delay_after_error_ms}"
             )
-
-    def delay_ms(self, attempt: int, error: BaseException | None) -> int | None:
-        """
-        Decide what follows an attempt that did not succeed in time.
-
-        Args:
-            attempt: Its number; the first is 1.
-            error: What it raised, or None if it timed out and still runs.
-
-        Returns:
-            How long to wait before the next attempt, in ms, or None if there is none.
-        """
-        if attempt >= self.attempts_max:
-            return None
-        if error is None:
-            return 0
-        return self.delay_after_error_ms if is_retryable(error) else None

@@ -128,7 +128,7 @@ class S3Store:
         sse: str | None = None,
         sse_kms_key_id: str | None = None,
         sse_customer_key_file: os.PathLike[str] | None = None,
-        connections_max: int = 96,
+        connections_max: int = 32,
         attempts_max: int = 2,
         connect_timeout_ms: int = 5_000,
         read_timeout_ms: int = 15_000,

@@ -298,7 +298,7 @@ class TestMachines:
     def test_memory_is_bounded_while_store_is_silent(self, open_job: OpenJob, pool: ThreadPoolExecutor) -> None:
         """I9: with a store that takes requests and answers none, a full service refuses, and keeps within its limit."""
         limit_bytes = 32 * MIB
-        settings = {"DSTL_IN_FLIGHT_BYTES_MAX": str(limit_bytes), "DSTL_BATCH_SIZE_BYTES": str(4 * MIB)}
+        settings = {"DSTL_BATCH_IN_FLIGHT_BYTES_MAX": str(limit_bytes), "DSTL_BATCH_SIZE_BYTES": str(4 * MIB)}
         with S3Server() as server:
             server.create_bucket("bucket")
             with ServiceProcess("s3://bucket", {**server.env(), **settings}) as service:

@@ -12,13 +12,14 @@ from fastapi.testclient import TestClient
 
 from dstl_service.app import create_app
 from dstl_service.logs import JsonFormatter
-from dstl_service.settings import ServiceSettings
+from dstl_service.settings import ServiceSettings, UploadSettings
 from storage.checksum import checksum64
 from storage.memory_store import MemoryStore
 from storage.testing import Fault, FaultKind, FaultyStore
-from tests.unit.dstl_service.http_life import service
+from tests.unit.dstl_service.http_life import Life, service
 
 PAYLOAD = b"x" * 100
+SEGMENTS = "*/segments/*"
 APPEND = (
     "/v1/jobs/job/change-sets?operator=op&checkpoint_id=0&epoch=1&attempt=1&partition=0&sqn=0"
     f"&first_key_group=0&last_key_group=1&count=1&checksum={checksum64(PAYLOAD):016x}"
@@ -164,3 +165,34 @@ def test_metrics_count_what_happened() -> None:
         "dstl_in_flight_bytes 0.0",
     ):
         assert line in text.splitlines()
+
+
+def test_metrics_of_uploads_have_their_meanings() -> None:
+    """Uploads, failures, attempts, losers, winners, sets per batch and the queue are counted as they happen."""
+    store = FaultyStore(MemoryStore(), Fault("put", FaultKind.FAIL_BEFORE, SEGMENTS, times=4))
+    with service(store, upload=UploadSettings(timeout_ms=10_000, attempts_max=3, delay_after_error_ms=1)) as life:
+        life.open()
+        refs = [life.append(b"x" * 100, partition=partition, attempt=partition) for partition in range(3)]
+        queued = samples(life)
+        assert life.persist(*refs).status_code == 503
+        failed = samples(life)
+        assert life.persist(*refs).status_code == 200
+        stored = samples(life)
+
+    assert (queued["dstl_queued_change_sets"], queued["dstl_in_flight_bytes"]) == (3, 300)
+    assert (failed["dstl_queued_change_sets"], failed["dstl_in_flight_bytes"]) == (3, 300)
+    assert (failed['dstl_uploads_total{job="job"}'], failed['dstl_upload_failures_total{job="job"}']) == (1, 1)
+    assert failed['dstl_upload_loser_attempts_total{job="job"}'] == 3
+    assert (stored["dstl_queued_change_sets"], stored["dstl_in_flight_bytes"]) == (0, 0)
+    assert (stored['dstl_uploads_total{job="job"}'], stored['dstl_upload_failures_total{job="job"}']) == (2, 1)
+    assert (stored["dstl_upload_attempts_sum"], stored["dstl_upload_winning_attempt_sum"]) == (2, 2)
+    assert stored['dstl_upload_loser_attempts_total{job="job"}'] == 4
+    assert stored["dstl_batch_change_sets_sum"] == 6
+    assert stored["dstl_upload_bytes_sum"] > 300
+    assert (stored["dstl_upload_seconds_count"], stored["dstl_upload_attempts_running"]) == (1, 0)
+
+
+def samples(life: Life) -> dict[str, float]:
+    """Return all samples of a service by their name with labels."""
+    lines = [line for line in life.client.get("/metrics").text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}

@@ -109,10 +109,11 @@ def test_all_attempts_hang() -> None:
 
 
 @pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
-@pytest.mark.parametrize("failures", [1, 2])
+@pytest.mark.parametrize("failures", [1, 4])
 def test_error_is_retried(kind: FaultKind, failures: int) -> None:
-    """I6: errors are retried, not only time-outs; a lost response too."""
-    with bench(PATIENT, Fault("put", kind, times=failures)) as made:
+    """I6: errors are retried, not only time-outs; a lost response too. No attempt follows the one that succeeds."""
+    policy = RetryPolicy(timeout_ms=10_000, attempts_max=5, delay_after_error_ms=1)
+    with bench(policy, Fault("put", kind, times=failures)) as made:
         assert made.payloads(made.upload()) == [b"zero", b"one"]
         assert made.store.count("put") == failures + 1
         assert len(set(made.store.keys("put"))) == 1
@@ -130,6 +131,59 @@ def test_error_is_retried_after_delay() -> None:
 
     with bench(policy, Fault("put", FaultKind.FAIL_BEFORE)) as made:
         assert asyncio.run(timed(made)) >= 0.029
+
+
+def test_attempt_after_time_out_does_not_wait() -> None:
+    """The delay is for errors: the attempt after one that is late starts at once, while the first goes on."""
+    policy = RetryPolicy(timeout_ms=50, attempts_max=2, delay_after_error_ms=3_600_000)
+    with bench(policy, Fault("put", FaultKind.DELAY)) as made:
+        assert made.payloads(made.upload()) == [b"zero", b"one"]
+        assert made.uploader.attempts_running == 1
+
+
+def test_next_attempt_waits_for_time_out() -> None:
+    """The second attempt starts no earlier than the time that the first one has alone."""
+    policy = RetryPolicy(timeout_ms=100, attempts_max=2, delay_after_error_ms=0)
+
+    async def timed(made: Bench) -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await made.uploader.begin("job", SETS).stored()
+        return loop.time() - began
+
+    with bench(policy, Fault("put", FaultKind.DELAY)) as made:
+        assert asyncio.run(timed(made)) >= 0.099
+
+
+def test_single_attempt_is_not_repeated() -> None:
+    """With one attempt an error ends the upload: nothing is retried, nothing is hedged."""
+    policy = RetryPolicy(timeout_ms=10_000, attempts_max=1, delay_after_error_ms=1)
+    with bench(policy, Fault("put", FaultKind.FAIL_BEFORE)) as made:
+        with pytest.raises(UnavailableError, match="1 attempts"):
+            made.upload()
+        assert made.store.count("put") == 1
+
+
+def test_attempt_that_cannot_start_is_an_error() -> None:
+    """An executor that takes nothing more, as one without threads, fails the upload and leaves nothing counted."""
+    with bench(PATIENT) as made:
+        made.executor.shutdown()
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            made.upload()
+        assert made.uploader.attempts_running == 0
+        assert not made.uploader.slots.locked()
+
+
+def test_winner_is_named() -> None:
+    """The upload tells which attempt stored the object, and how many were begun."""
+
+    async def run(made: Bench) -> tuple[int, int]:
+        upload = made.uploader.begin("job", SETS)
+        await upload.stored()
+        return upload.winner, upload.attempts
+
+    with bench(HEDGED, Fault("put", FaultKind.DELAY, times=2)) as made:
+        assert asyncio.run(run(made)) == (3, 3)
 
 
 def test_error_while_attempt_hangs() -> None:

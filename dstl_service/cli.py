@@ -19,7 +19,7 @@ from dstl_service.http_protocol import BoundedHttpProtocol
 from dstl_service.job_store import JobStore
 from dstl_service.listening import describe, open_listener
 from dstl_service.logs import configure_logging
-from dstl_service.memory import reuse_freed_memory
+from dstl_service.memory import keep_what_is_there, reuse_freed_memory
 from dstl_service.service import ChangelogService
 from dstl_service.settings import ServiceSettings
 from dstl_service.settings_sources import known_settings, load_settings
@@ -49,6 +49,7 @@ def serve(options: argparse.Namespace) -> int:
     configure_logging(settings.log_level)
     reuse_freed_memory()
     app = create_app(settings, open_store(settings.storage, **settings.store_options()))
+    keep_what_is_there()
     listener = open_listener(settings)
     tls = settings.tls
     if settings.socket_path is None:

@@ -1,5 +1,5 @@
 """
-How this process treats memory that it has freed.
+How this process treats memory: what it has freed, and what it never frees.
 
 Change sets come and go by the megabyte. The C library would give each large buffer back to the system and ask for a new
 one, and the first touch of every page of that costs several times more than copying the bytes into it.
@@ -8,6 +8,7 @@ one, and the first touch of every page of that costs several times more than cop
 from __future__ import annotations
 
 import ctypes
+import gc
 
 # Parameters of glibc's `mallopt`.
 _TRIM_THRESHOLD = -1
@@ -28,3 +29,13 @@ def reuse_freed_memory() -> None:
         return
     set_option(_MMAP_THRESHOLD, _LARGE_BYTES)
     set_option(_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def keep_what_is_there() -> None:
+    """
+    Leave all that exists now out of the garbage collector's searches, each of which stops the process for a while.
+
+    To be called once, when the program has been loaded.
+    """
+    gc.collect()
+    gc.freeze()

@@ -45,7 +45,8 @@ DOORS: dict[str, tuple[str, ...]] = {
     "rocksdict": ("backend_client/state_table.py", "backend_client/snapshot.py"),
     "pyspark": ("backend_client/spark/", "loadtest/"),
     "py4j": ("backend_client/spark/", "loadtest/"),
-    "locust": ("loadtest/",),
+    "gevent": ("loadtest/load/",),
+    "locust": ("loadtest/load/",),
 }
 
 CLOCK_DOOR = "storage/clock.py"

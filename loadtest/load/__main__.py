@@ -16,12 +16,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
-from loadtest.load.settings import REPORT_VARIABLE, LoadSettings
+from loadtest.load.settings import REPORT_VARIABLE, SERVICE_PID_VARIABLE, LoadSettings
 from loadtest.report import format_number
 from loadtest.stack.programs import ServerError
 from loadtest.stack.s3_server import S3Server
@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = LoadSettings.of(os.environ)
         with ExitStack() as stack:
-            service = settings.service or stack.enter_context(_Service(settings.storage)).address
-            code = _run_locust(options, settings, service)
+            environment = {} if settings.service else stack.enter_context(_Service(settings.storage)).environment
+            code = _run_locust(options, settings, environment)
     except (DstlError, ServerError) as error:
         sys.stderr.write(f"load: {error}\n")
         return 2
@@ -59,7 +59,8 @@ class _Service(ExitStack):
     def __init__(self, storage: str) -> None:
         super().__init__()
         self._storage = storage
-        self.address = ""
+        self.environment: dict[str, str] = {}
+        """By which locust's process finds it."""
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -71,14 +72,15 @@ class _Service(ExitStack):
             else:
                 folder = self.enter_context(tempfile.TemporaryDirectory(prefix="dstl-load-"))
                 process = ServiceProcess(f"file://{folder}")
-            self.address = self.enter_context(process).address
+            self.enter_context(process)
+            self.environment = {"SERVICE": process.address, SERVICE_PID_VARIABLE: str(process.pid)}
         except BaseException:
             self.close()
             raise
         return self
 
 
-def _run_locust(options: argparse.Namespace, settings: LoadSettings, service: str) -> int:
+def _run_locust(options: argparse.Namespace, settings: LoadSettings, variables: Mapping[str, str]) -> int:
     folder: Path = options.reports / "load"
     folder.mkdir(parents=True, exist_ok=True)
     report = options.reports / _REPORT
@@ -87,7 +89,7 @@ def _run_locust(options: argparse.Namespace, settings: LoadSettings, service: st
     command = [sys.executable, "-m", "locust", "--locustfile", str(Path(__file__).with_name("locustfile.py"))]
     command += ["--users", users, "--spawn-rate", users, "--stop-timeout", str(_STOP_TIMEOUT_S)]
     command += ["--csv", str(folder / "load"), "--html", str(folder / "load.html")]
-    environment = {**os.environ, "SERVICE": service}
+    environment = {**os.environ, **variables}
     if options.web:
         command += ["--web-host", "127.0.0.1", "--web-port", str(options.web_port)]
         print(f"http://127.0.0.1:{options.web_port}  (Ctrl-C stops it)", flush=True)

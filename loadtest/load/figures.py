@@ -29,7 +29,9 @@ class Samples:
             self.failures += 1
 
 
-def figures_of(samples: Samples, settings: LoadSettings, elapsed_s: float, cpu_s: float) -> list[Figure]:
+def figures_of(
+    samples: Samples, settings: LoadSettings, elapsed_s: float, cpu_s: float, service_cpu_s: float | None = None
+) -> list[Figure]:
     """
     Return the figures of a run.
 
@@ -38,6 +40,7 @@ def figures_of(samples: Samples, settings: LoadSettings, elapsed_s: float, cpu_s
         settings: What was asked for.
         elapsed_s: From the first batch to the end.
         cpu_s: CPU time that this process took meanwhile; near `elapsed_s`, it measured itself.
+        service_cpu_s: CPU time that the service took, if that is known.
     """
     made = samples.checkpoints
     latencies_ms = [checkpoint.latency_ms for checkpoint in made]
@@ -63,5 +66,7 @@ def figures_of(samples: Samples, settings: LoadSettings, elapsed_s: float, cpu_s
         figures.append(Figure(f"{name}: requests", len(values), "requests"))
         figures += [Figure(f"{name} p{percent}", percentile(values, percent), "ms") for percent in (50, 99)]
     figures.append(Figure("batch p50, tasks included", percentile(samples.elapsed_ms["batch"], 50), "ms"))
-    figures.append(Figure("CPU of the load generator", cpu_s / elapsed_s if elapsed_s > 0 else None, "cores"))
+    for name, value in (("load generator", cpu_s), ("service", service_cpu_s)):
+        cores = None if value is None or elapsed_s <= 0 else value / elapsed_s
+        figures.append(Figure(f"CPU of the {name}", cores, "cores"))
     return figures

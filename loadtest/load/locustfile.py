@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import gevent
+import psutil
 from locust import User, events, task
 from locust import stats as locust_stats
 from locust.runners import STATE_RUNNING
@@ -19,7 +20,7 @@ from locust.runners import STATE_RUNNING
 from loadtest.load.driver import SimulatedDriver
 from loadtest.load.figures import Samples, figures_of
 from loadtest.load.hosts import HostGoneError, SimulatedHost, measured
-from loadtest.load.settings import REPORT_VARIABLE, LoadSettings
+from loadtest.load.settings import REPORT_VARIABLE, SERVICE_PID_VARIABLE, LoadSettings
 from loadtest.report import write_report_json
 
 SETTINGS = LoadSettings.of(os.environ)
@@ -46,6 +47,13 @@ def _fire(kind: str, name: str, value: float, size_bytes: int, error: Exception 
     events.request.fire(  # type: ignore[no-untyped-call]
         request_type=kind, name=name, response_time=value, response_length=size_bytes, exception=error, context={}
     )
+
+
+def _cpu_s() -> tuple[float, float | None]:
+    """Return the CPU time of this process, and that of the service, if its process is known."""
+    pid = os.environ.get(SERVICE_PID_VARIABLE)
+    times = psutil.Process(int(pid)).cpu_times() if pid else None
+    return time.process_time(), times.user + times.system if times else None
 
 
 class Host(User):
@@ -76,7 +84,7 @@ class Driver(User):
         """Connect; the first batch begins when the hosts are there."""
         self.driver = SimulatedDriver(SETTINGS, record)
         self._started_s: float | None = None
-        self._started_cpu_s = 0.0
+        self._started_cpu_s: tuple[float, float | None] = (0.0, None)
         self._is_over = False
         self._due_s = time.monotonic()
 
@@ -96,7 +104,7 @@ class Driver(User):
         if self._is_over or not HOSTS or self.environment.runner.state != STATE_RUNNING:
             return  # hosts are still joining, or leave
         if self._started_s is None:
-            self._started_s, self._started_cpu_s = time.monotonic(), time.process_time()
+            self._started_s, self._started_cpu_s = time.monotonic(), _cpu_s()
         if REPORT_VARIABLE in os.environ and time.monotonic() >= self._started_s + SETTINGS.duration_s:
             self._end()
             return
@@ -116,7 +124,9 @@ class Driver(User):
         assert self._started_s is not None
         self._is_over = True
         elapsed_s = time.monotonic() - self._started_s
-        figures = figures_of(SAMPLES, SETTINGS, elapsed_s, time.process_time() - self._started_cpu_s)
+        (own_s, service_s), (own_before_s, service_before_s) = _cpu_s(), self._started_cpu_s
+        service_cpu_s = None if service_s is None or service_before_s is None else service_s - service_before_s
+        figures = figures_of(SAMPLES, SETTINGS, elapsed_s, own_s - own_before_s, service_cpu_s)
         write_report_json(Path(os.environ[REPORT_VARIABLE]), figures)
         # Locust writes its CSV files at intervals, and not once more at the end.
         gevent.spawn_later(2 * locust_stats.CSV_STATS_INTERVAL_SEC, self.environment.runner.quit)

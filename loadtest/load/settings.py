@@ -18,6 +18,9 @@ MAX_PARALLELISM_MIN = 128
 
 STORAGES = ("s3", "file")
 
+SERVICE_PID_VARIABLE = "DSTL_LOAD_SERVICE_PID"
+"""Names the process of the service, if the load test started it."""
+
 REPORT_VARIABLE = "DSTL_LOAD_REPORT"
 """Names the file for the figures of a headless run, which ends by itself; without it, the web page ends it."""
 

@@ -62,6 +62,7 @@ class TestProgram:
         assert rows["objects per checkpoint, mean"]["value"] >= 2
         for percent in ("50", "90", "99", "99.9"):
             assert rows[f"checkpoint latency p{percent}"]["value"] > 0
+        assert rows["CPU of the service"]["value"] > 0
         with (tmp_path / "load" / "load_stats.csv").open(newline="") as file:
             table = {row["Name"]: row for row in csv.DictReader(file)}
         assert {"append", "persist", "checkpoint", "restore", "checkpoint KiB", "checkpoint objects"} <= table.keys()

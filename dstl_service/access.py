@@ -12,6 +12,7 @@ import logging
 import os
 from pathlib import Path
 
+from dstl_service.logs import Throttle
 from dstl_service.wire import parse_tokens
 from storage.clock import Clock
 from storage.errors import InvalidInputError
@@ -44,8 +45,8 @@ class Tokens:
         self._expected = _headers(self._tokens)
         if path is not None:
             self._read(path)
-        self._checked_ms = self._log_again_ms = clock.monotonic_ms()
-        self._refused = 0
+        self._checked_ms = clock.monotonic_ms()
+        self._refused = Throttle(clock)
 
     def accept(self, authorization: bytes | None) -> bool:
         """Tell whether a request with this ``Authorization`` header is let in; all wrong ones take the same time."""
@@ -57,12 +58,9 @@ class Tokens:
 
     def log_refusal(self, client: str, path: str) -> None:
         """Write a line about who was not let in; at most one a second, for strangers must not fill the disk."""
-        self._refused += 1
-        now_ms = self._clock.monotonic_ms()
-        if now_ms >= self._log_again_ms:
-            facts = {"client": client, "path": path, "requests": self._refused}
+        if requests := self._refused.count():
+            facts = {"client": client, "path": path, "requests": requests}
             logger.warning("request without a valid token", extra=facts)
-            self._refused, self._log_again_ms = 0, now_ms + _CHECK_INTERVAL_MS
 
     def own(self) -> str | None:
         """Return the token that this service shows to others, or None."""

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from dstl_service import __version__
 from dstl_service.access import Tokens
 from dstl_service.idle import IdleWatch
+from dstl_service.logs import Throttle
 from dstl_service.peers import PeerClient
 from dstl_service.routes import appends, checkpoints, jobs, restore, savepoints
 from dstl_service.routes.append_shortcut import AppendShortcut
@@ -51,6 +52,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.settings = settings
+        app.state.overloads = Throttle(clock)
         service = app.state.service = ChangelogService(
             settings,
             store or open_store(settings.storage, **settings.store_options()),

@@ -6,6 +6,8 @@ import json
 import logging
 from datetime import UTC, datetime
 
+from storage.clock import Clock
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
@@ -24,6 +26,31 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             document["exception"] = self.formatException(record.exc_info)
         return json.dumps(document, default=str)
+
+
+class Throttle:
+    """
+    Lets one line through in an interval, for events that may come by the thousand.
+
+    Args:
+        clock: Tells when the interval is over.
+        interval_ms: How long after a line there is no other one.
+    """
+
+    def __init__(self, clock: Clock, interval_ms: int = 1_000) -> None:
+        self._clock = clock
+        self._interval_ms = interval_ms
+        self._again_ms = clock.monotonic_ms()
+        self._count = 0
+
+    def count(self) -> int:
+        """Count an event; return how many the line stands for that is due, or 0 if none is."""
+        self._count += 1
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._again_ms:
+            return 0
+        counted, self._count, self._again_ms = self._count, 0, now_ms + self._interval_ms
+        return counted
 
 
 def configure_logging(level: str = "INFO") -> None:

@@ -108,7 +108,6 @@ class ChangelogService:
         self._stopping: asyncio.Task[None] | None = None
         self._stop_by = 0.0
         self._cache = SegmentCache(settings.cache.bytes_max)
-        self._is_refusing = False
         self.service_id = ids.unique_id()
         self.metrics = ServiceMetrics(
             in_flight_bytes=lambda: self._room.used_bytes,
@@ -117,7 +116,7 @@ class ChangelogService:
             cache_hits=lambda: self._cache.hits,
             cache_misses=lambda: self._cache.misses,
         )
-        self._room = Room(settings.batch.in_flight_bytes_max, self._held_bytes, self._hurry, self._refused)
+        self._room = Room(settings.batch.in_flight_bytes_max, self._held_bytes, self._hurry, self.metrics.refused.inc)
         self._uploader = Uploader(
             store, self._upload_threads, settings.upload, ids, settings.host_id, slots=settings.upload.threads
         )
@@ -432,13 +431,6 @@ class ChangelogService:
             job.book.release_all(self._clock.monotonic_ms())
             self._schedule(name, job)
 
-    def _refused(self) -> None:
-        """Count who waited in vain for room, and tell once that it has come to this."""
-        self.metrics.refused.inc()
-        if not self._is_refusing:
-            self._is_refusing = True
-            logger.warning("change sets are refused: too much waits for its upload")
-
     def _writable_job(self, set_id: ChangeSetId) -> _Job:
         """Return the job of a set that may be taken in; forget what its checkpoint makes obsolete."""
         for kind, value in (("job", set_id.job), ("operator", set_id.operator)):
@@ -554,8 +546,6 @@ class ChangelogService:
             self.metrics.loser_attempts.labels(name).inc(upload.attempts - (upload.winner > 0))
         job.book.released(batch)
         self._room.freed()
-        if self._room.used_bytes * 2 < self._settings.batch.in_flight_bytes_max:
-            self._is_refusing = False
 
     def _uploaded(self, job: _Job, batch: list[Segment], handles: list[SegmentHandle]) -> None:
         for handle, segment in zip(handles, batch, strict=True):

@@ -90,10 +90,13 @@ def log_refusal(scope: Scope, error: DstlError) -> None:
     """
     Write a line about a request that was refused, with the job, checkpoint, epoch and attempt that it names.
 
-    Back-pressure has none: it may refuse thousands of requests a second, and the service tells when it begins.
+    Back-pressure has one line a second, of the request that was refused last; it says how many they were.
     """
+    requests = 1
     if error.kind is ErrorKind.OVERLOADED:
-        return
+        requests = scope["app"].state.overloads.count()
+        if not requests:
+            return
     asked = {name: values[0] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
     fields: dict[str, object] = {name: int(asked[name]) for name in _NUMBERS if asked.get(name, "").isdecimal()}
     path = _JOB_PATH.match(scope["path"])
@@ -102,7 +105,7 @@ def log_refusal(scope: Scope, error: DstlError) -> None:
     fields |= {name: value for name, value in error.context.items() if name in ("job", *_NUMBERS)}
     facts = {"method": scope["method"], "path": scope["path"], "kind": error.kind.value, "error": str(error)}
     level = logging.INFO if error.kind in _CALLERS_FAULT else logging.WARNING
-    logger.log(level, "request refused", extra={**fields, **facts})
+    logger.log(level, "request refused", extra={**fields, **facts, "requests": requests})
 
 
 def _methods(request: Request) -> list[str]:

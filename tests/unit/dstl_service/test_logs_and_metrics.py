@@ -11,11 +11,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dstl_service.app import create_app
-from dstl_service.logs import JsonFormatter
+from dstl_service.logs import JsonFormatter, Throttle
 from dstl_service.settings import ServiceSettings, UploadSettings
 from storage.checksum import checksum64
 from storage.memory_store import MemoryStore
-from storage.testing import Fault, FaultKind, FaultyStore
+from storage.testing import FakeClock, Fault, FaultKind, FaultyStore
 from tests.unit.dstl_service.http_life import Life, service
 
 PAYLOAD = b"x" * 100
@@ -117,20 +117,31 @@ def test_newer_epoch_is_logged(lines: pytest.LogCaptureFixture) -> None:
     assert (line["job"], line["epoch"], line["older_epoch"]) == ("job", 5, 1)
 
 
-def test_back_pressure_is_logged_once(lines: pytest.LogCaptureFixture) -> None:
-    """Refused change sets may be thousands: that it begins is one line, each single one is none."""
+def test_back_pressure_is_one_line_a_second(lines: pytest.LogCaptureFixture) -> None:
+    """Refused change sets may be thousands: a line stands for all of a second, and names one of them."""
     store = FaultyStore(MemoryStore(), Fault("put", FaultKind.DELAY, "*/segments/*", times=99))
     try:
         with service(store) as life:
             life.open()
             life.append(b"x" * 1500)
-            for sqn in range(1, 5):
-                assert life.append_raw(b"x" * 1500, sqn=sqn).status_code == 429
+            for sqn in range(1, 4):
+                assert life.append_raw(b"x" * 1500, sqn=sqn, attempt=7).status_code == 429
     finally:
         store.heal()
 
-    assert len(events(lines, "change sets are refused: too much waits for its upload")) == 1
-    assert events(lines, "request refused") == []
+    found = events(lines, "request refused")
+    assert len(found) >= 1
+    assert (found[0]["job"], found[0]["attempt"], found[0]["kind"]) == ("job", 7, "overloaded")
+
+
+def test_throttle_counts_what_it_holds_back() -> None:
+    """The first event has its line at once; those of a whole interval share the next one."""
+    clock = FakeClock()
+    throttle = Throttle(clock)
+
+    assert [throttle.count() for _ in range(4)] == [1, 0, 0, 0]
+    clock.advance(1_000)
+    assert [throttle.count(), throttle.count()] == [4, 0]
 
 
 def test_strangers_do_not_fill_the_log(lines: pytest.LogCaptureFixture) -> None:

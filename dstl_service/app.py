@@ -17,7 +17,7 @@ from dstl_service import __version__
 from dstl_service.access import Tokens
 from dstl_service.idle import IdleWatch
 from dstl_service.peers import PeerClient
-from dstl_service.routes import appends, checkpoints, jobs, restore, savepoints
+from dstl_service.routes import appends, checkpoints, jobs, materializations, restore, savepoints
 from dstl_service.routes.append_shortcut import AppendShortcut
 from dstl_service.routes.description import describe_access
 from dstl_service.routes.errors import RESPONSES, install
@@ -73,8 +73,8 @@ def create_app(
         lifespan=lifespan,
         responses=RESPONSES,
     )
-    for router in (jobs.router, appends.router, checkpoints.router, restore.router, savepoints.router):
-        app.include_router(router)
+    for routes in (jobs, appends, checkpoints, restore, materializations, savepoints):
+        app.include_router(routes.router)
 
     install(app)
     describe_access(app)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -101,6 +101,7 @@ class JobSession:
         operators: list[OperatorInfo],
         query_id: str,
         offsets: str,
+        materializations: Sequence[dict[str, Any]] = (),
     ) -> CompleteResponse:
         """
         Make the checkpoint exist, waiting for a slow store up to the checkpoint's timeout.
@@ -109,7 +110,9 @@ class JobSession:
             FencedError: Another driver took the job over; this one must stop.
             LostChangesError: A sidecar died with a set that was not durable; execute the batch again.
         """
-        request = CompleteRequest(self.epoch, uuid.uuid4().hex, self.base, refs, operators, query_id, offsets)
+        request = CompleteRequest(
+            self.epoch, uuid.uuid4().hex, self.base, refs, operators, query_id, offsets, list(materializations)
+        )
         answer = self._client.post(
             f"{self._path}/checkpoints/{checkpoint_id}/complete",
             asdict(request),

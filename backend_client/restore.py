@@ -2,7 +2,8 @@
 Advance the table to the base: the one way in which a table gets its content.
 
 It serves the normal case (the previous batch's change set, from the sidecar's memory), retries, speculative copies,
-moves to another executor, cold starts and changed parallelism alike.
+moves to another executor, cold starts and changed parallelism alike. A table that begins anew gets snapshots first, if
+there are any: one of exactly its key groups becomes the table, from others its own key groups are copied.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, TypeAlias
 
 from backend_client.service_client import ServiceClient
+from backend_client.snapshot import IncomingSnapshot
 from backend_client.state_table import StateTable
 from dstl_service.wire import CheckpointRef
 from storage.change_set import decode_change_set
@@ -21,6 +26,25 @@ from storage.model import KeyGroupRange
 
 _KEY_GROUP = struct.Struct(">H")
 _BROKEN_STREAMS_MAX = 2
+
+Frames: TypeAlias = Iterator[tuple[dict[str, Any], bytes]]
+Changes: TypeAlias = Iterable[tuple[bytes, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """
+    What came of advancing a table.
+
+    Args:
+        changes: How many changes were applied.
+        materialize: The sidecar wants a snapshot of the table as it is now.
+        materialized: Handle of a stored snapshot, which the driver has to learn of.
+    """
+
+    changes: int
+    materialize: bool = False
+    materialized: dict[str, Any] | None = None
 
 
 class _GoneError(Exception):
@@ -34,9 +58,9 @@ def advance_to_base(
     operator: str,
     key_groups: KeyGroupRange,
     base: CheckpointRef | None,
-) -> int:
+) -> Advance:
     """
-    Bring the table to checkpoint `base` (None: before the first); return the number of changes applied.
+    Bring the table to checkpoint `base` (None: before the first).
 
     Raises:
         CorruptDataError: Stored state is damaged; names the object. The table keeps no part of it under a version.
@@ -45,7 +69,7 @@ def advance_to_base(
     if base is None:
         # Whatever is here belongs to no checkpoint of this job.
         table.clear()
-        return 0
+        return Advance(0)
     for _ in range(_BROKEN_STREAMS_MAX):
         with suppress(UnavailableError):
             return _advance(table, client, job, operator, key_groups, base.to_text())
@@ -54,11 +78,11 @@ def advance_to_base(
 
 def _advance(
     table: StateTable, client: ServiceClient, job: str, operator: str, key_groups: KeyGroupRange, want: str
-) -> int:
+) -> Advance:
     """Try once. A sidecar that dies meanwhile breaks the stream; the table's version tells where to begin again."""
     have = table.version
     if have == want:
-        return 0
+        return Advance(0)
     try:
         return _apply(table, client, job, operator, key_groups, have, want)
     except _GoneError:
@@ -74,38 +98,80 @@ def _apply(
     key_groups: KeyGroupRange,
     have: str | None,
     want: str,
-) -> int:
+) -> Advance:
     with client.restore(job, operator, key_groups, have, want) as frames:
         plan, _ = next(frames)
         if plan["kind"] != "plan":
             raise _reported(plan)
         if plan["full"]:
             table.clear()
-        return table.advance(_changes(frames, key_groups), want)
+        left = _adopted(table, frames, key_groups) if plan.get("snapshots") == 1 else frames
+        changes = table.advance(_changes(table, left), want)
+        return Advance(changes, plan.get("materialize") is True, plan.get("materialized"))
 
 
-def _changes(
-    frames: Iterator[tuple[dict[str, object], bytes]], key_groups: KeyGroupRange
-) -> Iterable[tuple[bytes, bytes | None]]:
+def _adopted(table: StateTable, frames: Frames, key_groups: KeyGroupRange) -> Frames:
+    """Let a snapshot of exactly the table's key groups become the table; return the frames that are left."""
+    header, payload = next(frames)
+    whole = [[key_groups.first, key_groups.last]]
+    if header["kind"] != "snapshot" or [[header["first"], header["last"]]] != whole or header["counted"] != whole:
+        return chain([(header, payload)], frames)
+    with table.receiving(header["index"], header["version"]) as incoming:
+        _receive(incoming, header, frames)
+        table.adopt(incoming)
+    return frames
+
+
+def _changes(table: StateTable, frames: Frames) -> Changes:
     for header, payload in frames:
         if header["kind"] == "end":
             return
         if header["kind"] == "gone":
             raise _GoneError
-        if header["kind"] != "segment":
-            raise _reported(header)
-        source = str(header["object"])
-        if f"{checksum64(payload):016x}" != header["checksum"]:
-            raise CorruptDataError(f"a segment of object {source} was damaged on its way", object_key=source)
-        changes = decode_change_set(payload, source)
-        if key_groups.covers(KeyGroupRange(int(str(header["first"])), int(str(header["last"])))):
-            yield from changes
+        if header["kind"] == "snapshot":
+            with table.receiving(header["index"], header["version"]) as incoming:
+                _receive(incoming, header, frames)
+                for low, high in _bounds(header):
+                    yield from _between(incoming, low, high)
+        elif header["kind"] == "segment":
+            yield from _segment(header, payload)
         else:
-            low, high = _KEY_GROUP.pack(key_groups.first), _KEY_GROUP.pack(key_groups.last)
-            yield from ((key, value) for key, value in changes if low <= key[:2] <= high)
+            raise _reported(header)
 
 
-def _reported(header: dict[str, object]) -> Exception:
+def _receive(incoming: IncomingSnapshot, header: dict[str, Any], frames: Frames) -> None:
+    while incoming.files < header["files"]:
+        piece, payload = next(frames)
+        if piece["kind"] != "file":
+            raise _reported(piece)
+        incoming.take(piece, payload)
+
+
+def _between(incoming: IncomingSnapshot, low: bytes, high: bytes) -> Changes:
+    for key, value in incoming.items(low):
+        if key[:2] > high:
+            return
+        yield key, value
+
+
+def _segment(header: dict[str, Any], payload: bytes) -> Changes:
+    source = str(header["object"])
+    if f"{checksum64(payload):016x}" != header["checksum"]:
+        raise CorruptDataError(f"a segment of object {source} was damaged on its way", object_key=source)
+    changes = decode_change_set(payload, source)
+    if header["counted"] == [[header["first"], header["last"]]]:
+        return changes
+    bounds = _bounds(header)
+    return ((key, value) for key, value in changes if any(low <= key[:2] <= high for low, high in bounds))
+
+
+def _bounds(header: dict[str, Any]) -> list[tuple[bytes, bytes]]:
+    """Return the key groups that count as the beginnings of table keys."""
+    counted = [KeyGroupRange(first, last) for first, last in header["counted"]]
+    return [(_KEY_GROUP.pack(part.first), _KEY_GROUP.pack(part.last)) for part in counted]
+
+
+def _reported(header: dict[str, Any]) -> Exception:
     error = header.get("error")
     if header["kind"] == "error" and isinstance(error, dict):
         return error_from_dict(error)

@@ -113,7 +113,7 @@ class ServiceClient:
     @contextmanager
     def restore(
         self, job: str, operator: str, key_groups: KeyGroupRange, have: str | None, want: str
-    ) -> Iterator[Iterator[tuple[dict[str, object], bytes]]]:
+    ) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
         """Open the stream of frames that leads a table from `have` to `want`; see `dstl_service.wire.decode_frames`."""
         query = {
             "operator": operator,

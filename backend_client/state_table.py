@@ -6,8 +6,9 @@ checkpoints contain (I1): the changes of a batch come in when a later batch adva
 The version is written in the same write as the changes, or withdrawn before and set after them when they need several,
 so a process that dies in between leaves a table that knows what it is. RocksDB's own log is not used for that reason.
 
-The only module that knows rocksdict. A table belongs to one task at a time: other tasks of the host that want the same
-key groups (speculative copies, zombies) get another *slot*.
+Knows rocksdict, as `snapshot` does. A table belongs to one task at a time: other tasks of the host that want the same
+key groups (speculative copies, zombies) get another *slot*. Beside a slot lie its snapshots; who opens the slot removes
+those that a crash left behind.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch, WriteOptions
 
-from storage.errors import UnavailableError
+from backend_client.snapshot import VERSION_KEY, IncomingSnapshot, making_snapshot, remove_left_behind
+from storage.errors import DstlError, UnavailableError
 
-_VERSION_KEY = b"\xff\xffversion"  # behind all key groups: those are at most 0x7fff
 _BATCH_CHANGES = 50_000
 _SLOTS_MAX = 16
 
@@ -33,10 +35,14 @@ class StateTable:
 
     def __init__(self, folder: Path, lock_fd: int, block_cache_bytes: int) -> None:
         self._folder = folder
+        self._incoming = folder.with_name(f"{folder.name}.incoming")
         self._lock_fd = lock_fd
         self._options = _options(block_cache_bytes)
         self._write_options = WriteOptions()
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]  # its stubs are wrong
+        for left in folder.parent.glob(f"{folder.name}.snapshot-*"):
+            remove_left_behind(left)
+        shutil.rmtree(self._incoming, ignore_errors=True)
         self._table = self._open()
         self.get: Callable[[bytes], bytes | None] = self._table.get
 
@@ -72,7 +78,7 @@ class StateTable:
     @property
     def version(self) -> str | None:
         """The checkpoint that the table stands at, or None: it is empty or was left in the middle of a restore."""
-        data = self._table.get(_VERSION_KEY)
+        data = self._table.get(VERSION_KEY)
         return data.decode() if data else None
 
     def advance(self, changes: Iterable[tuple[bytes, bytes | None]], version: str) -> int:
@@ -87,11 +93,11 @@ class StateTable:
             if count % _BATCH_CHANGES == 0:
                 if not withdrawn:
                     # From the first of several writes on, the table is between two versions.
-                    self._table.put(_VERSION_KEY, b"", write_opt=self._write_options)
+                    self._table.put(VERSION_KEY, b"", write_opt=self._write_options)
                     withdrawn = True
                 self._table.write(batch, self._write_options)
                 batch = WriteBatch(raw_mode=True)
-        batch.put(_VERSION_KEY, version.encode())
+        batch.put(VERSION_KEY, version.encode())
         self._table.write(batch, self._write_options)
         return count
 
@@ -110,10 +116,59 @@ class StateTable:
         self._table = self._open()
         self.get = self._table.get
 
+    @contextmanager
+    def making_snapshot(self) -> Iterator[Path]:
+        """
+        Make a snapshot of the table; yield its folder, which whoever takes it over within this context removes.
+
+        Raises:
+            UnavailableError: It cannot be made.
+        """
+        folder = self._folder.with_name(f"{self._folder.name}.snapshot-{uuid.uuid4().hex}")
+        with making_snapshot(self._table, folder):
+            yield folder
+
+    @contextmanager
+    def receiving(self, index: str, version: str) -> Iterator[IncomingSnapshot]:
+        """
+        Take a stored snapshot in beside the table; what is not adopted within this context is removed.
+
+        Args:
+            index: Key of the snapshot's index.
+            version: The checkpoint at which its table stood.
+        """
+        incoming = IncomingSnapshot(self._incoming, index, version)
+        try:
+            yield incoming
+        finally:
+            incoming.close()
+
+    def adopt(self, incoming: IncomingSnapshot) -> None:
+        """
+        Take the files of a snapshot of the same key groups as the table's own, and so its version.
+
+        Raises:
+            CorruptDataError: They are no table at that version. This one is empty then.
+        """
+        self._table.close()
+        try:
+            shutil.rmtree(self._folder)
+            os.rename(incoming.folder, self._folder)
+            self._table = Rdict(str(self._folder), self._options)
+            incoming.check_version(self._table.get(VERSION_KEY))
+        except Exception as error:
+            with suppress(Exception):
+                self._table.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._table = self._open()
+            raise error if isinstance(error, DstlError) else incoming.damaged(str(error)) from error
+        finally:
+            self.get = self._table.get
+
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield all keys with their values, in key order."""
         for key, value in self._table.items():
-            if key != _VERSION_KEY:
+            if key != VERSION_KEY:
                 yield key, value  # type: ignore[misc]  # raw mode has bytes only
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -18,7 +18,7 @@ from dstl_service.access import Tokens
 from dstl_service.idle import IdleWatch
 from dstl_service.logs import Throttle
 from dstl_service.peers import PeerClient
-from dstl_service.routes import appends, checkpoints, jobs, restore, savepoints
+from dstl_service.routes import appends, checkpoints, jobs, materializations, restore, savepoints
 from dstl_service.routes.append_shortcut import AppendShortcut
 from dstl_service.routes.description import describe_access
 from dstl_service.routes.errors import RESPONSES, install
@@ -75,8 +75,8 @@ def create_app(
         lifespan=lifespan,
         responses=RESPONSES,
     )
-    for router in (jobs.router, appends.router, checkpoints.router, restore.router, savepoints.router):
-        app.include_router(router)
+    for routes in (jobs, appends, checkpoints, restore, materializations, savepoints):
+        app.include_router(routes.router)
 
     install(app)
     describe_access(app)

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import Manifest
+from dstl_service.materialization_index import named_by, named_by_young
 from dstl_service.retention import CHECKPOINTS_MAX, manifests_to_keep, object_keys
 from storage.clock import Clock
 from storage.errors import CorruptDataError, NotFoundError
 from storage.leftovers import remove_leftovers
-from storage.model import ObjectInfo
+from storage.model import MaterializationHandle, ObjectInfo
 from storage.object_store import ObjectStore
 from storage.segment_reader import read_index
 
@@ -95,7 +96,10 @@ def collect_garbage(
     objects = [info for folder in ("segments", "materialized") for info in store.list(f"{job}/{folder}/")]
     newest, epoch = jobs.frontier()
     kept, named = _kept(jobs, newest, checkpoints_max)
-    if not kept:
+    if kept:
+        named |= named_by(_materializations(jobs, kept), store)
+        named |= named_by_young(objects, store, now_ms, age_min_ms)
+    else:
         # Either nothing was completed yet, or the manifests were lost and these objects are all that is left.
         named = {info.key for info in objects}
     subsumed = [
@@ -140,6 +144,11 @@ def collect_garbage(
     )
 
 
+def _materializations(jobs: JobStore, kept: Iterable[Manifest]) -> set[MaterializationHandle]:
+    manifests = [*kept, *(savepoint for _, savepoint in jobs.savepoints.all())]
+    return {handle for manifest in manifests for handle in manifest.materializations}
+
+
 def _kept(jobs: JobStore, newest: Manifest | None, checkpoints_max: int) -> tuple[list[Manifest], set[str]]:
     """Return the manifests that retained checkpoints need, newest first, and all that they and savepoints name."""
     kept = manifests_to_keep(jobs.stored_chain(newest.ref), checkpoints_max) if newest else []
@@ -151,6 +160,8 @@ def _kept(jobs: JobStore, newest: Manifest | None, checkpoints_max: int) -> tupl
 
 def _is_unfinished(store: ObjectStore, info: ObjectInfo, newest_id: int, epoch: int) -> bool:
     """Say whether an object holds sets of the next checkpoint from a driver that may still complete it."""
+    if not info.key.endswith(".seg"):
+        return False  # a snapshot's; the index that it began with keeps it while it is young
     try:
         entries = read_index(store, info.key, info.size_bytes)
     except (CorruptDataError, NotFoundError):  # no checkpoint can name it

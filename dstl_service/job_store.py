@@ -43,6 +43,7 @@ JOB_FORMAT = 1
 MAX_PARALLELISM_DEFAULT = 128
 _MANIFESTS_CACHED = 64
 _VIEWS_CACHED = 4
+_BASES_KNOWN = 50_000  # a day at two checkpoints a second, in some megabytes
 
 
 class JobStore:
@@ -57,6 +58,7 @@ class JobStore:
         self._cache: OrderedDict[tuple[int, int], Manifest] = OrderedDict()
         self._views: OrderedDict[CheckpointRef, StateView] = OrderedDict()
         self.savepoints = SavepointStore(store, job)
+        self._bases: OrderedDict[CheckpointRef, CheckpointRef | None] = OrderedDict()
         self.job_uid = ""
         self.max_parallelism = 0
 
@@ -279,6 +281,20 @@ class JobStore:
             for ref in refs:
                 self._cache.pop((ref.id, ref.generation), None)
 
+    def is_ancestor(self, older: CheckpointRef, ref: CheckpointRef) -> bool:
+        """
+        Tell whether a checkpoint lies on the way from `ref` back to the first; both being one counts.
+
+        Raises:
+            NotFoundError: That cannot be told: a manifest in between is deleted, and this process never saw it.
+        """
+        step: CheckpointRef | None = ref
+        while step is not None and step.id > older.id:
+            with self._lock:
+                known, before = step in self._bases, self._bases.get(step)
+            step = before if known else self.resolve(step).base
+        return step == older
+
     def newest(self) -> Manifest | None:
         """Return the newest checkpoint, or None."""
         return self.frontier()[0]
@@ -378,6 +394,10 @@ class JobStore:
 
     def _remember(self, manifest: Manifest) -> None:
         with self._lock:
+            if manifest.kind is not ManifestKind.FENCE:
+                self._bases[manifest.ref] = manifest.base
+                while len(self._bases) > _BASES_KNOWN:
+                    self._bases.popitem(last=False)
             self._cache[manifest.id, manifest.generation] = manifest
             while len(self._cache) > _MANIFESTS_CACHED:
                 self._cache.popitem(last=False)

@@ -1,8 +1,10 @@
 """
-What a table lacks: from its version and a checkpoint to the segments that lead from one to the other.
+What a table lacks: from its version and a checkpoint to the snapshots and segments that lead from one to the other.
 
 A table whose version is an ancestor of the checkpoint gets only the change sets in between; any other table gets the
-whole log and must be emptied first. Only what checkpoints name is read (I2), and every byte is verified (I10).
+materializations of its key groups and the log behind them, and must be emptied first. Only what checkpoints name is
+read (I2), and every byte is verified (I10): segments here, files of snapshots by the client, which knows when it has
+them whole.
 """
 
 from __future__ import annotations
@@ -10,29 +12,62 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TypeAlias
 
 from dstl_service.job_store import JobStore
-from dstl_service.manifest import Manifest, ManifestKind, log_up_to, select_handles
+from dstl_service.manifest import Manifest, ManifestKind, select_handles, state_up_to
+from dstl_service.materialization_index import MaterializationIndex, SnapshotFile, read_file, read_index
 from dstl_service.segment_cache import SegmentCache
+from dstl_service.truncation import bases_of, counted_materializations, counted_of_segment
 from dstl_service.wire import CheckpointRef
 from storage.checksum import BytesLike
 from storage.errors import NotFoundError
-from storage.model import KeyGroupRange, SegmentHandle
+from storage.key_group_sets import KeyGroups
+from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle
 from storage.object_store import ObjectStore
 from storage.segment_reader import read_segments
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedMaterialization:
+    """A snapshot that a restore needs, and the key groups for which it counts."""
+
+    handle: MaterializationHandle
+    counted: KeyGroups
+
+
+@dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """`is_full` tells that the table must be empty before `handles` are applied in this order."""
+    """
+    `is_full` tells that the table must be empty before the rest is applied.
+
+    First come `materializations`, then `handles` in this order. What counts of them lies within `key_groups`.
+    """
 
     is_full: bool
+    key_groups: KeyGroupRange
     handles: list[SegmentHandle]
+    materializations: tuple[PlannedMaterialization, ...] = ()
+
+    @property
+    def log_bytes(self) -> int:
+        """Size of all payloads."""
+        return sum(handle.entry.size_bytes for handle in self.handles)
 
     @property
     def size_bytes(self) -> int:
-        """Size of all payloads."""
-        return sum(handle.entry.size_bytes for handle in self.handles)
+        """Size of all payloads and snapshots."""
+        return self.log_bytes + sum(item.handle.size_bytes for item in self.materializations)
+
+    def counted(self, handle: SegmentHandle) -> KeyGroups:
+        """Return the key groups for which a segment of the plan counts."""
+        return counted_of_segment(handle, (item.handle for item in self.materializations), self.key_groups)
+
+
+SnapshotStream: TypeAlias = Iterator[
+    tuple[PlannedMaterialization, MaterializationIndex, Iterator[tuple[SnapshotFile, int, bytes]]]
+]
+"""Each materialization with its index and its files, piece by piece: file, offset, bytes."""
 
 
 def plan_restore(
@@ -59,18 +94,27 @@ def plan_restore(
             break
         if have is not None and manifest.ref == have:
             handles = [handle for step in reversed(newest_first) for handle in step.segments]
-            return RestorePlan(False, select_handles(handles, operator, key_groups))
+            return RestorePlan(False, key_groups, select_handles(handles, operator, key_groups))
         newest_first.append(manifest)
         if complete_at is None and (manifest.kind is ManifestKind.COMPLETE or manifest.base is None):
             complete_at = len(newest_first)
         if complete_at is not None and (have is None or manifest.id <= have.id):
             break
-    return RestorePlan(True, select_handles(log_up_to(newest_first[:complete_at]), operator, key_groups))
+    state = state_up_to(newest_first[:complete_at])
+    snapshots = [handle for handle in state.materializations if handle.operator == operator]
+    counted = counted_materializations(snapshots, bases_of(state.log, operator), key_groups)
+    beside = [handle for handle, _ in counted]
+    handles = [
+        handle
+        for handle in select_handles(state.log, operator, key_groups)
+        if counted_of_segment(handle, beside, key_groups)
+    ]
+    return RestorePlan(True, key_groups, handles, tuple(PlannedMaterialization(*item) for item in counted))
 
 
 def read_plan(plan: RestorePlan, store: ObjectStore, cache: SegmentCache) -> Iterator[tuple[SegmentHandle, BytesLike]]:
     """
-    Yield the plan's payloads in order, from memory where they are there.
+    Yield the payloads of a plan's segments in order, from memory where they are there.
 
     Raises:
         CorruptDataError: An object is missing, damaged or cut off; names it.
@@ -93,3 +137,15 @@ def read_handles(
             payload_or_none = payloads[id(handle)]
             assert payload_or_none is not None
             yield handle, payload_or_none
+
+
+def read_snapshots(plan: RestorePlan, store: ObjectStore) -> SnapshotStream:
+    """
+    Yield the snapshots of a plan.
+
+    Raises:
+        CorruptDataError: An object is missing or too short; names it.
+    """
+    for planned in plan.materializations:
+        index = read_index(store, planned.handle)
+        yield planned, index, ((file, offset, data) for file in index.files for offset, data in read_file(store, file))

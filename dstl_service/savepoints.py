@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dstl_service.manifest import Manifest, ManifestKind, StateView, decode_manifest, encode_manifest
+from dstl_service.materialization_index import named_by
 from dstl_service.retention import object_keys
-from storage.errors import ConflictError, NotFoundError
+from storage.errors import ConflictError, CorruptDataError, NotFoundError
 from storage.model import validate_name
 from storage.object_store import ObjectStore
 
@@ -54,9 +55,9 @@ class SavepointStore:
             return there
         # Written first, looked for then: what a collector deletes after this it has seen to be named.
         try:
-            for key in sorted(object_keys(savepoint)):
+            for key in sorted(object_keys(savepoint) | named_by(savepoint.materializations, self._store)):
                 self._store.head(key)
-        except NotFoundError as error:
+        except (NotFoundError, CorruptDataError) as error:
             self.delete(name)
             raise NotFoundError(
                 f"checkpoint {manifest.id} of job {self._job!r} was subsumed while the savepoint was made: {error}"

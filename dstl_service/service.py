@@ -23,13 +23,16 @@ from dstl_service.garbage_collector import GarbageReport, collect_garbage
 from dstl_service.job_store import JobStore
 from dstl_service.maintenance import Maintenance
 from dstl_service.manifest import Manifest, ManifestKind, StateView, encode_manifest, is_complete_due
+from dstl_service.materializer import Materializer, Offer
 from dstl_service.metrics import ServiceMetrics
 from dstl_service.peers import PeerClient
-from dstl_service.restore import RestorePlan, plan_restore, read_plan
+from dstl_service.restore import RestorePlan, SnapshotStream, plan_restore, read_plan, read_snapshots
 from dstl_service.room import Room
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.settings import ServiceSettings
 from dstl_service.shutdown import STORED_BY
+from dstl_service.snapshot_uploader import TableId
+from dstl_service.truncation import truncate
 from dstl_service.uploads import ThreadPerCall, Upload, Uploader
 from dstl_service.wire import (
     ChangeSetRef,
@@ -53,7 +56,15 @@ from storage.errors import (
     NotFoundError,
     UnavailableError,
 )
-from storage.model import SEGMENT_BYTES_MAX, ChangeSetId, KeyGroupRange, Segment, SegmentHandle, validate_name
+from storage.model import (
+    SEGMENT_BYTES_MAX,
+    ChangeSetId,
+    KeyGroupRange,
+    MaterializationHandle,
+    Segment,
+    SegmentHandle,
+    validate_name,
+)
 from storage.object_store import ObjectStore
 
 logger = logging.getLogger("dstl_service")
@@ -116,7 +127,20 @@ class ChangelogService:
             cache_hits=lambda: self._cache.hits,
             cache_misses=lambda: self._cache.misses,
         )
+<<<<<<< HEAD
         self._room = Room(settings.batch.in_flight_bytes_max, self._held_bytes, self._hurry, self.metrics.refused.inc)
+=======
+        self._room = Room(settings.batch.in_flight_bytes_max, self._held_bytes, self._hurry, self._refused)
+        self._materializer = Materializer(
+            settings.materialization,
+            store,
+            clock,
+            ids,
+            ThreadPerCall("materialize"),
+            settings.gc.age_min_s * 1000,
+            self.metrics.registry,
+        )
+>>>>>>> f7e8d9bf22ed6057b7fe1043a3b76f785438ac26
         self._uploader = Uploader(
             store, self._upload_threads, settings.upload, ids, settings.host_id, slots=settings.upload.threads
         )
@@ -264,14 +288,17 @@ class ChangelogService:
         started_ms = self._clock.monotonic_ms()
         turn = job.turn
         try:
-            handles = await self.persist(name, request.refs)
+            handles, materialized = await asyncio.gather(
+                self.persist(name, request.refs),
+                self._materializer.choose(name, job.store, request.base, request.materializations),
+            )
             _check_one_writer(name, handles, request.epoch, checkpoint_id)
             durable_ms = self._clock.monotonic_ms()
             async with job.writing:
                 if job.turn != turn:
                     raise LostChangesError(f"checkpoint {checkpoint_id} was begun anew or aborted meanwhile", job=name)
                 manifest, manifest_bytes = await self._in_thread(
-                    self._write_manifest, job, checkpoint_id, request, handles
+                    self._write_manifest, job, checkpoint_id, request, handles, materialized
                 )
         except LostChangesError:
             # Its sets are forgotten when a checkpoint is complete: a driver that did not get the answer asks again.
@@ -349,12 +376,20 @@ class ChangelogService:
 
     async def plan_restore(
         self, name: str, operator: str, key_groups: KeyGroupRange, have: CheckpointRef | None, want: CheckpointRef
-    ) -> RestorePlan:
-        """Decide what leads a table from `have` to `want`; see `dstl_service.restore`."""
+    ) -> tuple[RestorePlan, Offer]:
+        """Decide what leads a table from `have` to `want`, and what else its task is told."""
         job = await self._opened(name)
         plan: RestorePlan = await self._in_thread(plan_restore, job.store, operator, key_groups, have, want)
         self.metrics.restored_bytes.labels(name).inc(plan.size_bytes)
-        return plan
+        return plan, await self._materializer.offer(TableId(name, operator, key_groups), job.store, plan, want)
+
+    async def take_snapshot(
+        self, name: str, operator: str, key_groups: KeyGroupRange, version: CheckpointRef, path: str
+    ) -> None:
+        """Store a table's snapshot in the background; see `dstl_service.materializer`."""
+        validate_name("operator", operator)
+        job = await self._opened(name)
+        await self._materializer.take(TableId(name, operator, key_groups), job.store, version, path)
 
     async def collect_garbage(self, name: str, *, dry_run: bool) -> GarbageReport:
         """Delete the job's orphans, or only report them; see `dstl_service.garbage_collector`."""
@@ -378,7 +413,14 @@ class ChangelogService:
 
     def read_plan(self, plan: RestorePlan) -> Iterator[tuple[SegmentHandle, BytesLike]]:
         """Yield a plan's payloads; blocking, for threads."""
-        return read_plan(plan, self._store, self._cache)
+        started_ms = self._clock.monotonic_ms()
+        yield from read_plan(plan, self._store, self._cache)
+        # The client takes a payload when it has applied the one before, or nearly so.
+        self._materializer.replayed(plan.log_bytes, self._clock.monotonic_ms() - started_ms)
+
+    def read_snapshots(self, plan: RestorePlan) -> SnapshotStream:
+        """Yield the files of a plan's materializations; blocking, for threads."""
+        return read_snapshots(plan, self._store)
 
     def begin_stop(self) -> None:
         """Take no change set in from now on, and upload all that wait; requests that were begun are still answered."""
@@ -397,6 +439,7 @@ class ChangelogService:
         assert self._stopping is not None
         await asyncio.wait([self._stopping], timeout=max(0.0, self._stop_by - asyncio.get_running_loop().time()))
         self._stopping.cancel()
+        await self._materializer.close()
         for name, job in self._jobs.items():
             if job.book.unstored:
                 logger.warning(
@@ -589,10 +632,15 @@ class ChangelogService:
         return [found[id(ref)] for ref in refs] if wait else []
 
     def _write_manifest(
-        self, job: _Job, checkpoint_id: int, request: CompleteRequest, handles: list[SegmentHandle]
+        self,
+        job: _Job,
+        checkpoint_id: int,
+        request: CompleteRequest,
+        handles: list[SegmentHandle],
+        materialized: Sequence[MaterializationHandle],
     ) -> tuple[Manifest, int]:
         before = job.store.state(request.base) if request.base is not None else StateView((), [])
-        view = job.maintenance.replace(before)
+        view = job.maintenance.replace(truncate(before, materialized))
         is_complete = view is not before or is_complete_due(checkpoint_id)
         manifest = Manifest(
             kind=ManifestKind.COMPLETE if is_complete else ManifestKind.DELTA,

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from dstl_service.change_sets import BatchSettings
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS
 from dstl_service.log_compaction import CompactionSettings
+from dstl_service.materialization_policy import MaterializationSettings
 from dstl_service.retention import RetentionSettings
 from dstl_service.wire import URL_PATTERN
 from storage.errors import InvalidInputError
@@ -155,6 +156,7 @@ class ServiceSettings:
     batch: BatchSettings = field(default_factory=BatchSettings)
     upload: UploadSettings = field(default_factory=UploadSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
+    materialization: MaterializationSettings = field(default_factory=MaterializationSettings)
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     gc: GcSettings = field(default_factory=GcSettings)

@@ -222,7 +222,8 @@ class CompleteRequest:
     Make checkpoint `id` exist.
 
     `uid` is chosen by the driver once and kept over retries, so that a lost response is recognised.
-    `refs` are exactly the change sets of the accepted attempts.
+    `refs` are exactly the change sets of the accepted attempts. `materializations` are handles of stored snapshots that
+    tasks reported (see `storage.model.MaterializationHandle.to_dict`); those that belong to the state enter it.
     """
 
     epoch: Number
@@ -232,6 +233,23 @@ class CompleteRequest:
     operators: Annotated[list[OperatorInfo], Limits(max_length=1000)]
     query_id: ShortText = ""
     offsets: str = ""
+    materializations: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRequest:
+    """
+    Store the snapshot of a table.
+
+    `version` is the checkpoint at which the table stood, `path` the folder on the service's host with the snapshot's
+    files.
+    """
+
+    operator: str
+    first_key_group: int
+    last_key_group: int
+    version: str
+    path: str
 
 
 @dataclass(frozen=True, slots=True)

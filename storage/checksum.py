@@ -1,4 +1,4 @@
-"""The checksum of segments and of segment objects. Finds damage, not forgery. No I/O."""
+"""The checksums of segments, of segment objects and of tables' files. Find damage, not forgery. No I/O."""
 
 from __future__ import annotations
 
@@ -13,3 +13,13 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview
 def checksum64(data: BytesLike) -> int:
     """Return the XXH3 64-bit hash of `data` with seed 0: 0 <= checksum < 2**64."""
     return xxhash.xxh3_64_intdigest(data)
+
+
+def checksum128(data: BytesLike) -> str:
+    """Return the XXH3 128-bit hash of `data` as 32 hexadecimal digits: names content that is stored once."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def running_checksum128() -> xxhash.xxh3_128:
+    """Return a hash to `update` piece by piece, whose `hexdigest` is `checksum128` of all pieces together."""
+    return xxhash.xxh3_128()

@@ -94,7 +94,6 @@ INVARIANTS = tuple(f"I{number}" for number in range(1, 19))
 
 INVARIANTS_LATER = {
     # invariant   why no test can reach it yet; an entry goes when a test names the invariant
-    "I13": "materialization is not there yet",
     "I17": "bounded-loss mode is not there yet",
 }
 

@@ -141,7 +141,9 @@ class BatchRunner:
             self._function(_apply(self._final_steps, frame), batch_id)
             called = time.perf_counter()
             offsets = self._log.offsets(batch_id) or ""
-            response = session.complete(batch_id, refs, self._infos, self._log.query_id() or "", offsets)
+            snapshots = [receipt.materialized for receipt in receipts if receipt.materialized is not None]
+            query_id = self._log.query_id() or ""
+            response = session.complete(batch_id, refs, self._infos, query_id, offsets, snapshots)
             done = time.perf_counter()
         finally:
             for output in kept:

@@ -26,6 +26,7 @@ from backend_client.codec import KeyCodec
 from backend_client.coordinator import connect
 from backend_client.keyed_state import KeyedState
 from backend_client.log_writer import LogTarget, LogWriter
+from backend_client.materialization import hand_over_snapshot
 from backend_client.restore import advance_to_base
 from backend_client.service_client import ServiceClient
 from backend_client.settings import BackendSettings
@@ -55,7 +56,7 @@ class BatchContext:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What an attempt did; refs are of its change sets in order."""
+    """What an attempt did; `refs` are of its change sets in order, `materialized` is a stored snapshot's handle."""
 
     operator: str
     partition: int
@@ -64,6 +65,7 @@ class Receipt:
     keys: int
     changes: int
     refs: list[ChangeSetRef]
+    materialized: dict[str, Any] | None = None
 
     @classmethod
     def from_json(cls, text: str) -> Receipt:
@@ -114,7 +116,10 @@ class OperatorTask:
             os.path.join(settings.host_folder, "tables", self.batch.job_uid, self.operator, key_groups.to_text())
         )
         try:
-            advance_to_base(table, client, settings.job, self.operator, key_groups, self.batch.base)
+            base = self.batch.base
+            advance = advance_to_base(table, client, settings.job, self.operator, key_groups, base)
+            if advance.materialize and base is not None:
+                hand_over_snapshot(table, client, settings.job, self.operator, key_groups, base)
             state = KeyedState(table.get, key_groups, table.scan, self.batch.checkpoint_id)
             to_arrow = RowsToArrow(self.output, "UTC")
             yield self._marker(to_arrow, attempt, None)
@@ -127,7 +132,14 @@ class OperatorTask:
                 # The coordinator cannot reach the sidecar that took these sets, so nobody else can ask for them.
                 writer.make_durable()
             receipt = Receipt(
-                self.operator, partition, attempt, grouped.rows_seen, grouped.keys_seen, writer.changes, writer.refs
+                operator=self.operator,
+                partition=partition,
+                attempt=attempt,
+                rows=grouped.rows_seen,
+                keys=grouped.keys_seen,
+                changes=writer.changes,
+                refs=writer.refs,
+                materialized=advance.materialized,
             )
             yield self._marker(to_arrow, attempt, json.dumps(asdict(receipt), separators=(",", ":")))
         except Exception as error:

@@ -9,12 +9,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
+from dstl_service.materializer import Offer
 from dstl_service.restore import RestorePlan
 from dstl_service.routes.common import JobName, Service
 from dstl_service.service import ChangelogService
 from dstl_service.wire import NAME_PATTERN, CheckpointRef, encode_frame
 from storage.checksum import BytesLike
 from storage.errors import DstlError, NotFoundError
+from storage.key_group_sets import to_pairs
 from storage.model import KEY_GROUP_MAX, KeyGroupRange
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["restore"])
@@ -37,27 +39,44 @@ async def restore(
     have: _RefText | None = None,
 ) -> Response:
     """
-    Stream the change sets that lead a table of these key groups from version `have` (none: empty) to checkpoint `to`.
+    Stream what leads a table of these key groups from version `have` (none: empty) to checkpoint `to`.
 
-    Frames: one of kind ``plan`` (``full`` true: empty the table first), one ``segment`` per change set in the order in
-    which they must be applied, one ``end``. Instead of the rest there may be one ``error``; or one ``gone``: what led
-    from `have` was deleted with checkpoints that were subsumed, so the table must be emptied and everything asked for.
+    Frames, in this order:
+
+    - ``plan``: with ``full`` true, empty the table first. With ``materialize`` true, make a snapshot of the table when
+      it stands at the checkpoint, and post it to ``materializations``. ``materialized``: a stored snapshot to report
+      to the driver, or null.
+    - for each materialization that counts one ``snapshot``, then its files, each as one or more ``file``: verify them
+      against their checksum, take the key groups ``counted``.
+    - one ``segment`` per change set, in the order in which they must be applied; only its key groups ``counted``.
+    - ``end``.
+
+    Instead of the rest there may be one ``error``; or one ``gone``: what led from `have` was deleted with checkpoints
+    that were subsumed, so the table must be emptied and everything asked for.
     """
-    plan = await service.plan_restore(
-        job,
-        operator,
-        KeyGroupRange(first_key_group, last_key_group),
-        CheckpointRef.parse(have) if have else None,
-        CheckpointRef.parse(to),
+    key_groups, want = KeyGroupRange(first_key_group, last_key_group), CheckpointRef.parse(to)
+    plan, offer = await service.plan_restore(
+        job, operator, key_groups, CheckpointRef.parse(have) if have else None, want
     )
+    frames = _frames(service, plan, offer)
     if plan.size_bytes <= _AT_ONCE_BYTES_MAX:
-        return Response(await asyncio.to_thread(b"".join, _frames(service, plan)), media_type=_MEDIA_TYPE)
-    return StreamingResponse(_frames(service, plan), media_type=_MEDIA_TYPE)
+        return Response(await asyncio.to_thread(b"".join, frames), media_type=_MEDIA_TYPE)
+    return StreamingResponse(frames, media_type=_MEDIA_TYPE)
 
 
-def _frames(service: ChangelogService, plan: RestorePlan) -> Iterator[bytes]:
-    yield _joined({"kind": "plan", "full": plan.is_full, "segments": len(plan.handles), "bytes": plan.size_bytes})
+def _frames(service: ChangelogService, plan: RestorePlan, offer: Offer) -> Iterator[bytes]:
+    header: dict[str, Any] = {
+        "kind": "plan",
+        "full": plan.is_full,
+        "snapshots": len(plan.materializations),
+        "segments": len(plan.handles),
+        "bytes": plan.size_bytes,
+        "materialize": offer.materialize,
+        "materialized": offer.materialized.to_dict() if offer.materialized else None,
+    }
+    yield _joined(header)
     try:
+        yield from _snapshot_frames(service, plan)
         for handle, payload in service.read_plan(plan):
             entry = handle.entry
             header = {
@@ -66,6 +85,7 @@ def _frames(service: ChangelogService, plan: RestorePlan) -> Iterator[bytes]:
                 "checkpoint_id": entry.id.checkpoint_id,
                 "first": entry.key_groups.first,
                 "last": entry.key_groups.last,
+                "counted": to_pairs(plan.counted(handle)),
                 "count": entry.count,
                 "checksum": f"{entry.checksum:016x}",
             }
@@ -76,6 +96,25 @@ def _frames(service: ChangelogService, plan: RestorePlan) -> Iterator[bytes]:
         else:
             yield _joined({"kind": "error", "error": error.to_dict()})
     yield _joined({"kind": "end"})
+
+
+def _snapshot_frames(service: ChangelogService, plan: RestorePlan) -> Iterator[bytes]:
+    for planned, index, pieces in service.read_snapshots(plan):
+        yield _joined(
+            {
+                "kind": "snapshot",
+                "index": planned.handle.index_key,
+                "version": index.version.to_text(),
+                "first": index.key_groups.first,
+                "last": index.key_groups.last,
+                "counted": to_pairs(planned.counted),
+                "files": len(index.files),
+            }
+        )
+        for file, offset, data in pieces:
+            place = {"name": file.name, "object": file.object_key, "offset": offset}
+            header = {"kind": "file", **place, "file_size": file.size_bytes, "checksum": file.checksum}
+            yield _joined(header, data)
 
 
 def _joined(header: dict[str, Any], payload: BytesLike = b"") -> bytes:

@@ -15,6 +15,9 @@ from pyspark.sql import SparkSession
 
 from backend_client import ChangelogStateBackend
 
+# By default a table is materialized at a random time, and tests count objects. Who wants it switches it on again.
+os.environ.setdefault("DSTL_MATERIALIZATION_ENABLED", "false")
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -16,14 +17,16 @@ from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 from pyspark.sql.types import DoubleType, LongType, StructType
 
 from backend_client.codec import ValueCodec
+from backend_client.snapshot import IncomingSnapshot
 from dstl_service.job_store import JobStore
-from dstl_service.manifest import ManifestKind, log_up_to, select_handles
+from dstl_service.restore import plan_restore, read_plan, read_snapshots
+from dstl_service.segment_cache import SegmentCache
 from storage.change_set import decode_change_set
 from storage.clock import SystemClock, SystemIds
+from storage.key_group_sets import KeyGroups
 from storage.model import KeyGroupRange
 from storage.object_store import ObjectStore
 from storage.open import open_store
-from storage.segment_reader import read_segments
 
 INPUT = "k string, v double"
 STATE = "n long, s double"
@@ -119,22 +122,27 @@ def stored_state(url: str | ObjectStore, job: str, operator: str) -> dict[bytes,
     """Read an operator's whole state from what the newest checkpoint names: key of the table to value."""
     store = open_store(url) if isinstance(url, str) else url
     jobs = JobStore(store, job, SystemClock(), SystemIds())
-    newest = list(jobs.completed())[-1]
-    chain = []
-    for manifest in jobs.chain(newest.ref):
-        chain.append(manifest)
-        if manifest.kind is ManifestKind.COMPLETE:
-            break
-    handles = select_handles(log_up_to(chain), operator, ALL_KEY_GROUPS)
-    payloads = {id(handle): bytes(payload) for handle, payload in read_segments(store, handles)}
+    plan = plan_restore(jobs, operator, ALL_KEY_GROUPS, None, list(jobs.completed())[-1].ref)
     table: dict[bytes, bytes] = {}
-    for handle in handles:
-        for key, value in decode_change_set(payloads[id(handle)], handle.object_key):
-            if value is None:
-                table.pop(key, None)
-            else:
-                table[key] = value
+    for planned, index, pieces in read_snapshots(plan, store):
+        with tempfile.TemporaryDirectory() as folder:
+            incoming = IncomingSnapshot(Path(folder) / "snapshot", planned.handle.index_key, index.version.to_text())
+            for file, offset, data in pieces:
+                header = {"name": file.name, "object": file.object_key, "offset": offset}
+                incoming.take({**header, "file_size": file.size_bytes, "checksum": file.checksum}, data)
+            table.update({key: value for key, value in incoming.items(b"") if _counts(key, planned.counted)})
+    for handle, payload in read_plan(plan, store, SegmentCache(0)):
+        for key, change in decode_change_set(bytes(payload), handle.object_key):
+            if _counts(key, plan.counted(handle)):
+                if change is None:
+                    table.pop(key, None)
+                else:
+                    table[key] = change
     return table
+
+
+def _counts(key: bytes, key_groups: KeyGroups) -> bool:
+    return any(part.contains(int.from_bytes(key[:2], "big")) for part in key_groups)
 
 
 def stored_totals(url: str | ObjectStore, job: str, operator: str = "Totals") -> list[tuple[Any, ...]]:

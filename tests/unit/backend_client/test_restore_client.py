@@ -14,7 +14,7 @@ from backend_client.restore import advance_to_base
 from backend_client.state_table import StateTable
 from dstl_service.wire import CheckpointRef
 from storage.change_set import encode_change_set
-from storage.checksum import checksum64
+from storage.checksum import checksum64, checksum128
 from storage.errors import CorruptDataError, DstlError, UnavailableError
 from storage.model import KeyGroupRange
 
@@ -54,6 +54,7 @@ def changed(changes: dict[bytes, bytes | None], first: int = 10, last: int = 19)
         "object": "7.seg",
         "first": first,
         "last": last,
+        "counted": [[max(first, GROUPS.first), min(last, GROUPS.last)]],
         "checksum": f"{checksum64(payload):016x}",
     }
     return header, payload
@@ -74,8 +75,8 @@ def table(tmp_path: Path) -> Iterator[StateTable]:
 
 
 def advance(table: StateTable, client: Any, base: CheckpointRef | None = BASE) -> int:
-    """Bring the table to the base."""
-    return advance_to_base(table, client, "job", "op", GROUPS, base)
+    """Bring the table to the base; return how many changes were applied."""
+    return advance_to_base(table, client, "job", "op", GROUPS, base).changes
 
 
 def test_difference_is_added(table: StateTable) -> None:
@@ -214,3 +215,103 @@ def test_broken_full_restore_has_no_version(table: StateTable) -> None:
 
     assert (table.version, dict(table.items())) == (None, {})
     assert advance(table, ScriptedClient(plan(full=True), changed({key(10): b"new"}), END)) == 1
+
+
+def snapshot_frames(path: Path, first: int, last: int, counted: list[list[int]], version: str = "5.0.u") -> list[Frame]:
+    """Return the frames of a snapshot of a table with one key in each of its key groups."""
+    source = StateTable.open(path)
+    source.advance([(key(group), b"snapshot") for group in range(first, last + 1)], version)
+    with source.making_snapshot() as folder:
+        files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    source.close()
+    header = {"kind": "snapshot", "index": "the.index", "version": version, "first": first, "last": last}
+    frames: list[Frame] = [({**header, "counted": counted, "files": len(files)}, b"")]
+    for name, data in files.items():
+        place = {"kind": "file", "name": name, "object": f"{name}.object", "offset": 0, "file_size": len(data)}
+        frames.append(({**place, "checksum": checksum128(data)}, data))
+    return frames
+
+
+def full(snapshots: int) -> Frame:
+    """Return the first frame of a restore from snapshots."""
+    return {"kind": "plan", "full": True, "snapshots": snapshots}, b""
+
+
+def test_own_snapshot_becomes_the_table(table: StateTable, tmp_path: Path) -> None:
+    """A snapshot of the table's own key groups is taken as it is; only the log behind it counts as changes."""
+    frames = snapshot_frames(tmp_path / "source", 10, 19, [[10, 19]])
+    count = advance(table, ScriptedClient(full(1), *frames, changed({key(10): b"new", key(11): None}), END))
+
+    expected = {key(group): b"snapshot" for group in range(12, 20)} | {key(10): b"new"}
+    assert (count, table.version, dict(table.items())) == (2, "7.0.u", expected)
+
+
+def test_key_groups_are_copied_out_of_other_snapshots(table: StateTable, tmp_path: Path) -> None:
+    """I14: out of snapshots of other key groups, exactly those are taken that count, before the log."""
+    frames = [
+        *snapshot_frames(tmp_path / "one", 0, 14, [[10, 11], [14, 14]]),
+        *snapshot_frames(tmp_path / "two", 12, 30, [[12, 13], [15, 19]]),
+    ]
+    advance(table, ScriptedClient(full(2), *frames, changed({key(12): b"new"}), END))
+
+    assert dict(table.items()) == {key(group): b"snapshot" for group in range(10, 20)} | {key(12): b"new"}
+    assert table.version == "7.0.u"
+
+
+def test_wider_snapshot_is_not_taken_as_it_is(table: StateTable, tmp_path: Path) -> None:
+    """I14: a snapshot that holds more than the table's key groups leaves nothing of the others in the table."""
+    advance(table, ScriptedClient(full(1), *snapshot_frames(tmp_path / "source", 0, 30, [[10, 19]]), END))
+
+    assert list(dict(table.items())) == [key(group) for group in range(10, 20)]
+
+
+def test_segment_counts_for_its_key_groups_only(table: StateTable) -> None:
+    """I14: of a set that a materialization replaces in part, only the other key groups are applied."""
+    header, payload = changed({key(group): b"x" for group in range(10, 20)})
+    advance(table, ScriptedClient(plan(full=True), ({**header, "counted": [[11, 12], [18, 19]]}, payload), END))
+
+    assert list(dict(table.items())) == [key(11), key(12), key(18), key(19)]
+
+
+@pytest.mark.parametrize("last", [19, 30])
+@pytest.mark.parametrize("position", [1, 2, 3])
+def test_error_within_snapshot_is_raised(table: StateTable, tmp_path: Path, last: int, position: int) -> None:
+    """I10: an error amid a snapshot is raised; the table keeps no part of it, nor anything beside it."""
+    frames = [full(1), *snapshot_frames(tmp_path / "source", 10, last, [[10, 19]]), END]
+    frames.insert(position, ({"kind": "error", "error": {"kind": "corrupt_data", "message": "bad 8.sst"}}, b""))
+    with pytest.raises(CorruptDataError, match=r"8\.sst"):
+        advance(table, ScriptedClient(*frames))
+
+    assert (table.version, dict(table.items())) == (None, {})
+    assert not list(tmp_path.glob("*.incoming"))
+
+
+def test_broken_log_behind_snapshot_goes_on_from_it(table: StateTable, tmp_path: Path) -> None:
+    """A stream that breaks off behind the snapshot is begun again from the snapshot's version, without the snapshot."""
+
+    class Breaking(ScriptedClient):
+        @contextmanager
+        def restore(self, *arguments: Any) -> Iterator[Iterator[Frame]]:
+            self.asked.append(arguments[-2:])
+            yield self._first() if len(self.asked) == 1 else iter([plan(full=False), changed({key(10): b"new"}), END])
+
+        def _first(self) -> Iterator[Frame]:
+            yield full(1)
+            yield from snapshot_frames(tmp_path / "source", 10, 19, [[10, 19]])
+            raise UnavailableError("broke off")
+
+    client = Breaking()
+    assert advance(table, client) == 1
+    assert client.asked == [("3.0.u", "7.0.u"), ("5.0.u", "7.0.u")]
+    assert table.get(key(10)) == b"new"
+    assert table.get(key(11)) == b"snapshot"
+
+
+def test_task_hears_of_snapshots(table: StateTable) -> None:
+    """I13: the plan tells the task whether to make a snapshot and which stored one to report; without both, neither."""
+    told = {"kind": "plan", "full": False, "materialize": True, "materialized": {"uid": "m"}}
+    advanced = advance_to_base(table, ScriptedClient((told, b""), END), "job", "op", GROUPS, BASE)  # type: ignore[arg-type]
+    assert (advanced.materialize, advanced.materialized) == (True, {"uid": "m"})
+
+    again = advance_to_base(table, ScriptedClient(), "job", "op", GROUPS, BASE)  # type: ignore[arg-type]
+    assert (again.materialize, again.materialized) == (False, None)

@@ -90,7 +90,7 @@ def test_current_table_gets_nothing() -> None:
     """A table that is at the checkpoint already needs no set and must not be emptied."""
     history = History(3)
 
-    assert history.plan(history.made[2].ref, history.made[2].ref) == RestorePlan(False, [])
+    assert history.plan(history.made[2].ref, history.made[2].ref) == RestorePlan(False, GROUPS, [])
 
 
 @pytest.mark.parametrize("have", [CheckpointRef(1, 7, "x"), CheckpointRef(1, 0, "x"), CheckpointRef(40, 0, "x")])

@@ -1,0 +1,275 @@
+"""
+The index of a materialization: the object that names the files of one snapshot, and who may delete what.
+
+The files are named by their content, so snapshots that share files share the objects:
+``<job>/materialized/<operator>/<key groups>/<checksum>-<size>.sst`` (``.meta`` for RocksDB's small files).
+The index is written *before* the first file and again when all are stored. Until a manifest names the materialization
+the index is young and keeps its files from the garbage collector; how long that holds is `handover_ms_max`.
+A file of an earlier snapshot is used again only if a materialization of the checkpoint that is being replaced names it:
+one of `parents`. A checkpoint takes the new one only while it still has all parents (I11).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dstl_service.wire import CheckpointRef
+from storage.checksum import checksum64, checksum128
+from storage.errors import CorruptDataError, DstlError, InvalidInputError, NotFoundError
+from storage.model import KeyGroupRange, MaterializationHandle, ObjectInfo, validate_name
+from storage.object_store import ObjectStore
+
+FORMAT = 1
+FILE_BYTES_MAX = 2**40
+CHUNK_BYTES = 4 << 20
+_NAME = re.compile(r"[0-9]{6,20}\.sst|MANIFEST-[0-9]{6,20}|CURRENT")
+_CHECKSUM = re.compile(r"[0-9a-f]{32}")
+
+
+def is_table_file(name: str) -> bool:
+    """Tell whether a file of this name belongs to a snapshot; RocksDB opens a table that has these alone."""
+    return _NAME.fullmatch(name) is not None
+
+
+def handover_ms_max(orphan_age_min_ms: int) -> int:
+    """Return the longest time from an index's last writing to the manifest that names it."""
+    return orphan_age_min_ms // 2
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFile:
+    """
+    One file of a snapshot.
+
+    Args:
+        name: RocksDB's name for it.
+        object_key: Where its bytes are.
+        size_bytes: Its length.
+        checksum: XXH3-128 of its bytes as 32 hexadecimal digits.
+    """
+
+    name: str
+    object_key: str
+    size_bytes: int
+    checksum: str
+
+    def __post_init__(self) -> None:
+        if not is_table_file(self.name):
+            raise InvalidInputError(f"{self.name[:100]!r} is no file of a table's snapshot")
+        if not _CHECKSUM.fullmatch(self.checksum):
+            raise InvalidInputError(f"{self.checksum[:100]!r} is no checksum of 32 hexadecimal digits")
+        if type(self.size_bytes) is not int or not 0 <= self.size_bytes <= FILE_BYTES_MAX:
+            raise InvalidInputError(f"file {self.name} cannot have {self.size_bytes!r} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class MaterializationIndex:
+    """
+    What one materialization consists of.
+
+    Args:
+        job_uid: The life of the job that it belongs to.
+        operator: Whose table it is.
+        key_groups: What the table holds.
+        version: The checkpoint at which the table stood.
+        uid: The materialization's own id.
+        parents: Materializations that the state must still have when this one enters it.
+        files: All files of the snapshot.
+    """
+
+    job_uid: str
+    operator: str
+    key_groups: KeyGroupRange
+    version: CheckpointRef
+    uid: str
+    parents: tuple[str, ...]
+    files: tuple[SnapshotFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all files together."""
+        return sum(file.size_bytes for file in self.files)
+
+    def handle(self, job: str) -> MaterializationHandle:
+        """Return the pointer that manifests hold."""
+        return MaterializationHandle(
+            operator=self.operator,
+            key_groups=self.key_groups,
+            checkpoint_id=self.version.id,
+            uid=self.uid,
+            index_key=index_key(job, self.operator, self.key_groups, self.uid),
+            size_bytes=self.size_bytes,
+        )
+
+
+def index_key(job: str, operator: str, key_groups: KeyGroupRange, uid: str) -> str:
+    """Return the key of an index."""
+    return f"{_folder(job, operator, key_groups)}{validate_name('materialization', uid)}.json"
+
+
+def file_key(job: str, operator: str, key_groups: KeyGroupRange, name: str, checksum: str, size_bytes: int) -> str:
+    """Return the key of a file's object; equal content has an equal key."""
+    kind = "sst" if name.endswith(".sst") else "meta"
+    return f"{_folder(job, operator, key_groups)}{checksum}-{size_bytes}.{kind}"
+
+
+def encode_index(index: MaterializationIndex) -> bytes:
+    """Return the object's bytes: one JSON document ``{"checksum": …, "materialization": …}``."""
+    document = {
+        "format": FORMAT,
+        "job_uid": index.job_uid,
+        "operator": index.operator,
+        "key_groups": index.key_groups.to_text(),
+        "version": index.version.to_text(),
+        "uid": index.uid,
+        "parents": index.parents,
+        "files": [
+            {"name": file.name, "object": file.object_key, "size": file.size_bytes, "checksum": file.checksum}
+            for file in index.files
+        ],
+    }
+    body = json.dumps(document, separators=(",", ":"))
+    return f'{{"checksum":"{checksum64(body.encode()):016x}","materialization":{body}}}'.encode()
+
+
+def decode_index(data: bytes, object_key: str) -> MaterializationIndex:
+    """
+    Read an index.
+
+    Raises:
+        CorruptDataError: Any byte differs from what was written; names the object.
+    """
+    head, separator, rest = data.partition(b',"materialization":')
+    body = rest[:-1]
+    try:
+        if not separator or not rest.endswith(b"}"):
+            raise ValueError("it is no index, or its end is missing")
+        if head != f'{{"checksum":"{checksum64(body):016x}"'.encode():
+            raise ValueError("the checksum does not fit the content")
+        document = json.loads(body)
+        if document["format"] > FORMAT:
+            raise ValueError(f"its format {document['format']} is newer than {FORMAT}, the newest this program reads")
+        return _from_dict(document)
+    except (ValueError, LookupError, TypeError, DstlError) as error:
+        raise CorruptDataError(
+            f"materialization index {object_key} cannot be read: {error}", object_key=object_key
+        ) from error
+
+
+def read_index(store: ObjectStore, handle: MaterializationHandle) -> MaterializationIndex:
+    """
+    Read the index that a handle points at.
+
+    Raises:
+        CorruptDataError: It is missing, damaged, or of another materialization; names the object.
+    """
+    try:
+        data = store.get(handle.index_key)
+    except NotFoundError:
+        raise CorruptDataError(
+            f"materialization index {handle.index_key} is missing", object_key=handle.index_key
+        ) from None
+    index = decode_index(data, handle.index_key)
+    found = (index.operator, index.key_groups, index.version.id, index.uid, index.size_bytes)
+    if found != (handle.operator, handle.key_groups, handle.checkpoint_id, handle.uid, handle.size_bytes):
+        raise CorruptDataError(
+            f"{handle.index_key} is the index of another materialization", object_key=handle.index_key
+        )
+    return index
+
+
+def read_file(store: ObjectStore, file: SnapshotFile) -> Iterator[tuple[int, bytes]]:
+    """
+    Yield a file's bytes with their offsets, at least one piece; whoever takes them in compares the checksum.
+
+    Raises:
+        CorruptDataError: The object is missing or too short; names it.
+    """
+    offset = 0
+    while True:
+        size = min(CHUNK_BYTES, file.size_bytes - offset)
+        try:
+            yield offset, store.get_range(file.object_key, offset, size)
+        except NotFoundError:
+            raise CorruptDataError(
+                f"object {file.object_key} named by a materialization is missing", object_key=file.object_key
+            ) from None
+        offset += size
+        if offset >= file.size_bytes:
+            return
+
+
+def check_materialization(store: ObjectStore, handle: MaterializationHandle) -> int:
+    """
+    Read all that a materialization names, and return how many bytes that were.
+
+    Raises:
+        CorruptDataError: An object is missing or damaged; names it.
+    """
+    index = read_index(store, handle)
+    for file in index.files:
+        data = b"".join(chunk for _, chunk in read_file(store, file))
+        if checksum128(data) != file.checksum:
+            raise CorruptDataError(f"object {file.object_key} is damaged", object_key=file.object_key)
+    return index.size_bytes
+
+
+def named_by(handles: Iterable[MaterializationHandle], store: ObjectStore) -> set[str]:
+    """
+    Return the keys of all objects that these materializations consist of.
+
+    Raises:
+        CorruptDataError: An index cannot be read, so nobody knows what it names: delete nothing.
+    """
+    named: set[str] = set()
+    for handle in handles:
+        named.add(handle.index_key)
+        named.update(file.object_key for file in read_index(store, handle).files)
+    return named
+
+
+def named_by_young(listed: Iterable[ObjectInfo], store: ObjectStore, now_ms: int, age_min_ms: int) -> set[str]:
+    """
+    Return the keys that young indexes name: files of materializations that no manifest names yet (I11).
+
+    Args:
+        listed: The objects below ``<job>/materialized/``.
+        store: Holds them.
+        now_ms: The wall time.
+        age_min_ms: What is younger is young.
+
+    Raises:
+        CorruptDataError: An index cannot be read: delete nothing.
+    """
+    named: set[str] = set()
+    for info in listed:
+        if info.key.endswith(".json") and now_ms - info.modified_ms < age_min_ms:
+            try:
+                data = store.get(info.key)
+            except NotFoundError:
+                continue
+            named.add(info.key)
+            named.update(file.object_key for file in decode_index(data, info.key).files)
+    return named
+
+
+def _folder(job: str, operator: str, key_groups: KeyGroupRange) -> str:
+    return f"{job}/materialized/{operator}/{key_groups.to_text()}/"
+
+
+def _from_dict(document: dict[str, Any]) -> MaterializationIndex:
+    return MaterializationIndex(
+        job_uid=document["job_uid"],
+        operator=validate_name("operator", document["operator"]),
+        key_groups=KeyGroupRange.parse(document["key_groups"]),
+        version=CheckpointRef.parse(document["version"]),
+        uid=validate_name("materialization", document["uid"]),
+        parents=tuple(validate_name("materialization", uid) for uid in document["parents"]),
+        files=tuple(
+            SnapshotFile(file["name"], file["object"], file["size"], file["checksum"]) for file in document["files"]
+        ),
+    )

@@ -1,0 +1,65 @@
+"""The metrics of materialization, in the registry of the service: what was done, and what shows a stuck one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+_GAUGES = {
+    "materialization_log_bytes": "Log of this host's tables since their last materialization.",
+    "materialization_table_bytes": "Size of this host's tables when they were last materialized.",
+    "materializations_running": "Snapshots that are being stored.",
+    "materialization_running_seconds": "How long the longest of them runs by now.",
+    "materialization_success_age_seconds": "Time since the last success, of the table for which it is longest.",
+    "materialization_consecutive_failures": "Failures in a row, of the table that has most.",
+}
+
+GaugeValues = dict[tuple[str, str], dict[str, float]]
+"""By (job, operator): the value of each gauge."""
+
+
+class MaterializationMetrics:
+    """Counts and gauges of one service process."""
+
+    def __init__(self, registry: CollectorRegistry, gauges: Callable[[], GaugeValues]) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"dstl_{name}", text, ["job", "operator", *labels], registry=registry)
+
+        self.started = counter("materializations_started", "Snapshots whose storing was begun.")
+        self.completed = counter("materializations_completed", "Snapshots that are stored.")
+        self.failed = counter("materializations_failed", "Snapshots that were not made or not stored.")
+        self.skipped = counter("materializations_skipped", "Times when one was due and none was needed or could begin.")
+        self.failures_reported = counter("materialization_failures_reported", "Tables that failed too often in a row.")
+        self.triggered = counter("materializations_triggered", "Why snapshots were asked for.", "trigger")
+        self.named = counter("materializations_named", "Materializations that a checkpoint took into its state.")
+        self.refused = Counter(
+            "dstl_materializations_refused",
+            "Materializations that did not belong to a checkpoint's state.",
+            ["job"],
+            registry=registry,
+        )
+        self.uploaded_bytes = counter("materialization_uploaded_bytes", "Bytes of snapshots written to the store.")
+        self.reused_bytes = counter(
+            "materialization_reused_bytes", "Bytes of snapshots that were in the store already."
+        )
+        self.seconds = Histogram(
+            "dstl_materialization_seconds", "Time to store a snapshot.", buckets=_SECONDS, registry=registry
+        )
+        registry.register(_Gauges(gauges))
+
+
+class _Gauges(Collector):
+    def __init__(self, ask: Callable[[], GaugeValues]) -> None:
+        self._ask = ask
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        values = self._ask()
+        for name, text in _GAUGES.items():
+            family = GaugeMetricFamily(f"dstl_{name}", text, labels=["job", "operator"])
+            for labels, found in sorted(values.items()):
+                family.add_metric(labels, found[name])
+            yield family

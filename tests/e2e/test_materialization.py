@@ -1,0 +1,73 @@
+"""A job whose tables are materialized while it runs, and that is restored from the snapshots."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from backend_client import ChangelogStateBackend
+from dstl_service.job_store import JobStore
+from storage.clock import SystemClock, SystemIds
+from storage.model import MaterializationHandle
+from storage.open import open_store
+from tests.e2e.support import (
+    OUTPUT,
+    Collected,
+    Totals,
+    expected_output,
+    expected_state,
+    random_input,
+    read_input,
+    run_to_end,
+    stored_totals,
+    write_input,
+)
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def always_materialized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the sidecar that starts itself ask for a snapshot whenever something was logged."""
+    for name, value in (("ENABLED", "true"), ("INTERVAL_S", "1"), ("LOG_RATIO", "0"), ("LOG_FLOOR_BYTES", "1")):
+        monkeypatch.setenv(f"DSTL_MATERIALIZATION_{name}", value)
+
+
+def materializations(url: str) -> tuple[MaterializationHandle, ...]:
+    """Return what the newest checkpoint's state has."""
+    jobs = JobStore(open_store(url), "job", SystemClock(), SystemIds())
+    return jobs.state(list(jobs.completed())[-1].ref).materializations
+
+
+def test_job_goes_on_from_snapshots(
+    spark: SparkSession,
+    make_backend: Callable[..., ChangelogStateBackend],
+    tmp_path: Path,
+    always_materialized: None,
+) -> None:
+    """I13, I14: without its tables and its sidecar a job goes on from snapshots and log, also at other parallelism."""
+    files = random_input(seed=13, batches=9, rows=200, keys=40)
+    collected, backend = Collected(), make_backend()
+    for upto, parallelism in ((6, 2), (7, 2), (9, 3)):
+        write_input(tmp_path / "in", files[:upto])
+        result = backend.transform_with_state(
+            read_input(spark, tmp_path / "in").groupBy("k"),
+            statefulProcessor=Totals(),
+            outputStructType=OUTPUT,
+            outputMode="Update",
+            timeMode="None",
+            parallelism=parallelism,
+        )
+        run_to_end(result.writeStream, tmp_path / "chk", collected)
+        assert len(materializations(backend.settings.storage)) >= 2
+        shutil.rmtree(Path(backend.settings.local_dir) / "tables")
+        os.kill(int(Path(backend.embedded_service.pid_path).read_text()), signal.SIGKILL)
+
+    assert collected.batches == expected_output(files)
+    assert stored_totals(backend.settings.storage, "job") == expected_state(files)

@@ -1,0 +1,210 @@
+"""
+A job with real tables and a real sidecar process, driven batch by batch without Spark.
+
+Each batch does what tasks and driver do: advance the tables, hand snapshots over where asked, log changes, complete the
+checkpoint with what the tasks report. Beside it stands a plain dict of what the state must be.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from backend_client.log_writer import LogTarget, LogWriter
+from backend_client.materialization import hand_over_snapshot
+from backend_client.restore import Advance, advance_to_base
+from backend_client.service_client import ServiceClient
+from backend_client.state_table import StateTable
+from dstl_service.job_store import JobStore
+from dstl_service.manifest import StateView
+from dstl_service.materialization_index import MaterializationIndex, read_index
+from dstl_service.wire import CheckpointRef
+from storage.clock import SystemClock, SystemIds
+from storage.key_groups import key_group_range
+from storage.local_store import LocalStore
+from storage.model import KeyGroupRange, MaterializationHandle
+
+MAX_PARALLELISM = 128
+Report: TypeAlias = Callable[[dict[str, Any]], bool]
+"""Chooses which stored snapshots the driver hears of."""
+ALWAYS = {
+    # Due whenever something was logged, and again soon after a failure.
+    "DSTL_MATERIALIZATION_LOG_FLOOR_BYTES": "1",
+    "DSTL_MATERIALIZATION_LOG_RATIO": "0",
+    "DSTL_MATERIALIZATION_INTERVAL_S": "1",
+    "DSTL_COMPACTION_ENABLED": "false",
+}
+
+
+def report_all(_: dict[str, Any]) -> bool:
+    """Let the driver hear of every stored snapshot."""
+    return True
+
+
+def report_none(_: dict[str, Any]) -> bool:
+    """Let the driver hear of none."""
+    return False
+
+
+class Sidecar:
+    """A service process on a folder, which can be killed and started again at the same address."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.folder = folder
+        self.environment = {**ALWAYS, **environment}
+        self.address = f"unix://{folder / 's'}"
+        self.start()
+
+    def start(self, **environment: str) -> None:
+        """Start the process; clients wait for it."""
+        command = [sys.executable, "-m", "dstl_service", "serve", "--storage", (self.folder / "store").as_uri()]
+        command += ["--socket", str(self.folder / "s")]
+        with open(self.folder / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, **self.environment, **environment}
+            )
+
+    def kill(self) -> None:
+        """Kill the process by its id."""
+        self.process.kill()
+        self.process.wait()
+
+    def log(self) -> str:
+        """Return what it logged so far."""
+        return (self.folder / "log").read_text(encoding="utf-8")
+
+
+class Job:
+    """A driver and its tasks, one after the other."""
+
+    def __init__(self, sidecar: Sidecar, parallelism: int = 2, seed: int = 1) -> None:
+        self.sidecar = sidecar
+        self.client = ServiceClient(sidecar.address, patience_s=30)
+        self.parallelism = parallelism
+        self.epoch = int(
+            self.client.post("/v1/jobs/job/epochs", {"owner": "test", "max_parallelism": MAX_PARALLELISM})["epoch"]
+        )
+        self.base: CheckpointRef | None = None
+        self.state: dict[bytes, bytes] = {}
+        self.advances: list[Advance] = []
+        self.handed_over = 0
+        self._chance = random.Random(seed)
+        self._attempt = 0
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.client.close()
+
+    def batch(self, keys: int = 40, *, value_bytes: int = 200, deleted: int = 5, report: Report = report_all) -> None:
+        """Execute one batch: change some keys of every partition, delete others, complete the checkpoint."""
+        checkpoint_id = self.base.id + 1 if self.base else 0
+        refs, materialized = [], []
+        for partition in range(self.parallelism):
+            key_groups = key_group_range(partition, self.parallelism, MAX_PARALLELISM)
+            with self.table(key_groups) as (table, advance):
+                self.advances.append(advance)
+                if advance.materialize and self.base is not None:
+                    taken = hand_over_snapshot(table, self.client, "job", "op", key_groups, self.base)
+                    self.handed_over += taken
+            if advance.materialized is not None and report(advance.materialized):
+                materialized.append(advance.materialized)
+            self._attempt += 1
+            target = LogTarget("job", "op", checkpoint_id, self.epoch, self._attempt, partition, key_groups)
+            writer = LogWriter(self.client, target)
+            changes = self._changes(key_groups, keys, value_bytes, deleted)
+            writer.append(dict(changes), preemptive=False)
+            refs += writer.refs
+            for key, value in changes.items():
+                if value is None:
+                    self.state.pop(key, None)
+                else:
+                    self.state[key] = value
+        operator = {"name": "op", "parallelism": self.parallelism, "key_schema": "{}", "states": {}}
+        answer = self.client.post(
+            f"/v1/jobs/job/checkpoints/{checkpoint_id}/complete",
+            {
+                "epoch": self.epoch,
+                "uid": f"e{self.epoch}c{checkpoint_id}",
+                "base": asdict(self.base) if self.base else None,
+                "refs": [asdict(ref) for ref in refs],
+                "operators": [operator],
+                "materializations": materialized,
+            },
+        )
+        self.base = CheckpointRef(**answer["ref"])
+
+    def batches_until(self, condition: Callable[[], Any], what: str, **options: Any) -> int:
+        """Execute batches until a condition holds; return how many that took."""
+        deadline = time.monotonic() + 60
+        count = 0
+        while not condition():
+            assert time.monotonic() < deadline, f"{what} did not come about; the service's log:\n{self.sidecar.log()}"
+            self.batch(**options)
+            count += 1
+        return count
+
+    @contextmanager
+    def table(self, key_groups: KeyGroupRange, folder: str = "tables") -> Iterator[tuple[StateTable, Advance]]:
+        """Open a table of these key groups at the base."""
+        table = StateTable.open(self.sidecar.folder / folder / key_groups.to_text())
+        try:
+            yield table, advance_to_base(table, self.client, "job", "op", key_groups, self.base)
+        finally:
+            table.close()
+
+    def restored(self, parallelism: int, folder: str) -> dict[bytes, bytes]:
+        """Return what tables of another parallelism hold that begin from nothing."""
+        found: dict[bytes, bytes] = {}
+        for partition in range(parallelism):
+            key_groups = key_group_range(partition, parallelism, MAX_PARALLELISM)
+            with self.table(key_groups, folder) as (table, _):
+                assert table.version == (self.base.to_text() if self.base else None)
+                for key, value in table.items():
+                    assert key_groups.contains(int.from_bytes(key[:2], "big"))
+                    assert key not in found
+                    found[key] = value
+        return found
+
+    def view(self) -> StateView:
+        """Return what the newest checkpoint's state consists of."""
+        assert self.base is not None
+        jobs = JobStore(LocalStore(self.sidecar.folder / "store"), "job", SystemClock(), SystemIds())
+        return jobs.state(self.base)
+
+    def index(self, handle: MaterializationHandle) -> MaterializationIndex:
+        """Return the index of a materialization."""
+        return read_index(LocalStore(self.sidecar.folder / "store"), handle)
+
+    def objects(self, pattern: str) -> set[Path]:
+        """Return the files of the store whose names match, below the job's materializations."""
+        return set((self.sidecar.folder / "store" / "job" / "materialized").rglob(pattern))
+
+    def snapshots_left(self) -> list[Path]:
+        """Return the snapshot folders beside tables."""
+        return list((self.sidecar.folder / "tables").rglob("*.snapshot-*"))
+
+    def metric(self, name: str) -> float:
+        """Return the sum over all labels of a metric."""
+        request = self.client._request("GET", "/metrics", None, 30)
+        lines = request.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+
+    def _changes(
+        self, key_groups: KeyGroupRange, keys: int, value_bytes: int, deleted: int
+    ) -> dict[bytes, bytes | None]:
+        chance = self._chance
+        changes: dict[bytes, bytes | None] = {}
+        for _ in range(keys):
+            key_group = chance.randint(key_groups.first, key_groups.last)
+            changes[key_group.to_bytes(2, "big") + bytes([0, 0, chance.randrange(64)])] = chance.randbytes(value_bytes)
+        own = [key for key in self.state if key_groups.contains(int.from_bytes(key[:2], "big"))]
+        changes.update(dict.fromkeys(chance.sample(own, min(deleted, len(own)))))
+        return changes

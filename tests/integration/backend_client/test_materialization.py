@@ -1,0 +1,236 @@
+"""
+Materialization with a real sidecar process and real tables: made, killed, repeated, restored from (I13).
+
+A failure means that a snapshot cost a checkpoint, or that a table restored from one differs from the log's own result.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dstl_service.manifest import ManifestKind
+from storage.errors import CorruptDataError
+from storage.key_groups import key_group_range
+from tests.integration.backend_client.materializing_job import MAX_PARALLELISM, Job, Sidecar, report_none
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+SLOW = {"DSTL_MATERIALIZATION_BANDWIDTH_BYTES_PER_S": "20000", "DSTL_MATERIALIZATION_THREADS": "1"}
+
+
+def flip(path: Path, data: bytearray) -> None:
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = (flip, lambda path, data: path.write_bytes(data[:-1]), lambda path, _: path.unlink())
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return a folder with a path short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="dm") as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def sidecar(folder: Path) -> Iterator[Sidecar]:
+    """Return a running sidecar that asks for a snapshot whenever it can; it is killed at the end."""
+    made = Sidecar(folder)
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def job(sidecar: Sidecar) -> Iterator[Job]:
+    """Return a job on it."""
+    made = Job(sidecar)
+    yield made
+    made.close()
+
+
+def materialized(job: Job, count: int = 2) -> bool:
+    """Tell whether the newest state has materializations of so many tables."""
+    return job.base is not None and len(job.view().materializations) >= count
+
+
+def test_state_is_restored_from_snapshots_and_log(job: Job) -> None:
+    """I13: after a materialization the log before it is gone from the state, and restored tables are the same (I14)."""
+    job.batches_until(lambda: materialized(job), "a materialization of both tables")
+    for _ in range(3):
+        job.batch(report=report_none)
+    view = job.view()
+
+    assert min(handle.entry.id.checkpoint_id for handle in view.log) > min(
+        handle.checkpoint_id for handle in view.materializations
+    )
+    assert job.restored(2, "same") == job.state
+    assert job.metric("dstl_materializations_completed_total") >= 2
+    assert job.metric("dstl_materializations_failed_total") == 0
+
+
+def test_rescaled_tables_copy_their_key_groups(job: Job) -> None:
+    """I14: tables of another parallelism take their own key groups out of each snapshot that holds some."""
+    job.batches_until(lambda: materialized(job), "a materialization of both tables")
+    job.batch(report=report_none)
+
+    for parallelism in (1, 3, 4):
+        assert job.restored(parallelism, f"other-{parallelism}") == job.state
+
+
+def test_rescaled_job_replaces_old_snapshots(job: Job) -> None:
+    """I14: while only some tables of a new parallelism are materialized, old and new snapshots and log fit together."""
+    job.batches_until(lambda: materialized(job), "a materialization of both tables")
+    job.parallelism = 3
+    middle = key_group_range(1, 3, MAX_PARALLELISM).to_text()
+
+    def ranges() -> list[str]:
+        return [handle.key_groups.to_text() for handle in job.view().materializations]
+
+    job.batches_until(
+        lambda: middle in ranges(), "a materialization of the middle", report=lambda data: data["key_groups"] == middle
+    )
+    assert ranges() == ["00000-00063", middle, "00064-00127"]
+    for parallelism in (2, 3, 4):
+        assert job.restored(parallelism, f"mixed-{parallelism}") == job.state
+
+    job.batches_until(
+        lambda: not {"00000-00063", "00064-00127"} & {*ranges()}, "new materializations of all key groups"
+    )
+    assert len(ranges()) == 3
+    for parallelism in (2, 3):
+        assert job.restored(parallelism, f"new-{parallelism}") == job.state
+
+
+def test_compacted_log_fits_snapshots(folder: Path) -> None:
+    """I14: with the log compacted all the time between materializations, restored tables are the same."""
+    sidecar = Sidecar(folder, DSTL_COMPACTION_ENABLED="true", DSTL_COMPACTION_FLOOR_BYTES="1")
+    job = Job(sidecar)
+    try:
+        job.batches_until(lambda: job.metric("dstl_compactions_total"), "a compaction", report=report_none)
+        for number in range(4):
+            done = job.metric("dstl_compactions_total")
+            job.batches_until(
+                lambda: materialized(job, 1) and job.metric("dstl_compactions_total") > done,  # noqa: B023
+                "compactions and materializations",
+            )
+            assert job.restored(2 + number % 2, f"restored-{number}") == job.state
+    finally:
+        job.close()
+        sidecar.kill()
+
+
+def test_second_snapshot_uploads_new_files_only(job: Job, sidecar: Sidecar) -> None:
+    """Two snapshots of one table share the objects of the files that they have in common."""
+    job.batch(keys=3000)
+    job.batches_until(lambda: materialized(job), "a materialization of both tables", keys=5)
+    first, uploaded = job.objects("*.sst"), job.metric("dstl_materialization_uploaded_bytes_total")
+    uids = {handle.uid for handle in job.view().materializations}
+    job.batches_until(
+        lambda: not uids & {handle.uid for handle in job.view().materializations}, "a second materialization", keys=5
+    )
+
+    assert job.metric("dstl_materialization_reused_bytes_total") > uploaded / 2
+    assert first & job.objects("*.sst")
+    assert job.restored(2, "same") == job.state
+
+
+@pytest.mark.parametrize("moment", ["index", "file", "stored"])
+def test_killed_service_costs_only_the_snapshot(folder: Path, moment: str) -> None:
+    """I13: a sidecar killed while it stores a snapshot costs that snapshot; checkpoints and the next one go on."""
+    sidecar = Sidecar(folder, **({} if moment == "stored" else SLOW))
+    job = Job(sidecar)
+    try:
+        job.batch(keys=400)
+        seen = {"index": "*.json", "file": "*.sst", "stored": "*.json"}[moment]
+        job.batches_until(lambda: job.objects(seen), "a snapshot on its way", report=report_none)
+        if moment == "stored":
+            job.batches_until(lambda: "materialization stored" in sidecar.log(), "a stored one", report=report_none)
+        sidecar.kill()
+        sidecar.start(DSTL_MATERIALIZATION_BANDWIDTH_BYTES_PER_S="0")
+
+        job.batches_until(lambda: materialized(job), "a materialization after the restart")
+
+        assert job.restored(2, "same") == job.state
+        job.batches_until(lambda: not job.snapshots_left(), "the removal of what the killed process left behind")
+    finally:
+        job.close()
+        sidecar.kill()
+
+
+def test_failing_uploads_fail_no_checkpoint(folder: Path) -> None:
+    """I13: while no snapshot can be stored, checkpoints go on and failures are reported; then one is stored again."""
+    (folder / "store" / "job").mkdir(parents=True)
+    blocker = folder / "store" / "job" / "materialized"
+    blocker.write_text("a file where the folder should be")
+    sidecar = Sidecar(folder)
+    job = Job(sidecar)
+    try:
+        job.batches_until(
+            lambda: job.metric("dstl_materialization_failures_reported_total") >= 1, "three failures in a row"
+        )
+        assert job.metric("dstl_materialization_consecutive_failures") >= 3
+        assert job.metric("dstl_materializations_completed_total") == 0
+        assert "materialization keeps failing" in sidecar.log()
+        blocker.unlink()
+
+        job.batches_until(lambda: materialized(job), "a materialization when the storage is mended")
+
+        assert job.metric("dstl_materialization_consecutive_failures") == 0
+        assert job.restored(2, "same") == job.state
+    finally:
+        job.close()
+        sidecar.kill()
+
+
+def test_slow_upload_holds_up_no_checkpoint(folder: Path) -> None:
+    """I13: while a snapshot is stored for long, batches complete; what comes due meanwhile counts as skipped."""
+    sidecar = Sidecar(folder, **SLOW)
+    job = Job(sidecar, parallelism=1)
+    try:
+        job.batch(keys=2000)
+        job.batches_until(lambda: job.metric("dstl_materializations_running"), "a running snapshot")
+        job.batches_until(lambda: job.metric("dstl_materializations_skipped_total"), "a skipped one")
+
+        assert job.metric("dstl_materializations_running") == 1
+        assert job.metric("dstl_materialization_running_seconds") > 0
+        assert job.metric("dstl_materializations_completed_total") == 0
+        assert job.metric("dstl_materializations_started_total") == 1
+    finally:
+        job.close()
+        sidecar.kill()
+
+
+def test_damaged_object_is_named(job: Job) -> None:
+    """I10: a damaged, cut or missing object of a snapshot is an error that names it, and no table takes a version."""
+    job.batches_until(lambda: materialized(job), "a materialization of both tables")
+    handles = job.view().materializations
+    named = {file.object_key for handle in handles for file in job.index(handle).files}
+    named |= {handle.index_key for handle in handles}
+
+    for number, (key, damage) in enumerate((key, damage) for key in sorted(named) for damage in DAMAGES):
+        path = job.sidecar.folder / "store" / key
+        whole = path.read_bytes()
+        damage(path, bytearray(whole))
+        with pytest.raises(CorruptDataError, match=re.escape(key)):
+            job.restored(2, f"damaged-{number}")
+        path.write_bytes(whole)
+
+    assert job.restored(2, "mended") == job.state
+
+
+def test_complete_manifest_takes_materialization_in(job: Job) -> None:
+    """A materialization enters by a complete manifest, and later complete manifests keep it."""
+    job.batches_until(lambda: materialized(job), "a materialization of both tables")
+    uids = {handle.uid for handle in job.view().materializations}
+    while job.base is None or job.base.id % 20:
+        job.batch(report=report_none)
+    answer = job.client.get(f"/v1/jobs/job/checkpoints/{job.base.id}")
+
+    assert answer["kind"] == ManifestKind.COMPLETE
+    assert {handle.uid for handle in job.view().materializations} == uids

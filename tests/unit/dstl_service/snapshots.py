@@ -1,0 +1,57 @@
+"""Snapshots without RocksDB: folders with files of the right names, and materializations that are stored already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dstl_service.materialization_index import (
+    MaterializationIndex,
+    SnapshotFile,
+    encode_index,
+    file_key,
+    index_key,
+)
+from dstl_service.wire import CheckpointRef
+from storage.checksum import checksum128
+from storage.model import KeyGroupRange, MaterializationHandle
+from storage.object_store import ObjectStore
+
+GROUPS = KeyGroupRange(0, 127)
+FILES = {"000008.sst": b"first" * 10, "000009.sst": b"second" * 10, "MANIFEST-000005": b"m", "CURRENT": b"MANIFEST"}
+
+
+def snapshot_folder(folder: Path, **changed: bytes) -> Path:
+    """Make a folder that looks like a snapshot; names of `changed` are SST files without their ending."""
+    folder.mkdir()
+    for name, data in {**FILES, **{f"{name.strip('_')}.sst": data for name, data in changed.items()}}.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def index_of(
+    version: CheckpointRef,
+    *,
+    uid: str = "uid",
+    job_uid: str = "job-uid",
+    parents: tuple[str, ...] = (),
+    files: dict[str, bytes] = FILES,
+    key_groups: KeyGroupRange = GROUPS,
+) -> MaterializationIndex:
+    """Return the index of a snapshot with these files."""
+    named = []
+    for name, data in files.items():
+        checksum = checksum128(data)
+        named.append(
+            SnapshotFile(name, file_key("job", "op", key_groups, name, checksum, len(data)), len(data), checksum)
+        )
+    return MaterializationIndex(job_uid, "op", key_groups, version, uid, parents, tuple(named))
+
+
+def store_snapshot(
+    store: ObjectStore, index: MaterializationIndex, files: dict[str, bytes] = FILES
+) -> MaterializationHandle:
+    """Store a snapshot's files and its index."""
+    for file in index.files:
+        store.put(file.object_key, files[file.name])
+    store.put(index_key("job", index.operator, index.key_groups, index.uid), encode_index(index))
+    return index.handle("job")

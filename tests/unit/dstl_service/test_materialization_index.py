@@ -1,0 +1,115 @@
+"""The index of a materialization, and what it names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dstl_service.materialization_index import (
+    SnapshotFile,
+    check_materialization,
+    decode_index,
+    encode_index,
+    is_table_file,
+    named_by,
+    named_by_young,
+    read_index,
+)
+from dstl_service.wire import CheckpointRef
+from storage.errors import CorruptDataError, InvalidInputError
+from storage.memory_store import MemoryStore
+from storage.testing import FakeClock
+from tests.unit.dstl_service.snapshots import index_of, store_snapshot
+
+VERSION = CheckpointRef(7, 0, "u")
+
+
+def test_index_reads_as_written() -> None:
+    """What is encoded is decoded again, parents and files included."""
+    index = index_of(VERSION, parents=("before",))
+
+    assert decode_index(encode_index(index), "key") == index
+
+
+def test_any_damage_is_an_error() -> None:
+    """I10: a flipped bit anywhere, or a missing end, is an error that names the object."""
+    data = encode_index(index_of(VERSION))
+    for position in range(len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 1
+        with pytest.raises(CorruptDataError, match=r"some/key"):
+            decode_index(bytes(damaged), "some/key")
+    with pytest.raises(CorruptDataError, match=r"some/key"):
+        decode_index(data[:-1], "some/key")
+
+
+@pytest.mark.parametrize(
+    "name", ["../x.sst", "x.sst", "12345.sst", "CURRENT/..", "OPTIONS-000005", "LOG", "", "CURRENT\n"]
+)
+def test_strange_file_names_are_refused(name: str) -> None:
+    """I15: only names of a table's files are taken, so none leads out of a folder."""
+    assert not is_table_file(name)
+    with pytest.raises(InvalidInputError):
+        SnapshotFile(name, "key", 1, "0" * 32)
+
+
+def test_index_of_another_snapshot_is_refused() -> None:
+    """I10: a handle that says something else than the index is an error, whatever the difference."""
+    store = MemoryStore()
+    handle = store_snapshot(store, index_of(VERSION))
+    assert read_index(store, handle) == index_of(VERSION)
+
+    for other in (replace(handle, checkpoint_id=8), replace(handle, size_bytes=1), replace(handle, operator="x")):
+        with pytest.raises(CorruptDataError, match=handle.index_key):
+            read_index(store, other)
+
+
+def test_whole_snapshot_is_verified() -> None:
+    """I10: checking a materialization reads every byte, and names what is damaged or missing."""
+    store = MemoryStore()
+    index = index_of(VERSION)
+    handle = store_snapshot(store, index)
+    assert check_materialization(store, handle) == handle.size_bytes
+    key = index.files[1].object_key
+
+    store.put(key, b"x" * index.files[1].size_bytes)
+    with pytest.raises(CorruptDataError, match=key):
+        check_materialization(store, handle)
+    store.delete([key])
+    with pytest.raises(CorruptDataError, match=key):
+        check_materialization(store, handle)
+
+
+def test_all_objects_are_named() -> None:
+    """I11: a materialization names its index and each of its files."""
+    store = MemoryStore()
+    handle = store_snapshot(store, index_of(VERSION))
+
+    assert named_by([handle], store) == {info.key for info in store.list("job/materialized/")}
+
+
+def test_unreadable_index_names_nobody_knows_what() -> None:
+    """I11: where an index is damaged or missing, the collector gets an error instead of a short list."""
+    store = MemoryStore(clock=FakeClock())
+    handle = store_snapshot(store, index_of(VERSION))
+    listed = list(store.list("job/materialized/"))
+    store.put(handle.index_key, b"{}")
+    with pytest.raises(CorruptDataError):
+        named_by([handle], store)
+    with pytest.raises(CorruptDataError):
+        named_by_young(listed, store, listed[0].modified_ms, 1000)
+    store.delete([handle.index_key])
+    with pytest.raises(CorruptDataError):
+        named_by([handle], store)
+
+
+def test_young_index_names_its_files() -> None:
+    """I11: files of a materialization that no manifest names yet are named while its index is young."""
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    store_snapshot(store, index_of(VERSION))
+    listed = list(store.list("job/materialized/"))
+
+    assert named_by_young(listed, store, clock.now_ms() + 999, 1000) == {info.key for info in listed}
+    assert named_by_young(listed, store, clock.now_ms() + 1000, 1000) == set()

@@ -1,0 +1,239 @@
+"""A materialization from the first request to the restore, as tasks and driver see it over HTTP."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
+from dstl_service.job_store import JobStore
+from dstl_service.materialization_policy import MaterializationSettings
+from dstl_service.wire import decode_frames
+from storage.local_store import LocalStore
+from storage.memory_store import MemoryStore
+from storage.model import MaterializationHandle
+from storage.object_store import ObjectStore
+from storage.testing import FakeClock, Fault, FaultKind, FaultyStore
+from tests.unit.dstl_service.http_life import Life, service, text
+from tests.unit.dstl_service.samples import opened
+from tests.unit.dstl_service.snapshots import FILES, snapshot_folder
+
+EAGER = MaterializationSettings(log_floor_bytes=0, log_ratio=0, interval_s=1, upload_attempts_max=1)
+SIZE = sum(map(len, FILES.values()))
+
+
+class Tasks:
+    """A job with one partition, whose driver and tasks do as they are told."""
+
+    def __init__(self, life: Life) -> None:
+        self.life = life
+        life.open()
+        self.base: Any = None
+        self.batch()
+
+    def batch(self, *reported: dict[str, Any]) -> None:
+        """Complete a batch with one change set."""
+        checkpoint_id = self.base["id"] + 1 if self.base else 0
+        ref = self.life.append(b"payload", checkpoint_id=checkpoint_id)
+        self.base = self.life.complete(checkpoint_id, self.base, ref, materializations=list(reported))
+
+    def frames(self, **changes: Any) -> list[tuple[dict[str, Any], bytes]]:
+        """Restore an empty table at the base."""
+        answer = self.life.restore_raw(self.base, **changes)
+        assert answer.status_code == 200, answer.text
+        return list(decode_frames(io.BytesIO(answer.content)))
+
+    def plan(self, **changes: Any) -> dict[str, Any]:
+        """Return the first frame of a restore."""
+        return self.frames(**changes)[0][0]
+
+    def hand_over(self, folder: Path, **changes: Any) -> Any:
+        """Hand a folder over as a snapshot at the base; return the response."""
+        body = {"operator": "op", "first_key_group": 0, "last_key_group": 127, "version": text(self.base)}
+        return self.life.client.post(
+            f"{self.life.path}/materializations", json={**body, "path": str(folder), **changes}
+        )
+
+    def stored(self, path: Path) -> dict[str, Any]:
+        """Hand a snapshot over, and return its handle when it is stored."""
+        assert self.hand_over(path).status_code == 202
+        return self.wait(lambda: self.plan()["materialized"])
+
+    def wait(self, condition: Callable[[], Any]) -> Any:
+        """Return the condition's first true value."""
+        deadline = time.monotonic() + 30
+        while not (value := condition()):
+            assert time.monotonic() < deadline, "it did not come about"
+            time.sleep(0.01)
+        return value
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric over its labels."""
+        lines = self.life.client.get("/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0] == name)
+
+
+@pytest.fixture
+def store() -> FaultyStore:
+    """Return a store that fails when told."""
+    return FaultyStore(MemoryStore())
+
+
+@pytest.fixture
+def tasks(store: FaultyStore) -> Iterator[Tasks]:
+    """Return a job on a service that asks for a snapshot whenever something was logged."""
+    with service(store, materialization=EAGER) as life:
+        yield Tasks(life)
+
+
+def view(store: ObjectStore, tasks: Tasks) -> tuple[tuple[MaterializationHandle, ...], int]:
+    """Return materializations and length of the log of the newest state."""
+    jobs: JobStore = opened(store)
+    newest = jobs.newest()
+    assert newest is not None
+    state = jobs.state(newest.ref)
+    return state.materializations, len(state.log)
+
+
+def test_snapshot_goes_from_task_to_task(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I13: asked for, stored, offered, reported, named by a checkpoint, and streamed to the next empty table."""
+    tasks.batch()
+    assert tasks.plan()["materialize"] is True
+    handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+    assert tasks.wait(lambda: not (tmp_path / "s").exists())
+    tasks.batch(handle)
+
+    assert view(store, tasks) == ((MaterializationHandle.from_dict(handle),), 1)
+    (plan, _), (snapshot, _), *files, (segment, _), (end, _) = tasks.frames()
+    assert (plan["snapshots"], plan["segments"], plan["bytes"], plan["materialized"]) == (1, 1, SIZE + 7, None)
+    assert (snapshot["version"].split(".")[0], snapshot["counted"], snapshot["files"]) == ("1", [[0, 127]], len(FILES))
+    assert {header["name"]: payload for header, payload in files} == FILES
+    assert (segment["checkpoint_id"], segment["counted"], end["kind"]) == (2, [[0, 127]], "end")
+    assert tasks.metric("dstl_materializations_named_total") == 1
+
+
+def test_offer_is_repeated_until_a_checkpoint_names_it(tasks: Tasks, tmp_path: Path) -> None:
+    """A handle whose attempt was lost is offered with every restore until the state has it."""
+    handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+    tasks.batch()
+    assert tasks.plan()["materialized"] == handle
+    tasks.batch(handle)
+
+    assert tasks.plan()["materialized"] is None
+
+
+def test_nobody_is_asked_twice(tasks: Tasks) -> None:
+    """While a task was asked, speculative copies and retries are not."""
+    assert [tasks.plan()["materialize"] for _ in range(3)] == [True, False, False]
+
+
+def test_same_snapshot_twice_is_one(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """A repeated request is the same snapshot; another one meanwhile is refused and counted as skipped."""
+    store.inject(Fault("put", FaultKind.DELAY, "*.sst", times=None))
+    first, second = snapshot_folder(tmp_path / "s"), snapshot_folder(tmp_path / "other")
+    assert [tasks.hand_over(path).status_code for path in (first, first, second)] == [202, 202, 409]
+    assert tasks.metric("dstl_materializations_started_total") == 1
+    assert tasks.metric("dstl_materializations_skipped_total") == 1
+    assert tasks.metric("dstl_materializations_running") == 1
+    store.heal()
+
+    assert tasks.wait(lambda: tasks.plan()["materialized"])
+    assert second.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"path": "relative"}, 400),
+        ({"path": "/nowhere"}, 400),
+        ({"operator": "../x"}, 400),
+        ({"first_key_group": 9, "last_key_group": 3}, 400),
+        ({"version": "nonsense"}, 400),
+        ({"version": "7.0.nobody"}, 404),
+    ],
+)
+def test_wrong_request_is_refused(tasks: Tasks, tmp_path: Path, changes: dict[str, Any], status: int) -> None:
+    """What is wrong about a request is said, and the next snapshot is taken as if nothing had been."""
+    assert tasks.hand_over(snapshot_folder(tmp_path / "s"), **changes).status_code == status
+
+    assert tasks.stored(tmp_path / "s")
+
+
+def test_failing_store_costs_no_checkpoint(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I13: snapshots that cannot be stored are counted and reported; checkpoints go on, and the log stays whole."""
+    store.inject(Fault("put", FaultKind.FAIL_BEFORE, "job/materialized/*", times=None))
+    for number in range(3):
+        assert tasks.hand_over(snapshot_folder(tmp_path / str(number))).status_code == 202
+        tasks.wait(lambda: tasks.metric("dstl_materializations_failed_total") == number + 1)  # noqa: B023
+        tasks.batch()
+    assert tasks.metric("dstl_materialization_failures_reported_total") == 1
+    assert tasks.metric("dstl_materialization_consecutive_failures") == 3
+    assert tasks.metric("dstl_materializations_completed_total") == 0
+    assert view(store, tasks)[1] == 4
+    store.heal()
+
+    assert tasks.stored(snapshot_folder(tmp_path / "last"))
+    assert tasks.metric("dstl_materialization_consecutive_failures") == 0
+
+
+def test_unreadable_state_costs_no_restore(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I13: an error while a materialization is considered is logged; the restore goes on without an offer."""
+    handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+    tasks.batch({**handle, "uid": "nobody"}, {"nonsense": 1}, handle)
+
+    assert tasks.metric("dstl_materializations_refused_total") == 2
+    assert len(view(store, tasks)[0]) == 1
+
+
+def test_slow_check_holds_up_no_checkpoint(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I13: where the check of a handle hangs, the checkpoint completes without it, and a later one takes it."""
+    handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+    store.inject(Fault("head", FaultKind.DELAY, "*.json"))
+    tasks.batch(handle)
+    store.heal()
+    tasks.batch(handle)
+
+    assert len(view(store, tasks)[0]) == 1
+    assert tasks.metric("dstl_materializations_named_total") == 1
+
+
+def test_new_process_counts_the_log_again(store: FaultyStore, tmp_path: Path) -> None:
+    """A sidecar that starts anew and sees a warm table knows how long the log behind it is."""
+    settings = MaterializationSettings(log_floor_bytes=14, log_ratio=0)
+    with service(store, materialization=settings) as life:
+        tasks = Tasks(life)
+        for _ in range(2):
+            tasks.batch()
+        have, _ = tasks.base, tasks.batch()
+    with service(store, materialization=settings) as life:
+        answer = life.restore_raw(tasks.base, have)
+        (plan, _), *_ = decode_frames(io.BytesIO(answer.content))
+
+    assert (plan["full"], plan["bytes"], plan["materialize"]) == (False, 7, True)
+
+
+def test_garbage_of_materializations_is_collected(tmp_path: Path) -> None:
+    """I11, I12: what a state names, and what a young index names, is kept; the rest goes when it is old."""
+    store = LocalStore(tmp_path / "store")
+    with service(store, materialization=EAGER) as life:
+        tasks = Tasks(life)
+        tasks.batch(tasks.stored(snapshot_folder(tmp_path / "named")))
+        tasks.stored(snapshot_folder(tmp_path / "unnamed", _000011=b"of the unnamed"))
+    jobs = opened(store)
+    everything = {info.key for info in store.list("job/materialized/")}
+    clock = FakeClock(int(time.time() * 1000))
+    clock.advance(ORPHAN_AGE_MIN_MS - 60_000)
+    assert collect_garbage(store, jobs, "job", clock).orphans == []
+    clock.advance(3_600_000)
+    collect_garbage(store, jobs, "job", clock)
+    [handle] = view(store, tasks)[0]
+
+    left = {info.key for info in store.list("job/materialized/")}
+    assert handle.index_key in left
+    assert len(left) == 1 + len(FILES)
+    assert len(everything - left) == 2

@@ -1,0 +1,193 @@
+"""How a snapshot is stored: what is written, in which order, and what is not written again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dstl_service import snapshot_uploader
+from dstl_service.job_store import JobStore
+from dstl_service.manifest import ManifestKind
+from dstl_service.materialization_index import read_index
+from dstl_service.materialization_policy import MaterializationSettings
+from dstl_service.snapshot_folder import SnapshotFolder
+from dstl_service.snapshot_uploader import KnownFiles, SnapshotUploader, StoredSnapshot, TableId, Throttle
+from dstl_service.wire import CheckpointRef
+from storage.errors import InvalidInputError, UnavailableError
+from storage.memory_store import MemoryStore
+from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
+from tests.unit.dstl_service.samples import manifest, opened
+from tests.unit.dstl_service.snapshots import FILES, GROUPS, index_of, snapshot_folder, store_snapshot
+
+TABLE = TableId("job", "op", GROUPS)
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let retries follow at once."""
+    monkeypatch.setattr(snapshot_uploader, "_RETRY_DELAY_S", 0.0)
+    return iter(())
+
+
+class Host:
+    """A sidecar's uploader, and a job with one checkpoint."""
+
+    def __init__(self, refresh_ms: int = HOUR_MS, **settings: Any) -> None:
+        self.faulty = FaultyStore(MemoryStore())
+        self.store = RecordingStore(self.faulty)
+        self.jobs: JobStore = opened(self.store)
+        self.clock = FakeClock()
+        self.ids = FakeIds(7)
+        self.known = KnownFiles()
+        self.version: CheckpointRef = self.complete()
+        self.threads = ThreadPoolExecutor(4)
+        self.options = (MaterializationSettings(**settings), refresh_ms)
+
+    def complete(self, *uids: str, base: CheckpointRef | None = None) -> CheckpointRef:
+        """Complete a checkpoint whose state has these materializations, which are stored with the usual files."""
+        handles = [
+            store_snapshot(self.store, index_of(base, uid=uid, job_uid=self.jobs.job_uid)) for uid in uids if base
+        ]
+        checkpoint = manifest(
+            base.id + 1 if base else 0, 1, base, job_uid=self.jobs.job_uid, kind=ManifestKind.COMPLETE
+        )
+        return self.jobs.create(replace(checkpoint, materializations=tuple(handles))).ref
+
+    def upload(self, path: Path) -> StoredSnapshot:
+        """Store a snapshot."""
+
+        async def run() -> StoredSnapshot:
+            settings, refresh_ms = self.options
+            uploader = SnapshotUploader(settings, self.store, self.clock, self.ids, self.threads, refresh_ms)
+            folder = SnapshotFolder.open(str(path), None)
+            try:
+                return await uploader.store(TABLE, self.jobs, self.version, folder, self.known)
+            finally:
+                folder.close()
+
+        self.store.clear()
+        return asyncio.run(run())
+
+
+def test_index_stands_around_the_files(tmp_path: Path) -> None:
+    """I11: the index is written before the first file and again after the last, and names all of them."""
+    host = Host()
+    stored = host.upload(snapshot_folder(tmp_path / "s"))
+    puts = host.store.keys("put")
+
+    assert [key.endswith(".json") for key in puts] == [True, *[False] * len(FILES), True]
+    index = read_index(host.store, stored.handle)
+    assert {file.object_key for file in index.files} == set(puts[1:-1])
+    assert {file.name: host.store.get(file.object_key) for file in index.files} == FILES
+    assert (index.version, index.parents, index.job_uid) == (host.version, (), host.jobs.job_uid)
+    assert stored.uploaded_bytes == stored.handle.size_bytes == sum(map(len, FILES.values()))
+
+
+def test_files_of_the_state_are_not_uploaded_again(tmp_path: Path) -> None:
+    """What a materialization of the checkpoint's state has is only named, and that materialization is the parent."""
+    host = Host()
+    host.version = host.complete("before", base=host.version)
+    stored = host.upload(snapshot_folder(tmp_path / "s", _000011=b"new"))
+
+    assert host.store.count("put", "*.sst") == 1
+    assert (stored.uploaded_bytes, stored.reused_bytes) == (3, sum(map(len, FILES.values())))
+    assert read_index(host.store, stored.handle).parents == ("before",)
+
+
+def test_files_that_nothing_names_are_uploaded_again(tmp_path: Path) -> None:
+    """I11: an object that is there, but that no state names, may be on its way out: it is written again."""
+    host = Host()
+    store_snapshot(host.store, index_of(host.version, uid="orphan"))
+
+    host.upload(snapshot_folder(tmp_path / "s"))
+    assert host.store.count("put", "*.sst") == 2
+
+
+def test_damaged_parent_is_replaced(tmp_path: Path) -> None:
+    """A materialization whose index is damaged is not built upon: everything is stored anew."""
+    host = Host()
+    host.version = host.complete("before", base=host.version)
+    host.store.put(next(iter(host.store.keys("put", "*before.json"))), b"damaged")
+    stored = host.upload(snapshot_folder(tmp_path / "s"))
+
+    assert host.store.count("put", "*.sst") == 2
+    assert read_index(host.store, stored.handle).parents == ()
+
+
+def test_retry_uploads_only_the_rest(tmp_path: Path) -> None:
+    """After a failed snapshot the same process uploads what is missing, unless the first part is old by now (I11)."""
+    host = Host(refresh_ms=1000, upload_attempts_max=1, threads=1)
+    host.faulty.inject(Fault("put", FaultKind.FAIL_BEFORE, "*.sst", skip=1))
+    path = snapshot_folder(tmp_path / "s")
+    with pytest.raises(UnavailableError):
+        host.upload(path)
+    done = len(host.known.stored_ms)
+    assert done >= 1
+    host.upload(path)
+    assert host.store.count("put", "*.sst") + host.store.count("put", "*.meta") == len(FILES) - done
+
+    host.clock.advance(2000)
+    host.upload(path)
+    assert host.store.count("put", "*.sst") + host.store.count("put", "*.meta") == len(FILES)
+
+
+def test_failed_attempts_are_repeated(tmp_path: Path) -> None:
+    """I6: an upload that fails for a reason that may pass is tried again, as often as the settings say."""
+    host = Host(upload_attempts_max=3)
+    host.faulty.inject(Fault("put", FaultKind.FAIL_BEFORE, "*.sst", times=2))
+    host.upload(snapshot_folder(tmp_path / "s"))
+
+    host.faulty.inject(Fault("put", FaultKind.FAIL_BEFORE, "*.sst", times=None))
+    with pytest.raises(UnavailableError):
+        host.upload(snapshot_folder(tmp_path / "other", _000011=b"new"))
+    assert host.store.count("put", "*.sst") == 3
+    assert host.store.count("put", "*.json") == 1
+
+
+def test_lasting_error_is_not_repeated(tmp_path: Path) -> None:
+    """An error that does not pass ends the snapshot at once."""
+    host = Host()
+    host.faulty.inject(Fault("put", FaultKind.FAIL_BEFORE, "*.meta", times=None, error=lambda: InvalidInputError("no")))
+    with pytest.raises(InvalidInputError):
+        host.upload(snapshot_folder(tmp_path / "s"))
+    assert host.store.count("put", "*.meta") <= 2
+
+
+def test_known_files_are_not_read_again(tmp_path: Path) -> None:
+    """A file that an earlier snapshot had, seen by its hard link, is not hashed again."""
+    host = Host()
+    path = snapshot_folder(tmp_path / "s")
+    host.upload(path)
+    sums = dict(host.known.checksums)
+    assert len(sums) == 2
+    # A wrong sum in the memory shows that it is used instead of reading.
+    host.known.checksums = dict.fromkeys(sums, "0" * 32)
+    host.known.stored_ms.clear()
+    with pytest.raises(UnavailableError, match="changed"):
+        host.upload(path)
+
+
+def test_index_stays_young_during_slow_upload(tmp_path: Path) -> None:
+    """I11: while files are uploaded for long, the index is written again and again."""
+    host = Host(refresh_ms=1)
+    host.faulty.inject(Fault("put", FaultKind.DELAY, "*.sst", delay_ms=300))
+    host.upload(snapshot_folder(tmp_path / "s"))
+
+    assert host.store.count("put", "*.json") > 2
+
+
+def test_throttle_spreads_bytes() -> None:
+    """Each upload waits until those before it would be through at the limit; unused time is not saved up."""
+    throttle = Throttle(1000)
+
+    assert [throttle.delay_ms(500, 0) for _ in range(3)] == [0, 500, 1000]
+    assert throttle.delay_ms(500, 10_000) == 0
+    assert throttle.delay_ms(1, 10_000) == 500
+    assert [Throttle(0).delay_ms(10**9, 0) for _ in range(2)] == [0, 0]

@@ -127,10 +127,7 @@ class ChangelogService:
             cache_hits=lambda: self._cache.hits,
             cache_misses=lambda: self._cache.misses,
         )
-<<<<<<< HEAD
         self._room = Room(settings.batch.in_flight_bytes_max, self._held_bytes, self._hurry, self.metrics.refused.inc)
-=======
-        self._room = Room(settings.batch.in_flight_bytes_max, self._held_bytes, self._hurry, self._refused)
         self._materializer = Materializer(
             settings.materialization,
             store,
@@ -140,7 +137,6 @@ class ChangelogService:
             settings.gc.age_min_s * 1000,
             self.metrics.registry,
         )
->>>>>>> f7e8d9bf22ed6057b7fe1043a3b76f785438ac26
         self._uploader = Uploader(
             store, self._upload_threads, settings.upload, ids, settings.host_id, slots=settings.upload.threads
         )

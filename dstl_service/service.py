@@ -165,6 +165,12 @@ class ChangelogService:
     async def open_job(self, name: str, request: OpenJob) -> OpenedJob:
         """Take the job over with a new epoch; every older driver of it is fenced from now on."""
         validate_name("job", name)
+        allowed_s = self._settings.checkpoint_timeout_s
+        if request.checkpoint_timeout_s is not None and request.checkpoint_timeout_s > allowed_s:
+            raise InvalidInputError(
+                f"this query may wait {request.checkpoint_timeout_s} s for a checkpoint, and the service deletes what "
+                f"no checkpoint names as if none took longer than {allowed_s} s: set checkpoint_timeout_s of both alike"
+            )
         job = self._job(name)
         # One after the other: a request that was repeated must not get a higher epoch than the one that is answered.
         async with job.opening:

@@ -146,7 +146,8 @@ class ServiceSettings:
     io_threads: int = 16
     """Threads for manifests and restores."""
     checkpoint_timeout_s: int = 600
-    """The longest that a checkpoint may take; uploads must have given up, and orphans must be older, by then."""
+    """The longest that a checkpoint may take; uploads must have given up, and orphans must be older, by then. A query
+    whose backend would wait longer is refused."""
     idle_exit_s: int = 0
     """Stop after this time without a request; 0 never. An embedded sidecar uses it to go away with its job."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

@@ -117,10 +117,15 @@ class OperatorInfo:
 
 @dataclass(frozen=True, slots=True)
 class OpenJob:
-    """Ask for a job and a new epoch; without `max_parallelism` the stored one holds, or the default of a new job."""
+    """
+    Ask for a job and a new epoch; without `max_parallelism` the stored one holds, or the default of a new job.
+
+    `checkpoint_timeout_s` is how long the driver may wait for a checkpoint; the service must allow as much.
+    """
 
     owner: ShortText
     max_parallelism: Parallelism | None = None
+    checkpoint_timeout_s: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)

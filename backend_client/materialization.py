@@ -30,6 +30,9 @@ def hand_over_snapshot(
     version: CheckpointRef,
 ) -> bool:
     """Make a snapshot of a table that stands at `version` and let the sidecar store it; return whether it took it."""
+    if table.version != version.to_text():
+        logger.error("a table at %s is to be stored as %s", table.version, version.to_text())
+        return False
     started = time.perf_counter()
     try:
         with table.making_snapshot() as folder:

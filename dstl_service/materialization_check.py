@@ -33,6 +33,7 @@ def choose_materializations(
     reported: Sequence[dict[str, Any]],
     clock: Clock,
     handover_ms: int,
+    patience_ms: int,
 ) -> tuple[list[MaterializationHandle], int]:
     """
     Return those of the reported handles that may enter the state that follows `base`, and how many may not.
@@ -45,10 +46,14 @@ def choose_materializations(
         reported: Handles as tasks reported them; of several attempts the same one may come twice.
         clock: Compared with the store's time of modification; minutes of difference do not matter.
         handover_ms: How old an index may be.
+        patience_ms: No further handle is looked at after this time; those that are left are reported again.
     """
     accepted: dict[str, MaterializationHandle] = {}
     refused = 0
+    until_ms = clock.monotonic_ms() + patience_ms
     for data in reported:
+        if clock.monotonic_ms() > until_ms:
+            break
         try:
             handle = MaterializationHandle.from_dict(data)
             state = jobs.state(base)

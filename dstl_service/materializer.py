@@ -42,7 +42,9 @@ logger = logging.getLogger("dstl_service")
 _T = TypeVar("_T")
 _MEASURED_BYTES_MIN = 1 << 20
 _CHANCE_BITS = 32
-_CHOICE_S_MAX = 2.0
+_CHOICE_MS = 500
+"""How long the coordinator looks at reported handles while the checkpoint's sets become durable."""
+_CHOICE_HUNG_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +173,10 @@ class Materializer:
         if not reported or base is None:
             return []
         choose = partial(
-            choose_materializations, self._store, jobs, job, base, reported, self._clock, self._handover_ms
+            choose_materializations, self._store, jobs, job, base, reported, self._clock, self._handover_ms, _CHOICE_MS
         )
         try:
-            chosen, refused = await asyncio.wait_for(self._in_thread(choose), _CHOICE_S_MAX)
+            chosen, refused = await asyncio.wait_for(self._in_thread(choose), _CHOICE_HUNG_S)
         except (DstlError, TimeoutError) as error:
             logger.warning("materializations left to a later checkpoint", extra={"job": job, "error": repr(error)})
             return []

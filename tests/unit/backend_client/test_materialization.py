@@ -75,3 +75,13 @@ def test_snapshot_without_room_fails_nothing(
 
     assert not hand_over(table, Sidecar())
     assert table.get(b"\0\x05k") == b"v"
+
+
+def test_table_elsewhere_is_not_stored(table: StateTable) -> None:
+    """I10: a table that does not stand at the checkpoint in question never becomes its materialization."""
+    sidecar = Sidecar()
+    version = CheckpointRef(8, 0, "u")
+    groups = KeyGroupRange(0, 9)
+
+    assert not hand_over_snapshot(table, sidecar, "job", "op", groups, version)  # type: ignore[arg-type]
+    assert sidecar.posted == []

@@ -12,7 +12,7 @@ from dstl_service.materialization_check import choose_materializations
 from dstl_service.materialization_index import MaterializationIndex
 from dstl_service.wire import CheckpointRef
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange, MaterializationHandle
+from storage.model import KeyGroupRange, MaterializationHandle, ObjectInfo
 from storage.testing import FakeClock
 from tests.unit.dstl_service.samples import manifest, opened
 from tests.unit.dstl_service.snapshots import index_of, store_snapshot
@@ -45,7 +45,9 @@ class Coordinator:
 
     def choose(self, *reported: dict[str, Any]) -> tuple[list[MaterializationHandle], int]:
         """Choose what follows the newest checkpoint takes in."""
-        return choose_materializations(self.store, self.jobs, "job", self.refs[-1], reported, self.clock, HANDOVER_MS)
+        return choose_materializations(
+            self.store, self.jobs, "job", self.refs[-1], reported, self.clock, HANDOVER_MS, 100
+        )
 
 
 def test_snapshot_of_an_ancestor_is_taken() -> None:
@@ -138,3 +140,25 @@ def test_ancestor_is_known_without_its_manifests() -> None:
 
     coordinator.jobs = opened(coordinator.store, host=5)
     assert coordinator.choose(handle.to_dict()) == ([], 1)
+
+
+def test_slow_store_leaves_handles_for_later() -> None:
+    """I13: when looking at handles takes too long, the checkpoint takes those looked at; the others come again."""
+    coordinator = Coordinator()
+    clock = coordinator.clock
+
+    class SlowStore(MemoryStore):
+        def head(self, key: str) -> ObjectInfo:
+            clock.advance(60)
+            return coordinator.store.head(key)
+
+        def get(self, key: str) -> bytes:
+            return coordinator.store.get(key)
+
+    handles = [coordinator.stored(uid=f"m{n}", key_groups=KeyGroupRange(n, n)) for n in range(4)]
+    reports = [handle.to_dict() for handle in handles]
+    chosen = choose_materializations(
+        SlowStore(), coordinator.jobs, "job", coordinator.refs[-1], reports, clock, HANDOVER_MS, 100
+    )
+
+    assert chosen == (handles[:2], 0)

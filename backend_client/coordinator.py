@@ -92,19 +92,24 @@ class JobSession:
         answer = self._client.post(f"{self._path}/checkpoints/{checkpoint_id}/begin", {"epoch": self.epoch})
         return str(answer["service_id"])
 
-    def flush(self, refs: list[ChangeSetRef]) -> None:
-        """Start the upload of these sets without waiting for it."""
-        self._client.persist(self._settings.job, self.epoch, refs, wait=False)
-
-    def complete(
+    def plan(
         self,
-        checkpoint_id: int,
         refs: list[ChangeSetRef],
         operators: list[OperatorInfo],
         query_id: str,
         offsets: str,
         materializations: Sequence[dict[str, Any]] = (),
-    ) -> CompleteResponse:
+    ) -> CompleteRequest:
+        """Say what the next checkpoint consists of: on the base, these sets; for `flush`, then `complete`."""
+        return CompleteRequest(
+            self.epoch, uuid.uuid4().hex, self.base, refs, operators, query_id, offsets, list(materializations)
+        )
+
+    def flush(self, checkpoint_id: int, plan: CompleteRequest) -> None:
+        """Start the upload of the checkpoint's sets without waiting for it."""
+        self._client.post(f"{self._path}/checkpoints/{checkpoint_id}/flush", asdict(plan))
+
+    def complete(self, checkpoint_id: int, plan: CompleteRequest) -> CompleteResponse:
         """
         Make the checkpoint exist, waiting for a slow store up to the checkpoint's timeout.
 
@@ -112,25 +117,22 @@ class JobSession:
             FencedError: Another driver took the job over; this one must stop.
             LostChangesError: A sidecar died with a set that was not durable; execute the batch again.
         """
-        request = CompleteRequest(
-            self.epoch, uuid.uuid4().hex, self.base, refs, operators, query_id, offsets, list(materializations)
-        )
         answer = self._client.post(
             f"{self._path}/checkpoints/{checkpoint_id}/complete",
-            asdict(request),
+            asdict(plan),
             patience_s=self._settings.checkpoint_timeout_s,
         )
         response = CompleteResponse(**{**answer, "ref": CheckpointRef(**answer["ref"])})
         self.latest = CheckpointInfo(
             ref=response.ref,
-            base=request.base,
+            base=plan.base,
             epoch=self.epoch,
             created_ms=0,
-            query_id=query_id,
-            offsets=offsets,
-            operators=operators,
-            segments=len(refs),
-            segment_bytes=sum(ref.size_bytes for ref in refs),
+            query_id=plan.query_id,
+            offsets=plan.offsets,
+            operators=plan.operators,
+            segments=len(plan.refs),
+            segment_bytes=sum(ref.size_bytes for ref in plan.refs),
         )
         return response
 

@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch, WriteOptions
 
@@ -28,6 +29,10 @@ from storage.errors import DstlError, UnavailableError
 
 _BATCH_CHANGES = 50_000
 _SLOTS_MAX = 16
+
+
+class LocalDiskError(UnavailableError):
+    """The local folder of a table cannot be used; another one may be (I16)."""
 
 
 class StateTable:
@@ -47,12 +52,12 @@ class StateTable:
         self.get: Callable[[bytes], bytes | None] = self._table.get
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str], block_cache_bytes: int = 32 << 20) -> StateTable:
+    def open(cls, folder: str | os.PathLike[str], block_cache_bytes: int = 32 << 20) -> Self:
         """
         Open the first free slot below `folder`; a table that RocksDB cannot open is thrown away and begun anew.
 
         Raises:
-            UnavailableError: The folder cannot be written, or all slots are taken by running tasks.
+            LocalDiskError: The folder cannot be written, or all slots are taken by running tasks.
         """
         root = Path(folder)
         try:
@@ -70,10 +75,10 @@ class StateTable:
                     os.close(lock_fd)
                     raise
         except OSError as error:
-            raise UnavailableError(
+            raise LocalDiskError(
                 f"the local state folder {root} cannot be used: {error.strerror}; set local_dir to a writable folder"
             ) from error
-        raise UnavailableError(f"all {_SLOTS_MAX} table slots of {root} are held by running tasks")
+        raise LocalDiskError(f"all {_SLOTS_MAX} table slots of {root} are held by running tasks")
 
     @property
     def version(self) -> str | None:
@@ -106,13 +111,13 @@ class StateTable:
         Empty the table.
 
         Raises:
-            UnavailableError: Its files cannot be removed; what they hold must not pass for a new table.
+            LocalDiskError: Its files cannot be removed; what they hold must not pass for a new table.
         """
         self._table.close()
         try:
             shutil.rmtree(self._folder)
         except OSError as error:
-            raise UnavailableError(f"the table in {self._folder} cannot be removed: {error.strerror}") from error
+            raise LocalDiskError(f"the table in {self._folder} cannot be removed: {error.strerror}") from error
         self._table = self._open()
         self.get = self._table.get
 
@@ -198,7 +203,7 @@ class StateTable:
         try:
             return Rdict(str(self._folder), self._options)
         except Exception as error:
-            raise UnavailableError(f"no table can be opened in {self._folder}: {error}; is its disk full?") from error
+            raise LocalDiskError(f"no table can be opened in {self._folder}: {error}; is its disk full?") from error
 
 
 def _options(block_cache_bytes: int) -> Options:

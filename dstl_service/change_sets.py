@@ -83,9 +83,9 @@ class ChangeSetBook:
         return self._due_ms
 
     @property
-    def unstored(self) -> int:
-        """How many sets are not durable."""
-        return sum(entry.stage is not _Stage.DURABLE for entry in self._entries.values())
+    def unstored(self) -> list[ChangeSetId]:
+        """Which sets are not durable."""
+        return [set_id for set_id, entry in self._entries.items() if entry.stage is not _Stage.DURABLE]
 
     @property
     def queued(self) -> int:
@@ -115,6 +115,22 @@ class ChangeSetBook:
         elif preemptive:
             self.request([segment.id], now_ms, delay_ms=self._settings.delay_ms)
         return True
+
+    def take_note(self, segment: Segment) -> ChangeSetId:
+        """
+        Take in what the service itself adds to a checkpoint's sets; return its id, by which it can be requested.
+
+        It passes no threshold: the sets of attempts that were not accepted must not be uploaded because of it. Another
+        note under the same id, of an earlier try, is kept too; the later one gets the next free sqn.
+        """
+        while (known := self._entries.get(segment.id)) is not None:
+            if known.segment.checksum == segment.checksum:
+                return segment.id
+            segment = replace(segment, id=replace(segment.id, sqn=segment.id.sqn + 1))
+        self._entries[segment.id] = _Entry(segment, _Stage.RECEIVED)
+        self._waiting_bytes += len(segment.payload)
+        self.in_flight_bytes += len(segment.payload)
+        return segment.id
 
     def holds(self, set_id: ChangeSetId) -> bool:
         """Say whether this set is here already, so that taking it in again needs no room."""

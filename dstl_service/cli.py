@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 import uvicorn
@@ -20,6 +21,7 @@ from dstl_service.job_store import JobStore
 from dstl_service.listening import describe, open_listener
 from dstl_service.logs import configure_logging
 from dstl_service.memory import keep_what_is_there, reuse_freed_memory
+from dstl_service.rebuild import describe_rebuild, rebuild_registry
 from dstl_service.service import ChangelogService
 from dstl_service.settings import ServiceSettings
 from dstl_service.settings_sources import known_settings, load_settings
@@ -118,10 +120,15 @@ def collect(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Verify a job's stored state; print what is wrong; return 1 if something is."""
-    store, jobs = _open_job(options)
-    jobs.open(None)
-    report = check_job(store, jobs, options.job)
+    """Verify a job's stored state, or rebuild its registry; print what is wrong; return 1 if something is."""
+    settings = _settings(options)
+    store = open_store(settings.storage, **settings.store_options())
+    if options.rebuild or options.write or options.up_to is not None:
+        return rebuild(options, store)
+    report = check_job(store, options.job)
+    if options.json:
+        sys.stdout.write(json.dumps(asdict(report)) + "\n")
+        return 1 if report.problems else 0
     for problem in report.problems:
         sys.stdout.write(f"{problem}\n")
     sys.stdout.write(
@@ -129,6 +136,13 @@ def check(options: argparse.Namespace) -> int:
         f"{report.bytes_read} bytes verified, {len(report.problems)} problems\n"
     )
     return 1 if report.problems else 0
+
+
+def rebuild(options: argparse.Namespace, store: ObjectStore) -> int:
+    """Rebuild a job's registry, or say what would be done; return 1 if it needs to be and was not."""
+    report = rebuild_registry(store, options.job, SystemClock(), SystemIds(), up_to=options.up_to, write=options.write)
+    sys.stdout.write((json.dumps(asdict(report)) if options.json else describe_rebuild(report)) + "\n")
+    return 1 if report.registry_problems and not report.is_written else 0
 
 
 def savepoints(options: argparse.Namespace) -> int:
@@ -211,7 +225,17 @@ def _parser() -> argparse.ArgumentParser:
     keep.add_argument("--delete", metavar="NAME", help="delete the savepoint of this name")
     keep.add_argument("job")
     keep.set_defaults(run=savepoints)
-    verify = commands.add_parser("fsck", parents=[common], help="verify all manifests, objects and checksums of a job")
+    verify = commands.add_parser(
+        "fsck", parents=[common], help="verify manifests, objects and checksums of a job; rebuild its registry"
+    )
+    verify.add_argument("--json", action="store_true", help="report as a JSON document")
+    verify.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="say to which checkpoint a job can be brought back whose registry is lost or damaged",
+    )
+    verify.add_argument("--write", action="store_true", help="with --rebuild: bring it back")
+    verify.add_argument("--up-to", type=int, metavar="ID", help="with --rebuild: to no newer checkpoint than this one")
     verify.add_argument("job")
     verify.set_defaults(run=check)
     return parser

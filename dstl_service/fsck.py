@@ -1,16 +1,17 @@
 """
-Verifies a job's stored state: every manifest of the newest chain, and every byte of every object that it names (I10).
+Verifies a job's stored state (I10): its registry, and every byte of what its newest chain and savepoints name.
 
 Reads only; damage is collected, not raised, so that one report tells all of it. Blocking I/O.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dstl_service.job_store import JobStore
 from dstl_service.manifest import Manifest
-from storage.errors import CorruptDataError, DstlError, NotFoundError
+from dstl_service.registry import Registry, read_registry
+from storage.errors import CorruptDataError, NotFoundError
 from storage.model import SegmentHandle
 from storage.object_store import ObjectStore
 from storage.segment_format import decode_object
@@ -28,38 +29,43 @@ class FsckReport:
     problems: list[str] = field(default_factory=list)
 
 
-def check_job(store: ObjectStore, jobs: JobStore, job: str) -> FsckReport:
-    """Read all that the newest checkpoint and those before it name, and compare it with its checksums."""
-    report = FsckReport(job)
-    named: dict[str, list[SegmentHandle]] = {}
-    for manifest in _chain(jobs, report):
-        report.checkpoints += 1
-        for handle in manifest.segments:
-            named.setdefault(handle.object_key, []).append(handle)
-    for key, handles in sorted(named.items()):
+def check_job(store: ObjectStore, job: str) -> FsckReport:
+    """
+    Read a job's registry and all that its newest chain and savepoints name, and compare it with its checksums.
+
+    Raises:
+        NotFoundError: There is nothing of such a job.
+        UnavailableError: The store does not answer.
+    """
+    registry = read_registry(store, job)
+    if registry.is_empty and next(iter(store.list(f"{job}/segments/")), None) is None:
+        raise NotFoundError(f"there is no job {job!r} in {store.url}", job=job)
+    report = FsckReport(job, problems=[*registry.problems(), *registry.damaged_savepoints.values()])
+    chain = _chain(registry)
+    report.checkpoints = len(chain)
+    chain += registry.savepoints.values()
+    for key, handles in sorted(_named(chain).items()):
         report.objects += 1
         report.segments += len(handles)
         try:
-            report.bytes_read += _check_object(store, key, handles)
-        except DstlError as error:
-            report.problems.append(str(error))
+            report.bytes_read += check_object(store, key, handles)
+        except CorruptDataError as error:
+            report.problems.append(error.message)
+    for key in sorted({handle.index_key for manifest in chain for handle in manifest.materializations}):
+        try:
+            store.head(key)
+        except NotFoundError:
+            report.problems.append(f"object {key}, the index of a materialization, is missing")
     return report
 
 
-def _chain(jobs: JobStore, report: FsckReport) -> list[Manifest]:
-    """Return as much of the chain as can be read; note where it breaks."""
-    found: list[Manifest] = []
-    try:
-        newest = jobs.newest()
-        if newest is not None:
-            for manifest in jobs.chain(newest.ref):
-                found.append(manifest)  # noqa: PERF402 - what was read before an error counts
-    except DstlError as error:
-        report.problems.append(str(error))
-    return found
+def check_object(store: ObjectStore, key: str, handles: Iterable[SegmentHandle]) -> int:
+    """
+    Read a segment object, verify every byte of it and that it holds what `handles` state; return its size.
 
-
-def _check_object(store: ObjectStore, key: str, handles: list[SegmentHandle]) -> int:
+    Raises:
+        CorruptDataError: It is missing, damaged, or another object.
+    """
     try:
         data = store.get(key)
     except NotFoundError:
@@ -69,3 +75,24 @@ def _check_object(store: ObjectStore, key: str, handles: list[SegmentHandle]) ->
     if missing:
         raise CorruptDataError(f"object {key} does not hold {len(missing)} of the segments named in it", object_key=key)
     return len(data)
+
+
+def _chain(registry: Registry) -> list[Manifest]:
+    """Return as much of the newest chain as is there; where it breaks is among the registry's problems."""
+    found: list[Manifest] = []
+    try:
+        if registry.newest is not None:
+            for manifest in registry.chain(registry.newest):
+                found.append(manifest)  # noqa: PERF402 - what came before the break counts
+    except CorruptDataError:
+        pass
+    return found
+
+
+def _named(chain: Iterable[Manifest]) -> dict[str, set[SegmentHandle]]:
+    """Return the segments that a chain names, by object."""
+    named: dict[str, set[SegmentHandle]] = {}
+    for manifest in chain:
+        for handle in (*manifest.segments, *manifest.earlier, *([manifest.note] if manifest.note else [])):
+            named.setdefault(handle.object_key, set()).add(handle)
+    return named

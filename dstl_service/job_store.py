@@ -31,7 +31,6 @@ from storage.clock import Clock, IdSource
 from storage.errors import (
     ConflictError,
     CorruptDataError,
-    DstlError,
     FencedError,
     InvalidInputError,
     NotFoundError,
@@ -74,18 +73,17 @@ class JobStore:
         if not 1 <= wanted <= KEY_GROUP_MAX + 1:
             raise InvalidInputError(f"max_parallelism must be within 1..{KEY_GROUP_MAX + 1}, it is {wanted}")
         key = f"{self._job}/job.json"
-        document: dict[str, int | str] = {"format": JOB_FORMAT, "uid": self._ids.unique_id(), "max_parallelism": wanted}
+        uid = self._ids.unique_id()
         try:
-            self._store.put(key, json.dumps(document).encode(), if_absent=True)
+            self._store.put(key, encode_job(uid, wanted), if_absent=True)
         except ConflictError:
-            document = self._read_job(key)
-        if max_parallelism is not None and document["max_parallelism"] != max_parallelism:
+            uid, wanted = decode_job(self._store.get(key), key)
+        if max_parallelism is not None and wanted != max_parallelism:
             raise InvalidInputError(
-                f"job {self._job!r} was created with max_parallelism {document['max_parallelism']}, not "
+                f"job {self._job!r} was created with max_parallelism {wanted}, not "
                 f"{max_parallelism}; it is fixed for the life of a job: leave the option out, or name another job"
             )
-        self.job_uid = str(document["uid"])
-        self.max_parallelism = int(document["max_parallelism"])
+        self.job_uid, self.max_parallelism = uid, wanted
 
     def exists(self) -> bool:
         """Say whether the job was ever created."""
@@ -302,7 +300,7 @@ class JobStore:
     def frontier(self) -> tuple[Manifest | None, int]:
         """Return the newest checkpoint, and the epoch that may complete the next one: no older one can (I4)."""
         epochs = f"{self._job}/epochs/"
-        owner = max((_number(info.key) for info in self._store.list(epochs)), default=0)
+        owner = max((number_of(info.key) for info in self._store.list(epochs)), default=0)
         hint = self._read_hint(f"{epochs}{owner:020d}.json") if owner else 0
         latest, last_place = self._latest(hint)
         return latest, self.load(*last_place).epoch if last_place else 0
@@ -323,7 +321,7 @@ class JobStore:
     def subsumed(self, oldest_kept: CheckpointRef) -> Iterator[tuple[CheckpointRef, ObjectInfo]]:
         """Yield all manifests and fences with a lower id than `oldest_kept`: no retained checkpoint needs them."""
         for info in self._store.list(f"{self._job}/checkpoints/"):
-            place = _place(info.key)
+            place = place_of(info.key)
             if place[0] >= oldest_kept.id:
                 return
             yield CheckpointRef(*place, ""), info
@@ -331,31 +329,21 @@ class JobStore:
     def _claim_epoch(self, owner: str) -> tuple[int, int]:
         prefix = f"{self._job}/epochs/"
         while True:
-            newest = max((_number(info.key) for info in self._store.list(prefix)), default=0)
+            newest = max((number_of(info.key) for info in self._store.list(prefix)), default=0)
             hint = 0
             if newest:
                 hint = self._read_hint(f"{prefix}{newest:020d}.json")
             latest, _ = self._latest(hint)
-            record = {
-                "epoch": newest + 1,
-                "owner": owner,
-                "uid": self._ids.unique_id(),
-                "began_ms": self._clock.now_ms(),
-                "latest_id": latest.id if latest else 0,
-            }
+            latest_id = latest.id if latest else 0
+            record = encode_epoch(newest + 1, owner, self._ids.unique_id(), self._clock.now_ms(), latest_id)
             try:
-                self._store.put(f"{prefix}{newest + 1:020d}.json", json.dumps(record).encode(), if_absent=True)
+                self._store.put(f"{prefix}{newest + 1:020d}.json", record, if_absent=True)
             except ConflictError:
                 continue
-            return newest + 1, int(latest.id if latest else 0)
+            return newest + 1, latest_id
 
     def _read_hint(self, key: str) -> int:
-        try:
-            return int(json.loads(self._store.get(key))["latest_id"])
-        except (ValueError, LookupError, TypeError) as error:
-            if isinstance(error, DstlError):
-                raise
-            raise CorruptDataError(f"{key} cannot be read: {error}", object_key=key) from error
+        return decode_epoch(self._store.get(key), key)
 
     def _check_still_newest(self, epoch: int) -> None:
         """
@@ -367,9 +355,9 @@ class JobStore:
         prefix = f"{self._job}/epochs/"
         for info in self._store.list(prefix, start_after=f"{prefix}{epoch:020d}.json"):
             raise FencedError(
-                f"job {self._job!r} was taken over by epoch {_number(info.key)} while epoch {epoch} was claiming it",
+                f"job {self._job!r} was taken over by epoch {number_of(info.key)} while epoch {epoch} was claiming it",
                 epoch=epoch,
-                newer_epoch=_number(info.key),
+                newer_epoch=number_of(info.key),
             )
 
     def _latest(self, hint: int) -> tuple[Manifest | None, tuple[int, int] | None]:
@@ -383,11 +371,11 @@ class JobStore:
 
     def _listing(self, start_after: str) -> Iterator[tuple[int, int]]:
         for info in self._store.list(f"{self._job}/checkpoints/", start_after=start_after):
-            yield _place(info.key)
+            yield place_of(info.key)
 
     def _places(self, checkpoint_id: int) -> list[int]:
         prefix = f"{self._job}/checkpoints/{checkpoint_id:020d}."
-        return sorted(_place(info.key)[1] for info in self._store.list(prefix))
+        return sorted(place_of(info.key)[1] for info in self._store.list(prefix))
 
     def _key(self, checkpoint_id: int, generation: int) -> str:
         return f"{self._job}/checkpoints/{checkpoint_id:020d}.{generation:06d}.json"
@@ -402,22 +390,55 @@ class JobStore:
             while len(self._cache) > _MANIFESTS_CACHED:
                 self._cache.popitem(last=False)
 
-    def _read_job(self, key: str) -> dict[str, int | str]:
-        try:
-            document: dict[str, int | str] = json.loads(self._store.get(key))
-            if int(document["format"]) > JOB_FORMAT:
-                raise ValueError(f"its format {document['format']} is newer than {JOB_FORMAT}")
-            if not isinstance(document["uid"], str) or not isinstance(document["max_parallelism"], int):
-                raise TypeError("uid or max_parallelism is missing")
-        except (ValueError, KeyError, TypeError) as error:
-            raise CorruptDataError(f"{key} cannot be read: {error}", object_key=key) from error
-        return document
+
+def encode_job(uid: str, max_parallelism: int) -> bytes:
+    """Return ``job.json``."""
+    return json.dumps({"format": JOB_FORMAT, "uid": uid, "max_parallelism": max_parallelism}).encode()
 
 
-def _number(key: str) -> int:
+def decode_job(data: bytes, key: str) -> tuple[str, int]:
+    """
+    Read ``job.json``: the job's uid and max_parallelism.
+
+    Raises:
+        CorruptDataError: It cannot be read.
+    """
+    try:
+        document = json.loads(data)
+        if int(document["format"]) > JOB_FORMAT:
+            raise ValueError(f"its format {document['format']} is newer than {JOB_FORMAT}")
+        if not isinstance(document["uid"], str) or not isinstance(document["max_parallelism"], int):
+            raise TypeError("uid or max_parallelism is missing")
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptDataError(f"{key} cannot be read: {error}", object_key=key) from error
+    return document["uid"], document["max_parallelism"]
+
+
+def encode_epoch(epoch: int, owner: str, uid: str, began_ms: int, latest_id: int) -> bytes:
+    """Return an epoch's record; `latest_id` is a checkpoint from which the manifests need only be listed."""
+    record = {"epoch": epoch, "owner": owner, "uid": uid, "began_ms": began_ms, "latest_id": latest_id}
+    return json.dumps(record).encode()
+
+
+def decode_epoch(data: bytes, key: str) -> int:
+    """
+    Read an epoch's record: its `latest_id`.
+
+    Raises:
+        CorruptDataError: It cannot be read.
+    """
+    try:
+        return int(json.loads(data)["latest_id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise CorruptDataError(f"{key} cannot be read: {error}", object_key=key) from error
+
+
+def number_of(key: str) -> int:
+    """Return the epoch that an epoch record's key names."""
     return int(key.rsplit("/", 1)[1].split(".", maxsplit=1)[0])
 
 
-def _place(key: str) -> tuple[int, int]:
+def place_of(key: str) -> tuple[int, int]:
+    """Return the checkpoint id and generation that a manifest's key names."""
     checkpoint_id, generation, _ = key.rsplit("/", 1)[1].split(".")
     return int(checkpoint_id), int(generation)

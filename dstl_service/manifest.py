@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,6 +52,8 @@ class Manifest:
     segments: tuple[SegmentHandle, ...] = ()
     earlier: tuple[SegmentHandle, ...] = ()
     materializations: tuple[MaterializationHandle, ...] = ()
+    note: SegmentHandle | None = None
+    """The checkpoint's note (see `dstl_service.notes`), if it lies in an object that `segments` do not name."""
 
     @property
     def ref(self) -> CheckpointRef:
@@ -165,21 +167,11 @@ def _to_dict(manifest: Manifest) -> dict[str, Any]:
         "base": manifest.base.to_text() if manifest.base else None,
         "query_id": manifest.query_id,
         "offsets": manifest.offsets,
-        "operators": [
-            {
-                "name": operator.name,
-                "parallelism": operator.parallelism,
-                "key_schema": operator.key_schema,
-                "states": {
-                    name: {"id": state.id, "kind": state.kind, "schema": state.schema}
-                    for name, state in operator.states.items()
-                },
-            }
-            for operator in manifest.operators
-        ],
-        "segments": _group_by_object(manifest.segments),
-        "earlier": _group_by_object(manifest.earlier),
+        "operators": operators_to_json(manifest.operators),
+        "segments": group_by_object(manifest.segments),
+        "earlier": group_by_object(manifest.earlier),
         "materializations": [handle.to_dict() for handle in manifest.materializations],
+        "note": manifest.note.to_dict() if manifest.note else None,
     }
 
 
@@ -195,23 +187,45 @@ def _from_dict(document: dict[str, Any]) -> Manifest:
         base=CheckpointRef.parse(document["base"]) if document["base"] else None,
         query_id=document["query_id"],
         offsets=document["offsets"],
-        operators=tuple(
-            OperatorInfo(
-                operator["name"],
-                operator["parallelism"],
-                operator["key_schema"],
-                {name: StateInfo(**state) for name, state in operator["states"].items()},
-            )
-            for operator in document["operators"]
-        ),
-        segments=tuple(_flatten(document["segments"])),
-        earlier=tuple(_flatten(document["earlier"])),
+        operators=operators_from_json(document["operators"]),
+        segments=tuple(flatten_objects(document["segments"])),
+        earlier=tuple(flatten_objects(document["earlier"])),
         materializations=tuple(MaterializationHandle.from_dict(data) for data in document["materializations"]),
+        note=SegmentHandle.from_dict(document["note"]) if document.get("note") else None,
     )
 
 
-def _group_by_object(handles: Iterable[SegmentHandle]) -> list[dict[str, Any]]:
-    # Object keys are long and shared by all segments of a host, so each is written once.
+def operators_to_json(operators: Iterable[OperatorInfo]) -> list[dict[str, Any]]:
+    """Return what `operators_from_json` reads."""
+    return [
+        {
+            "name": operator.name,
+            "parallelism": operator.parallelism,
+            "key_schema": operator.key_schema,
+            "states": {
+                name: {"id": state.id, "kind": state.kind, "schema": state.schema}
+                for name, state in operator.states.items()
+            },
+        }
+        for operator in operators
+    ]
+
+
+def operators_from_json(documents: Iterable[dict[str, Any]]) -> tuple[OperatorInfo, ...]:
+    """Read what `operators_to_json` returned."""
+    return tuple(
+        OperatorInfo(
+            document["name"],
+            document["parallelism"],
+            document["key_schema"],
+            {name: StateInfo(**state) for name, state in document["states"].items()},
+        )
+        for document in documents
+    )
+
+
+def group_by_object(handles: Iterable[SegmentHandle]) -> list[dict[str, Any]]:
+    """Return what `flatten_objects` reads; keys are long and shared by all segments of a host: each is written once."""
     objects: dict[str, dict[str, Any]] = {}
     for handle in handles:
         group = objects.setdefault(
@@ -221,7 +235,8 @@ def _group_by_object(handles: Iterable[SegmentHandle]) -> list[dict[str, Any]]:
     return list(objects.values())
 
 
-def _flatten(groups: list[dict[str, Any]]) -> Iterable[SegmentHandle]:
+def flatten_objects(groups: Iterable[dict[str, Any]]) -> Iterator[SegmentHandle]:
+    """Yield the handles that `group_by_object` was given, ordered by object."""
     for group in groups:
         for entry in group["entries"]:
             yield SegmentHandle(group["object"], group["size"], SegmentEntry.from_dict(entry))

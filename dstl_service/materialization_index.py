@@ -21,7 +21,7 @@ from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum64, checksum128
 from storage.errors import CorruptDataError, DstlError, InvalidInputError, NotFoundError
 from storage.model import KeyGroupRange, MaterializationHandle, ObjectInfo, validate_name
-from storage.object_store import ObjectStore
+from storage.object_store import ObjectReader
 
 FORMAT = 1
 FILE_BYTES_MAX = 2**40
@@ -160,7 +160,7 @@ def decode_index(data: bytes, object_key: str) -> MaterializationIndex:
         ) from error
 
 
-def read_index(store: ObjectStore, handle: MaterializationHandle) -> MaterializationIndex:
+def read_index(store: ObjectReader, handle: MaterializationHandle) -> MaterializationIndex:
     """
     Read the index that a handle points at.
 
@@ -182,7 +182,7 @@ def read_index(store: ObjectStore, handle: MaterializationHandle) -> Materializa
     return index
 
 
-def read_file(store: ObjectStore, file: SnapshotFile) -> Iterator[tuple[int, bytes]]:
+def read_file(store: ObjectReader, file: SnapshotFile) -> Iterator[tuple[int, bytes]]:
     """
     Yield a file's bytes with their offsets, at least one piece; whoever takes them in compares the checksum.
 
@@ -203,7 +203,7 @@ def read_file(store: ObjectStore, file: SnapshotFile) -> Iterator[tuple[int, byt
             return
 
 
-def check_materialization(store: ObjectStore, handle: MaterializationHandle) -> int:
+def check_materialization(store: ObjectReader, handle: MaterializationHandle) -> int:
     """
     Read all that a materialization names, and return how many bytes that were.
 
@@ -218,7 +218,7 @@ def check_materialization(store: ObjectStore, handle: MaterializationHandle) -> 
     return index.size_bytes
 
 
-def named_by(handles: Iterable[MaterializationHandle], store: ObjectStore) -> set[str]:
+def named_by(handles: Iterable[MaterializationHandle], store: ObjectReader) -> set[str]:
     """
     Return the keys of all objects that these materializations consist of.
 
@@ -232,7 +232,7 @@ def named_by(handles: Iterable[MaterializationHandle], store: ObjectStore) -> se
     return named
 
 
-def named_by_young(listed: Iterable[ObjectInfo], store: ObjectStore, now_ms: int, age_min_ms: int) -> set[str]:
+def named_by_young(listed: Iterable[ObjectInfo], store: ObjectReader, now_ms: int, age_min_ms: int) -> set[str]:
     """
     Return the keys that young indexes name: files of materializations that no manifest names yet (I11).
 

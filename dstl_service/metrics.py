@@ -12,6 +12,8 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from dstl_service.download_cache import DownloadCache
+
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SIZES = (1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9)
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -27,6 +29,8 @@ class ServiceMetrics:
         attempts_running: Asked likewise: attempts of uploads that run, late ones too.
         cache_hits: Asked likewise: segments restored from memory.
         cache_misses: Asked likewise: segments read from the store.
+        cache_bytes: Asked likewise: bytes of segments in memory.
+        downloads: Asked likewise: what is kept on disk.
     """
 
     def __init__(
@@ -36,6 +40,8 @@ class ServiceMetrics:
         attempts_running: Callable[[], float],
         cache_hits: Callable[[], float],
         cache_misses: Callable[[], float],
+        cache_bytes: Callable[[], float],
+        downloads: DownloadCache,
     ) -> None:
         self.registry = CollectorRegistry()
         self.change_sets = Counter(
@@ -141,7 +147,12 @@ class ServiceMetrics:
             ("dstl_queued_change_sets", "Change sets that wait for an upload to begin.", queued_change_sets),
             ("dstl_upload_attempts_running", "Attempts that run, late ones too.", attempts_running),
             ("dstl_cache_hits", "Segments restored from memory.", cache_hits),
-            ("dstl_cache_misses", "Segments restored from the store.", cache_misses),
+            ("dstl_cache_misses", "Segments restored from the store or from downloads.", cache_misses),
+            ("dstl_cache_bytes", "Bytes of segments in memory.", cache_bytes),
+            ("dstl_download_cache_hits", "Reads that a download on disk or on its way served.", lambda: downloads.hits),
+            ("dstl_download_cache_misses", "Objects downloaded from the store.", lambda: downloads.misses),
+            ("dstl_download_cache_bytes", "Bytes of downloads on disk.", lambda: downloads.bytes_kept),
+            ("dstl_download_cache_failures", "Downloads that the disk lost or refused.", lambda: downloads.failures),
         ):
             Gauge(name, text, registry=self.registry).set_function(ask)
 

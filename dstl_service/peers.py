@@ -44,14 +44,16 @@ class PeerClient:
         ):
             self._opener.add_handler(handler)
 
-    def persist(self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool) -> list[SegmentHandle]:
+    def persist(
+        self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
+    ) -> list[SegmentHandle]:
         """
-        Have the service at `url` persist `refs`; return the handles in order, or nothing without `wait`.
+        Have the service at `url` persist `refs` and a note; return the handles in order, or nothing without `wait`.
 
         Raises:
             LostChangesError: That service does not hold a set, or cannot be reached: its sets count as lost.
         """
-        body = json.dumps(asdict(PersistRequest(max(ref.epoch for ref in refs), list(refs), wait))).encode()
+        body = json.dumps(asdict(PersistRequest(max(ref.epoch for ref in refs), list(refs), wait, note))).encode()
         headers = {"content-type": "application/json"}
         if token := self._own_token():
             headers["authorization"] = f"Bearer {token}"

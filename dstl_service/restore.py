@@ -24,7 +24,7 @@ from storage.checksum import BytesLike
 from storage.errors import NotFoundError
 from storage.key_group_sets import KeyGroups
 from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle
-from storage.object_store import ObjectStore
+from storage.object_store import ObjectReader
 from storage.segment_reader import read_segments
 
 
@@ -112,7 +112,7 @@ def plan_restore(
     return RestorePlan(True, key_groups, handles, tuple(PlannedMaterialization(*item) for item in counted))
 
 
-def read_plan(plan: RestorePlan, store: ObjectStore, cache: SegmentCache) -> Iterator[tuple[SegmentHandle, BytesLike]]:
+def read_plan(plan: RestorePlan, store: ObjectReader, cache: SegmentCache) -> Iterator[tuple[SegmentHandle, BytesLike]]:
     """
     Yield the payloads of a plan's segments in order, from memory where they are there.
 
@@ -123,7 +123,7 @@ def read_plan(plan: RestorePlan, store: ObjectStore, cache: SegmentCache) -> Ite
 
 
 def read_handles(
-    wanted: Sequence[SegmentHandle], store: ObjectStore, cache: SegmentCache
+    wanted: Sequence[SegmentHandle], store: ObjectReader, cache: SegmentCache
 ) -> Iterator[tuple[SegmentHandle, BytesLike]]:
     """Yield these segments in the order given; see `read_plan`."""
     for _, group in groupby(wanted, key=lambda handle: handle.entry.id.checkpoint_id):
@@ -139,7 +139,7 @@ def read_handles(
             yield handle, payload_or_none
 
 
-def read_snapshots(plan: RestorePlan, store: ObjectStore) -> SnapshotStream:
+def read_snapshots(plan: RestorePlan, store: ObjectReader) -> SnapshotStream:
     """
     Yield the snapshots of a plan.
 

@@ -119,7 +119,8 @@ class RetentionBook:
 
 def object_keys(manifest: Manifest) -> set[str]:
     """Return the keys of all segment objects and materialization indexes that a manifest names."""
-    keys = {handle.object_key for handles in (manifest.segments, manifest.earlier) for handle in handles}
+    note = (manifest.note,) if manifest.note is not None else ()
+    keys = {handle.object_key for handles in (manifest.segments, manifest.earlier, note) for handle in handles}
     return keys | {handle.index_key for handle in manifest.materializations}
 
 

@@ -1,16 +1,26 @@
 """
 Payloads of recent segments, kept in memory: the next batch's tables advance from here, not from the store.
 
-Best effort and bounded (I16): least recently used payloads go first. Safe to use from several threads.
+Best effort and bounded (I16): the job that takes most of the memory gives its least recently used payloads first, so
+that one with much traffic does not drive out all others. Safe to use from several threads.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass, field
 
 from storage.checksum import BytesLike
 from storage.model import SegmentHandle
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one job keeps."""
+
+    payloads: OrderedDict[tuple[str, int], BytesLike] = field(default_factory=OrderedDict)
+    size_bytes: int = 0
 
 
 class SegmentCache:
@@ -18,9 +28,9 @@ class SegmentCache:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._bytes = 0
         self._lock = threading.Lock()
-        self._payloads: OrderedDict[tuple[str, int], BytesLike] = OrderedDict()
+        self._shares: dict[str, _Share] = {}
+        self.bytes_kept = 0
         self.hits = 0
         self.misses = 0
 
@@ -30,9 +40,10 @@ class SegmentCache:
             return
         key = (handle.object_key, handle.entry.offset_bytes)
         with self._lock:
-            old = self._payloads.pop(key, None)
-            self._bytes += len(payload) - (len(old) if old is not None else 0)
-            self._payloads[key] = payload
+            share = self._shares.setdefault(handle.entry.id.job, _Share())
+            old = share.payloads.pop(key, b"")
+            share.payloads[key] = payload
+            self._add(share, len(payload) - len(old))
             self._drop_to(self._bytes_max)
 
     def leave_room(self, bytes_taken: int) -> None:
@@ -41,18 +52,27 @@ class SegmentCache:
             self._drop_to(self._bytes_max - bytes_taken)
 
     def _drop_to(self, bytes_max: int) -> None:
-        while self._payloads and self._bytes > bytes_max:
-            _, dropped = self._payloads.popitem(last=False)
-            self._bytes -= len(dropped)
+        while self._shares and self.bytes_kept > bytes_max:
+            job = max(self._shares, key=lambda name: self._shares[name].size_bytes)
+            largest = self._shares[job]
+            _, dropped = largest.payloads.popitem(last=False)
+            self._add(largest, -len(dropped))
+            if not largest.payloads:
+                del self._shares[job]
 
     def get(self, handle: SegmentHandle) -> BytesLike | None:
         """Return the payload, or None."""
         key = (handle.object_key, handle.entry.offset_bytes)
         with self._lock:
-            payload = self._payloads.get(key)
-            if payload is None:
+            share = self._shares.get(handle.entry.id.job)
+            payload = share.payloads.get(key) if share is not None else None
+            if share is None or payload is None:
                 self.misses += 1
-            else:
-                self.hits += 1
-                self._payloads.move_to_end(key)
+                return None
+            self.hits += 1
+            share.payloads.move_to_end(key)
             return payload
+
+    def _add(self, share: _Share, size_bytes: int) -> None:
+        share.size_bytes += size_bytes
+        self.bytes_kept += size_bytes

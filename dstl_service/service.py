@@ -19,12 +19,14 @@ from typing import Any, TypeVar
 
 from dstl_service.change_sets import ChangeSetBook
 from dstl_service.compactor import Compactor
+from dstl_service.download_cache import DownloadCache
 from dstl_service.garbage_collector import GarbageReport, collect_garbage
 from dstl_service.job_store import JobStore
 from dstl_service.maintenance import Maintenance
 from dstl_service.manifest import Manifest, ManifestKind, StateView, encode_manifest, is_complete_due
 from dstl_service.materializer import Materializer, Offer
 from dstl_service.metrics import ServiceMetrics
+from dstl_service.notes import Note, encode_note, note_of
 from dstl_service.peers import PeerClient
 from dstl_service.restore import RestorePlan, SnapshotStream, plan_restore, read_plan, read_snapshots
 from dstl_service.room import Room
@@ -35,6 +37,8 @@ from dstl_service.snapshot_uploader import TableId
 from dstl_service.truncation import truncate
 from dstl_service.uploads import ThreadPerCall, Upload, Uploader
 from dstl_service.wire import (
+    NOTE_CHARS_MAX,
+    NOTE_OPERATOR,
     ChangeSetRef,
     CheckpointInfo,
     CheckpointRef,
@@ -42,6 +46,7 @@ from dstl_service.wire import (
     CompleteResponse,
     OpenedJob,
     OpenJob,
+    validate_operator,
 )
 from storage.checksum import BytesLike, checksum64
 from storage.clock import Clock, IdSource
@@ -88,6 +93,8 @@ class _Job:
     """Counts begins and aborts: what was asked for before one of them is not carried out after it."""
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    noted: tuple[int, CompleteRequest, Note, int] | None = None
+    """The checkpoint that is on its way: its id, what was asked for, its note, and until when that holds."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     last_error: str | None = None
     timer: asyncio.TimerHandle | None = None
@@ -119,6 +126,14 @@ class ChangelogService:
         self._stopping: asyncio.Task[None] | None = None
         self._stop_by = 0.0
         self._cache = SegmentCache(settings.cache.bytes_max)
+        self._downloads = DownloadCache(
+            store,
+            settings.cache.folder,
+            settings.cache.disk_bytes_max if settings.keeps_downloads else 0,
+            settings.cache.idle_s,
+            clock,
+            ids,
+        )
         self.service_id = ids.unique_id()
         self.metrics = ServiceMetrics(
             in_flight_bytes=lambda: self._room.used_bytes,
@@ -126,6 +141,8 @@ class ChangelogService:
             attempts_running=lambda: self._uploader.attempts_running,
             cache_hits=lambda: self._cache.hits,
             cache_misses=lambda: self._cache.misses,
+            cache_bytes=lambda: self._cache.bytes_kept,
+            downloads=self._downloads,
         )
         self._room = Room(settings.batch.in_flight_bytes_max, self._held_bytes, self._hurry, self.metrics.refused.inc)
         self._materializer = Materializer(
@@ -244,11 +261,17 @@ class ChangelogService:
             size_bytes=len(segment.payload),
             service_id=self.service_id,
             service_url=self._settings.advertised_url,
+            checksum=f"{segment.checksum:016x}",
         )
 
-    async def persist(self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool = True) -> list[SegmentHandle]:
+    async def persist(
+        self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: Note | None = None
+    ) -> list[SegmentHandle]:
         """
-        Make change sets durable, those of other services too; return their handles in order.
+        Make change sets durable, those of other services too; return their handles in order, then that of the note.
+
+        A note goes into the same object as the sets that are here, or, if none is and it is not too long to be sent, as
+        those of another service.
 
         Raises:
             LostChangesError: A set is gone with the process that received it.
@@ -261,15 +284,33 @@ class ChangelogService:
         ids = [ref.change_set_id(name) for ref in here]
         if ids:
             job.book.request(ids, self._clock.monotonic_ms())
-            self._schedule(name, job)
-        remote = self._persist_away(name, away, wait=wait)
+        if note is not None and (here or not away or len(encode_note(note)) > NOTE_CHARS_MAX):
+            ids.append(job.book.take_note(note.to_segment()))
+            job.book.request(ids[-1:], self._clock.monotonic_ms())
+            note = None
+        self._schedule(name, job)
+        remote = self._persist_away(name, away, wait=wait, note=note)
         if not wait:
             await remote
             return []
-        local = self._durable(name, job, ids)
-        for owned, handles in zip((here, away), await asyncio.gather(local, remote), strict=True):
-            found.update({id(ref): handle for ref, handle in zip(owned, handles, strict=True)})
-        return [found[id(ref)] for ref in refs]
+        of_note: list[SegmentHandle] = []
+        answers = await asyncio.gather(self._durable(name, job, ids), remote)
+        for owned, handles in zip((here, away), answers, strict=True):
+            found.update({id(ref): handle for ref, handle in zip(owned, handles, strict=False)})
+            of_note += handles[len(owned) :]
+        return [*(found[id(ref)] for ref in refs), *of_note]
+
+    async def flush(self, name: str, checkpoint_id: int, request: CompleteRequest) -> None:
+        """
+        Start the upload of what a checkpoint consists of; `complete` follows with the same request.
+
+        Raises:
+            LostChangesError: A set is gone; the batch must be executed again.
+        """
+        job = await self._opened(name)
+        self._check_request(name, job, checkpoint_id, request)
+        note = await self._note(name, job, checkpoint_id, request)
+        await self.persist(name, request.refs, wait=False, note=note)
 
     async def complete(self, name: str, checkpoint_id: int, request: CompleteRequest) -> CompleteResponse:
         """
@@ -281,38 +322,31 @@ class ChangelogService:
             LostChangesError: A set is gone; the batch must be executed again.
         """
         job = await self._opened(name)
-        self._check_epoch(name, job, request.epoch)
-        if checkpoint_id != (request.base.id + 1 if request.base is not None else 0):
-            # Fences stand directly behind the newest checkpoint; a gap would lead around them (I4).
-            before = f"checkpoint {request.base.id}" if request.base is not None else "nothing"
-            raise ConflictError(f"checkpoint {checkpoint_id} cannot follow {before}")
-        CheckpointRef.parse(f"0.0.{request.uid}")
+        self._check_request(name, job, checkpoint_id, request)
         started_ms = self._clock.monotonic_ms()
         turn = job.turn
         try:
-            handles, materialized = await asyncio.gather(
-                self.persist(name, request.refs),
-                self._materializer.choose(name, job.store, request.base, request.materializations),
-            )
+            note = await self._note(name, job, checkpoint_id, request)
+            durable = await self.persist(name, request.refs, note=note)
+            handles, of_note = durable[: len(request.refs)], durable[len(request.refs) :]
             _check_one_writer(name, handles, request.epoch, checkpoint_id)
             durable_ms = self._clock.monotonic_ms()
             async with job.writing:
                 if job.turn != turn:
                     raise LostChangesError(f"checkpoint {checkpoint_id} was begun anew or aborted meanwhile", job=name)
-                manifest, manifest_bytes = await self._in_thread(
-                    self._write_manifest, job, checkpoint_id, request, handles, materialized
-                )
-        except LostChangesError:
-            # Its sets are forgotten when a checkpoint is complete: a driver that did not get the answer asks again.
+                manifest, manifest_bytes = await self._in_thread(self._write_manifest, job, note, handles, of_note)
+        except (LostChangesError, NotFoundError):
+            # A complete checkpoint's sets are forgotten, and its base may be: a driver without an answer asks again.
             made = await self._in_thread(job.store.find, checkpoint_id, request.uid)
             if made is None:
                 raise
             return CompleteResponse(made.ref, 0.0, 0.0, 0, 0)
         job.maintenance.checkpoint_completed(manifest)
         job.book.forget_up_to(checkpoint_id)
+        job.noted = None
         job.wake()
         done_ms = self._clock.monotonic_ms()
-        objects = {handle.object_key: handle.object_size_bytes for handle in handles}
+        objects = {handle.object_key: handle.object_size_bytes for handle in durable}
         self.metrics.checkpoints.labels(name).inc()
         self.metrics.checkpoint_seconds.observe((done_ms - started_ms) / 1000)
         logger.info(
@@ -416,13 +450,13 @@ class ChangelogService:
     def read_plan(self, plan: RestorePlan) -> Iterator[tuple[SegmentHandle, BytesLike]]:
         """Yield a plan's payloads; blocking, for threads."""
         started_ms = self._clock.monotonic_ms()
-        yield from read_plan(plan, self._store, self._cache)
+        yield from read_plan(plan, self._downloads, self._cache)
         # The client takes a payload when it has applied the one before, or nearly so.
         self._materializer.replayed(plan.log_bytes, self._clock.monotonic_ms() - started_ms)
 
     def read_snapshots(self, plan: RestorePlan) -> SnapshotStream:
         """Yield the files of a plan's materializations; blocking, for threads."""
-        return read_snapshots(plan, self._store)
+        return read_snapshots(plan, self._downloads)
 
     def begin_stop(self) -> None:
         """Take no change set in from now on, and upload all that wait; requests that were begun are still answered."""
@@ -443,15 +477,17 @@ class ChangelogService:
         self._stopping.cancel()
         await self._materializer.close()
         for name, job in self._jobs.items():
-            if job.book.unstored:
+            lost = sum(set_id.operator != NOTE_OPERATOR for set_id in job.book.unstored)
+            if lost:
                 logger.warning(
                     "change sets were given up at the stop; batches that need them are executed again",
-                    extra={"job": name, "change_sets": job.book.unstored},
+                    extra={"job": name, "change_sets": lost},
                 )
         for late in self._late:
             late.cancel()
         self._upload_threads.shutdown(wait=False, cancel_futures=True)
         self._io_threads.shutdown(wait=False, cancel_futures=True)
+        self._downloads.close()
         self._store.close()
 
     async def _upload_rest(self) -> None:
@@ -478,8 +514,8 @@ class ChangelogService:
 
     def _writable_job(self, set_id: ChangeSetId) -> _Job:
         """Return the job of a set that may be taken in; forget what its checkpoint makes obsolete."""
-        for kind, value in (("job", set_id.job), ("operator", set_id.operator)):
-            validate_name(kind, value)
+        validate_name("job", set_id.job)
+        validate_operator(set_id.operator)
         job = self._job(set_id.job)
         self._check_epoch(set_id.job, job, set_id.writer.epoch)
         if set_id.checkpoint_id > job.newest_id:
@@ -537,6 +573,39 @@ class ChangelogService:
             job.book.forget_up_to(checkpoint_id)
             job.wake()
 
+    def _check_request(self, name: str, job: _Job, checkpoint_id: int, request: CompleteRequest) -> None:
+        self._check_epoch(name, job, request.epoch)
+        if checkpoint_id != (request.base.id + 1 if request.base is not None else 0):
+            # Fences stand directly behind the newest checkpoint; a gap would lead around them (I4).
+            before = f"checkpoint {request.base.id}" if request.base is not None else "nothing"
+            raise ConflictError(f"checkpoint {checkpoint_id} cannot follow {before}")
+        CheckpointRef.parse(f"0.0.{request.uid}")
+
+    async def _note(self, name: str, job: _Job, checkpoint_id: int, request: CompleteRequest) -> Note:
+        """Return the note for this request; `complete` takes the one that `flush` has sent on its way."""
+        if job.noted is None or job.noted[:2] != (checkpoint_id, request) or self._clock.monotonic_ms() > job.noted[3]:
+            chosen = await self._materializer.choose(name, job.store, request.base, request.materializations)
+            note = await self._in_thread(self._make_note, name, job, checkpoint_id, request, chosen)
+            # What replaces the log is chosen here, and must not be collected before the manifest names it.
+            stale_ms = self._clock.monotonic_ms() + self._settings.checkpoint_timeout_s * 1000
+            job.noted = checkpoint_id, request, note, stale_ms
+        return job.noted[2]
+
+    def _make_note(
+        self,
+        name: str,
+        job: _Job,
+        checkpoint_id: int,
+        request: CompleteRequest,
+        materialized: Sequence[MaterializationHandle],
+    ) -> Note:
+        before = job.store.state(request.base) if request.base is not None else StateView((), [])
+        view = job.maintenance.replace(truncate(before, materialized))
+        is_complete = view is not before or is_complete_due(checkpoint_id)
+        return note_of(
+            name, job.store.job_uid, job.store.max_parallelism, checkpoint_id, request, view if is_complete else None
+        )
+
     def _schedule(self, name: str, job: _Job) -> None:
         """Make sure that a batch that is due gets taken; called whenever the book may have changed."""
         due_ms = job.book.due_ms
@@ -554,7 +623,7 @@ class ChangelogService:
 
     async def _upload(self, name: str, job: _Job, batch: list[Segment]) -> None:
         self.metrics.uploads.labels(name).inc()
-        self.metrics.batch_sets.observe(len(batch))
+        self.metrics.batch_sets.observe(sum(segment.id.operator != NOTE_OPERATOR for segment in batch))
         started_ms = self._clock.monotonic_ms()
         upload: Upload | None = None
         try:
@@ -594,7 +663,8 @@ class ChangelogService:
 
     def _uploaded(self, job: _Job, batch: list[Segment], handles: list[SegmentHandle]) -> None:
         for handle, segment in zip(handles, batch, strict=True):
-            self._cache.put(handle, segment.payload)
+            if segment.id.operator != NOTE_OPERATOR:  # no table asks for notes
+                self._cache.put(handle, segment.payload)
         job.book.uploaded(handles)
         self._cache.leave_room(self._held_bytes())
 
@@ -611,8 +681,10 @@ class ChangelogService:
                 raise UnavailableError(f"the log of job {name!r} could not be stored: {job.last_error}", job=name)
             await changed.wait()
 
-    async def _persist_away(self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool) -> list[SegmentHandle]:
-        """Ask the services of other hosts, each once, for the sets that they hold."""
+    async def _persist_away(
+        self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: Note | None
+    ) -> list[SegmentHandle]:
+        """Ask the services of other hosts, each once, for the sets that they hold; the first one stores the note."""
         hosts: dict[str, list[ChangeSetRef]] = {}
         for ref in refs:
             if ref.service_url is None:
@@ -623,42 +695,42 @@ class ChangelogService:
                 )
             hosts.setdefault(ref.service_url, []).append(ref)
         found: dict[int, SegmentHandle] = {}
+        notes = [encode_note(note).decode() if note and not number else None for number in range(len(hosts))]
         answers = await asyncio.gather(
             *(
-                self._in_thread(partial(self._peers.persist, url, name, owned, wait=wait))
-                for url, owned in hosts.items()
+                self._in_thread(partial(self._peers.persist, url, name, owned, wait=wait, note=text))
+                for (url, owned), text in zip(hosts.items(), notes, strict=True)
             )
         )
+        if not wait:
+            return []
         for owned, handles in zip(hosts.values(), answers, strict=True):
             found.update({id(ref): handle for ref, handle in zip(owned, handles, strict=False)})
-        return [found[id(ref)] for ref in refs] if wait else []
+        of_note = [
+            handle for owned, handles in zip(hosts.values(), answers, strict=True) for handle in handles[len(owned) :]
+        ]
+        return [*(found[id(ref)] for ref in refs), *of_note]
 
     def _write_manifest(
-        self,
-        job: _Job,
-        checkpoint_id: int,
-        request: CompleteRequest,
-        handles: list[SegmentHandle],
-        materialized: Sequence[MaterializationHandle],
+        self, job: _Job, note: Note, handles: list[SegmentHandle], of_note: Sequence[SegmentHandle]
     ) -> tuple[Manifest, int]:
-        before = job.store.state(request.base) if request.base is not None else StateView((), [])
-        view = job.maintenance.replace(truncate(before, materialized))
-        is_complete = view is not before or is_complete_due(checkpoint_id)
+        objects = {handle.object_key for handle in handles}
         manifest = Manifest(
-            kind=ManifestKind.COMPLETE if is_complete else ManifestKind.DELTA,
+            kind=ManifestKind.DELTA if note.start is None else ManifestKind.COMPLETE,
             job_uid=job.store.job_uid,
-            id=checkpoint_id,
+            id=note.checkpoint_id,
             generation=0,
-            uid=request.uid,
-            epoch=request.epoch,
+            uid=note.uid,
+            epoch=note.epoch,
             created_ms=self._clock.now_ms(),
-            base=request.base,
-            query_id=request.query_id,
-            offsets=request.offsets,
-            operators=tuple(request.operators),
+            base=note.base,
+            query_id=note.query_id,
+            offsets=note.offsets,
+            operators=note.operators,
             segments=tuple(handles),
-            earlier=tuple(view.log) if is_complete else (),
-            materializations=view.materializations if is_complete else (),
+            earlier=() if note.start is None else tuple(note.start.log),
+            materializations=() if note.start is None else note.start.materializations,
+            note=next((handle for handle in of_note if handle.object_key not in objects), None),
         )
         created = job.store.create(manifest)
         return created, len(encode_manifest(created))

@@ -49,13 +49,20 @@ class UploadSettings(RetryPolicy):
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """Recent segments in memory."""
+    """Copies on this host of what is in the store: recent segments in memory, downloads on disk."""
 
     bytes_max: int = 100 * 1024 * 1024
     """Memory for recent segments, from which tables advance; bytes in flight take theirs from it."""
+    folder: Path | None = None
+    """Folder for downloads. By default one in the system's temporary folder, and none for storage of `file` URLs."""
+    disk_bytes_max: int = 1024 * 1024 * 1024
+    """Disk space for downloads, which tables that are restored share; 0 keeps none."""
+    idle_s: int = 600
+    """A download that was not read for this time is removed."""
 
     def __post_init__(self) -> None:
-        check_at_least(0, self, "bytes_max")
+        check_at_least(0, self, "bytes_max", "disk_bytes_max")
+        check_at_least(1, self, "idle_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +200,11 @@ class ServiceSettings:
             raise InvalidInputError(
                 f"listening on {self.host} lets other hosts in: give a token with --token-file, or use a Unix socket"
             )
+
+    @property
+    def keeps_downloads(self) -> bool:
+        """Say whether copies on disk are of use: a `file` store may be a disk itself, so only if a folder is given."""
+        return self.cache.folder is not None or self.storage.startswith("s3:")
 
     def store_options(self) -> dict[str, Any]:
         """Return what `storage.open.open_store` is to be told besides the URL: nothing for other stores than S3."""

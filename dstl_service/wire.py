@@ -18,7 +18,14 @@ from typing import Annotated, Any, BinaryIO, TypeAlias
 
 from storage.checksum import BytesLike
 from storage.errors import CorruptDataError, ErrorKind, InvalidInputError
-from storage.model import KEY_GROUP_MAX, NAME_CHARS_MAX, NUMBER_MAX, ChangeSetId, Writer
+from storage.model import KEY_GROUP_MAX, NAME_CHARS_MAX, NUMBER_MAX, ChangeSetId, Writer, validate_name
+
+NOTE_OPERATOR = "_note"
+"""Names the segments by which a segment object says which checkpoint its sets belong to; see `dstl_service.notes`."""
+
+NOTE_CHARS_MAX = 8 << 20
+"""The longest note that is sent to another service."""
+
 
 FRAME_HEADER_BYTES_MAX = 1 << 20
 JSON_BYTES_MAX = 32 << 20
@@ -58,6 +65,7 @@ Flag: TypeAlias = Annotated[bool, Limits(strict=True)]
 Name: TypeAlias = Annotated[str, Limits(pattern=NAME_PATTERN)]
 Uid: TypeAlias = Annotated[str, Limits(pattern=UID_PATTERN)]
 Url: TypeAlias = Annotated[str, Limits(pattern=URL_PATTERN)]
+Checksum: TypeAlias = Annotated[str, Limits(pattern=r"^[0-9a-f]{16}$")]
 ShortText: TypeAlias = Annotated[str, Limits(max_length=1000)]
 
 
@@ -94,6 +102,15 @@ class CheckpointRef:
         if match is None:
             raise InvalidInputError(f"{text!r} is no checkpoint reference; the form is <id>.<generation>.<uid>")
         return cls(int(match[1]), int(match[2]), match[3])
+
+
+def validate_operator(name: Any) -> str:
+    """Return `name` if an operator may have it; `InvalidInputError` for a malformed or a reserved one."""
+    if validate_name("operator", name).startswith(NOTE_OPERATOR):
+        raise InvalidInputError(
+            f"operator name {name!r} is reserved: choose one that does not begin with {NOTE_OPERATOR}"
+        )
+    return str(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +192,8 @@ class ChangeSetRef:
     Points at one change set that a service took in.
 
     `service_url` is where its service can be reached from other hosts, or null. A set whose task had to make it
-    durable itself carries its `handle` (see `storage.model.SegmentHandle.to_dict`).
+    durable itself carries its `handle` (see `storage.model.SegmentHandle.to_dict`). `checksum` is that of its payload,
+    16 hexadecimal digits.
     """
 
     operator: Name
@@ -188,6 +206,7 @@ class ChangeSetRef:
     service_id: Name
     service_url: Url | None = None
     handle: dict[str, Any] | None = None
+    checksum: Checksum | None = None
 
     def change_set_id(self, job: str) -> ChangeSetId:
         """Return the identity of the set within `job`."""
@@ -201,22 +220,28 @@ class ChangeSetRef:
             f'{{"operator":"{self.operator}","checkpoint_id":{self.checkpoint_id},"epoch":{self.epoch},'
             f'"attempt":{self.attempt},"partition":{self.partition},"sqn":{self.sqn},"size_bytes":{self.size_bytes},'
             f'"service_id":"{self.service_id}","service_url":{json.dumps(self.service_url)},'
-            f'"handle":{json.dumps(self.handle, separators=(",", ":"))}}}'
+            f'"handle":{json.dumps(self.handle, separators=(",", ":"))},"checksum":{json.dumps(self.checksum)}}}'
         ).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class PersistRequest:
-    """Make these change sets durable; `wait` false only starts the upload."""
+    """
+    Make these change sets durable; `wait` false only starts the upload.
+
+    `note` is what a coordinator that holds no set of the checkpoint itself has stored with these sets; see
+    `dstl_service.notes`.
+    """
 
     epoch: Number
     refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX)]
     wait: Flag = True
+    note: Annotated[str, Limits(max_length=NOTE_CHARS_MAX)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PersistResponse:
-    """Handles in the order of the request; empty when it did not wait."""
+    """Handles in the order of the request, then that of the note, if one was given; empty when it did not wait."""
 
     handles: list[dict[str, Any]]
 
@@ -224,7 +249,7 @@ class PersistResponse:
 @dataclass(frozen=True, slots=True)
 class CompleteRequest:
     """
-    Make checkpoint `id` exist.
+    Make checkpoint `id` exist, or start the upload of what it consists of.
 
     `uid` is chosen by the driver once and kept over retries, so that a lost response is recognised.
     `refs` are exactly the change sets of the accepted attempts. `materializations` are handles of stored snapshots that

@@ -44,28 +44,12 @@ PROBE_FOLDER = "probe"
 """Where `probe` writes; what a killed process leaves there is deleted by `storage.leftovers`."""
 
 
-class ObjectStore(Protocol):
-    """Immutable or overwritten objects under '/'-separated keys, relative to `url`."""
+class ObjectReader(Protocol):
+    """What readers of objects need: a store, or something that keeps copies of what is in one."""
 
     @property
     def url(self) -> str:
         """The URL that `open_store` takes for this store. Holds no secret."""
-        ...
-
-    def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
-        """
-        Write an object, and return when the store has acknowledged its close.
-
-        Args:
-            key: See `validate_key`.
-            data: The bytes; not kept after the call. A conditional object must carry a unique id in its bytes.
-            if_absent: Create only. If the object exists with the same bytes, that is a lost response of an own PUT
-                and counts as success. Otherwise an existing object is replaced.
-
-        Raises:
-            ConflictError: `if_absent`, and the object exists with other bytes.
-            UnavailableError: Not written, or not known to be written; the same call may be repeated.
-        """
         ...
 
     def get(self, key: str) -> bytes:
@@ -84,6 +68,26 @@ class ObjectStore(Protocol):
 
     def head(self, key: str) -> ObjectInfo:
         """Describe an object without reading it; `NotFoundError` if it does not exist."""
+        ...
+
+
+class ObjectStore(ObjectReader, Protocol):
+    """Immutable or overwritten objects under '/'-separated keys, relative to `url`."""
+
+    def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
+        """
+        Write an object, and return when the store has acknowledged its close.
+
+        Args:
+            key: See `validate_key`.
+            data: The bytes; not kept after the call. A conditional object must carry a unique id in its bytes.
+            if_absent: Create only. If the object exists with the same bytes, that is a lost response of an own PUT
+                and counts as success. Otherwise an existing object is replaced.
+
+        Raises:
+            ConflictError: `if_absent`, and the object exists with other bytes.
+            UnavailableError: Not written, or not known to be written; the same call may be repeated.
+        """
         ...
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:

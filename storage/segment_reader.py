@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from storage.errors import CorruptDataError, NotFoundError
 from storage.model import SegmentEntry, SegmentHandle
-from storage.object_store import ObjectStore
+from storage.object_store import ObjectReader
 from storage.segment_format import FOOTER_BYTES, HEADER_BYTES, decode_index, decode_object, index_offset, verify_payload
 
 WHOLE_OBJECT_BYTES_MAX = 2**20
@@ -31,7 +31,7 @@ GAP_BYTES_MAX = 2**16
 _Payloads = dict[SegmentEntry, memoryview]
 
 
-def read_segments(store: ObjectStore, handles: Sequence[SegmentHandle]) -> Iterator[tuple[SegmentHandle, memoryview]]:
+def read_segments(store: ObjectReader, handles: Sequence[SegmentHandle]) -> Iterator[tuple[SegmentHandle, memoryview]]:
     """
     Read segments of any number of objects.
 
@@ -62,7 +62,7 @@ def read_segments(store: ObjectStore, handles: Sequence[SegmentHandle]) -> Itera
             del payloads_of[key]
 
 
-def read_index(store: ObjectStore, key: str, object_size: int) -> list[SegmentEntry]:
+def read_index(store: ObjectReader, key: str, object_size: int) -> list[SegmentEntry]:
     """
     Read the index of an object, for those who do not know what it holds; payloads are not looked at.
 
@@ -81,7 +81,7 @@ def read_index(store: ObjectStore, key: str, object_size: int) -> list[SegmentEn
     return decode_index(header, tail, object_size, key)
 
 
-def read_payload(store: ObjectStore, handle: SegmentHandle) -> bytes:
+def read_payload(store: ObjectReader, handle: SegmentHandle) -> bytes:
     """
     Read the payload of one segment whose entry comes from its object's verified index, whatever the others are like.
 
@@ -95,7 +95,7 @@ def read_payload(store: ObjectStore, handle: SegmentHandle) -> bytes:
     return payload
 
 
-def _read_object(store: ObjectStore, handles: Sequence[SegmentHandle]) -> _Payloads:
+def _read_object(store: ObjectReader, handles: Sequence[SegmentHandle]) -> _Payloads:
     """Read the segments that the handles, all of one object, point at."""
     key, object_size = handles[0].object_key, handles[0].object_size_bytes
     if any(handle.object_size_bytes != object_size for handle in handles):
@@ -110,7 +110,7 @@ def _read_object(store: ObjectStore, handles: Sequence[SegmentHandle]) -> _Paylo
         raise CorruptDataError(f"object {key} named by a checkpoint is missing", key=key, store=store.url) from error
 
 
-def _read_whole(store: ObjectStore, key: str, object_size: int, wanted: set[SegmentEntry]) -> _Payloads:
+def _read_whole(store: ObjectReader, key: str, object_size: int, wanted: set[SegmentEntry]) -> _Payloads:
     data = store.get(key)
     if len(data) != object_size:
         raise CorruptDataError(f"object {key} has {len(data)} bytes where its handle states {object_size}", key=key)
@@ -119,7 +119,7 @@ def _read_whole(store: ObjectStore, key: str, object_size: int, wanted: set[Segm
     return {entry: payloads[entry] for entry in wanted}
 
 
-def _read_ranges(store: ObjectStore, key: str, object_size: int, wanted: set[SegmentEntry]) -> _Payloads:
+def _read_ranges(store: ObjectReader, key: str, object_size: int, wanted: set[SegmentEntry]) -> _Payloads:
     tail_begin = object_size - TAIL_BYTES
     spans = [(0, HEADER_BYTES), (tail_begin, object_size), *((entry.offset_bytes, entry.end_bytes) for entry in wanted)]
     chunks = [(begin, memoryview(store.get_range(key, begin, end - begin))) for begin, end in _merge(spans)]

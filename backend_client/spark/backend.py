@@ -17,8 +17,8 @@ from backend_client.service_launcher import EmbeddedService
 from backend_client.settings import BackendSettings
 from backend_client.spark.plan import Operator, StatefulDataFrame, StatefulGroupedData, grouping_columns
 from backend_client.spark.processor import declare_states
+from dstl_service.wire import validate_operator
 from storage.errors import InvalidInputError
-from storage.model import validate_name
 
 _PROGRESS_KEPT = 1000
 
@@ -97,7 +97,7 @@ class ChangelogStateBackend:
         """
         _check_modes(outputMode, timeMode, initialState, eventTimeColumnName)
         name = name or type(statefulProcessor).__name__
-        validate_name("operator", name)
+        validate_operator(name)
         if isinstance(grouped, StatefulGroupedData):
             upstream = grouped.frame
             if upstream.backend is not self:

@@ -136,14 +136,14 @@ class BatchRunner:
                     receipts += accepted
                     frame = _checked(output, accepted)
             refs = [ref for receipt in receipts for ref in receipt.refs]
-            session.flush(refs)
+            snapshots = [receipt.materialized for receipt in receipts if receipt.materialized is not None]
+            query_id, offsets = self._log.query_id() or "", self._log.offsets(batch_id) or ""
+            plan = session.plan(refs, self._infos, query_id, offsets, snapshots)
+            session.flush(batch_id, plan)
             computed = time.perf_counter()
             self._function(_apply(self._final_steps, frame), batch_id)
             called = time.perf_counter()
-            offsets = self._log.offsets(batch_id) or ""
-            snapshots = [receipt.materialized for receipt in receipts if receipt.materialized is not None]
-            query_id = self._log.query_id() or ""
-            response = session.complete(batch_id, refs, self._infos, query_id, offsets, snapshots)
+            response = session.complete(batch_id, plan)
             done = time.perf_counter()
         finally:
             for output in kept:

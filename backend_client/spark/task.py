@@ -30,9 +30,9 @@ from backend_client.materialization import hand_over_snapshot
 from backend_client.restore import advance_to_base
 from backend_client.service_client import ServiceClient
 from backend_client.settings import BackendSettings
+from backend_client.spare_table import open_advanced
 from backend_client.spark.processor import TaskHandle
 from backend_client.spark.rows import GroupedRows, RowsToArrow
-from backend_client.state_table import StateTable
 from dstl_service.wire import ChangeSetRef, CheckpointRef, StateInfo
 from storage.key_groups import key_group_range
 
@@ -112,12 +112,12 @@ class OperatorTask:
             settings.job, self.operator, self.batch.checkpoint_id, self.batch.epoch, attempt, partition, key_groups
         )
         writer = LogWriter(client, target)
-        table = StateTable.open(
-            os.path.join(settings.host_folder, "tables", self.batch.job_uid, self.operator, key_groups.to_text())
+        base = self.batch.base
+        table, advance = open_advanced(
+            os.path.join(settings.host_folder, "tables", self.batch.job_uid, self.operator, key_groups.to_text()),
+            lambda table: advance_to_base(table, client, settings.job, self.operator, key_groups, base),
         )
         try:
-            base = self.batch.base
-            advance = advance_to_base(table, client, settings.job, self.operator, key_groups, base)
             if advance.materialize and base is not None:
                 hand_over_snapshot(table, client, settings.job, self.operator, key_groups, base)
             state = KeyedState(table.get, key_groups, table.scan, self.batch.checkpoint_id)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
+from dstl_service.notes import read_note
 from dstl_service.routes.common import JobName, Service, take_in
 from dstl_service.wire import NAME_PATTERN, ChangeSetRef, PersistRequest, PersistResponse
 from storage.model import COUNT_MAX, KEY_GROUP_MAX, NUMBER_MAX, ChangeSetId, KeyGroupRange, Writer
@@ -56,5 +57,6 @@ async def append(
 @router.post("/persist")
 async def persist(job: JobName, body: PersistRequest, service: Service) -> PersistResponse:
     """Make change sets durable and return their handles, or only start to with `wait` false."""
-    handles = await service.persist(job, body.refs, wait=body.wait)
+    note = None if body.note is None else read_note(job, body.note)
+    handles = await service.persist(job, body.refs, wait=body.wait, note=note)
     return PersistResponse([handle.to_dict() for handle in handles])

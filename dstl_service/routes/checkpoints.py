@@ -45,6 +45,12 @@ async def begin(job: JobName, checkpoint_id: CheckpointId, body: EpochRequest, s
     return BeginResponse(service.service_id)
 
 
+@router.post("/{checkpoint_id}/flush", status_code=status.HTTP_204_NO_CONTENT)
+async def flush(job: JobName, checkpoint_id: CheckpointId, body: CompleteRequest, service: Service) -> None:
+    """Start the upload of the checkpoint's sets without waiting; the same request completes it later."""
+    await service.flush(job, checkpoint_id, body)
+
+
 @router.post("/{checkpoint_id}/complete")
 async def complete(
     job: JobName, checkpoint_id: CheckpointId, body: CompleteRequest, service: Service

@@ -133,12 +133,13 @@ class SimulatedDriver:
 
     def _complete(self, session: JobSession, checkpoint_id: int) -> Completed:
         refs = [ref for result in self._results for ref in result.refs]
-        operators = [OperatorInfo(OPERATOR, len(self._results), "", {})]
+        plan = session.plan(refs, [OperatorInfo(OPERATOR, len(self._results), "", {})], _QUERY_ID, "")
         with measured(self._record, "checkpoint") as checkpoint:
             with measured(self._record, "persist") as persist:
                 persist.size_bytes = sum(ref.size_bytes for ref in refs)
+                session.flush(checkpoint_id, plan)
                 self._client.persist(self._settings.job, session.epoch, refs)
-            answer = session.complete(checkpoint_id, refs, operators, _QUERY_ID, "")
+            answer = session.complete(checkpoint_id, plan)
             checkpoint.size_bytes = answer.bytes_written
         return Completed(checkpoint_id, checkpoint.elapsed_ms, answer.bytes_written, answer.objects_written)
 

@@ -24,7 +24,7 @@ import pytest
 
 from backend_client.log_writer import LogTarget
 from backend_client.service_client import ServiceClient
-from dstl_service.wire import ChangeSetRef
+from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef
 from loadtest.stack.s3_server import S3Server
 from loadtest.stack.service_process import ServiceProcess
 from storage.checksum import checksum64
@@ -138,10 +138,11 @@ def stop(driver: Driver) -> float:
 
 
 def stored_sets(storage: str) -> set[ChangeSetId]:
-    """Return the identities of all stored sets of the job."""
+    """Return the identities of all stored sets of the job's operators."""
     store = open_store(storage)
     keys = [info.key for info in store.list("job/segments/")]
-    return {entry.id for key in keys for entry, _ in decode_object(store.get(key), key)}
+    stored = {entry.id for key in keys for entry, _ in decode_object(store.get(key), key)}
+    return {set_id for set_id in stored if set_id.operator != NOTE_OPERATOR}
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import pytest
 
@@ -70,19 +71,21 @@ def uids(store: ObjectStore) -> list[str]:
 
 
 class Gate(FaultyStore):
-    """A store whose next put of a manifest waits until it is released."""
+    """A store whose next put of a manifest, or of what else is told, waits until it is released."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
         self.arrived = 0
+        self._pattern = "*"
 
     def close_gate(self, pattern: str = MANIFESTS) -> None:
-        """Let the next put that fits wait."""
+        """Let the next put that fits wait; from now on only those count."""
+        self._pattern = pattern
         self.inject(Fault("put", FaultKind.DELAY, pattern))
 
     def put(self, key: str, data: object, *, if_absent: bool = False) -> None:
         """Count those that arrive."""
-        self.arrived += 1
+        self.arrived += fnmatchcase(key, self._pattern)
         super().put(key, data, if_absent=if_absent)  # type: ignore[arg-type]
 
 
@@ -173,7 +176,9 @@ def test_ended_try_with_slow_peer_does_not_come_to_exist(end: str) -> None:
             super().__init__(None, 1)
             self.asked, self.released = threading.Event(), threading.Event()
 
-        def persist(self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool) -> list[SegmentHandle]:
+        def persist(
+            self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
+        ) -> list[SegmentHandle]:
             """Say that the set is durable."""
             self.asked.set()
             self.released.wait(10)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from dstl_service.cli import main
 from dstl_service.fsck import check_job
-from dstl_service.job_store import JobStore
-from storage.clock import SystemClock, SystemIds
+from dstl_service.manifest import ManifestKind
+from storage.model import KeyGroupRange, MaterializationHandle
 from storage.open import open_store
 from tests.unit.dstl_service.world import World
 
@@ -58,7 +59,7 @@ def test_exchanged_object_is_reported(job: list[Path], tmp_path: Path) -> None:
     job[0].write_bytes(job[1].read_bytes())
     store = open_store(f"file://{tmp_path}")
 
-    report = check_job(store, JobStore(store, "job", SystemClock(), SystemIds()), "job")
+    report = check_job(store, "job")
 
     assert [job[0].name in problem for problem in report.problems] == [True]
 
@@ -73,3 +74,105 @@ def test_broken_chain_is_reported(job: list[Path], tmp_path: Path, capsys: pytes
     assert code == 1
     assert manifest.name in out
     assert "1 checkpoints, 1 segments" in out
+
+
+def damaged(path: Path) -> None:
+    """Flip a bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "name", ["job.json", "epochs/00000000000000000001.json", "checkpoints/00000000000000000000.000000.json"]
+)
+def test_damaged_registry_is_reported(
+    job: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A ``job.json``, an epoch's record or a fence that is damaged is named, and the rest is verified (I10)."""
+    path = tmp_path / "job" / name
+    path.write_bytes(path.read_bytes()[:-3])
+
+    code, out = run(tmp_path, capsys)
+
+    assert code == 1
+    assert f"job/{name} cannot be read" in out
+    assert "3 checkpoints, 3 segments in 3 objects" in out
+
+
+@pytest.mark.parametrize("name", ["job.json", "epochs/00000000000000000001.json"])
+def test_missing_registry_object_is_reported(
+    job: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A registry without ``job.json``, or with manifests of an epoch that it does not know, is not sound."""
+    (tmp_path / "job" / name).unlink()
+
+    code, out = run(tmp_path, capsys)
+
+    assert code == 1
+    assert f"job/{name} is missing" in out
+
+
+def test_missing_manifest_is_reported(job: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A manifest on which the newest checkpoint builds is missed by name."""
+    (tmp_path / "job" / "checkpoints" / "00000000000000000001.000000.json").unlink()
+
+    code, out = run(tmp_path, capsys)
+
+    assert code == 1
+    assert "manifest job/checkpoints/00000000000000000001.000000.json is missing" in out
+
+
+def test_manifest_in_wrong_place_is_reported(
+    job: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sound manifest that lies in the place of another one is not taken for it."""
+    folder = tmp_path / "job" / "checkpoints"
+    (folder / "00000000000000000001.000007.json").write_bytes(
+        (folder / "00000000000000000001.000000.json").read_bytes()
+    )
+
+    code, out = run(tmp_path, capsys)
+
+    assert code == 1
+    assert "00000000000000000001.000007.json is that of 1.0." in out
+
+
+def test_missing_materialization_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A snapshot whose index is not there is reported by the index's name."""
+    world = World(open_store(f"file://{tmp_path}"))
+    index = "job/materialized/op/00000-00127/m.json"
+    snapshot = MaterializationHandle("op", KeyGroupRange(0, 127), 0, "m", index, 1)
+    world.complete(world.object(0), kind=ManifestKind.COMPLETE, materializations=(snapshot,))
+
+    code, out = run(tmp_path, capsys)
+
+    assert code == 1
+    assert f"object {index}, the index of a materialization, is missing" in out
+
+
+def test_earlier_log_and_note_are_verified(tmp_path: Path) -> None:
+    """Objects that only a complete manifest's earlier log, or its note, names are verified too."""
+    store = open_store(f"file://{tmp_path}")
+    world = World(store)
+    world.complete(world.object(0), note=world.object(0))
+    world.complete(world.object(1), kind=ManifestKind.COMPLETE)
+    assert (check_job(store, "job").objects, check_job(store, "job").problems) == (3, [])
+
+    paths = sorted(tmp_path.glob("job/segments/**/*.seg"))
+    for path in paths:
+        damaged(path)
+
+    assert len(check_job(store, "job").problems) == 3
+
+
+def test_unknown_job_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a job that is not there nothing is verified; the exit code differs from that of a damaged one."""
+    assert run(tmp_path, capsys) == (2, "")
+
+
+def test_report_as_json(job: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The report can be had as a JSON document."""
+    assert main(["fsck", "--storage", f"file://{tmp_path}", "--json", "job"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["checkpoints"] == 3

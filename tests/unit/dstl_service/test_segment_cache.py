@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dstl_service.segment_cache import SegmentCache
+from storage.model import SegmentHandle
 from tests.unit.dstl_service.samples import handles_of, segment
 
 HANDLES = handles_of([segment(sqn) for sqn in range(4)])
@@ -64,3 +67,34 @@ def test_cache_of_no_bytes_keeps_nothing() -> None:
     cache.put(HANDLES[0], b"x")
 
     assert cache.get(HANDLES[0]) is None
+
+
+def of_job(job: str, number: int) -> SegmentHandle:
+    """Return a handle of a job."""
+    handle = handles_of([segment(number)], f"{job}/segments/host/{number}.seg")[0]
+    return replace(handle, entry=replace(handle.entry, id=replace(handle.entry.id, job=job)))
+
+
+def test_job_drives_out_only_its_own() -> None:
+    """A job with much traffic gives its own payloads when the memory is full; those of a quiet one stay."""
+    cache = SegmentCache(100)
+    quiet = [of_job("quiet", number) for number in range(3)]
+    for handle in quiet:
+        cache.put(handle, b"x" * 10)
+    for number in range(50):
+        cache.put(of_job("busy", number), b"y" * 10)
+
+    assert all(cache.get(handle) is not None for handle in quiet)
+    assert sum(cache.get(of_job("busy", number)) is not None for number in range(50)) == 7
+    assert cache.bytes_kept == 100
+
+
+def test_jobs_share_memory_evenly() -> None:
+    """Two jobs with much traffic each keep half of the memory, whoever came first."""
+    cache = SegmentCache(100)
+    for job in ("first", "second"):
+        for number in range(50):
+            cache.put(of_job(job, number), b"y" * 10)
+
+    kept = [sum(cache.get(of_job(job, number)) is not None for number in range(50)) for job in ("first", "second")]
+    assert kept == [5, 5]

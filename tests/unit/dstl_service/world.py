@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dstl_service.garbage_collector import GarbageReport, collect_garbage
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import Manifest, ManifestKind
@@ -31,8 +33,8 @@ class World:
         self.store.put(key, buffers)
         return SegmentHandle(key, sum(map(len, buffers)), entries[0])
 
-    def complete(self, *handles: SegmentHandle, kind: ManifestKind = ManifestKind.DELTA) -> None:
-        """Complete the next checkpoint with these handles."""
+    def complete(self, *handles: SegmentHandle, kind: ManifestKind = ManifestKind.DELTA, **changes: Any) -> None:
+        """Complete the next checkpoint with these handles; `changes` are other fields of its manifest."""
         base = self.newest
         earlier = () if base is None or kind is ManifestKind.DELTA else (*base.earlier, *base.segments)
         self.newest = self.jobs.create(
@@ -47,6 +49,7 @@ class World:
                 base=base.ref if base else None,
                 segments=handles,
                 earlier=earlier,
+                **changes,
             )
         )
 

@@ -11,7 +11,7 @@ from storage.errors import CorruptDataError, UnavailableError
 from storage.memory_store import MemoryStore
 from storage.model import SegmentEntry, SegmentHandle
 from storage.segment_format import FOOTER_BYTES
-from storage.segment_reader import TAIL_BYTES, read_segments
+from storage.segment_reader import TAIL_BYTES, read_index, read_payload, read_segments
 from storage.testing import Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.storage.segments import stored
 
@@ -147,3 +147,30 @@ def test_unavailable_store_stays_unavailable() -> None:
     with pytest.raises(UnavailableError):
         list(read_segments(store, handles))
     assert [bytes(payload) for _, payload in read_segments(store, handles)] == SMALL
+
+
+@pytest.mark.parametrize("count", [1, 3, 2000])
+def test_index_is_read_without_payloads(count: int) -> None:
+    """The index of an object that nobody has handles of is read from its ends, however long it is (I10)."""
+    store = RecordingStore(MemoryStore())
+    handles = stored(store, KEY, [b"x" * 200] * count)
+
+    assert read_index(store, KEY, handles[0].object_size_bytes) == [handle.entry for handle in handles]
+    assert store.count("get_range") <= 3
+    assert read_payload(store, handles[-1]) == b"x" * 200
+
+
+@pytest.mark.parametrize("position", [0, 20, -1, -60, -100])
+def test_damaged_index_is_reported(position: int) -> None:
+    """I10: damage of header, index and footer is found with the index, and that of a payload when it is read."""
+    store = MemoryStore()
+    (handle,) = stored(store, KEY, [b"x" * 200])
+    data = bytearray(store.get(KEY))
+    data[position] ^= 1
+    store.put(KEY, bytes(data))
+
+    with pytest.raises(CorruptDataError, match=KEY):
+        assert read_index(store, KEY, len(data)) == [handle.entry]
+        read_payload(store, handle)
+    with pytest.raises(CorruptDataError, match="too few"):
+        read_index(store, KEY, 3)

@@ -408,7 +408,7 @@ class TestEpochs:
         book.request([waiting.id], 0)
         book.forget_epochs_before(4)
 
-        assert (book.take_batch(10), book.in_flight_bytes, book.unstored) == ([], 0, 0)
+        assert (book.take_batch(10), book.in_flight_bytes, book.unstored) == ([], 0, [])
         with pytest.raises(LostChangesError):
             book.is_durable(durable.id)
         book.forget_up_to(1)

@@ -19,7 +19,7 @@ Changes = dict[bytes, bytes | None]
 
 _KEY = struct.Struct(">HHI")
 _STATE_ID = 1
-_KEYS_PER_KEY_GROUP = 200
+_KEYS_PER_KEY_GROUP = 2000
 _CHANGES_MEDIAN = 40
 _CHANGES_SIGMA = 0.6
 _VALUE_BYTES = (60, 160)

@@ -770,12 +770,13 @@ def _given_handle(job: str, ref: ChangeSetRef) -> SegmentHandle:
 def _fields_of(batch: Sequence[Segment]) -> dict[str, Any]:
     """Return what a log line says of change sets: of their newest checkpoint, and of the attempts that sent them."""
     ids = [segment.id for segment in batch]
+    sets = [set_id for set_id in ids if set_id.operator != NOTE_OPERATOR]
     return {
         "job": ids[0].job,
         "checkpoint_id": max(set_id.checkpoint_id for set_id in ids),
         "epoch": max(set_id.writer.epoch for set_id in ids),
-        "attempts": sorted({set_id.writer.attempt for set_id in ids}),
-        "change_sets": len(ids),
+        "attempts": sorted({set_id.writer.attempt for set_id in sets}),
+        "change_sets": len(sets),
     }
 
 

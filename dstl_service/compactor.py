@@ -42,6 +42,7 @@ class Compactor:
             CorruptDataError: A segment is damaged, or is no change set; names its object.
             UnavailableError: The store does not answer.
         """
+        began_ms = self._clock.now_ms()
         made: list[tuple[Compaction, Segment]] = []
         handles: list[SegmentHandle] = []
         stored = 0
@@ -54,12 +55,11 @@ class Compactor:
                         stored = len(made)
         if made[stored:]:
             handles += await self._uploader.begin(job, [waiting for _, waiting in made[stored:]]).stored()
-        now_ms = self._clock.now_ms()
         return [
             Replacement(
                 compaction,
                 tuple(handle for (of, _), handle in zip(made, handles, strict=True) if of is compaction),
-                now_ms,
+                began_ms,
             )
             for compaction in compactions
         ]

@@ -273,8 +273,13 @@ class JobStore:
         return self.savepoints.create(name, manifest, before)
 
     def delete_manifests(self, refs: Sequence[CheckpointRef]) -> None:
-        """Delete manifests that no retained checkpoint needs; their objects must still be there."""
-        self._store.delete([self._key(ref.id, ref.generation) for ref in refs])
+        """
+        Delete manifests that no retained checkpoint needs; their objects must still be there.
+
+        The newest goes first: a process that dies in between leaves no manifest whose chain breaks off.
+        """
+        newest_first = sorted(refs, key=lambda ref: (ref.id, ref.generation), reverse=True)
+        self._store.delete([self._key(ref.id, ref.generation) for ref in newest_first])
         with self._lock:
             for ref in refs:
                 self._cache.pop((ref.id, ref.generation), None)
@@ -319,12 +324,18 @@ class JobStore:
             yield newest
 
     def subsumed(self, oldest_kept: CheckpointRef) -> Iterator[tuple[CheckpointRef, ObjectInfo]]:
-        """Yield all manifests and fences with a lower id than `oldest_kept`: no retained checkpoint needs them."""
+        """
+        Yield all manifests with a lower id than `oldest_kept`: no retained checkpoint needs them.
+
+        Fences stay for ever: a driver that was paused for long would find its place free, and believe it owns the job
+        (I4).
+        """
         for info in self._store.list(f"{self._job}/checkpoints/"):
             place = place_of(info.key)
             if place[0] >= oldest_kept.id:
                 return
-            yield CheckpointRef(*place, ""), info
+            if self.load(*place).kind is not ManifestKind.FENCE:
+                yield CheckpointRef(*place, ""), info
 
     def _claim_epoch(self, owner: str) -> tuple[int, int]:
         prefix = f"{self._job}/epochs/"

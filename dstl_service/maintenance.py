@@ -32,9 +32,6 @@ from storage.object_store import ObjectStore
 
 logger = logging.getLogger("dstl_service")
 
-# A result that no checkpoint took in for this long is dropped: the collector may take its objects for orphans.
-_REPLACEMENT_AGE_MAX_MS = 600_000
-
 
 class Maintenance:
     """The background work of one job in its coordinator."""
@@ -50,6 +47,7 @@ class Maintenance:
         in_thread: Callable[..., Awaitable[Any]],
         compaction: CompactionSettings,
         retention: RetentionSettings,
+        result_age_max_ms: int,
     ) -> None:
         self._job = job
         self._jobs = jobs
@@ -60,6 +58,8 @@ class Maintenance:
         self._in_thread = in_thread
         self._compaction_settings = compaction
         self._book = RetentionBook(retention)
+        # What no checkpoint took in for longer is dropped: the collector may take its objects for orphans.
+        self._result_age_max_ms = result_age_max_ms
         self._replacements: list[Replacement] = []
         self._failed_log_bytes: dict[str, int] = {}
         self._completed: list[Manifest] = []
@@ -72,7 +72,7 @@ class Maintenance:
 
         May be called again with the same view: a result is forgotten only when a checkpoint took it in.
         """
-        oldest_ms = self._clock.now_ms() - _REPLACEMENT_AGE_MAX_MS
+        oldest_ms = self._clock.now_ms() - self._result_age_max_ms
         for replacement in list(self._replacements):
             replaced = apply(view, replacement) if replacement.made_ms >= oldest_ms else None
             if replaced is None:

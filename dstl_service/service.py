@@ -540,6 +540,7 @@ class ChangelogService:
                 self._in_thread,
                 self._settings.compaction,
                 self._settings.retention,
+                1000 * (self._settings.gc.age_min_s - self._settings.checkpoint_timeout_s),
             )
             job = self._jobs[name] = _Job(store, ChangeSetBook(self._settings.batch), self._room, maintenance)
         return job
@@ -599,7 +600,18 @@ class ChangelogService:
         request: CompleteRequest,
         materialized: Sequence[MaterializationHandle],
     ) -> Note:
-        before = job.store.state(request.base) if request.base is not None else StateView((), [])
+        try:
+            before = job.store.state(request.base) if request.base is not None else StateView((), [])
+        except (NotFoundError, CorruptDataError):
+            _, epoch = job.store.frontier()
+            if epoch > request.epoch:  # so much newer that even the base is subsumed, or part of its chain
+                raise FencedError(
+                    f"job {name!r} was taken over by epoch {epoch}; this query runs as epoch {request.epoch} and must "
+                    "stop",
+                    epoch=request.epoch,
+                    newer_epoch=epoch,
+                ) from None
+            raise
         view = job.maintenance.replace(truncate(before, materialized))
         is_complete = view is not before or is_complete_due(checkpoint_id)
         return note_of(
@@ -698,7 +710,18 @@ class ChangelogService:
         notes = [encode_note(note).decode() if note and not number else None for number in range(len(hosts))]
         answers = await asyncio.gather(
             *(
-                self._in_thread(partial(self._peers.persist, url, name, owned, wait=wait, note=text))
+                # Without the address whoever is asked asks nobody else: a process that took the place of the one that
+                # received a set would else ask itself, for ever.
+                self._in_thread(
+                    partial(
+                        self._peers.persist,
+                        url,
+                        name,
+                        [replace(ref, service_url=None) for ref in owned],
+                        wait=wait,
+                        note=text,
+                    )
+                )
                 for (url, owned), text in zip(hosts.items(), notes, strict=True)
             )
         )

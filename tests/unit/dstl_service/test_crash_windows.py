@@ -16,6 +16,8 @@ from fnmatch import fnmatchcase
 import pytest
 
 from dstl_service.change_sets import BatchSettings, ChangeSetBook
+from dstl_service.garbage_collector import collect_garbage
+from dstl_service.manifest import ManifestKind
 from dstl_service.peers import PeerClient
 from dstl_service.service import ChangelogService
 from dstl_service.settings import GcSettings, ServiceSettings
@@ -24,8 +26,9 @@ from storage.errors import FencedError, InvalidInputError, LostChangesError
 from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
 from storage.object_store import ObjectStore
-from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore
-from tests.unit.dstl_service.samples import handles_of, opened
+from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
+from tests.unit.dstl_service.samples import handles_of, manifest, opened
+from tests.unit.dstl_service.world import World
 
 GROUPS = KeyGroupRange(0, 127)
 MANIFESTS = "job/checkpoints/*"
@@ -199,6 +202,35 @@ def test_ended_try_with_slow_peer_does_not_come_to_exist(end: str) -> None:
     assert uids(store) == []
 
 
+def test_successor_of_receiver_is_asked_once() -> None:
+    """A set of a process whose successor has its address is lost at once: nobody asks on in circles."""
+
+    class Loop(PeerClient):
+        """The way back to the asking service."""
+
+        def __init__(self) -> None:
+            super().__init__(lambda: None, 1)
+            self.refs: list[ChangeSetRef] = []
+
+        def persist(self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool) -> list[SegmentHandle]:
+            """Remember what was asked."""
+            self.refs += refs
+            raise LostChangesError("not here")
+
+    peer = Loop()
+
+    async def story(service: ChangelogService) -> None:
+        ref = replace(service.append(segment(), preemptive=False), service_id="before", service_url="http://here")
+        with pytest.raises(LostChangesError):
+            await service.persist("job", [ref])
+        (asked,) = peer.refs
+        with pytest.raises(LostChangesError):
+            await service.persist("job", [asked])
+        assert len(peer.refs) == 1
+
+    run(MemoryStore(), story, peer)
+
+
 def test_begin_waits_for_manifest_on_its_way() -> None:
     """A checkpoint is not begun anew while its manifest is written: then it is certain whether it exists."""
     store = Gate()
@@ -251,6 +283,40 @@ def test_new_epoch_ends_running_complete() -> None:
 
     run(store, story)
     assert uids(store) == []
+
+
+def test_driver_paused_past_retention_is_fenced() -> None:
+    """A driver that slept while its checkpoints were subsumed finds its place taken, not free (I4)."""
+    world = World()
+    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
+    assert world.newest is not None
+    late = manifest(1, world.epoch, world.newest.ref, job_uid=world.jobs.job_uid)
+    sleeper = world.jobs
+    newer = World(world.store)
+    for _ in range(3):
+        newer.complete(kind=ManifestKind.COMPLETE)
+    newer.clock.advance(10**9)
+    collected = collect_garbage(newer.store, newer.jobs, "job", newer.clock, checkpoints_max=1)
+    assert collected.subsumed == 3
+
+    with pytest.raises(FencedError):
+        sleeper.create(late)
+
+
+def test_subsumed_chain_is_deleted_from_its_end() -> None:
+    """A process that dies while it deletes subsumed manifests leaves none whose chain breaks off (I3)."""
+    world = World()
+    refs = []
+    for number in range(3):
+        world.complete(world.object(number))
+        assert world.newest is not None
+        refs.append(world.newest.ref)
+    recorded = RecordingStore(world.store)
+
+    opened(recorded).delete_manifests(refs)
+
+    deleted = recorded.keys("delete")
+    assert deleted == sorted(deleted, reverse=True)
 
 
 def test_forgotten_set_ends_wait_at_once() -> None:

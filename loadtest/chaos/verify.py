@@ -107,13 +107,13 @@ def _restored(store: ObjectStore, jobs: JobStore, operator: str, checkpoint_id: 
 
 
 def _fsck(storage: str, job: str) -> list[str]:
-    """Return what ``dstl fsck`` has to complain about."""
+    """Return what ``dstl fsck`` has to complain about; its last line is a summary."""
     with redirect_stdout(io.StringIO()) as output:
         code = main(["fsck", "--storage", storage, job])
     return (
         []
         if code == 0
-        else [f"{job}: {line}" for line in output.getvalue().splitlines() or [f"fsck ended with {code}"]]
+        else [f"{job}: {line}" for line in output.getvalue().splitlines()[:-1] or [f"fsck ended with {code}"]]
     )
 
 

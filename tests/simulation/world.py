@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from dstl_service.change_sets import BatchSettings
 from dstl_service.log_compaction import CompactionSettings
+from dstl_service.notes import read_note
 from dstl_service.peers import PeerClient
 from dstl_service.retention import RetentionSettings
 from dstl_service.service import ChangelogService
@@ -245,14 +246,19 @@ class _Peers(PeerClient):
     def __init__(self, world: World) -> None:
         self._world = world  # nothing else is needed: no connection is ever opened
 
-    def persist(self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool) -> list[SegmentHandle]:
+    def persist(
+        self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
+    ) -> list[SegmentHandle]:
         """Never called: see `VirtualLoop`."""
         raise NotImplementedError
 
-    async def ask(self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool) -> list[SegmentHandle]:
+    async def ask(
+        self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
+    ) -> list[SegmentHandle]:
         """Ask the process that is there now; one that dies meanwhile is out of reach."""
         process = self._world.hosts[HOSTS.index(url)]
-        task = process.start(process.service.persist(job, refs, wait=wait))
+        given = None if note is None else read_note(job, note)
+        task = process.start(process.service.persist(job, refs, wait=wait, note=given))
         await asyncio.wait({task, process.died}, return_when=asyncio.FIRST_COMPLETED)
         if process.died.done() or self._world.chance.random() < 0.02:
             raise LostChangesError(f"{url} cannot be reached")

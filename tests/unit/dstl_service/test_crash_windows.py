@@ -212,7 +212,9 @@ def test_successor_of_receiver_is_asked_once() -> None:
             super().__init__(lambda: None, 1)
             self.refs: list[ChangeSetRef] = []
 
-        def persist(self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool) -> list[SegmentHandle]:
+        def persist(
+            self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
+        ) -> list[SegmentHandle]:
             """Remember what was asked."""
             self.refs += refs
             raise LostChangesError("not here")

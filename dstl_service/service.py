@@ -339,6 +339,7 @@ class ChangelogService:
             # A complete checkpoint's sets are forgotten, and its base may be: a driver without an answer asks again.
             made = await self._in_thread(job.store.find, checkpoint_id, request.uid)
             if made is None:
+                self._check_epoch(name, job, request.epoch)  # sets of an older epoch are forgotten as well
                 raise
             return CompleteResponse(made.ref, 0.0, 0.0, 0, 0)
         job.maintenance.checkpoint_completed(manifest)

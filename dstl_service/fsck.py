@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dstl_service.manifest import Manifest
+from dstl_service.materialization_index import check_materialization
 from dstl_service.registry import Registry, read_registry
 from storage.errors import CorruptDataError, NotFoundError
 from storage.model import SegmentHandle
@@ -51,11 +52,12 @@ def check_job(store: ObjectStore, job: str) -> FsckReport:
             report.bytes_read += check_object(store, key, handles)
         except CorruptDataError as error:
             report.problems.append(error.message)
-    for key in sorted({handle.index_key for manifest in chain for handle in manifest.materializations}):
+    snapshots = {handle for manifest in chain for handle in manifest.materializations}
+    for snapshot in sorted(snapshots, key=lambda handle: handle.index_key):
         try:
-            store.head(key)
-        except NotFoundError:
-            report.problems.append(f"object {key}, the index of a materialization, is missing")
+            report.bytes_read += check_materialization(store, snapshot)
+        except CorruptDataError as error:
+            report.problems.append(error.message)
     return report
 
 

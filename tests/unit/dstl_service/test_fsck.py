@@ -10,8 +10,9 @@ import pytest
 from dstl_service.cli import main
 from dstl_service.fsck import check_job
 from dstl_service.manifest import ManifestKind
-from storage.model import KeyGroupRange, MaterializationHandle
+from dstl_service.wire import CheckpointRef
 from storage.open import open_store
+from tests.unit.dstl_service.snapshots import index_of, store_snapshot
 from tests.unit.dstl_service.world import World
 
 
@@ -138,17 +139,30 @@ def test_manifest_in_wrong_place_is_reported(
     assert "00000000000000000001.000007.json is that of 1.0." in out
 
 
-def test_missing_materialization_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A snapshot whose index is not there is reported by the index's name."""
-    world = World(open_store(f"file://{tmp_path}"))
-    index = "job/materialized/op/00000-00127/m.json"
-    snapshot = MaterializationHandle("op", KeyGroupRange(0, 127), 0, "m", index, 1)
-    world.complete(world.object(0), kind=ManifestKind.COMPLETE, materializations=(snapshot,))
+@pytest.mark.parametrize("damaged", [None, "*.json", "*.sst"])
+def test_snapshots_are_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str], damaged: str | None) -> None:
+    """I10: every byte of a materialization is read; a missing index and a flipped bit are reported by their names."""
+    store = open_store(f"file://{tmp_path}")
+    world = World(store)
+    handle = world.object(0)
+    snapshot = store_snapshot(store, index_of(CheckpointRef(0, 0, "u"), job_uid=world.jobs.job_uid))
+    world.complete(handle, kind=ManifestKind.COMPLETE, materializations=(snapshot,))
+    path = next((tmp_path / "job" / "materialized").rglob(damaged or "*"))
+    if damaged == "*.sst":
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    elif damaged is not None:
+        path.unlink()
 
     code, out = run(tmp_path, capsys)
 
-    assert code == 1
-    assert f"object {index}, the index of a materialization, is missing" in out
+    if damaged is None:
+        assert (code, f"{handle.object_size_bytes + snapshot.size_bytes} bytes verified, 0 problems" in out) == (
+            0,
+            True,
+        )
+    else:
+        assert (code, "1 problems" in out) == (1, True)
+        assert path.name in out
 
 
 def test_earlier_log_and_note_are_verified(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from dstl_service.manifest import StateView
 from dstl_service.wire import OperatorInfo
 from storage.errors import InvalidInputError
+from storage.key_group_sets import without_all
 from storage.key_groups import key_group_range
 from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle, SegmentKind
 
@@ -129,20 +130,6 @@ def apply(view: StateView, replacement: Replacement) -> StateView | None:
     return replace(view, log=[*replacement.added, *remaining])
 
 
-def subtract(key_groups: KeyGroupRange, covered: Iterable[KeyGroupRange]) -> list[KeyGroupRange]:
-    """Return what of a range is left without the covered ones, ascending."""
-    left = []
-    first = key_groups.first
-    for other in sorted(covered):
-        if other.first > first:
-            left.append(KeyGroupRange(first, min(other.first - 1, key_groups.last)))
-        first = max(first, other.last + 1)
-        if first > key_groups.last:
-            return [part for part in left if part.first <= key_groups.last]
-    left.append(KeyGroupRange(first, key_groups.last))
-    return left
-
-
 def _is_due(size: LogSize, settings: CompactionSettings) -> bool:
     if size.segments > settings.segments_max:
         return True
@@ -200,9 +187,9 @@ def _counting(
         owned = handle.entry.key_groups
         within = KeyGroupRange(max(owned.first, key_groups.first), min(owned.last, key_groups.last))
         newer = [m.key_groups for m in materializations if m.checkpoint_id >= handle.entry.id.checkpoint_id]
-        parts = subtract(within, newer)
+        parts = without_all(within, newer)
         if parts:
-            counting.append((handle, tuple(parts)))
+            counting.append((handle, parts))
     return counting
 
 

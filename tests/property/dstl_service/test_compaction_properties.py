@@ -20,12 +20,12 @@ from dstl_service.log_compaction import (
     apply,
     choose_compactions,
     log_size,
-    subtract,
 )
 from dstl_service.manifest import StateView
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.wire import OperatorInfo
 from storage.change_set import decode_change_set, encode_change_set
+from storage.key_group_sets import KeyGroups, without_all
 from storage.key_groups import key_group_range
 from storage.memory_store import MemoryStore
 from storage.model import (
@@ -138,10 +138,10 @@ class World:
         self.view = replace(self.view, materializations=(*old, handle))
         self.view = replace(self.view, log=[h for h in self.view.log if self.counting(h)])
 
-    def counting(self, handle: SegmentHandle) -> list[KeyGroupRange]:
+    def counting(self, handle: SegmentHandle) -> KeyGroups:
         """Return the key groups for which a segment counts."""
         newer = [m for m in self.view.materializations if m.checkpoint_id >= handle.entry.id.checkpoint_id]
-        return subtract(handle.entry.key_groups, [m.key_groups for m in newer])
+        return without_all(handle.entry.key_groups, [m.key_groups for m in newer])
 
     def restored(self) -> State:
         """Put the state together from what the view names."""

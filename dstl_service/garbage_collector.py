@@ -14,18 +14,19 @@ before objects, so that none names what is gone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from dstl_service.job_store import JobStore
-from dstl_service.manifest import Manifest
+from dstl_service.manifest import Manifest, ManifestKind
 from dstl_service.materialization_index import named_by, named_by_young
 from dstl_service.retention import CHECKPOINTS_MAX, manifests_to_keep, object_keys
+from dstl_service.wire import CheckpointRef
 from storage.clock import Clock
 from storage.errors import CorruptDataError, NotFoundError
 from storage.leftovers import remove_leftovers
-from storage.model import MaterializationHandle, ObjectInfo
+from storage.model import ObjectInfo
 from storage.object_store import ObjectStore
 from storage.segment_reader import read_index
 
@@ -95,16 +96,15 @@ def collect_garbage(
     now_ms = clock.now_ms()
     objects = [info for folder in ("segments", "materialized") for info in store.list(f"{job}/{folder}/")]
     newest, epoch = jobs.frontier()
-    kept, named = _kept(jobs, newest, checkpoints_max)
+    kept = manifests_to_keep(jobs.stored_chain(newest.ref), checkpoints_max) if newest else []
+    subsumed: list[CheckpointRef] = []
     if kept:
-        named |= named_by(_materializations(jobs, kept), store)
-        named |= named_by_young(objects, store, now_ms, age_min_ms)
+        subsumed, staying = _divide_subsumed(jobs, kept[-1].ref, now_ms - age_min_ms)
+        # A manifest that stays is whole, also where nobody needs it any more.
+        named = _named(jobs, [*kept, *staying], store) | named_by_young(objects, store, now_ms, age_min_ms)
     else:
         # Either nothing was completed yet, or the manifests were lost and these objects are all that is left.
         named = {info.key for info in objects}
-    subsumed = [
-        ref for ref, info in (jobs.subsumed(kept[-1].ref) if kept else ()) if now_ms - info.modified_ms >= age_min_ms
-    ]
     orphans, young = choose_orphans(objects, named, now_ms, age_min_ms)
     if newest is not None:
         unnamed = len(orphans) + young
@@ -144,18 +144,30 @@ def collect_garbage(
     )
 
 
-def _materializations(jobs: JobStore, kept: Iterable[Manifest]) -> set[MaterializationHandle]:
-    manifests = [*kept, *(savepoint for _, savepoint in jobs.savepoints.all())]
-    return {handle for manifest in manifests for handle in manifest.materializations}
+def _named(jobs: JobStore, manifests: Sequence[Manifest], store: ObjectStore) -> set[str]:
+    """Return the keys of all objects that these manifests and all savepoints name."""
+    naming = [*manifests, *(savepoint for _, savepoint in jobs.savepoints.all())]
+    keys = {key for manifest in naming for key in object_keys(manifest)}
+    return keys | named_by({handle for manifest in naming for handle in manifest.materializations}, store)
 
 
-def _kept(jobs: JobStore, newest: Manifest | None, checkpoints_max: int) -> tuple[list[Manifest], set[str]]:
-    """Return the manifests that retained checkpoints need, newest first, and all that they and savepoints name."""
-    kept = manifests_to_keep(jobs.stored_chain(newest.ref), checkpoints_max) if newest else []
-    named = jobs.savepoints.object_keys()
-    for manifest in kept:
-        named |= object_keys(manifest)
-    return kept, named
+def _divide_subsumed(
+    jobs: JobStore, oldest_kept: CheckpointRef, modified_ms_max: int
+) -> tuple[list[CheckpointRef], list[Manifest]]:
+    """Return which subsumed manifests may go, and which stay: young ones, with all that makes them whole."""
+    older: list[tuple[CheckpointRef, Manifest]] = []
+    staying_from: int | None = None
+    complete_at = 0
+    for ref, info in jobs.subsumed(oldest_kept):
+        manifest = jobs.load(ref.id, ref.generation)
+        if manifest.kind is ManifestKind.COMPLETE:
+            complete_at = len(older)
+        if info.modified_ms > modified_ms_max and staying_from is None:
+            staying_from = complete_at
+        older.append((ref, manifest))
+    if staying_from is None:
+        staying_from = len(older)
+    return [ref for ref, _ in older[:staying_from]], [manifest for _, manifest in older[staying_from:]]
 
 
 def _is_unfinished(store: ObjectStore, info: ObjectInfo, newest_id: int, epoch: int) -> bool:

@@ -208,3 +208,20 @@ def test_command_names_missing_job(tmp_path: Path, capsys: pytest.CaptureFixture
     """``dstl gc`` of a job that does not exist says so and fails."""
     assert main(["gc", "--storage", f"file://{tmp_path}", "nothing"]) == 2
     assert "there is no job 'nothing'" in capsys.readouterr().err
+
+
+def test_young_subsumed_checkpoint_stays_whole() -> None:
+    """I11: while a subsumed manifest is too young to go, all that it needs stays; then everything of it goes."""
+    world = World()
+    objects = [world.object(0) for _ in range(5)]
+    world.complete(objects[0], kind=ManifestKind.COMPLETE)
+    world.complete(objects[1])
+    world.clock.advance(AGE)
+    world.complete(objects[2])  # young, and needs the two before it
+    world.compact(objects[3], objects[4])
+
+    assert world.collect(checkpoints_max=1).subsumed == 0
+    assert world.stored() == {handle.object_key for handle in objects}
+    world.clock.advance(AGE)
+    assert world.collect(checkpoints_max=1).subsumed == 3
+    assert world.stored() == {handle.object_key for handle in objects[3:]}

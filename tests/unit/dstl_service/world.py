@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dstl_service.garbage_collector import GarbageReport, collect_garbage
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import Manifest, ManifestKind
+from dstl_service.retention import CHECKPOINTS_MAX
 from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
 from storage.object_store import ObjectStore
@@ -53,9 +55,26 @@ class World:
             )
         )
 
-    def collect(self, *, dry_run: bool = False) -> GarbageReport:
+    def compact(self, base: SegmentHandle, *handles: SegmentHandle) -> None:
+        """Complete the next checkpoint with these handles, upon a base that stands for all before."""
+        assert self.newest is not None
+        self.newest = self.jobs.create(
+            replace(
+                self.newest,
+                kind=ManifestKind.COMPLETE,
+                id=self.newest.id + 1,
+                uid=self.ids.unique_id(),
+                base=self.newest.ref,
+                segments=handles,
+                earlier=(base,),
+            )
+        )
+
+    def collect(self, *, dry_run: bool = False, checkpoints_max: int = CHECKPOINTS_MAX) -> GarbageReport:
         """Collect garbage."""
-        return collect_garbage(self.store, self.jobs, "job", self.clock, dry_run=dry_run)
+        return collect_garbage(
+            self.store, self.jobs, "job", self.clock, dry_run=dry_run, checkpoints_max=checkpoints_max
+        )
 
     def stored(self) -> set[str]:
         """Return the segment objects that are there."""

@@ -1,0 +1,153 @@
+"""
+What a service holds of its jobs: of each, what is known of its epoch, its change sets and what runs for it.
+
+All of it is a cache of the store, or sets that are not durable yet. Owned by the event loop; store calls run in
+threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from dstl_service.change_sets import BatchSettings, ChangeSetBook
+from dstl_service.job_store import JobStore
+from dstl_service.maintenance import Maintenance
+from dstl_service.notes import Note
+from dstl_service.room import Room
+from dstl_service.wire import CompleteRequest, validate_operator
+from storage.clock import Clock, IdSource
+from storage.errors import FencedError, NotFoundError
+from storage.model import ChangeSetId, validate_name
+from storage.object_store import ObjectStore
+
+logger = logging.getLogger("dstl_service")
+
+
+@dataclass(slots=True)
+class ActiveJob:
+    """What one service holds of one job."""
+
+    name: str
+    store: JobStore
+    book: ChangeSetBook
+    room: Room
+    maintenance: Maintenance
+    epoch: int = 0
+    newest_id: int = -1
+    turn: int = 0
+    """Counts begins and aborts: what was asked for before one of them is not carried out after it."""
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    noted: tuple[int, CompleteRequest, Note, int] | None = None
+    """The checkpoint that is on its way: its id, what was asked for, its note, and until when that holds."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    last_error: str | None = None
+    timer: asyncio.TimerHandle | None = None
+    collector: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        """Let those who wait for sets, or for room, look again; who comes later waits for the next change."""
+        self.room.freed()
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+    def check_epoch(self, epoch: int) -> None:
+        """Learn of an epoch; `FencedError` if a newer one is known here."""
+        if epoch < self.epoch:
+            raise FencedError(
+                f"job {self.name!r} was taken over by epoch {self.epoch}; this query runs as epoch {epoch} and must "
+                "stop",
+                epoch=epoch,
+                newer_epoch=self.epoch,
+            )
+        if epoch > self.epoch:
+            logger.info("newer epoch", extra={"job": self.name, "epoch": epoch, "older_epoch": self.epoch})
+            self.epoch, self.newest_id = epoch, -1  # a new owner may go on from an earlier checkpoint
+            self.book.forget_epochs_before(epoch)
+            self.wake()
+
+    async def take_turn(self, checkpoint_id: int) -> None:
+        """Forget what was sent for a checkpoint; no earlier try at it can come to exist any more."""
+        self.turn += 1
+        async with self.writing:  # a manifest that is being written has come to exist, or has not, when this returns
+            self.book.forget_up_to(checkpoint_id)
+            self.wake()
+
+
+class ActiveJobs:
+    """
+    The jobs that a process has seen.
+
+    Args:
+        store: Where they are.
+        clock: For what is stored of them.
+        ids: For what is stored of them.
+        batch: When their change sets are uploaded.
+        room: What their change sets share.
+        maintenance_of: Makes what looks after one of them.
+        in_thread: Runs a blocking call.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        ids: IdSource,
+        batch: BatchSettings,
+        room: Room,
+        maintenance_of: Callable[[str, JobStore], Maintenance],
+        in_thread: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+        self._batch = batch
+        self._room = room
+        self._maintenance_of = maintenance_of
+        self._in_thread = in_thread
+        self._jobs: dict[str, ActiveJob] = {}
+
+    def __iter__(self) -> Iterator[ActiveJob]:
+        """Iterate over the jobs, in the order in which they were seen."""
+        return iter(self._jobs.values())
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes of change sets that are held, over all jobs."""
+        return sum(job.book.in_flight_bytes for job in self)
+
+    def get(self, name: str) -> ActiveJob:
+        """Return the job, which may be one that was not opened here or does not exist."""
+        job = self._jobs.get(name)
+        if job is None:
+            validate_name("job", name)
+            store = JobStore(self._store, name, self._clock, self._ids)
+            maintenance = self._maintenance_of(name, store)
+            job = self._jobs[name] = ActiveJob(name, store, ChangeSetBook(self._batch), self._room, maintenance)
+        return job
+
+    async def opened(self, name: str) -> ActiveJob:
+        """Return the job, reading ``job.json`` if this process has not seen it yet."""
+        job = self.get(name)
+        if not job.store.job_uid:
+            if not await self._in_thread(job.store.exists):
+                raise NotFoundError(f"there is no job {name!r} in {self._store.url}", job=name)
+            await self._in_thread(job.store.open, None)
+        return job
+
+    def writable(self, set_id: ChangeSetId) -> ActiveJob:
+        """Return the job of a set that may be taken in; forget what its checkpoint makes obsolete."""
+        validate_name("job", set_id.job)
+        validate_operator(set_id.operator)
+        job = self.get(set_id.job)
+        job.check_epoch(set_id.writer.epoch)
+        if set_id.checkpoint_id > job.newest_id:
+            # A checkpoint begins when the one before exists. Only the coordinator is told; other hosts see it here.
+            job.newest_id = set_id.checkpoint_id
+            job.book.forget_up_to(set_id.checkpoint_id - 1)
+            job.wake()
+        return job

@@ -1,0 +1,218 @@
+"""
+Brings checkpoints to exist: chooses what their notes say, has their sets made durable, and writes their manifests.
+
+Owned by the event loop; store calls run in threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from dstl_service.active_job import ActiveJob
+from dstl_service.manifest import Manifest, ManifestKind, StateView, encode_manifest, is_complete_due
+from dstl_service.materializer import Materializer
+from dstl_service.metrics import ServiceMetrics
+from dstl_service.notes import Note, note_of
+from dstl_service.persister import Persister
+from dstl_service.truncation import truncate
+from dstl_service.wire import CheckpointRef, CompleteRequest, CompleteResponse
+from storage.clock import Clock
+from storage.errors import (
+    ConflictError,
+    CorruptDataError,
+    FencedError,
+    InvalidInputError,
+    LostChangesError,
+    NotFoundError,
+)
+from storage.model import MaterializationHandle, SegmentHandle
+
+logger = logging.getLogger("dstl_service")
+
+
+class Checkpointer:
+    """
+    Completes the checkpoints of jobs of which this service is the coordinator.
+
+    Args:
+        persister: Makes sets durable.
+        materializer: Knows the snapshots that a checkpoint may take in.
+        clock: Dates manifests.
+        metrics: The service's.
+        in_thread: Runs a blocking call.
+        timeout_ms: The longest that a checkpoint may take.
+    """
+
+    def __init__(
+        self,
+        persister: Persister,
+        materializer: Materializer,
+        clock: Clock,
+        metrics: ServiceMetrics,
+        in_thread: Callable[..., Awaitable[Any]],
+        timeout_ms: int,
+    ) -> None:
+        self._persister = persister
+        self._materializer = materializer
+        self._clock = clock
+        self._metrics = metrics
+        self._in_thread = in_thread
+        self._timeout_ms = timeout_ms
+
+    async def flush(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> None:
+        """
+        Start the upload of what a checkpoint consists of; `complete` follows with the same request.
+
+        Raises:
+            LostChangesError: A set is gone; the batch must be executed again.
+        """
+        self._check_request(job, checkpoint_id, request)
+        note = await self._note(job, checkpoint_id, request)
+        await self._persister.persist(job, request.refs, wait=False, note=note)
+
+    async def complete(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> CompleteResponse:
+        """
+        Make a checkpoint exist: wait until its sets are durable, then write its manifest (I3).
+
+        Raises:
+            FencedError: A newer epoch has begun.
+            ConflictError: The base is not the checkpoint before this one.
+            LostChangesError: A set is gone; the batch must be executed again.
+        """
+        self._check_request(job, checkpoint_id, request)
+        started_ms = self._clock.monotonic_ms()
+        turn = job.turn
+        try:
+            note = await self._note(job, checkpoint_id, request)
+            durable = await self._persister.persist(job, request.refs, note=note)
+            handles, of_note = durable[: len(request.refs)], durable[len(request.refs) :]
+            _check_one_writer(job.name, handles, request.epoch, checkpoint_id)
+            durable_ms = self._clock.monotonic_ms()
+            async with job.writing:
+                if job.turn != turn:
+                    raise LostChangesError(
+                        f"checkpoint {checkpoint_id} was begun anew or aborted meanwhile", job=job.name
+                    )
+                manifest, manifest_bytes = await self._in_thread(self._write_manifest, job, note, handles, of_note)
+        except (LostChangesError, NotFoundError):
+            # A complete checkpoint's sets are forgotten, and its base may be: a driver without an answer asks again.
+            made = await self._in_thread(job.store.find, checkpoint_id, request.uid)
+            if made is None:
+                job.check_epoch(request.epoch)  # sets of an older epoch are forgotten as well
+                raise
+            return CompleteResponse(made.ref, 0.0, 0.0, 0, 0)
+        job.maintenance.checkpoint_completed(manifest)
+        job.book.forget_up_to(checkpoint_id)
+        job.noted = None
+        job.wake()
+        done_ms = self._clock.monotonic_ms()
+        objects = {handle.object_key: handle.object_size_bytes for handle in durable}
+        self._metrics.checkpoints.labels(job.name).inc()
+        self._metrics.checkpoint_seconds.observe((done_ms - started_ms) / 1000)
+        logger.info(
+            "checkpoint completed",
+            extra={
+                "job": job.name,
+                "checkpoint_id": checkpoint_id,
+                "epoch": request.epoch,
+                "objects": len(objects) + 1,
+            },
+        )
+        return CompleteResponse(
+            ref=manifest.ref,
+            persist_ms=durable_ms - started_ms,
+            manifest_ms=done_ms - durable_ms,
+            bytes_written=sum(objects.values()) + manifest_bytes,
+            objects_written=len(objects) + 1,
+        )
+
+    def _check_request(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> None:
+        job.check_epoch(request.epoch)
+        if checkpoint_id != (request.base.id + 1 if request.base is not None else 0):
+            # Fences stand directly behind the newest checkpoint; a gap would lead around them (I4).
+            before = f"checkpoint {request.base.id}" if request.base is not None else "nothing"
+            raise ConflictError(f"checkpoint {checkpoint_id} cannot follow {before}")
+        CheckpointRef.parse(f"0.0.{request.uid}")
+
+    async def _note(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> Note:
+        """Return the note for this request; `complete` takes the one that `flush` has sent on its way."""
+        if job.noted is None or job.noted[:2] != (checkpoint_id, request) or self._clock.monotonic_ms() > job.noted[3]:
+            chosen = await self._materializer.choose(job.name, job.store, request.base, request.materializations)
+            note = await self._in_thread(self._make_note, job, checkpoint_id, request, chosen)
+            # What replaces the log is chosen here, and must not be collected before the manifest names it.
+            stale_ms = self._clock.monotonic_ms() + self._timeout_ms
+            job.noted = checkpoint_id, request, note, stale_ms
+        return job.noted[2]
+
+    def _make_note(
+        self,
+        job: ActiveJob,
+        checkpoint_id: int,
+        request: CompleteRequest,
+        materialized: Sequence[MaterializationHandle],
+    ) -> Note:
+        try:
+            before = job.store.state(request.base) if request.base is not None else StateView((), [])
+        except (NotFoundError, CorruptDataError):
+            _, epoch = job.store.frontier()
+            if epoch > request.epoch:  # so much newer that even the base is subsumed, or part of its chain
+                raise FencedError(
+                    f"job {job.name!r} was taken over by epoch {epoch}; this query runs as epoch {request.epoch} and "
+                    "must stop",
+                    epoch=request.epoch,
+                    newer_epoch=epoch,
+                ) from None
+            raise
+        view = job.maintenance.replace(truncate(before, materialized))
+        is_complete = view is not before or is_complete_due(checkpoint_id)
+        return note_of(
+            job.name,
+            job.store.job_uid,
+            job.store.max_parallelism,
+            checkpoint_id,
+            request,
+            view if is_complete else None,
+        )
+
+    def _write_manifest(
+        self, job: ActiveJob, note: Note, handles: list[SegmentHandle], of_note: Sequence[SegmentHandle]
+    ) -> tuple[Manifest, int]:
+        objects = {handle.object_key for handle in handles}
+        manifest = Manifest(
+            kind=ManifestKind.DELTA if note.start is None else ManifestKind.COMPLETE,
+            job_uid=job.store.job_uid,
+            id=note.checkpoint_id,
+            generation=0,
+            uid=note.uid,
+            epoch=note.epoch,
+            created_ms=self._clock.now_ms(),
+            base=note.base,
+            query_id=note.query_id,
+            offsets=note.offsets,
+            operators=note.operators,
+            segments=tuple(handles),
+            earlier=() if note.start is None else tuple(note.start.log),
+            materializations=() if note.start is None else note.start.materializations,
+            note=next((handle for handle in of_note if handle.object_key not in objects), None),
+        )
+        created = job.store.create(manifest)
+        return created, len(encode_manifest(created))
+
+
+def _check_one_writer(job: str, handles: Sequence[SegmentHandle], epoch: int, checkpoint_id: int) -> None:
+    """Refuse a checkpoint that would name two writers for one partition (I2) or sets that are not its own."""
+    writers: dict[tuple[str, int], Any] = {}
+    if len({handle.entry.id for handle in handles}) != len(handles):
+        raise InvalidInputError(f"checkpoint {checkpoint_id} names a change set twice")
+    for handle in handles:
+        set_id = handle.entry.id
+        if (set_id.job, set_id.checkpoint_id, set_id.writer.epoch) != (job, checkpoint_id, epoch):
+            raise InvalidInputError(
+                f"change set {set_id} does not belong to job {job!r}, checkpoint {checkpoint_id}, epoch {epoch}"
+            )
+        if writers.setdefault((set_id.operator, set_id.partition), set_id.writer) != set_id.writer:
+            raise InvalidInputError(
+                f"checkpoint {checkpoint_id} names two writers for partition {set_id.partition} of {set_id.operator!r}"
+            )

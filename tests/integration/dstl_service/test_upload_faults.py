@@ -248,13 +248,15 @@ class TestAnswers:
 
     def test_bug_of_request_is_not_retried(self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy) -> None:
         """An error that a repetition cannot heal ends an upload after one attempt; the sets are kept all the same."""
-        job = open_job(serve(fault_proxy.endpoint_url), patience_s=0.1)
+        job = open_job(serve(fault_proxy.endpoint_url))
         payloads, refs = append_some(job)
         fault_proxy.set_rules(Rule("refuse", path=SEGMENTS, status=400, times=1))
+        patience_s, job.client._patience_s = job.client._patience_s, 0.0
         with pytest.raises(DstlError, match="refused the request"):
             job.complete(0, None, refs)
         assert fault_proxy.befallen() == [1]
 
+        job.client._patience_s = patience_s
         assert_completed_once(job, job.complete(0, None, refs), payloads)
 
 

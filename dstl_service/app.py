@@ -19,10 +19,10 @@ from dstl_service.idle import IdleWatch
 from dstl_service.logs import Throttle
 from dstl_service.peers import PeerClient
 from dstl_service.routes import appends, checkpoints, jobs, materializations, restore, savepoints
-from dstl_service.routes.append_shortcut import AppendShortcut
 from dstl_service.routes.description import describe_access
 from dstl_service.routes.errors import RESPONSES, install
 from dstl_service.routes.gate import Gate
+from dstl_service.routes.shortcut import Shortcut
 from dstl_service.service import ChangelogService
 from dstl_service.settings import ServiceSettings
 from dstl_service.shutdown import AnswerBeforeEnd
@@ -80,7 +80,7 @@ def create_app(
 
     install(app)
     describe_access(app)
-    app.add_middleware(AppendShortcut)
+    app.add_middleware(Shortcut)
     app.add_middleware(Gate, tokens=tokens)
     app.add_middleware(AnswerBeforeEnd)  # added last, it is met first
     return app

@@ -1,26 +1,29 @@
 """
 Performs compactions: reads the segments of each partition, merges them, and stores the results as segment objects.
 
-One partition is merged at a time, so its log, uncompressed, has to fit into memory. Reading and merging are blocking
-and run in a thread; what is stored goes through the same uploads as change sets, with a time-out for large objects.
+One partition is merged at a time, so its log, uncompressed, has to fit into memory; a small log is read all at once.
+Reading and merging are blocking and run in a thread; what is stored goes through the same uploads as change sets, with
+a time-out for large objects.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dstl_service.log_compaction import Compaction, Output, Replacement
 from dstl_service.restore import read_handles
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.uploads import Uploader
+from storage.checksum import BytesLike
 from storage.clock import Clock
 from storage.model import ChangeSetId, Segment, SegmentHandle, SegmentKind, Writer
 from storage.object_store import ObjectStore
 
 _OBJECT_BYTES = 32 * 1024 * 1024
 _SEGMENT_BYTES = 8 * 1024 * 1024
+_AT_ONCE_BYTES = 64 * 1024 * 1024
 
 _T = TypeVar("_T")
 
@@ -43,36 +46,39 @@ class Compactor:
             UnavailableError: The store does not answer.
         """
         began_ms = self._clock.now_ms()
-        made: list[tuple[Compaction, Segment]] = []
-        handles: list[SegmentHandle] = []
-        stored = 0
+        inputs = {handle for compaction in compactions for handle in compaction.inputs}
+        payloads: dict[SegmentHandle, BytesLike] = {}
+        if sum(handle.entry.size_bytes for handle in inputs) <= _AT_ONCE_BYTES:
+            payloads = await self._in_thread(self._read, inputs)
+        made: dict[str, list[SegmentHandle]] = {compaction.operator: [] for compaction in compactions}
+        waiting: list[Segment] = []
         for compaction in compactions:
             for output in compaction.outputs:
-                for segment in await self._in_thread(self._merge, job, epoch, compaction, output):
-                    made.append((compaction, segment))
-                    if sum(waiting.size_bytes for _, waiting in made[stored:]) >= _OBJECT_BYTES:
-                        handles += await self._uploader.begin(job, [waiting for _, waiting in made[stored:]]).stored()
-                        stored = len(made)
-        if made[stored:]:
-            handles += await self._uploader.begin(job, [waiting for _, waiting in made[stored:]]).stored()
-        return [
-            Replacement(
-                compaction,
-                tuple(handle for (of, _), handle in zip(made, handles, strict=True) if of is compaction),
-                began_ms,
-            )
-            for compaction in compactions
-        ]
+                waiting += await self._in_thread(self._merge, job, epoch, compaction, output, payloads)
+                if sum(segment.size_bytes for segment in waiting) >= _OBJECT_BYTES:
+                    await self._store_segments(job, waiting, made)
+        await self._store_segments(job, waiting, made)
+        return [Replacement(compaction, tuple(made[compaction.operator]), began_ms) for compaction in compactions]
 
-    def _merge(self, job: str, epoch: int, compaction: Compaction, output: Output) -> list[Segment]:
+    def _read(self, handles: Iterable[SegmentHandle]) -> dict[SegmentHandle, BytesLike]:
+        """Read segments object by object; partition by partition, each object would be asked for many times."""
+        ordered = sorted(handles, key=lambda handle: (handle.entry.id.checkpoint_id, handle.object_key))
+        return dict(read_handles(ordered, self._store, self._cache))
+
+    def _merge(
+        self,
+        job: str,
+        epoch: int,
+        compaction: Compaction,
+        output: Output,
+        payloads: Mapping[SegmentHandle, BytesLike],
+    ) -> list[Segment]:
         # Arrow is large and few services of a cluster compact, so it is only loaded then.
         from storage.change_set import merge_change_sets
 
-        payloads = read_handles([handle for handle, _ in output.inputs], self._store, self._cache)
-        sets = (
-            (payload, handle.object_key, key_groups)
-            for (handle, payload), (_, key_groups) in zip(payloads, output.inputs, strict=True)
-        )
+        unread = [handle for handle, _ in output.inputs if handle not in payloads]
+        found = {**payloads, **dict(read_handles(unread, self._store, self._cache))} if unread else payloads
+        sets = ((found[handle], handle.object_key, key_groups) for handle, key_groups in output.inputs)
         keep_deleted = output.kind is not SegmentKind.BASE
         merged = merge_change_sets(sets, keep_deleted=keep_deleted, size_bytes_max=_SEGMENT_BYTES)
         segments = []
@@ -82,6 +88,15 @@ class Compactor:
             )
             segments.append(Segment.of(set_id, output.key_groups, count, payload, output.kind))
         return segments
+
+    async def _store_segments(self, job: str, waiting: list[Segment], made: dict[str, list[SegmentHandle]]) -> None:
+        """Store what waits as one object, and let nothing wait any more."""
+        if not waiting:
+            return
+        for handle, segment in zip(await self._uploader.begin(job, waiting).stored(), waiting, strict=True):
+            made[segment.id.operator].append(handle)
+            self._cache.put(handle, segment.payload)  # the next compaction reads it
+        waiting.clear()
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(None, function, *args)

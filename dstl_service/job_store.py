@@ -201,6 +201,12 @@ class JobStore:
         self._remember(manifest)
         return manifest
 
+    def remembered(self, ref: CheckpointRef) -> Manifest | None:
+        """Return the manifest that `ref` names if it is in memory. Never waits."""
+        with self._lock:
+            manifest = self._cache.get((ref.id, ref.generation))
+        return manifest if manifest is not None and manifest.ref == ref else None
+
     def resolve(self, ref: CheckpointRef) -> Manifest:
         """
         Return the manifest that `ref` names.

@@ -112,6 +112,16 @@ def plan_restore(
     return RestorePlan(True, key_groups, handles, tuple(PlannedMaterialization(*item) for item in counted))
 
 
+def plan_step(
+    jobs: JobStore, operator: str, key_groups: KeyGroupRange, have: CheckpointRef | None, want: CheckpointRef
+) -> RestorePlan | None:
+    """Return the plan of a table that stands right before `want`, if that is in memory; the usual case. Never waits."""
+    manifest = jobs.remembered(want) if have is not None else None
+    if manifest is None or manifest.base != have or manifest.kind is ManifestKind.FENCE:
+        return None
+    return RestorePlan(False, key_groups, select_handles(manifest.segments, operator, key_groups))
+
+
 def read_plan(plan: RestorePlan, store: ObjectReader, cache: SegmentCache) -> Iterator[tuple[SegmentHandle, BytesLike]]:
     """
     Yield the payloads of a plan's segments in order, from memory where they are there.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from storage.checksum import BytesLike
@@ -72,6 +73,15 @@ class SegmentCache:
             self.hits += 1
             share.payloads.move_to_end(key)
             return payload
+
+    def holds(self, handles: Iterable[SegmentHandle]) -> bool:
+        """Say whether all of these are here just now."""
+        with self._lock:
+            for handle in handles:
+                share = self._shares.get(handle.entry.id.job)
+                if share is None or (handle.object_key, handle.entry.offset_bytes) not in share.payloads:
+                    return False
+        return True
 
     def _add(self, share: _Share, size_bytes: int) -> None:
         share.size_bytes += size_bytes

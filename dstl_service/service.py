@@ -30,7 +30,7 @@ from dstl_service.metrics import ServiceMetrics
 from dstl_service.notes import Note
 from dstl_service.peers import PeerClient
 from dstl_service.persister import Persister
-from dstl_service.restore import RestorePlan, SnapshotStream, plan_restore, read_plan, read_snapshots
+from dstl_service.restore import RestorePlan, SnapshotStream, plan_restore, plan_step, read_plan, read_snapshots
 from dstl_service.room import Room
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.settings import ServiceSettings
@@ -248,7 +248,9 @@ class ChangelogService:
     ) -> tuple[RestorePlan, Offer]:
         """Decide what leads a table from `have` to `want`, and what else its task is told."""
         job = await self._jobs.opened(name)
-        plan: RestorePlan = await self._in_thread(plan_restore, job.store, operator, key_groups, have, want)
+        plan = plan_step(job.store, operator, key_groups, have, want)
+        if plan is None:
+            plan = await self._in_thread(plan_restore, job.store, operator, key_groups, have, want)
         self.metrics.restored_bytes.labels(name).inc(plan.size_bytes)
         return plan, await self._materializer.offer(TableId(name, operator, key_groups), job.store, plan, want)
 
@@ -280,8 +282,12 @@ class ChangelogService:
             self.metrics.orphans_deleted.labels(name).inc(len(report.orphans))
         return report
 
+    def is_at_hand(self, plan: RestorePlan) -> bool:
+        """Say whether all that a plan needs is in memory, so that reading it takes no thread."""
+        return not plan.materializations and self._cache.holds(plan.handles)
+
     def read_plan(self, plan: RestorePlan) -> Iterator[tuple[SegmentHandle, BytesLike]]:
-        """Yield a plan's payloads; blocking, for threads."""
+        """Yield a plan's payloads; blocking, for threads, unless the plan is at hand."""
         started_ms = self._clock.monotonic_ms()
         yield from read_plan(plan, self._downloads, self._cache)
         # The client takes a payload when it has applied the one before, or nearly so.

@@ -54,13 +54,26 @@ async def restore(
     Instead of the rest there may be one ``error``; or one ``gone``: what led from `have` was deleted with checkpoints
     that were subsumed, so the table must be emptied and everything asked for.
     """
-    key_groups, want = KeyGroupRange(first_key_group, last_key_group), CheckpointRef.parse(to)
-    plan, offer = await service.plan_restore(
-        job, operator, key_groups, CheckpointRef.parse(have) if have else None, want
+    key_groups = KeyGroupRange(first_key_group, last_key_group)
+    return await answer_restore(
+        service, job, operator, key_groups, CheckpointRef.parse(have) if have else None, CheckpointRef.parse(to)
     )
+
+
+async def answer_restore(
+    service: ChangelogService,
+    job: str,
+    operator: str,
+    key_groups: KeyGroupRange,
+    have: CheckpointRef | None,
+    want: CheckpointRef,
+) -> Response:
+    """Return the answer to a restore: the stream, or in one piece what is small."""
+    plan, offer = await service.plan_restore(job, operator, key_groups, have, want)
     frames = _frames(service, plan, offer)
     if plan.size_bytes <= _AT_ONCE_BYTES_MAX:
-        return Response(await asyncio.to_thread(b"".join, frames), media_type=_MEDIA_TYPE)
+        body = b"".join(frames) if service.is_at_hand(plan) else await asyncio.to_thread(b"".join, frames)
+        return Response(body, media_type=_MEDIA_TYPE)
     return StreamingResponse(frames, media_type=_MEDIA_TYPE)
 
 

@@ -1,4 +1,4 @@
-"""The short way of appends: what it takes, and that it answers as the route does."""
+"""The short way of appends and restores: what it takes, and that it answers as the route does."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from dstl_service.routes.append_shortcut import AppendShortcut
+from dstl_service.routes.shortcut import Shortcut
 from storage.checksum import checksum64
 from storage.memory_store import MemoryStore
 from tests.unit.dstl_service.http_life import Life, service
+from tests.unit.dstl_service.http_life import text as ref_text
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -49,7 +50,7 @@ def way_of(query: str, path: str = "/v1/jobs/job/change-sets", method: str = "PO
 
     scope = {"type": "http", "method": method, "path": path, "query_string": query.encode()}
     try:
-        asyncio.run(AppendShortcut(application)(scope, None, None))  # type: ignore[arg-type]
+        asyncio.run(Shortcut(application)(scope, None, None))  # type: ignore[arg-type]
     except KeyError:  # there is no application in the scope whose service could be asked
         taken.append("short")
     return taken[0]
@@ -153,3 +154,40 @@ class TestSameAnswer:
             answers = both_ways(life, payload, checksum=f"{checksum64(payload):016x}")
 
             assert [(answer.status_code, answer.json()["kind"]) for answer in answers] == [(400, "invalid_input")] * 2
+
+
+class TestRestores:
+    """Restores in the client's own form."""
+
+    def test_form_of_client_is_short(self) -> None:
+        """With a version or without, a restore takes the short way; in another order or damaged, the route's."""
+        query = "operator=op&first_key_group=0&last_key_group=127&to=3.0.u"
+        path, method = "/v1/jobs/job/restore", "GET"
+
+        assert way_of(query, path, method) == "short"
+        assert way_of(f"{query}&have=2.0.u", path, method) == "short"
+        assert way_of(f"to=3.0.u&{query}", path, method) == "route"
+        assert way_of(query.replace("127", "99999"), path, method) == "route"
+        assert way_of(query, path, "POST") == "route"
+
+    def test_answers_are_the_same(self) -> None:
+        """Both ways give the same frames, from memory and from the store, and the same errors."""
+        store = MemoryStore()
+        with service(store) as life:
+            life.open()
+            refs = [life.complete(0, None, life.append(b"one"))]
+            refs.append(life.complete(1, refs[0], life.append(b"two", checkpoint_id=1)))
+        with service(store) as fresh:
+            for life, (have, want) in ((fresh, (None, refs[1])), (fresh, (refs[0], refs[1])), (life, (None, refs[0]))):
+                query = {"operator": "op", "first_key_group": 0, "last_key_group": 127, "to": ref_text(want)}
+                if have is not None:
+                    query["have"] = ref_text(have)
+                path = f"{life.path}/restore"
+                short = fresh.client.get(path, params=query)
+                long = fresh.client.get(path, params=dict(reversed(query.items())))
+                assert (short.status_code, short.content) == (200, long.content)
+                missing = {**query, "to": "9.0.nobody"}
+                short = fresh.client.get(path, params=missing)
+                long = fresh.client.get(path, params=dict(reversed(missing.items())))
+                assert (short.status_code, short.json()) == (long.status_code, long.json())
+                assert short.status_code == 404

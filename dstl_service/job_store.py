@@ -10,7 +10,6 @@ Blocking I/O; the service calls it in threads. One instance per job and service.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -25,20 +24,14 @@ from dstl_service.manifest import (
     state_up_to,
     with_segments,
 )
+from dstl_service.registry_format import decode_epoch, decode_job, encode_epoch, encode_job, number_of, place_of
 from dstl_service.savepoints import SavepointStore
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock, IdSource
-from storage.errors import (
-    ConflictError,
-    CorruptDataError,
-    FencedError,
-    InvalidInputError,
-    NotFoundError,
-)
+from storage.errors import ConflictError, CorruptDataError, FencedError, InvalidInputError, NotFoundError
 from storage.model import KEY_GROUP_MAX, ObjectInfo
 from storage.object_store import ObjectStore
 
-JOB_FORMAT = 1
 MAX_PARALLELISM_DEFAULT = 128
 _MANIFESTS_CACHED = 64
 _VIEWS_CACHED = 4
@@ -406,56 +399,3 @@ class JobStore:
             self._cache[manifest.id, manifest.generation] = manifest
             while len(self._cache) > _MANIFESTS_CACHED:
                 self._cache.popitem(last=False)
-
-
-def encode_job(uid: str, max_parallelism: int) -> bytes:
-    """Return ``job.json``."""
-    return json.dumps({"format": JOB_FORMAT, "uid": uid, "max_parallelism": max_parallelism}).encode()
-
-
-def decode_job(data: bytes, key: str) -> tuple[str, int]:
-    """
-    Read ``job.json``: the job's uid and max_parallelism.
-
-    Raises:
-        CorruptDataError: It cannot be read.
-    """
-    try:
-        document = json.loads(data)
-        if int(document["format"]) > JOB_FORMAT:
-            raise ValueError(f"its format {document['format']} is newer than {JOB_FORMAT}")
-        if not isinstance(document["uid"], str) or not isinstance(document["max_parallelism"], int):
-            raise TypeError("uid or max_parallelism is missing")
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptDataError(f"{key} cannot be read: {error}", object_key=key) from error
-    return document["uid"], document["max_parallelism"]
-
-
-def encode_epoch(epoch: int, owner: str, uid: str, began_ms: int, latest_id: int) -> bytes:
-    """Return an epoch's record; `latest_id` is a checkpoint from which the manifests need only be listed."""
-    record = {"epoch": epoch, "owner": owner, "uid": uid, "began_ms": began_ms, "latest_id": latest_id}
-    return json.dumps(record).encode()
-
-
-def decode_epoch(data: bytes, key: str) -> int:
-    """
-    Read an epoch's record: its `latest_id`.
-
-    Raises:
-        CorruptDataError: It cannot be read.
-    """
-    try:
-        return int(json.loads(data)["latest_id"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise CorruptDataError(f"{key} cannot be read: {error}", object_key=key) from error
-
-
-def number_of(key: str) -> int:
-    """Return the epoch that an epoch record's key names."""
-    return int(key.rsplit("/", 1)[1].split(".", maxsplit=1)[0])
-
-
-def place_of(key: str) -> tuple[int, int]:
-    """Return the checkpoint id and generation that a manifest's key names."""
-    checkpoint_id, generation, _ = key.rsplit("/", 1)[1].split(".")
-    return int(checkpoint_id), int(generation)

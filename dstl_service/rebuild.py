@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 
 from dstl_service.chain_choice import Choice, Try, choose, join_tries, manifests_of, not_fenced, proven_keys, state_of
 from dstl_service.fsck import check_object
-from dstl_service.job_store import JobStore, encode_epoch, encode_job, number_of
+from dstl_service.job_store import JobStore
 from dstl_service.manifest import Manifest, encode_manifest
 from dstl_service.notes import Note, decode_note
 from dstl_service.registry import Registry, read_registry
+from dstl_service.registry_format import encode_epoch, encode_job, number_of
 from dstl_service.wire import NOTE_OPERATOR
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, InvalidInputError, NotFoundError

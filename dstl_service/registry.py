@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from dstl_service.job_store import decode_epoch, decode_job, number_of, place_of
 from dstl_service.manifest import FORMAT, Manifest, ManifestKind, decode_manifest
+from dstl_service.registry_format import decode_epoch, decode_job, number_of, place_of
 from storage.errors import CorruptDataError, InvalidInputError, NotFoundError
 from storage.object_store import ObjectStore
 

@@ -106,7 +106,7 @@ def _restore(job: str, query: str) -> _Answer | None:
     key_groups = KeyGroupRange(int(first), int(last))
     want, at = CheckpointRef.parse(to), CheckpointRef.parse(have) if have else None
 
-    async def answer(service: ChangelogService, scope: Scope, receive: Receive) -> Response:
+    async def answer(service: ChangelogService, _scope: Scope, _receive: Receive) -> Response:
         return await answer_restore(service, job, operator, key_groups, at, want)
 
     return answer

@@ -178,11 +178,11 @@ class TestRestores:
             refs = [life.complete(0, None, life.append(b"one"))]
             refs.append(life.complete(1, refs[0], life.append(b"two", checkpoint_id=1)))
         with service(store) as fresh:
-            for life, (have, want) in ((fresh, (None, refs[1])), (fresh, (refs[0], refs[1])), (life, (None, refs[0]))):
+            for have, want in ((None, refs[1]), (refs[0], refs[1]), (None, refs[0])):
                 query = {"operator": "op", "first_key_group": 0, "last_key_group": 127, "to": ref_text(want)}
                 if have is not None:
                     query["have"] = ref_text(have)
-                path = f"{life.path}/restore"
+                path = f"{fresh.path}/restore"
                 short = fresh.client.get(path, params=query)
                 long = fresh.client.get(path, params=dict(reversed(query.items())))
                 assert (short.status_code, short.content) == (200, long.content)

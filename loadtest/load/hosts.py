@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+import gevent
 from gevent.pool import Group
 from gevent.queue import Empty, Queue
 
@@ -19,8 +20,8 @@ from backend_client.log_writer import LogTarget
 from backend_client.service_client import ServiceClient
 from dstl_service.wire import ChangeSetRef
 from loadtest.load.settings import LoadSettings
-from loadtest.load.workload import Changes, SimulatedTable, TaskPlan, Workload, WrongDataError
-from storage.change_set import decode_change_set, encode_change_set
+from loadtest.load.workload import Changes, PlannedSet, SimulatedTable, TaskPlan, Workload, WrongDataError
+from storage.change_set import decode_change_set
 from storage.checksum import checksum64
 from storage.errors import error_from_dict
 from storage.key_groups import key_group_range
@@ -108,6 +109,7 @@ class SimulatedHost:
             _Slot(ServiceClient(settings.service, settings.token), settings.job, record) for _ in range(slots)
         ]
         self._work: Queue[tuple[Batch, int]] = Queue()
+        self._ahead: dict[tuple[int, int, int], TaskPlan] = {}
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -129,6 +131,15 @@ class SimulatedHost:
         for partition, slot in zip(self._partitions(batch, partition_first), self._slots, strict=False):
             tasks.spawn(self._run, slot, batch, partition)
         tasks.join()
+        self._plan_ahead(batch, self._partitions(batch, partition_first))
+
+    def _plan_ahead(self, batch: Batch, partitions: range) -> None:
+        """Make the changes of the next batch, which are the generator's work, while the checkpoint is completed."""
+        self._ahead.clear()
+        for partition in partitions:
+            gevent.sleep(0)  # the driver goes first
+            key = (batch.checkpoint_id + 1, partition, batch.parallelism)
+            self._ahead[key] = self._workload.plan(*key)
 
     def close(self) -> None:
         """Leave: give back what was not begun, and close all connections."""
@@ -147,7 +158,8 @@ class SimulatedHost:
         return range(partition_first, min(partition_first + len(self), batch.parallelism))
 
     def _run(self, slot: _Slot, batch: Batch, partition: int) -> None:
-        plan = self._workload.plan(batch.checkpoint_id, partition, batch.parallelism)
+        key = (batch.checkpoint_id, partition, batch.parallelism)
+        plan = self._ahead.pop(key, None) or self._workload.plan(*key)
         try:
             batch.results.put(slot.run(batch, partition, plan))
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver must not wait for this task for ever
@@ -175,11 +187,11 @@ class _Slot:
         if plan.loser is not None:
             self._append(batch, partition, key_groups, attempt, 0, plan.loser, preemptive=False)
         refs = []
-        for sqn, changes in enumerate(plan.sets):
+        for sqn, planned in enumerate(plan.sets):
             preemptive = sqn < len(plan.sets) - 1
-            ref = self._append(batch, partition, key_groups, attempt + 1, sqn, changes, preemptive=preemptive)
+            ref = self._append(batch, partition, key_groups, attempt + 1, sqn, planned, preemptive=preemptive)
             if plan.is_sent_twice and ref != self._append(
-                batch, partition, key_groups, attempt + 1, sqn, changes, preemptive=preemptive
+                batch, partition, key_groups, attempt + 1, sqn, planned, preemptive=preemptive
             ):
                 raise WrongDataError(f"the same change set has two references: {ref}")
             refs.append(ref)
@@ -208,15 +220,17 @@ class _Slot:
         key_groups: KeyGroupRange,
         attempt: int,
         sqn: int,
-        changes: Changes,
+        planned: PlannedSet,
         *,
         preemptive: bool,
     ) -> ChangeSetRef:
-        payload = encode_change_set(changes)
+        payload = planned.payload
         target = LogTarget(self._job, OPERATOR, batch.checkpoint_id, batch.epoch, attempt, partition, key_groups)
         with measured(self._record, "append") as request:
             request.size_bytes = len(payload)
-            return self._client.append(target, sqn, payload, checksum64(payload), len(changes), preemptive=preemptive)
+            return self._client.append(
+                target, sqn, payload, checksum64(payload), len(planned.changes), preemptive=preemptive
+            )
 
 
 class _GoneError(Exception):

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from storage.change_set import encode_change_set
 from storage.key_groups import key_group_range
 from storage.model import KeyGroupRange
 
@@ -45,12 +46,25 @@ class WrongDataError(AssertionError):
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedSet:
+    """A change set, and its bytes: made with the plan, while others wait for the storage."""
+
+    changes: Changes
+    payload: bytes
+
+    @classmethod
+    def of(cls, changes: Changes) -> PlannedSet:
+        """Encode changes."""
+        return cls(changes, encode_change_set(changes))
+
+
+@dataclass(frozen=True, slots=True)
 class TaskPlan:
     """What one task of a batch does besides advancing its table."""
 
-    sets: list[Changes]
+    sets: list[PlannedSet]
     """In the order in which they are sent; all but the last pre-emptively."""
-    loser: Changes | None
+    loser: PlannedSet | None
     """The set of an attempt that Spark does not accept, if there is one."""
     is_table_lost: bool
     is_sent_twice: bool
@@ -60,8 +74,8 @@ class TaskPlan:
     def changes(self) -> Changes:
         """Return the last value of every key that the accepted attempt changes."""
         merged: Changes = {}
-        for changes in self.sets:
-            merged.update(changes)
+        for planned in self.sets:
+            merged.update(planned.changes)
         return merged
 
 
@@ -78,12 +92,14 @@ class Workload:
         key_groups = key_group_range(partition, parallelism, self._max_parallelism)
         sets = []
         if chance.random() < LARGE:
-            sets.append(_changes(chance, key_groups, _LARGE_CHANGES, _LARGE_VALUE_BYTES))
+            sets.append(PlannedSet.of(_changes(chance, key_groups, _LARGE_CHANGES, _LARGE_VALUE_BYTES)))
         count = max(1, round(chance.lognormvariate(0, _CHANGES_SIGMA) * _CHANGES_MEDIAN))
-        sets.append(_changes(chance, key_groups, count, _VALUE_BYTES))
+        sets.append(PlannedSet.of(_changes(chance, key_groups, count, _VALUE_BYTES)))
         return TaskPlan(
             sets=sets,
-            loser=_changes(chance, key_groups, count, _VALUE_BYTES) if chance.random() < RETRIED else None,
+            loser=(
+                PlannedSet.of(_changes(chance, key_groups, count, _VALUE_BYTES)) if chance.random() < RETRIED else None
+            ),
             is_table_lost=chance.random() < LOST,
             is_sent_twice=chance.random() < REPEATED,
             rescaled=self._other_range(chance, parallelism) if chance.random() < RESCALED else None,
@@ -96,16 +112,23 @@ class Workload:
 
 @dataclass(slots=True)
 class SimulatedTable:
-    """A table as a task sees it: what it holds by key group, and its version."""
+    """
+    A table as a task sees it: what it holds by key group, and its version.
+
+    Each key group has a digest of its keys and values that does not depend on their order and follows every change, so
+    that whole tables are compared at the price of the changes.
+    """
 
     key_groups: KeyGroupRange
     version: str | None = None
     content: dict[int, dict[bytes, bytes]] = field(default_factory=dict)
+    digests: dict[int, int] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Forget everything."""
         self.version = None
         self.content.clear()
+        self.digests.clear()
 
     def apply(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Take over what of the changes lies in the table's range."""
@@ -113,10 +136,14 @@ class SimulatedTable:
             key_group = int.from_bytes(key[:2], "big")
             if not self.key_groups.contains(key_group):
                 continue
-            if value is None:
-                self.content.get(key_group, {}).pop(key, None)
-            else:
-                self.content.setdefault(key_group, {})[key] = value
+            held = self.content.setdefault(key_group, {})
+            digest = self.digests.get(key_group, 0)
+            if (old := held.pop(key, None)) is not None:
+                digest ^= hash((key, old))
+            if value is not None:
+                held[key] = value
+                digest ^= hash((key, value))
+            self.digests[key_group] = digest
 
     def check(self, truth: SimulatedTable) -> None:
         """
@@ -126,9 +153,9 @@ class SimulatedTable:
             WrongDataError: A key is missing, is there and should not be, or has another value.
         """
         for key_group in range(self.key_groups.first, self.key_groups.last + 1):
-            found, expected = self.content.get(key_group, {}), truth.content.get(key_group, {})
-            if found == expected:
+            if self.digests.get(key_group, 0) == truth.digests.get(key_group, 0):
                 continue
+            found, expected = self.content.get(key_group, {}), truth.content.get(key_group, {})
             wrong = [key for key in found.keys() & expected.keys() if found[key] != expected[key]]
             raise WrongDataError(
                 f"key group {key_group} at checkpoint {self.version}: {len(expected.keys() - found.keys())} keys are "

@@ -31,6 +31,7 @@ import pytest
 
 from dstl_service.garbage_collector import collect_garbage
 from dstl_service.job_store import JobStore
+from dstl_service.retention import object_keys
 from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
 from tests.e2e.support import expected_output, expected_state, random_input, stored_totals, wait_until, write_input
@@ -153,7 +154,7 @@ def test_kills_at_random_moments(tmp_path: Path, local_dir: Path, programs: list
         }
         assert output == expected_output(batches), (job, seed)
         assert stored_totals(storage, job) == expected_state(files), (job, seed)
-        named = {handle.object_key for manifest in manifests[job].completed() for handle in manifest.segments}
+        named = {key for manifest in manifests[job].completed() for key in object_keys(manifest)}
         assert {info.key for info in store.list(f"{job}/segments/")} == named, (job, seed)
 
 

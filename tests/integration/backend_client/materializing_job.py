@@ -37,6 +37,7 @@ Report: TypeAlias = Callable[[dict[str, Any]], bool]
 """Chooses which stored snapshots the driver hears of."""
 ALWAYS = {
     # Due whenever something was logged, and again soon after a failure.
+    "DSTL_MATERIALIZATION_ENABLED": "true",  # tests of whole jobs switch it off for those that count objects
     "DSTL_MATERIALIZATION_LOG_FLOOR_BYTES": "1",
     "DSTL_MATERIALIZATION_LOG_RATIO": "0",
     "DSTL_MATERIALIZATION_INTERVAL_S": "1",

@@ -173,9 +173,9 @@ class TestDriverAndHosts:
     def test_wrong_data_is_failure(self, world: World) -> None:
         """A table that does not hold what checkpoints hold is a failed `restore`, and fails the batch (I14)."""
         world.driver.run_batch(world.hosts)
-        content = world.driver._truth.content
-        group = next(group for group, keys in content.items() if keys)
-        content[group][next(iter(content[group]))] = b"something else"
+        truth = world.driver._truth
+        changed = next(key for keys in truth.content.values() for key in keys)
+        truth.apply({changed: b"something else"})
 
         with pytest.raises(WrongDataError, match="1 have a wrong value"):
             world.driver.run_batch(world.hosts)

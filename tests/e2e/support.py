@@ -149,15 +149,3 @@ def stored_totals(url: str | ObjectStore, job: str, operator: str = "Totals") ->
     """Read the values of `Totals`, sorted."""
     codec = ValueCodec(StructType().add("n", LongType()).add("s", DoubleType()).json(), "totals")
     return sorted(codec.decode(value) for value in stored_state(url, job, operator).values())
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "the condition") -> Any:
-    """Return the condition's first true value; fail after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come about within {timeout_s} s")
-        time.sleep(0.02)

@@ -34,7 +34,8 @@ from dstl_service.job_store import JobStore
 from dstl_service.retention import object_keys
 from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
-from tests.e2e.support import expected_output, expected_state, random_input, stored_totals, wait_until, write_input
+from tests.e2e.support import expected_output, expected_state, random_input, stored_totals, write_input
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

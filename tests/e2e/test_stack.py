@@ -16,7 +16,8 @@ from pyspark.sql.types import LongType, StructType
 
 from backend_client.codec import ValueCodec
 from storage.open import open_store
-from tests.e2e.support import stored_state, wait_until
+from tests.e2e.support import stored_state
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

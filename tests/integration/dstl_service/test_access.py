@@ -12,8 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from backend_client.service_client import ServiceClient
 from dstl_service.peers import PeerClient
 from dstl_service.wire import ChangeSetRef
 from storage.errors import DstlError, InvalidInputError, LostChangesError, UnauthorizedError, UnavailableError
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -182,10 +182,10 @@ class TestToken:
             client = ServiceClient(address, lambda: path.read_text(encoding="utf-8").split()[0], patience_s=30)
             assert service_id(client)
             path.write_text("new-token\nold-token\n", encoding="utf-8")
-            assert until(lambda: accepts(address, "new-token"))
+            wait_until(lambda: accepts(address, "new-token"))
             assert accepts(address, "old-token")
             path.write_text("new-token\n", encoding="utf-8")
-            assert until(lambda: not accepts(address, "old-token"))
+            wait_until(lambda: not accepts(address, "old-token"))
 
             assert service_id(client)
             client.close()
@@ -259,14 +259,4 @@ def accepts(address: str, token: str) -> bool:
         return False
     finally:
         client.close()
-    return True
-
-
-def until(condition: Callable[[], bool]) -> bool:
-    """Wait until a condition holds; return False if it does not within a minute."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
     return True

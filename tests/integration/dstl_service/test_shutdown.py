@@ -14,7 +14,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +32,7 @@ from storage.errors import DstlError
 from storage.model import ChangeSetId, KeyGroupRange
 from storage.open import open_store
 from storage.segment_format import decode_object
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -120,20 +121,12 @@ def answer_of(data: bytes) -> Answer:
     return int(head.split(b" ", 2)[1]), json.loads(body)
 
 
-def reached(condition: Callable[[], bool]) -> None:
-    """Wait until something has come so far."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come so far"
-        time.sleep(0.01)
-
-
 def stop(driver: Driver) -> float:
     """Tell the service to stop, wait until it has begun to, and return the time of the signal."""
     driver.client.close()
     os.kill(driver.service.pid, signal.SIGTERM)
     now = time.monotonic()
-    reached(driver.is_refused)
+    wait_until(driver.is_refused)
     return now
 
 
@@ -181,7 +174,7 @@ def test_stop_waits_for_slow_store(server: S3Server) -> None:
         refs = [driver.append() for _ in range(4)]
         server.pause()
         waiting = [driver.persist(refs[0]), driver.complete(*refs[:3])]
-        reached(lambda: driver.metric("dstl_uploads_total") >= 2)
+        wait_until(lambda: driver.metric("dstl_uploads_total") >= 2)
         stop(driver)
         server.resume()
 
@@ -196,7 +189,7 @@ def test_stop_ends_while_store_is_away(server: S3Server) -> None:
         refs = [driver.append() for _ in range(4)]
         server.pause()
         waiting = [driver.persist(refs[0]), driver.complete(*refs[:3])]
-        reached(lambda: driver.metric("dstl_uploads_total") >= 2)
+        wait_until(lambda: driver.metric("dstl_uploads_total") >= 2)
         stopped = stop(driver)
 
         assert [future.result(60)[0] for future in waiting] == [503, 503]
@@ -278,7 +271,7 @@ def test_stop_under_load_keeps_what_it_received(folder: str) -> None:
 
         for attempt in range(4):
             driver.threads.submit(load, attempt)
-        reached(lambda: len(received) > 200)
+        wait_until(lambda: len(received) > 200)
         stop(driver)
         driver.service.wait_for_end(60)
         assert ended.wait(30)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -23,6 +22,7 @@ from storage.errors import DstlError, OverloadedError, UnavailableError
 from tests.integration.dstl_service.conftest import Serve
 from tests.stack.machine import Host, RemoteS3Server, small_disk
 from tests.stack.servers import FaultProxy, Rule, S3Server, ServiceProcess, Toxiproxy
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -45,14 +45,6 @@ def append_some(job: LoadJob, size_bytes: int = 1000, count: int = 3) -> tuple[l
     """Append sets of checkpoint 0; return their payloads and references."""
     payloads = [bytes([sqn]) + os.urandom(size_bytes) for sqn in range(count)]
     return payloads, [job.append(job.client, 0, 0, sqn, payload) for sqn, payload in enumerate(payloads)]
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.05)
 
 
 def failed_uploads(service: ServiceProcess) -> float:

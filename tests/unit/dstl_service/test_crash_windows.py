@@ -236,6 +236,7 @@ def test_successor_of_receiver_is_asked_once() -> None:
 def test_begin_waits_for_manifest_on_its_way() -> None:
     """A checkpoint is not begun anew while its manifest is written: then it is certain whether it exists."""
     store = Gate()
+    ended: list[str] = []
 
     async def story(service: ChangelogService) -> None:
         ref = service.append(segment(), preemptive=False)
@@ -245,12 +246,13 @@ def test_begin_waits_for_manifest_on_its_way() -> None:
         first = asyncio.ensure_future(service.complete("job", 0, request(ref)))
         await reached(lambda: store.arrived > before)
         begun = asyncio.ensure_future(service.begin("job", 0, 1))
-        await asyncio.sleep(0.05)
-        assert not begun.done()
+        for name, task in (("complete", first), ("begin", begun)):
+            task.add_done_callback(lambda _, name=name: ended.append(name))
         store.release()
         await asyncio.gather(first, begun)
 
     run(store, story)
+    assert ended == ["complete", "begin"]
     assert uids(store) == ["uid"]
 
 

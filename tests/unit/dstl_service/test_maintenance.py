@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from dstl_service.retention import RetentionSettings
 from storage.change_set import decode_change_set, encode_change_set
 from storage.memory_store import MemoryStore
 from tests.unit.dstl_service.http_life import Life, service
+from tests.waiting import wait_until
 
 EAGER = CompactionSettings(floor_bytes=1, log_ratio_max=0.1)
 NOW = RetentionSettings(checkpoints_max=1, delay_s=0)
@@ -69,14 +69,6 @@ class Job:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until something that runs in the background is done."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def job() -> Iterator[Job]:
     """Return a job that is compacted whenever possible and keeps one checkpoint."""
@@ -90,7 +82,7 @@ def test_compacted_log_restores_every_checkpoint(job: Job) -> None:
     for _ in range(40):
         job.checkpoint()
         assert job.restored(job.base) == job.state
-    wait_for(lambda: job.metric("dstl_compactions_total") >= 3)
+    wait_until(lambda: job.metric("dstl_compactions_total") >= 3)
     job.checkpoint()
 
     assert job.restored(job.base) == job.state
@@ -106,7 +98,7 @@ def test_log_and_manifests_stay_short(job: Job) -> None:
         job.checkpoint()
 
     assert len(job.keys("segments")) <= 12
-    wait_for(lambda: len(job.keys("checkpoints")) <= 25)
+    wait_until(lambda: len(job.keys("checkpoints")) <= 25)
 
 
 def test_retained_checkpoints_stay_restorable() -> None:
@@ -117,7 +109,7 @@ def test_retained_checkpoints_stay_restorable() -> None:
         job = Job(store, life)
         for _ in range(45):
             job.checkpoint()
-        wait_for(lambda: job.metric("dstl_checkpoints_subsumed_total") > 0)
+        wait_until(lambda: job.metric("dstl_checkpoints_subsumed_total") > 0)
         for ref, state in job.states[-5:]:
             assert job.restored(ref) == state
         answer = job.life.restore_raw(job.states[0][0])
@@ -134,7 +126,7 @@ def test_savepoint_outlives_its_checkpoint(job: Job) -> None:
     assert (answer.status_code, answer.json()["ref"]) == (200, ref)
     for _ in range(45):
         job.checkpoint()
-    wait_for(lambda: f"job/checkpoints/{ref['id']:020d}.{ref['generation']:06d}.json" not in job.keys("checkpoints"))
+    wait_until(lambda: f"job/checkpoints/{ref['id']:020d}.{ref['generation']:06d}.json" not in job.keys("checkpoints"))
 
     assert job.restored(ref) == state
     assert list(job.life.client.get("/v1/jobs/job/savepoints").json()) == ["before-upgrade"]
@@ -169,7 +161,7 @@ def test_opaque_log_is_left_alone(job: Job) -> None:
     base = None
     for checkpoint_id in range(5):
         base = job.life.complete(checkpoint_id, base, job.life.append(b"opaque" * 9, checkpoint_id=checkpoint_id))
-    wait_for(lambda: job.metric("dstl_compactions_failed_total") >= 1)
+    wait_until(lambda: job.metric("dstl_compactions_failed_total") >= 1)
 
     assert job.life.restore(base) == (True, [b"opaque" * 9] * 5)
 

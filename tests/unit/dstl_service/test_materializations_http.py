@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from storage.testing import FakeClock, Fault, FaultKind, FaultyStore
 from tests.unit.dstl_service.http_life import Life, service, text
 from tests.unit.dstl_service.samples import opened
 from tests.unit.dstl_service.snapshots import FILES, snapshot_folder
+from tests.waiting import wait_until
 
 EAGER = MaterializationSettings(log_floor_bytes=0, log_ratio=0, interval_s=1, upload_attempts_max=1)
 SIZE = sum(map(len, FILES.values()))
@@ -62,15 +63,7 @@ class Tasks:
     def stored(self, path: Path) -> dict[str, Any]:
         """Hand a snapshot over, and return its handle when it is stored."""
         assert self.hand_over(path).status_code == 202
-        return self.wait(lambda: self.plan()["materialized"])
-
-    def wait(self, condition: Callable[[], Any]) -> Any:
-        """Return the condition's first true value."""
-        deadline = time.monotonic() + 30
-        while not (value := condition()):
-            assert time.monotonic() < deadline, "it did not come about"
-            time.sleep(0.01)
-        return value
+        return wait_until(lambda: self.plan()["materialized"])
 
     def metric(self, name: str) -> float:
         """Return the sum of a metric over its labels."""
@@ -105,7 +98,7 @@ def test_snapshot_goes_from_task_to_task(tasks: Tasks, store: FaultyStore, tmp_p
     tasks.batch()
     assert tasks.plan()["materialize"] is True
     handle = tasks.stored(snapshot_folder(tmp_path / "s"))
-    assert tasks.wait(lambda: not (tmp_path / "s").exists())
+    wait_until(lambda: not (tmp_path / "s").exists())
     tasks.batch(handle)
 
     assert view(store, tasks) == ((MaterializationHandle.from_dict(handle),), 1)
@@ -142,7 +135,7 @@ def test_same_snapshot_twice_is_one(tasks: Tasks, store: FaultyStore, tmp_path: 
     assert tasks.metric("dstl_materializations_running") == 1
     store.heal()
 
-    assert tasks.wait(lambda: tasks.plan()["materialized"])
+    wait_until(lambda: tasks.plan()["materialized"])
     assert second.exists()
 
 
@@ -169,7 +162,7 @@ def test_failing_store_costs_no_checkpoint(tasks: Tasks, store: FaultyStore, tmp
     store.inject(Fault("put", FaultKind.FAIL_BEFORE, "job/materialized/*", times=None))
     for number in range(3):
         assert tasks.hand_over(snapshot_folder(tmp_path / str(number))).status_code == 202
-        tasks.wait(lambda: tasks.metric("dstl_materializations_failed_total") == number + 1)  # noqa: B023
+        wait_until(lambda: tasks.metric("dstl_materializations_failed_total") == number + 1)  # noqa: B023
         tasks.batch()
     assert tasks.metric("dstl_materialization_failures_reported_total") == 1
     assert tasks.metric("dstl_materialization_consecutive_failures") == 3

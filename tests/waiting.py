@@ -1,0 +1,19 @@
+"""How tests wait: for a condition, never for a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+_POLL_S = 0.02
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "the condition") -> Any:
+    """Return the condition's first true value; fail after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not come about within {timeout_s} s")
+        time.sleep(_POLL_S)
+    return value

@@ -22,7 +22,7 @@ from loadtest.load.workload import WrongDataError
 from loadtest.stack.service_process import ServiceProcess
 from storage.errors import UnavailableError
 from storage.open import open_store
-from tests.e2e.support import wait_until
+from tests.waiting import wait_until
 from tests.stack.servers import free_port
 
 pytestmark = pytest.mark.integration

@@ -22,8 +22,8 @@ from loadtest.load.workload import WrongDataError
 from loadtest.stack.service_process import ServiceProcess
 from storage.errors import UnavailableError
 from storage.open import open_store
-from tests.waiting import wait_until
 from tests.stack.servers import free_port
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 

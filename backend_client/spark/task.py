@@ -13,16 +13,13 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.streaming import StatefulProcessor
-from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from backend_client.codec import KeyCodec
 from backend_client.coordinator import connect
 from backend_client.keyed_state import KeyedState
 from backend_client.log_writer import LogTarget, LogWriter
@@ -31,14 +28,13 @@ from backend_client.restore import advance_to_base
 from backend_client.service_client import ServiceClient
 from backend_client.settings import BackendSettings
 from backend_client.spare_table import open_advanced
-from backend_client.spark.processor import TaskHandle
+from backend_client.spark.row_calls import RowCalls
 from backend_client.spark.rows import GroupedRows, RowsToArrow
 from dstl_service.wire import ChangeSetRef, CheckpointRef, StateInfo
 from storage.key_groups import key_group_range
 
 ATTEMPT_COLUMN = "__dstl_attempt"
 RECEIPT_COLUMN = "__dstl_receipt"
-_OUTPUT_ROWS = 10_000
 _clients: dict[BackendSettings, ServiceClient] = {}
 
 
@@ -123,8 +119,9 @@ class OperatorTask:
             state = KeyedState(table.get, key_groups, table.scan, self.batch.checkpoint_id)
             to_arrow = RowsToArrow(self.output, "UTC")
             yield self._marker(to_arrow, attempt, None)
+            calls = RowCalls(self.operator, self.processor, self.states, self.key_schema, settings.preemptive_bytes)
             grouped = GroupedRows(batches, self.key_count, self.row_names)
-            for rows in self._process(grouped, state, writer):
+            for rows in calls.run(grouped, state, writer):
                 columns = to_arrow.columns(rows)
                 yield self._batch(columns, len(rows), None, None, to_arrow)
             writer.append(state.take_changes(), preemptive=False)
@@ -148,27 +145,6 @@ class OperatorTask:
             raise
         finally:
             table.close()
-
-    def _process(self, grouped: GroupedRows, state: KeyedState, writer: LogWriter) -> Iterator[list[Any]]:
-        """Run the processor over all keys; yield its output in lists of at most `_OUTPUT_ROWS`."""
-        processor = self.processor
-        processor.init(TaskHandle(self.operator, self.states, state))  # type: ignore[arg-type]
-        encode_key = KeyCodec(self.key_schema).encode
-        preemptive_bytes = self.batch.settings.preemptive_bytes
-        timers = TimerValues()
-        out: list[Any] = []
-        for key_group, key, rows in grouped:
-            state.key_group, state.key = key_group, encode_key(key)
-            results = iter(processor.handleInputRows(key, rows, timers))
-            out.extend(islice(results, _OUTPUT_ROWS - len(out)))
-            while len(out) == _OUTPUT_ROWS:
-                yield out
-                out = list(islice(results, _OUTPUT_ROWS))
-            if state.changed_bytes >= preemptive_bytes:
-                writer.append(state.take_changes(), preemptive=True)
-        processor.close()
-        if out:
-            yield out
 
     def _marker(self, to_arrow: RowsToArrow, attempt: int, receipt: str | None) -> pa.RecordBatch:
         return self._batch([pa.nulls(1, kind) for kind in to_arrow.types], 1, attempt, receipt, to_arrow)

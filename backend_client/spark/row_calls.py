@@ -1,0 +1,60 @@
+"""How a processor of the Row API is called: key by key, with the rows of a key as one lazy iterator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor import TimerValues
+
+from backend_client.codec import KeyCodec
+from backend_client.keyed_state import KeyedState
+from backend_client.log_writer import LogWriter
+from backend_client.spark.processor import TaskHandle
+from backend_client.spark.rows import GroupedRows
+from dstl_service.wire import StateInfo
+
+_OUTPUT_ROWS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class RowCalls:
+    """
+    Calls a processor for the rows of one partition.
+
+    Args:
+        operator: Names the operator in errors.
+        processor: The user's.
+        states: Its variables.
+        key_schema: Of the grouping key, Spark's JSON.
+        preemptive_bytes: Changes are sent on between two keys from this size on.
+    """
+
+    operator: str
+    processor: StatefulProcessor
+    states: dict[str, StateInfo]
+    key_schema: str
+    preemptive_bytes: int
+
+    def run(self, grouped: GroupedRows, state: KeyedState, writer: LogWriter) -> Iterator[list[Any]]:
+        """Yield what the processor yields, in lists of at most 10,000 rows."""
+        processor = self.processor
+        processor.init(TaskHandle(self.operator, self.states, state))  # type: ignore[arg-type]
+        encode_key = KeyCodec(self.key_schema).encode
+        timers = TimerValues()
+        out: list[Any] = []
+        for key_group, key, rows in grouped:
+            state.key_group, state.key = key_group, encode_key(key)
+            results = iter(processor.handleInputRows(key, rows, timers))
+            out.extend(islice(results, _OUTPUT_ROWS - len(out)))
+            while len(out) == _OUTPUT_ROWS:
+                yield out
+                out = list(islice(results, _OUTPUT_ROWS))
+            if state.changed_bytes >= self.preemptive_bytes:
+                writer.append(state.take_changes(), preemptive=True)
+        processor.close()
+        if out:
+            yield out

@@ -16,6 +16,8 @@ TOOLS := .tools
 UV_VERSION := 0.13.9
 PYTEST := $(PY) -m pytest
 PYTEST_ARGS ?=
+# Processes that run the whole suite: much of it waits for other processes. An idle one takes tests over from the other.
+WORKERS ?= 2
 
 # Spark listens on the loopback address and starts its workers with this environment's interpreter.
 export SPARK_LOCAL_IP := 127.0.0.1
@@ -61,8 +63,8 @@ stack-check: need-go $(STAMP) ## Run a job on such a stack, then stop it
 ##@ Test it
 .PHONY: test lint types tidy check test-unit test-integration test-e2e fuzz-api
 
-test: need-go lint types ## Run everything: ruff, mypy and all tests
-	$(PYTEST) $(PYTEST_ARGS)
+test: need-go lint types ## Run everything: ruff, mypy and all tests, in two processes (WORKERS=1: in one)
+	$(PYTEST) --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
 
 check: lint types tidy ## Run what takes seconds: ruff, mypy and the rules of tests/test_tidy.py
 

@@ -31,6 +31,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if IN_CI els
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long tests first: of two workers, none is left with one of them at the end."""
+
+    def place(item: pytest.Item) -> tuple[float, bool]:
+        limit = item.get_closest_marker("timeout")
+        return -float(limit.args[0]) if limit else 0.0, item.get_closest_marker("e2e") is None
+
+    items.sort(key=place)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Let a skipped test fail in CI."""

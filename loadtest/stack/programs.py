@@ -67,6 +67,16 @@ def free_port() -> int:
         return port
 
 
+def end_process(process: subprocess.Popen[bytes], stop_signal: signal.Signals, timeout_s: float) -> None:
+    """Send a signal and wait for the end; kill what does not heed it in time."""
+    process.send_signal(stop_signal)
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class ServerProcess:
     """
     A process that listens on one port of its address, the same after a stop and a start.
@@ -130,12 +140,7 @@ class ServerProcess:
         """Stop it, by its process id; with SIGKILL as a crash does."""
         if self._process is None:
             return
-        self._process.send_signal(stop_signal)
-        try:
-            self._process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process, stop_signal, _STOP_TIMEOUT_S)
         self._process = None
 
     def pause(self) -> None:

@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from backend_client.coordinator import JobSession, connect
 from backend_client.progress import BatchProgress
 from backend_client.spark.checkpoint_log import CheckpointLog
+from backend_client.spark.pinning import Anchors
 from backend_client.spark.plan import Operator, Step
 from backend_client.spark.processor import merge_states, schema_difference
 from backend_client.spark.task import ATTEMPT_COLUMN, RECEIPT_COLUMN, BatchContext, OperatorTask, Receipt
@@ -70,6 +71,7 @@ class BatchRunner:
         self._settings = frame.backend.settings
         self._report = frame.backend.report
         self._infos = _operator_infos(frame, session)
+        self._anchors = Anchors.of(frame.source.sparkSession)
         self._first = True
 
     @classmethod
@@ -168,7 +170,7 @@ class BatchRunner:
             max_parallelism=max_parallelism,
             batch=context,
         )
-        placed = operator.place(frame, info.parallelism, max_parallelism)
+        placed = operator.place(frame, info.parallelism, max_parallelism, self._anchors.pin)
         return placed.mapInArrow(task.__call__, task.output_schema())
 
     def _is_done(self, batch_id: int) -> bool:

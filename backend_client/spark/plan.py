@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from backend_client.spark.writer import StatefulStreamWriter
 
 Step = Callable[[DataFrame], DataFrame]
+Pin = Callable[[DataFrame, str, int], DataFrame]
 
 KEY_GROUP_COLUMN = "__dstl_key_group"
 _KEY_COLUMN = "__dstl_key_"
+_PARTITION_COLUMN = "__dstl_partition"
 
 # Operations that look at one row at a time, so that applying them batch by batch is applying them to the stream.
 STATELESS = (
@@ -76,11 +78,17 @@ class Operator:
         """The grouping columns, in the order of ``groupBy``."""
         return StructType([self.input_schema[name] for name in self.key_columns])
 
-    def place(self, frame: DataFrame, parallelism: int, max_parallelism: int) -> DataFrame:
+    def place(self, frame: DataFrame, parallelism: int, max_parallelism: int, pin: Pin) -> DataFrame:
         """
         Return the rows at their partitions, sorted by key group and key.
 
         Columns: key group, key columns, then the columns of `frame`. Spark sorts, and spills what does not fit.
+
+        Args:
+            frame: The rows.
+            parallelism: Number of partitions.
+            max_parallelism: Number of key groups.
+            pin: Keeps partitions with executors; takes rows, the name of their partition column and `parallelism`.
         """
         keys = [_normal_key(self.input_schema[name]) for name in self.key_columns]
         key_names = [f"{_KEY_COLUMN}{position}" for position in range(len(keys))]
@@ -91,7 +99,9 @@ class Operator:
             "*",
         )
         partition = F.expr(partition_expression(KEY_GROUP_COLUMN, parallelism, max_parallelism))
-        return keyed.repartitionById(parallelism, partition).sortWithinPartitions(KEY_GROUP_COLUMN, *key_names)
+        placed = keyed.withColumn(_PARTITION_COLUMN, partition).repartitionById(parallelism, _PARTITION_COLUMN)
+        pinned = pin(placed, _PARTITION_COLUMN, parallelism).drop(_PARTITION_COLUMN)
+        return pinned.sortWithinPartitions(KEY_GROUP_COLUMN, *key_names)
 
 
 class StatefulGroupedData:

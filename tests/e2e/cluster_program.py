@@ -27,6 +27,7 @@ def main() -> None:
         .config("spark.driver.memory", "1g")
         .config("spark.executor.memory", "700m")
         .config("spark.executor.cores", "1")
+        .config("spark.shuffle.reduceLocality.enabled", "false")
         .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
         .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "60s")
         .config("spark.sql.shuffle.partitions", "2")

@@ -86,7 +86,11 @@ def check(result: dict[str, Any], storage: str) -> None:
 
 
 def test_hosts_with_sidecars_of_their_own(tmp_path: Path, folders: list[Path]) -> None:
-    """Where the coordinator cannot reach a host's embedded sidecar, its tasks make their sets durable alone (I5)."""
+    """
+    Where the coordinator cannot reach a host's embedded sidecar, its tasks make their sets durable alone (I5).
+
+    Partitions stay with their executors: over all batches, no table is made on more than one host.
+    """
     storage = f"file://{tmp_path / 'store'}"
     hosts = [{"DSTL_LOCAL_DIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[2])} for folder in folders]
     with SparkCluster(tmp_path, hosts[1:]) as cluster:
@@ -94,6 +98,9 @@ def test_hosts_with_sidecars_of_their_own(tmp_path: Path, folders: list[Path]) -
 
     check(result, storage)
     assert all(list(folder.glob("service-*.pid")) for folder in folders)
+    tables = Counter(table.name for folder in folders for table in folder.glob("tables/*/Totals/*"))
+    assert len(tables) == 4
+    assert set(tables.values()) == {1}
 
 
 def test_hosts_share_objects_over_tcp(tmp_path: Path, folders: list[Path]) -> None:

@@ -1,0 +1,71 @@
+"""
+Partitions that stay with their executors, so that their tables are there and warm.
+
+Spark has no affinity of partitions to executors. It does prefer the executor that holds a block which a task reads: an
+*anchor* is a cached frame with one row per partition, and the rows of a batch are joined to it by partition number,
+which moves no row. When an executor is lost, its anchors are computed anew elsewhere, and stick there.
+"""
+
+from __future__ import annotations
+
+import logging
+from weakref import WeakKeyDictionary
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+logger = logging.getLogger("backend_client")
+
+REDUCE_LOCALITY = "spark.shuffle.reduceLocality.enabled"
+LOCALITY_WAIT = "spark.locality.wait"
+
+_MEMORY_OR_DISK = StorageLevel(useDisk=True, useMemory=True, useOffHeap=False, deserialized=True)
+_anchors: WeakKeyDictionary[SparkSession, Anchors] = WeakKeyDictionary()
+
+
+class Anchors:
+    """The anchors of a session, one per number of partitions: partitions of one number share an executor."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._obstacle = _obstacle(spark)
+        self._frames: dict[int, DataFrame] = {}
+        if self._obstacle:
+            logger.warning("partitions are not pinned to executors: %s", self._obstacle)
+
+    @classmethod
+    def of(cls, spark: SparkSession) -> Anchors:
+        """Return the anchors of a session."""
+        anchors = _anchors.get(spark)
+        if anchors is None:
+            anchors = _anchors[spark] = cls(spark)
+        return anchors
+
+    def pin(self, rows: DataFrame, partition_column: str, parallelism: int) -> DataFrame:
+        """Make the executor with a partition's anchor the preferred one; `rows` are partitioned by the column."""
+        if self._obstacle is not None:
+            return rows
+        anchor = self._frames.get(parallelism)
+        if anchor is None:
+            numbers = self._spark.range(parallelism).select(F.col("id").cast("int").alias(partition_column))
+            anchor = numbers.repartitionById(parallelism, partition_column).persist(_MEMORY_OR_DISK)
+            anchor.count()
+            self._frames[parallelism] = anchor
+        return anchor.hint("shuffle_hash").join(rows, partition_column)
+
+
+def _obstacle(spark: SparkSession) -> str | None:
+    """Return why pinning cannot work, or an empty text where it is of no use."""
+    settings = spark.sparkContext.getConf()
+    master = settings.get("spark.master") or ""
+    if master.startswith("local") and not master.startswith("local-cluster"):
+        return ""
+    if str(settings.get(REDUCE_LOCALITY, "true")).lower() != "false":
+        return (
+            f"Spark places tasks by where their rows come from; start it with --conf {REDUCE_LOCALITY}=false to keep "
+            "tables where they are"
+        )
+    if str(settings.get(LOCALITY_WAIT, "3s")).rstrip("msuhdinec ") == "0":
+        return f"{LOCALITY_WAIT} is 0, so Spark takes any free executor; leave it at 3s, or set 500ms"
+    return None

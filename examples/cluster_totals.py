@@ -103,6 +103,7 @@ def _session(options: argparse.Namespace) -> SparkSession:
         .appName("dstl-cluster-totals")
         .config("spark.driver.host", options.driver_host)
         .config("spark.executor.memory", "700m")
+        .config("spark.shuffle.reduceLocality.enabled", "false")  # partitions stay where their tables are
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")

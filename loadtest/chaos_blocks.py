@@ -1,0 +1,271 @@
+"""
+Kills executors while a batch's output is being read, and shows that output and state are of one attempt (I18).
+
+Two operators in a chain keep and yield random numbers, each with the number that it had before, so that the output
+itself tells whether state and output belong together: what a batch yields as "before" is what the batch before it
+yielded as "now". An executor is killed between two actions of the user's function, or between the two operators, in
+turn; its blocks are lost, and Spark computes them again, with other numbers.
+
+``python -m loadtest.chaos_blocks [--kills N]`` writes ``reports/chaos-blocks.json``; STRICT=1 makes it fail if a goal
+is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+from backend_client import ChangelogStateBackend
+from backend_client.spark.checkpoint_log import CheckpointLog
+from backend_client.spark.driver import BatchRunner
+from backend_client.spark.plan import StatefulDataFrame
+from loadtest.report import Figure, Goal, strict_exit_code, write_report_json
+
+KILLS = 20
+KEYS = 24
+EXECUTORS = 2
+_EXECUTORS_TIMEOUT_S = 60.0
+_QUERY_TIMEOUT_S = 900
+_QUIET_BATCHES = 1
+_ACTIONS, _OPERATORS = "between two actions", "between two operators"
+
+Numbers = dict[int, tuple[int, int, int, int]]
+
+
+class Dice(StatefulProcessor):
+    """Keeps a number that no second attempt would come up with; yields the one before and the new one."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def init(self, handle: Any) -> None:
+        """Ask for the state."""
+        self.number = handle.getValueState("number", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        """Throw the dice once per key and batch; what the rows bring from the operator before goes on with it."""
+        row = next(rows)
+        brought = {name: getattr(row, name) for name in ("before_first", "now_first") if hasattr(row, name)}
+        before = (self.number.get() or (0,))[0]
+        now = random.SystemRandom().randrange(1, 1 << 60)
+        self.number.update((now,))
+        yield Row(k=key[0], **brought, **{f"before_{self.name}": before, f"now_{self.name}": now})
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the kills led to."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    parted_actions: int = 0
+    parted_state: int = 0
+    batches: int = 0
+    repeated: int = 0
+
+
+class _EnoughError(Exception):
+    """All kills are done."""
+
+
+class Killer:
+    """Decides which batch loses an executor, and when; checks what the batches yield."""
+
+    def __init__(self, kills: int, chance: random.Random) -> None:
+        self.outcome = Outcome()
+        self._kills = kills
+        self._chance = chance
+        self._seen: dict[int, Numbers] = {}
+        self._hit: set[int] = set()
+
+    def at(self, moment: str, batch_id: int) -> None:
+        """Kill an executor if it is this batch's moment, once per batch."""
+        number = batch_id - _QUIET_BATCHES
+        due = _ACTIONS if number % 2 == 0 else _OPERATORS
+        if 0 <= number < self._kills and batch_id not in self._hit and due == moment:
+            self._hit.add(batch_id)
+            os.kill(self._chance.choice(_executors()), signal.SIGKILL)
+            self.outcome.kills[moment] += 1
+
+    def function(self, batch: DataFrame, batch_id: int) -> None:
+        """Read the batch twice, as a user's function may."""
+        if batch_id > self._kills + _QUIET_BATCHES:
+            raise _EnoughError
+        first = _numbers(batch)
+        self.at(_ACTIONS, batch_id)
+        second = _numbers(batch.orderBy("k"))
+        self.outcome.parted_actions += first != second
+        self._seen[batch_id] = second
+
+    def check(self) -> None:
+        """Compare each batch with the one before it."""
+        self.outcome.batches = len(self._seen)
+        for batch_id in range(1, len(self._seen)):
+            before, now = self._seen[batch_id - 1], self._seen[batch_id]
+            for key, (before_first, _, before_second, _) in now.items():
+                _, now_first, _, now_second = before[key]
+                self.outcome.parted_state += (before_first, before_second) != (now_first, now_second)
+
+
+class _KillingRunner(BatchRunner):
+    """Gives the killer its moment between two operators."""
+
+    killer: Killer
+
+    def _run_operator(self, operator: Any, info: Any, frame: DataFrame, context: Any) -> DataFrame:
+        if operator.name == "second":
+            self.killer.at(_OPERATORS, context.checkpoint_id)
+        return super()._run_operator(operator, info, frame, context)
+
+
+def run(kills: int, seed: int, folder: Path) -> Outcome:
+    """
+    Run one query to its end under kills.
+
+    Args:
+        kills: One per batch.
+        seed: Decides which executor is killed.
+        folder: Where data lie; empty.
+    """
+    spark = _session(folder)
+    local_dir = tempfile.mkdtemp(prefix="dstl-")
+    backend = ChangelogStateBackend((folder / "store").as_uri(), job="dice", local_dir=local_dir, parallelism=3)
+    killer = Killer(kills, random.Random(seed))
+    try:
+        runner = _KillingRunner.open(_chain(spark, backend), killer.function, CheckpointLog(spark, str(folder / "c")))
+        assert isinstance(runner, _KillingRunner)
+        runner.killer = killer
+        writer = _rows(spark).writeStream.option("checkpointLocation", str(folder / "c")).foreachBatch(runner)
+        query = writer.start()
+        try:
+            if not query.awaitTermination(_QUERY_TIMEOUT_S):
+                raise TimeoutError(f"the query did not come to its end within {_QUERY_TIMEOUT_S} s")
+        except StreamingQueryException as error:
+            if _EnoughError.__name__ not in str(error):
+                raise
+        finally:
+            query.stop()
+        killer.check()
+        killer.outcome.repeated = sum(progress.tries > 1 for progress in backend.recent_progress)
+    finally:
+        spark.stop()
+        os.kill(int(Path(backend.embedded_service.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
+        shutil.rmtree(local_dir, ignore_errors=True)
+    return killer.outcome
+
+
+def figures_of(outcome: Outcome, kills: int) -> list[Figure]:
+    """Return what has to hold of a run."""
+    return [
+        *(
+            Figure(f"kills {moment}", outcome.kills[moment], "kills", Goal(">=", kills // 2))
+            for moment in (_ACTIONS, _OPERATORS)
+        ),
+        Figure("batches", outcome.batches, "batches", Goal(">=", kills + _QUIET_BATCHES)),
+        Figure("batches executed again", outcome.repeated, "batches"),
+        Figure("actions of one batch that saw different rows", outcome.parted_actions, "batches", Goal("==", 0)),
+        Figure("keys whose state is not of the output", outcome.parted_state, "keys", Goal("==", 0)),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it; return the exit code."""
+    parser = argparse.ArgumentParser(description="Kill executors while a batch's output is read.")
+    parser.add_argument("--kills", type=int, default=KILLS)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    options = parser.parse_args(arguments)
+    print(f"seed {options.seed}", flush=True)
+    folder = Path(tempfile.mkdtemp(prefix="dstl-blocks-"))
+    started = time.monotonic()
+    try:
+        figures = figures_of(run(options.kills, options.seed, folder), options.kills)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    figures.append(Figure("run time", round(time.monotonic() - started, 1), "s"))
+    for figure in figures:
+        print(f"{figure.name:48} {figure.value:>8} {figure.unit:8} {figure.goal or ''}")
+    write_report_json(Path("reports/chaos-blocks.json"), figures)
+    return strict_exit_code(figures) if os.environ.get("STRICT") == "1" else 0
+
+
+def _rows(spark: SparkSession) -> DataFrame:
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", KEYS).option("numPartitions", 2)
+    return rate.load().select((F.col("value") % KEYS).cast("int").alias("k"))
+
+
+def _chain(spark: SparkSession, backend: ChangelogStateBackend) -> StatefulDataFrame:
+    output = "k int, before_first long, now_first long"
+    first = backend.transform_with_state(
+        _rows(spark).groupBy("k"), Dice("first"), output, "Update", "None", name="first"
+    )
+    output += ", before_second long, now_second long"
+    return backend.transform_with_state(first.groupBy("k"), Dice("second"), output, "Update", "None", name="second")
+
+
+def _numbers(batch: DataFrame) -> Numbers:
+    return {
+        row.k: (row.before_first, row.now_first, row.before_second, row.now_second) for row in batch.toLocalIterator()
+    }
+
+
+def _executors() -> list[int]:
+    """Return the process ids of all executors, once all are there."""
+    deadline = time.monotonic() + _EXECUTORS_TIMEOUT_S
+    while True:
+        found = [process.pid for process in psutil.Process().children(recursive=True) if _is_executor(process)]
+        if len(found) == EXECUTORS:
+            return found
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"there are {len(found)} executors instead of {EXECUTORS}")
+        time.sleep(0.1)
+
+
+def _is_executor(process: psutil.Process) -> bool:
+    try:
+        return "org.apache.spark.executor.CoarseGrainedExecutorBackend" in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+def _session(folder: Path) -> SparkSession:
+    session = (
+        SparkSession.builder.master(f"local-cluster[{EXECUTORS},1,1024]")
+        .appName("dstl-chaos-blocks")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.executor.memory", "1g")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.task.maxFailures", "8")
+        .config("spark.shuffle.io.retryWait", "200ms")  # blocks of a killed executor do not come back
+        .config("spark.deploy.maxExecutorRetries", "-1")
+        .config("spark.shuffle.reduceLocality.enabled", "false")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+if __name__ == "__main__":
+    sys.exit(main())

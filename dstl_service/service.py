@@ -251,7 +251,7 @@ class ChangelogService:
         plan = plan_step(job.store, operator, key_groups, have, want)
         if plan is None:
             plan = await self._in_thread(plan_restore, job.store, operator, key_groups, have, want)
-        self.metrics.restored_bytes.labels(name).inc(plan.size_bytes)
+        self.metrics.restore_planned_bytes.labels(name).inc(plan.size_bytes)
         return plan, await self._materializer.offer(TableId(name, operator, key_groups), job.store, plan, want)
 
     async def take_snapshot(

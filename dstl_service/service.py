@@ -27,7 +27,6 @@ from dstl_service.maintenance import Maintenance
 from dstl_service.manifest import Manifest
 from dstl_service.materializer import Materializer, Offer
 from dstl_service.metrics import ServiceMetrics
-from dstl_service.notes import Note
 from dstl_service.peers import PeerClient
 from dstl_service.persister import Persister
 from dstl_service.restore import RestorePlan, SnapshotStream, plan_restore, plan_step, read_plan, read_snapshots
@@ -181,7 +180,7 @@ class ChangelogService:
         return self._intake.append(segment, preemptive=preemptive)
 
     async def persist(
-        self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: Note | None = None
+        self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: Segment | None = None
     ) -> list[SegmentHandle]:
         """Make change sets durable; return their handles in order, then that of the note; see `Persister.persist`."""
         return await self._persister.persist(self._jobs.get(name), refs, wait=wait, note=note)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from dstl_service.active_job import ActiveJob, NotedCheckpoint
-from dstl_service.manifest import Manifest, ManifestKind, StateView, encode_manifest, is_complete_due
+from dstl_service.manifest import Manifest, ManifestKind, StateView, is_complete_due
 from dstl_service.materializer import Materializer
 from dstl_service.metrics import ServiceMetrics
 from dstl_service.notes import Note, note_of
@@ -200,8 +200,7 @@ class Checkpointer:
             materializations=() if note.start is None else note.start.materializations,
             note=next((handle for handle in of_note if handle.object_key not in objects), None),
         )
-        created = job.store.create(manifest)
-        return created, len(encode_manifest(created))
+        return job.store.create(manifest)
 
 
 def _check_one_writer(job: str, handles: Sequence[SegmentHandle], epoch: int, checkpoint_id: int) -> None:

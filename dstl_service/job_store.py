@@ -119,9 +119,9 @@ class JobStore:
                 continue
             return epoch, latest
 
-    def create(self, manifest: Manifest) -> Manifest:
+    def create(self, manifest: Manifest) -> tuple[Manifest, int]:
         """
-        Make a checkpoint exist; return it with the generation it got.
+        Make a checkpoint exist; return it with the generation it got, and the size of its object.
 
         A repeated call with the same `uid` returns what the first one made: a response that was lost is no conflict.
 
@@ -133,8 +133,9 @@ class JobStore:
         generation = manifest.generation
         while True:
             candidate = replace(manifest, generation=generation)
+            data = encode_manifest(candidate)
             try:
-                self._store.put(self._key(manifest.id, generation), encode_manifest(candidate), if_absent=True)
+                self._store.put(self._key(manifest.id, generation), data, if_absent=True)
             except ConflictError:
                 places = list(self._places(manifest.id))
                 for number in places:
@@ -147,7 +148,7 @@ class JobStore:
                             newer_epoch=there.epoch,
                         ) from None
                     if there.uid == manifest.uid:
-                        return there
+                        return there, len(data)
                     if there.kind is not ManifestKind.FENCE and there.epoch == manifest.epoch:
                         raise ConflictError(
                             f"this query completed checkpoint {manifest.id} already, as {there.ref.to_text()}",
@@ -156,7 +157,7 @@ class JobStore:
                 generation = places[-1] + 1
                 continue
             self._remember(candidate)
-            return candidate
+            return candidate, len(data)
 
     def find(self, checkpoint_id: int, uid: str) -> Manifest | None:
         """Return the checkpoint of this id and uid, whatever its generation, or None."""

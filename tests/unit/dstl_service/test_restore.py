@@ -43,7 +43,7 @@ class History:
             chain = list(self.jobs.chain(base.ref))
             length = next((n for n, step in enumerate(chain, 1) if step.kind is ManifestKind.COMPLETE), len(chain))
             earlier = log_up_to(chain[:length])
-        return self.jobs.create(
+        created, _ = self.jobs.create(
             manifest(
                 checkpoint_id,
                 self.epoch,
@@ -55,6 +55,7 @@ class History:
                 kind=ManifestKind.COMPLETE if complete else ManifestKind.DELTA,
             )
         )
+        return created
 
     def plan(self, have: CheckpointRef | None, want: CheckpointRef, key_groups: KeyGroupRange = GROUPS) -> RestorePlan:
         """Plan with a process that has seen nothing of the job yet."""

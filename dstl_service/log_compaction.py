@@ -10,7 +10,7 @@ enters with the next checkpoint, whose manifest is a complete one. No I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dstl_service.manifest import StateView
@@ -107,14 +107,25 @@ def log_size(view: StateView, operator: str) -> LogSize:
 def choose_compactions(
     view: StateView,
     operators: Iterable[OperatorInfo],
+    sizes: Mapping[str, LogSize],
     checkpoint_id: int,
     max_parallelism: int,
     settings: CompactionSettings,
 ) -> list[Compaction]:
-    """Return what is to be compacted of a checkpoint's state; a log that is within its bound is left alone."""
+    """
+    Return what is to be compacted of a checkpoint's state; a log that is within its bound is left alone.
+
+    Args:
+        view: The state.
+        operators: Its operators.
+        sizes: What `log_size` says of each of them.
+        checkpoint_id: The checkpoint's.
+        max_parallelism: Number of the job's key groups.
+        settings: The bounds.
+    """
     if not settings.enabled:
         return []
-    due = [operator for operator in operators if _is_due(log_size(view, operator.name), settings)]
+    due = [operator for operator in operators if _is_due(sizes[operator.name], settings)]
     planned = (_plan(view, operator, checkpoint_id, max_parallelism, settings) for operator in due)
     return [compaction for compaction in planned if compaction is not None]
 

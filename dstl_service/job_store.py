@@ -276,8 +276,21 @@ class JobStore:
                 self._views.popitem(last=False)
         return view
 
-    def make_savepoint(self, name: str, manifest: Manifest) -> Manifest:
-        """Keep a checkpoint under a name; see `dstl_service.savepoints.SavepointStore.create`."""
+    def make_savepoint(self, name: str, checkpoint_id: int | None) -> Manifest:
+        """
+        Keep a checkpoint under a name, without an id the newest; see `dstl_service.savepoints.SavepointStore.create`.
+
+        Raises:
+            NotFoundError: There is no such checkpoint, or it was subsumed meanwhile.
+            ConflictError: The name is taken by another checkpoint.
+        """
+        manifest = self.newest() if checkpoint_id is None else self.newest_of(checkpoint_id)
+        if manifest is None:
+            raise NotFoundError(
+                f"job {self._job!r} has no checkpoint{'' if checkpoint_id is None else f' {checkpoint_id}'} that a "
+                "savepoint could keep; `dstl checkpoints` lists what is retained",
+                job=self._job,
+            )
         is_delta = manifest.kind is ManifestKind.DELTA and manifest.base is not None
         before = self.state(manifest.base) if is_delta and manifest.base is not None else None
         return self.savepoints.create(name, manifest, before)

@@ -213,7 +213,6 @@ class ChangelogService:
     async def checkpoint(self, name: str, checkpoint_id: int) -> Manifest:
         """Return the newest generation of one checkpoint."""
         job = await self._jobs.opened(name)
-
         manifest = await self._in_thread(job.store.newest_of, checkpoint_id)
         if manifest is None:
             raise NotFoundError(f"job {name!r} has no checkpoint {checkpoint_id}", job=name)
@@ -222,14 +221,7 @@ class ChangelogService:
     async def create_savepoint(self, name: str, savepoint: str, checkpoint_id: int | None) -> CheckpointInfo:
         """Keep a retained checkpoint, by default the newest, under a name; see `dstl_service.savepoints`."""
         job = await self._jobs.opened(name)
-
-        def create() -> Manifest:
-            manifest = job.store.newest() if checkpoint_id is None else job.store.newest_of(checkpoint_id)
-            if manifest is None:
-                raise NotFoundError(f"job {name!r} has no checkpoint that a savepoint could keep", job=name)
-            return job.store.make_savepoint(savepoint, manifest)
-
-        created = await self._in_thread(create)
+        created = await self._in_thread(job.store.make_savepoint, savepoint, checkpoint_id)
         return created.info()
 
     async def savepoints(self, name: str) -> dict[str, CheckpointInfo]:

@@ -105,6 +105,7 @@ class ChangelogService:
             self._cache,
             Uploader(store, self._upload_threads, background, ids, settings.host_id),
             clock,
+            self._in_thread,
         )
         room = Room(
             settings.batch.in_flight_bytes_max,

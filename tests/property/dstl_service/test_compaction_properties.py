@@ -107,7 +107,7 @@ class World:
 
     def compact(self, checkpoint_id: int) -> None:
         """Do what is due; the results wait."""
-        compactor = Compactor(self.store, SegmentCache(1 << 20), None, FakeClock())  # type: ignore[arg-type]
+        compactor = Compactor(self.store, SegmentCache(1 << 20), None, FakeClock(), None)  # type: ignore[arg-type]
         sizes = {"op": log_size(self.view, "op")}
         operators = [self.operator()]
         for compaction in choose_compactions(self.view, operators, sizes, checkpoint_id, MAX_PARALLELISM, SETTINGS):

@@ -28,6 +28,7 @@ FILE_BYTES_MAX = 2**40
 CHUNK_BYTES = 4 << 20
 _NAME = re.compile(r"[0-9]{6,20}\.sst|MANIFEST-[0-9]{6,20}|CURRENT")
 _CHECKSUM = re.compile(r"[0-9a-f]{32}")
+_FILE_KEY = re.compile(rf"/({_CHECKSUM.pattern})-[0-9]+\.(?:sst|meta)\Z")
 
 
 def is_table_file(name: str) -> bool:
@@ -115,6 +116,12 @@ def file_key(job: str, operator: str, key_groups: KeyGroupRange, name: str, chec
     """Return the key of a file's object; equal content has an equal key."""
     kind = "sst" if name.endswith(".sst") else "meta"
     return f"{_folder(job, operator, key_groups)}{checksum}-{size_bytes}.{kind}"
+
+
+def fits_key(key: str, data: bytes) -> bool:
+    """Say whether bytes may be those of an object, as far as its key tells: files of snapshots are named by content."""
+    named = _FILE_KEY.search(key)
+    return named is None or checksum128(data) == named[1]
 
 
 def encode_index(index: MaterializationIndex) -> bytes:

@@ -113,14 +113,6 @@ class Maintenance:
             if task is not None:
                 task.cancel()
 
-    async def settled(self) -> None:
-        """Wait until nothing runs any more."""
-        while True:
-            running = [task for task in (self._work, self._compaction) if task is not None and not task.done()]
-            if not running:
-                return
-            await asyncio.wait(running)
-
     async def _run(self) -> None:
         try:
             while self._completed:

@@ -131,11 +131,6 @@ def with_segments(view: StateView, newest_first: Sequence[Manifest]) -> StateVie
     return replace(view, log=[*view.log, *added])
 
 
-def log_up_to(newest_first: Sequence[Manifest]) -> list[SegmentHandle]:
-    """Return the log of `state_up_to`."""
-    return state_up_to(newest_first).log
-
-
 def select_handles(handles: Iterable[SegmentHandle], operator: str, key_groups: KeyGroupRange) -> list[SegmentHandle]:
     """Return the handles that hold changes of the operator's key groups, in the order in which they must be applied."""
     wanted = [h for h in handles if h.entry.id.operator == operator and h.entry.key_groups.intersects(key_groups)]

@@ -91,7 +91,7 @@ fuzz-api: $(STAMP) ## Fuzz the service by its OpenAPI document; EXAMPLES=1000 ta
 	$(PY) -m tools.fuzz_api --max-examples $(or $(EXAMPLES),200)
 
 ##@ Work on it
-.PHONY: format settings-page requirements clean
+.PHONY: format settings-page metrics-page requirements clean
 
 format: $(STAMP) ## Format the code and mend what ruff can mend
 	$(PY) -m ruff check --fix .
@@ -99,6 +99,9 @@ format: $(STAMP) ## Format the code and mend what ruff can mend
 
 settings-page: $(STAMP) ## Write docs/settings.md from the declarations in the code
 	$(PY) -m tools.settings_page
+
+metrics-page: $(STAMP) ## Write docs/metrics.md from the declarations in the code
+	$(PY) -m tools.metrics_page
 
 # Hashes of the files for all platforms, and no address of an index; UPGRADE=1 takes the newest versions.
 COMPILE = $(TOOLS)/bin/uv pip compile --quiet --no-config --universal --python-version 3.11 \

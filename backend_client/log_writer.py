@@ -37,7 +37,6 @@ class LogWriter:
         self._target = target
         self.refs: list[ChangeSetRef] = []
         self.changes = 0
-        self.bytes_sent = 0
 
     def append(self, changes: dict[bytes, bytes | None], *, preemptive: bool) -> None:
         """
@@ -54,7 +53,6 @@ class LogWriter:
         )
         self.refs.append(ref)
         self.changes += len(changes)
-        self.bytes_sent += len(payload)
 
     def make_durable(self) -> None:
         """Wait until all sets are durable and put their handles into `refs`; for sidecars nobody else can reach."""

@@ -79,7 +79,7 @@ class BackendSettings:
             self._check_number(name, 0)
         for name in ("parallelism", "max_parallelism"):
             if getattr(self, name) is not None:
-                self._check_number(name, 0, KEY_GROUP_MAX + 1)
+                self._check_number(name, 0, KEY_GROUP_MAX + 1, whole=True)
 
     @property
     def host_folder(self) -> str:
@@ -99,10 +99,12 @@ class BackendSettings:
         """`ca_file` on the host where it is asked."""
         return self.ca_file or os.environ.get("DSTL_CA_FILE") or None
 
-    def _check_number(self, name: str, above: int, at_most: float = math.inf) -> None:
+    def _check_number(self, name: str, above: int, at_most: float = math.inf, *, whole: bool = False) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= at_most:
-            raise InvalidInputError(f"{name} must be a number above {above} and at most {at_most}, it is {value!r}")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or (whole and not isinstance(value, int)) or not above < value <= at_most:
+            kind = "whole number" if whole else "number"
+            raise InvalidInputError(f"{name} must be a {kind} above {above} and at most {at_most}, it is {value!r}")
 
     @classmethod
     def of(cls, storage: str, job: str, options: Mapping[str, Any]) -> BackendSettings:

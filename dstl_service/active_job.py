@@ -21,10 +21,34 @@ from dstl_service.room import Room
 from dstl_service.wire import CompleteRequest, validate_operator
 from storage.clock import Clock, IdSource
 from storage.errors import FencedError, NotFoundError
-from storage.model import ChangeSetId, validate_name
+from storage.model import ChangeSetId, Segment, validate_name
 from storage.object_store import ObjectStore
 
 logger = logging.getLogger("dstl_service")
+
+
+@dataclass(frozen=True, slots=True)
+class NotedCheckpoint:
+    """
+    A checkpoint that is on its way.
+
+    Args:
+        id: Its id.
+        request: What was asked for.
+        note: What it is going to be.
+        segment: The note, encoded.
+        stale_ms: Until when that holds.
+    """
+
+    id: int
+    request: CompleteRequest
+    note: Note
+    segment: Segment
+    stale_ms: int
+
+    def is_for(self, checkpoint_id: int, request: CompleteRequest, now_ms: int) -> bool:
+        """Say whether it is what this request asks for, and still holds."""
+        return (self.id, self.request) == (checkpoint_id, request) and now_ms <= self.stale_ms
 
 
 @dataclass(slots=True)
@@ -42,8 +66,7 @@ class ActiveJob:
     """Counts begins and aborts: what was asked for before one of them is not carried out after it."""
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    noted: tuple[int, CompleteRequest, Note, int] | None = None
-    """The checkpoint that is on its way: its id, what was asked for, its note, and until when that holds."""
+    noted: NotedCheckpoint | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     last_error: str | None = None
     timer: asyncio.TimerHandle | None = None

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from dstl_service.active_job import ActiveJob
-from dstl_service.manifest import Manifest, ManifestKind, StateView, encode_manifest, is_complete_due
+from dstl_service.active_job import ActiveJob, NotedCheckpoint
+from dstl_service.manifest import Manifest, ManifestKind, StateView, is_complete_due
 from dstl_service.materializer import Materializer
 from dstl_service.metrics import ServiceMetrics
 from dstl_service.notes import Note, note_of
@@ -27,7 +27,7 @@ from storage.errors import (
     LostChangesError,
     NotFoundError,
 )
-from storage.model import MaterializationHandle, SegmentHandle
+from storage.model import MaterializationHandle, Segment, SegmentHandle
 
 logger = logging.getLogger("dstl_service")
 
@@ -69,8 +69,8 @@ class Checkpointer:
             LostChangesError: A set is gone; the batch must be executed again.
         """
         self._check_request(job, checkpoint_id, request)
-        note = await self._note(job, checkpoint_id, request)
-        await self._persister.persist(job, request.refs, wait=False, note=note)
+        noted = await self._noted(job, checkpoint_id, request)
+        await self._persister.persist(job, request.refs, wait=False, note=noted.segment)
 
     async def complete(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> CompleteResponse:
         """
@@ -85,8 +85,8 @@ class Checkpointer:
         started_ms = self._clock.monotonic_ms()
         turn = job.turn
         try:
-            note = await self._note(job, checkpoint_id, request)
-            durable = await self._persister.persist(job, request.refs, note=note)
+            noted = await self._noted(job, checkpoint_id, request)
+            durable = await self._persister.persist(job, request.refs, note=noted.segment)
             handles, of_note = durable[: len(request.refs)], durable[len(request.refs) :]
             _check_one_writer(job.name, handles, request.epoch, checkpoint_id)
             durable_ms = self._clock.monotonic_ms()
@@ -95,7 +95,9 @@ class Checkpointer:
                     raise LostChangesError(
                         f"checkpoint {checkpoint_id} was begun anew or aborted meanwhile", job=job.name
                     )
-                manifest, manifest_bytes = await self._in_thread(self._write_manifest, job, note, handles, of_note)
+                manifest, manifest_bytes = await self._in_thread(
+                    self._write_manifest, job, noted.note, handles, of_note
+                )
         except (LostChangesError, NotFoundError):
             # A complete checkpoint's sets are forgotten, and its base may be: a driver without an answer asks again.
             made = await self._in_thread(job.store.find, checkpoint_id, request.uid)
@@ -136,15 +138,15 @@ class Checkpointer:
             raise ConflictError(f"checkpoint {checkpoint_id} cannot follow {before}")
         CheckpointRef.parse(f"0.0.{request.uid}")
 
-    async def _note(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> Note:
+    async def _noted(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> NotedCheckpoint:
         """Return the note for this request; `complete` takes the one that `flush` has sent on its way."""
-        if job.noted is None or job.noted[:2] != (checkpoint_id, request) or self._clock.monotonic_ms() > job.noted[3]:
+        if job.noted is None or not job.noted.is_for(checkpoint_id, request, self._clock.monotonic_ms()):
             chosen = await self._materializer.choose(job.name, job.store, request.base, request.materializations)
-            note = await self._in_thread(self._make_note, job, checkpoint_id, request, chosen)
+            note, segment = await self._in_thread(self._make_note, job, checkpoint_id, request, chosen)
             # What replaces the log is chosen here, and must not be collected before the manifest names it.
             stale_ms = self._clock.monotonic_ms() + self._timeout_ms
-            job.noted = checkpoint_id, request, note, stale_ms
-        return job.noted[2]
+            job.noted = NotedCheckpoint(checkpoint_id, request, note, segment, stale_ms)
+        return job.noted
 
     def _make_note(
         self,
@@ -152,7 +154,7 @@ class Checkpointer:
         checkpoint_id: int,
         request: CompleteRequest,
         materialized: Sequence[MaterializationHandle],
-    ) -> Note:
+    ) -> tuple[Note, Segment]:
         try:
             before = job.store.state(request.base) if request.base is not None else StateView((), [])
         except (NotFoundError, CorruptDataError):
@@ -167,7 +169,7 @@ class Checkpointer:
             raise
         view = job.maintenance.replace(truncate(before, materialized))
         is_complete = view is not before or is_complete_due(checkpoint_id)
-        return note_of(
+        note = note_of(
             job.name,
             job.store.job_uid,
             job.store.max_parallelism,
@@ -175,6 +177,7 @@ class Checkpointer:
             request,
             view if is_complete else None,
         )
+        return note, note.to_segment()
 
     def _write_manifest(
         self, job: ActiveJob, note: Note, handles: list[SegmentHandle], of_note: Sequence[SegmentHandle]
@@ -197,8 +200,7 @@ class Checkpointer:
             materializations=() if note.start is None else note.start.materializations,
             note=next((handle for handle in of_note if handle.object_key not in objects), None),
         )
-        created = job.store.create(manifest)
-        return created, len(encode_manifest(created))
+        return job.store.create(manifest)
 
 
 def _check_one_writer(job: str, handles: Sequence[SegmentHandle], epoch: int, checkpoint_id: int) -> None:

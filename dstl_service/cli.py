@@ -152,12 +152,7 @@ def savepoints(options: argparse.Namespace) -> int:
     if options.delete is not None:
         jobs.savepoints.delete(options.delete)
     if options.create is not None:
-        manifest = jobs.newest() if options.checkpoint is None else jobs.newest_of(options.checkpoint)
-        if manifest is None:
-            raise NotFoundError(
-                f"job {options.job!r} has no such checkpoint; `dstl checkpoints` lists what is retained"
-            )
-        jobs.make_savepoint(options.create, manifest)
+        jobs.make_savepoint(options.create, options.checkpoint)
     for name, manifest in jobs.savepoints.all():
         sys.stdout.write(f"{name}  {manifest.ref.to_text()}\n")
     return 0

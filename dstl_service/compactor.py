@@ -8,9 +8,8 @@ a time-out for large objects.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from dstl_service.log_compaction import Compaction, Output, Replacement
 from dstl_service.restore import read_handles
@@ -25,17 +24,32 @@ _OBJECT_BYTES = 32 * 1024 * 1024
 _SEGMENT_BYTES = 8 * 1024 * 1024
 _AT_ONCE_BYTES = 64 * 1024 * 1024
 
-_T = TypeVar("_T")
-
 
 class Compactor:
-    """Compacts the logs of any job of one service."""
+    """
+    Compacts the logs of any job of one service.
 
-    def __init__(self, store: ObjectStore, cache: SegmentCache, uploader: Uploader, clock: Clock) -> None:
+    Args:
+        store: Holds the segments.
+        cache: Has some of them in memory.
+        uploader: Stores results.
+        clock: Dates them.
+        in_thread: Runs a blocking call.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cache: SegmentCache,
+        uploader: Uploader,
+        clock: Clock,
+        in_thread: Callable[..., Awaitable[Any]],
+    ) -> None:
         self._store = store
         self._cache = cache
         self._uploader = uploader
         self._clock = clock
+        self._in_thread = in_thread
 
     async def run(self, job: str, epoch: int, compactions: Sequence[Compaction]) -> list[Replacement]:
         """
@@ -97,6 +111,3 @@ class Compactor:
             made[segment.id.operator].append(handle)
             self._cache.put(handle, segment.payload)  # the next compaction reads it
         waiting.clear()
-
-    async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(None, function, *args)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from dstl_service.materialization_index import fits_key
 from storage.checksum import checksum64
 from storage.clock import Clock, IdSource
 from storage.errors import CorruptDataError
@@ -117,13 +118,6 @@ class DownloadCache:
     def head(self, key: str) -> ObjectInfo:
         """Describe an object; as `ObjectStore.head`."""
         return self._store.head(key)
-
-    def forget(self, key: str) -> None:
-        """Drop the copy of an object that its reader found to be damaged; the next read is from the store."""
-        with self._lock:
-            file = self._files.get(key)
-        if file is not None:
-            self._drop(key, file)
 
     def sweep(self) -> None:
         """Remove files that were not read for a while."""
@@ -287,7 +281,7 @@ def _is_sound(key: str, data: bytes) -> bool:
             decode_object(data, key)
         except CorruptDataError:
             return False
-    return True
+    return fits_key(key, data)
 
 
 def _blocks(data: bytes) -> Sequence[memoryview]:

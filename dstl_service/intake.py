@@ -15,7 +15,6 @@ from typing import Any
 
 from dstl_service.active_job import ActiveJob, ActiveJobs
 from dstl_service.metrics import ServiceMetrics
-from dstl_service.notes import Note
 from dstl_service.room import Room
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.settings import ServiceSettings
@@ -126,7 +125,7 @@ class Intake:
             checksum=f"{segment.checksum:016x}",
         )
 
-    def request(self, job: ActiveJob, ids: Sequence[ChangeSetId], note: Note | None) -> list[ChangeSetId]:
+    def request(self, job: ActiveJob, ids: Sequence[ChangeSetId], note: Segment | None) -> list[ChangeSetId]:
         """
         Upload these sets now, and a note in the same object; return all their ids, that of the note last.
 
@@ -137,7 +136,7 @@ class Intake:
         if wanted:
             job.book.request(wanted, self._clock.monotonic_ms())
         if note is not None:
-            wanted.append(job.book.take_note(note.to_segment()))
+            wanted.append(job.book.take_note(note))
             job.book.request(wanted[-1:], self._clock.monotonic_ms())
         self._schedule(job)
         return wanted

@@ -24,7 +24,17 @@ from dstl_service.manifest import (
     state_up_to,
     with_segments,
 )
-from dstl_service.registry_format import decode_epoch, decode_job, encode_epoch, encode_job, number_of, place_of
+from dstl_service.registry_format import (
+    decode_epoch,
+    decode_job,
+    encode_epoch,
+    encode_job,
+    epoch_key,
+    manifest_key,
+    manifest_prefix,
+    number_of,
+    place_of,
+)
 from dstl_service.savepoints import SavepointStore
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock, IdSource
@@ -119,9 +129,9 @@ class JobStore:
                 continue
             return epoch, latest
 
-    def create(self, manifest: Manifest) -> Manifest:
+    def create(self, manifest: Manifest) -> tuple[Manifest, int]:
         """
-        Make a checkpoint exist; return it with the generation it got.
+        Make a checkpoint exist; return it with the generation it got, and the size of its object.
 
         A repeated call with the same `uid` returns what the first one made: a response that was lost is no conflict.
 
@@ -133,8 +143,9 @@ class JobStore:
         generation = manifest.generation
         while True:
             candidate = replace(manifest, generation=generation)
+            data = encode_manifest(candidate)
             try:
-                self._store.put(self._key(manifest.id, generation), encode_manifest(candidate), if_absent=True)
+                self._store.put(self._key(manifest.id, generation), data, if_absent=True)
             except ConflictError:
                 places = list(self._places(manifest.id))
                 for number in places:
@@ -147,7 +158,7 @@ class JobStore:
                             newer_epoch=there.epoch,
                         ) from None
                     if there.uid == manifest.uid:
-                        return there
+                        return there, len(data)
                     if there.kind is not ManifestKind.FENCE and there.epoch == manifest.epoch:
                         raise ConflictError(
                             f"this query completed checkpoint {manifest.id} already, as {there.ref.to_text()}",
@@ -156,7 +167,7 @@ class JobStore:
                 generation = places[-1] + 1
                 continue
             self._remember(candidate)
-            return candidate
+            return candidate, len(data)
 
     def find(self, checkpoint_id: int, uid: str) -> Manifest | None:
         """Return the checkpoint of this id and uid, whatever its generation, or None."""
@@ -265,8 +276,21 @@ class JobStore:
                 self._views.popitem(last=False)
         return view
 
-    def make_savepoint(self, name: str, manifest: Manifest) -> Manifest:
-        """Keep a checkpoint under a name; see `dstl_service.savepoints.SavepointStore.create`."""
+    def make_savepoint(self, name: str, checkpoint_id: int | None) -> Manifest:
+        """
+        Keep a checkpoint under a name, without an id the newest; see `dstl_service.savepoints.SavepointStore.create`.
+
+        Raises:
+            NotFoundError: There is no such checkpoint, or it was subsumed meanwhile.
+            ConflictError: The name is taken by another checkpoint.
+        """
+        manifest = self.newest() if checkpoint_id is None else self.newest_of(checkpoint_id)
+        if manifest is None:
+            raise NotFoundError(
+                f"job {self._job!r} has no checkpoint{'' if checkpoint_id is None else f' {checkpoint_id}'} that a "
+                "savepoint could keep; `dstl checkpoints` lists what is retained",
+                job=self._job,
+            )
         is_delta = manifest.kind is ManifestKind.DELTA and manifest.base is not None
         before = self.state(manifest.base) if is_delta and manifest.base is not None else None
         return self.savepoints.create(name, manifest, before)
@@ -303,10 +327,7 @@ class JobStore:
 
     def frontier(self) -> tuple[Manifest | None, int]:
         """Return the newest checkpoint, and the epoch that may complete the next one: no older one can (I4)."""
-        epochs = f"{self._job}/epochs/"
-        owner = max((number_of(info.key) for info in self._store.list(epochs)), default=0)
-        hint = self._read_hint(f"{epochs}{owner:020d}.json") if owner else 0
-        latest, last_place = self._latest(hint)
+        latest, last_place = self._latest(self._hint_of(self._newest_epoch()))
         return latest, self.load(*last_place).epoch if last_place else 0
 
     def completed(self) -> Iterator[Manifest]:
@@ -337,22 +358,26 @@ class JobStore:
                 yield CheckpointRef(*place, ""), info
 
     def _claim_epoch(self, owner: str) -> tuple[int, int]:
-        prefix = f"{self._job}/epochs/"
         while True:
-            newest = max((number_of(info.key) for info in self._store.list(prefix)), default=0)
-            hint = 0
-            if newest:
-                hint = self._read_hint(f"{prefix}{newest:020d}.json")
-            latest, _ = self._latest(hint)
+            newest = self._newest_epoch()
+            latest, _ = self._latest(self._hint_of(newest))
             latest_id = latest.id if latest else 0
             record = encode_epoch(newest + 1, owner, self._ids.unique_id(), self._clock.now_ms(), latest_id)
             try:
-                self._store.put(f"{prefix}{newest + 1:020d}.json", record, if_absent=True)
+                self._store.put(epoch_key(self._job, newest + 1), record, if_absent=True)
             except ConflictError:
                 continue
             return newest + 1, latest_id
 
-    def _read_hint(self, key: str) -> int:
+    def _newest_epoch(self) -> int:
+        """Return the number of the newest epoch; 0 if there is none."""
+        return max((number_of(info.key) for info in self._store.list(f"{self._job}/epochs/")), default=0)
+
+    def _hint_of(self, epoch: int) -> int:
+        """Return a checkpoint id that was reached when an epoch began."""
+        if not epoch:
+            return 0
+        key = epoch_key(self._job, epoch)
         return decode_epoch(self._store.get(key), key)
 
     def _check_still_newest(self, epoch: int) -> None:
@@ -362,8 +387,7 @@ class JobStore:
         Called after the manifests were listed: a newer owner that fences later collides at the same place. Without
         this, a late fence behind the newer owner's checkpoint would let the older one go on from it (I4).
         """
-        prefix = f"{self._job}/epochs/"
-        for info in self._store.list(prefix, start_after=f"{prefix}{epoch:020d}.json"):
+        for info in self._store.list(f"{self._job}/epochs/", start_after=epoch_key(self._job, epoch)):
             raise FencedError(
                 f"job {self._job!r} was taken over by epoch {number_of(info.key)} while epoch {epoch} was claiming it",
                 epoch=epoch,
@@ -372,7 +396,7 @@ class JobStore:
 
     def _latest(self, hint: int) -> tuple[Manifest | None, tuple[int, int] | None]:
         """Return the newest checkpoint with an id of at least `hint`, and the highest place taken (fences too)."""
-        places = sorted(self._listing(f"{self._job}/checkpoints/{hint:020d}"))
+        places = sorted(self._listing(manifest_prefix(self._job, hint)))
         for place in reversed(places):
             manifest = self.load(*place)
             if manifest.kind is not ManifestKind.FENCE:
@@ -384,11 +408,10 @@ class JobStore:
             yield place_of(info.key)
 
     def _places(self, checkpoint_id: int) -> list[int]:
-        prefix = f"{self._job}/checkpoints/{checkpoint_id:020d}."
-        return sorted(place_of(info.key)[1] for info in self._store.list(prefix))
+        return sorted(place_of(info.key)[1] for info in self._store.list(manifest_prefix(self._job, checkpoint_id)))
 
     def _key(self, checkpoint_id: int, generation: int) -> str:
-        return f"{self._job}/checkpoints/{checkpoint_id:020d}.{generation:06d}.json"
+        return manifest_key(self._job, checkpoint_id, generation)
 
     def _remember(self, manifest: Manifest) -> None:
         with self._lock:

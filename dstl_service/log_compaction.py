@@ -10,13 +10,14 @@ enters with the next checkpoint, whose manifest is a complete one. No I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dstl_service.manifest import StateView
+from dstl_service.truncation import counted_of_segment
 from dstl_service.wire import OperatorInfo
 from storage.errors import InvalidInputError
-from storage.key_group_sets import without_all
+from storage.key_group_sets import KeyGroups
 from storage.key_groups import key_group_range
 from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle, SegmentKind
 
@@ -63,7 +64,7 @@ class Output:
     partition: int
     key_groups: KeyGroupRange
     kind: SegmentKind
-    inputs: tuple[tuple[SegmentHandle, tuple[KeyGroupRange, ...]], ...]
+    inputs: tuple[tuple[SegmentHandle, KeyGroups], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +108,25 @@ def log_size(view: StateView, operator: str) -> LogSize:
 def choose_compactions(
     view: StateView,
     operators: Iterable[OperatorInfo],
+    sizes: Mapping[str, LogSize],
     checkpoint_id: int,
     max_parallelism: int,
     settings: CompactionSettings,
 ) -> list[Compaction]:
-    """Return what is to be compacted of a checkpoint's state; a log that is within its bound is left alone."""
+    """
+    Return what is to be compacted of a checkpoint's state; a log that is within its bound is left alone.
+
+    Args:
+        view: The state.
+        operators: Its operators.
+        sizes: What `log_size` says of each of them.
+        checkpoint_id: The checkpoint's.
+        max_parallelism: Number of the job's key groups.
+        settings: The bounds.
+    """
     if not settings.enabled:
         return []
-    due = [operator for operator in operators if _is_due(log_size(view, operator.name), settings)]
+    due = [operator for operator in operators if _is_due(sizes[operator.name], settings)]
     planned = (_plan(view, operator, checkpoint_id, max_parallelism, settings) for operator in due)
     return [compaction for compaction in planned if compaction is not None]
 
@@ -149,7 +161,8 @@ def _plan(
     by_partition = _by_partition(handles, operator.parallelism, max_parallelism)
     for partition in range(operator.parallelism):
         key_groups = key_group_range(partition, operator.parallelism, max_parallelism)
-        inputs = _counting(by_partition[partition], materializations, key_groups)
+        counted = ((h, counted_of_segment(h, materializations, key_groups)) for h in by_partition[partition])
+        inputs = [(handle, counting) for handle, counting in counted if counting]
         is_materialized = any(m.key_groups.intersects(key_groups) for m in materializations)
         if is_materialized and any(handle.entry.kind is SegmentKind.BASE for handle, _ in inputs):
             # Half of the range has a base without deletions, half a materialization: wait until the latter is whole.
@@ -176,21 +189,6 @@ def _by_partition(
         for partition in range(first, min(last, parallelism - 1) + 1):
             found[partition].append(handle)
     return found
-
-
-def _counting(
-    handles: Sequence[SegmentHandle], materializations: Iterable[MaterializationHandle], key_groups: KeyGroupRange
-) -> list[tuple[SegmentHandle, tuple[KeyGroupRange, ...]]]:
-    """Return the handles of a range, in the order given, each with the key groups for which it counts."""
-    counting = []
-    for handle in handles:
-        owned = handle.entry.key_groups
-        within = KeyGroupRange(max(owned.first, key_groups.first), min(owned.last, key_groups.last))
-        newer = [m.key_groups for m in materializations if m.checkpoint_id >= handle.entry.id.checkpoint_id]
-        parts = without_all(within, newer)
-        if parts:
-            counting.append((handle, parts))
-    return counting
 
 
 def _materializations(view: StateView, operator: str) -> frozenset[MaterializationHandle]:

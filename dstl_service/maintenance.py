@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dstl_service.compactor import Compactor
@@ -18,6 +20,7 @@ from dstl_service.job_store import JobStore
 from dstl_service.log_compaction import (
     Compaction,
     CompactionSettings,
+    LogSize,
     Replacement,
     apply,
     choose_compactions,
@@ -31,6 +34,22 @@ from storage.errors import DstlError
 from storage.object_store import ObjectStore
 
 logger = logging.getLogger("dstl_service")
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """
+    What a checkpoint's state tells.
+
+    Args:
+        sizes: By operator.
+        stale: Results of compactions that no later checkpoint can take in.
+        chosen: Compactions that are due, if none runs and no result waits.
+    """
+
+    sizes: Mapping[str, LogSize]
+    stale: Sequence[Replacement]
+    chosen: Sequence[Compaction]
 
 
 class Maintenance:
@@ -60,7 +79,7 @@ class Maintenance:
         self._book = RetentionBook(retention)
         # What no checkpoint took in for longer is dropped: the collector may take its objects for orphans.
         self._result_age_max_ms = result_age_max_ms
-        self._replacements: list[Replacement] = []
+        self._replacements: tuple[Replacement, ...] = ()
         self._failed_log_bytes: dict[str, int] = {}
         self._completed: list[Manifest] = []
         self._work: asyncio.Task[None] | None = None
@@ -68,23 +87,18 @@ class Maintenance:
 
     def replace(self, view: StateView) -> StateView:
         """
-        Return the view with the compactions that were done and fit it; those that do not fit are dropped.
+        Return the view with the compactions that were done and fit it; may run in a thread.
 
-        May be called again with the same view: a result is forgotten only when a checkpoint took it in.
+        May be called again with the same view: a result is forgotten only behind a checkpoint.
         """
-        oldest_ms = self._clock.now_ms() - self._result_age_max_ms
-        for replacement in list(self._replacements):
-            replaced = apply(view, replacement) if replacement.made_ms >= oldest_ms else None
-            if replaced is None:
-                self._replacements.remove(replacement)
-            else:
-                view = replaced
+        for replacement in self._replacements:
+            view = self._applied(view, replacement) or view
         return view
 
     def checkpoint_completed(self, manifest: Manifest) -> None:
         """Learn of a new checkpoint; the work that follows from it runs on its own."""
         named = set(manifest.earlier)
-        self._replacements = [r for r in self._replacements if not named.issuperset(r.added)]
+        self._replacements = tuple(r for r in self._replacements if not named.issuperset(r.added))
         self._completed.append(manifest)
         self.wake()
 
@@ -98,14 +112,6 @@ class Maintenance:
         for task in (self._work, self._compaction):
             if task is not None:
                 task.cancel()
-
-    async def settled(self) -> None:
-        """Wait until nothing runs any more."""
-        while True:
-            running = [task for task in (self._work, self._compaction) if task is not None and not task.done()]
-            if not running:
-                return
-            await asyncio.wait(running)
 
     async def _run(self) -> None:
         try:
@@ -126,35 +132,41 @@ class Maintenance:
         self._metrics.waiting_deletions.labels(self._job).set(self._book.waiting)
         if self._completed:
             return  # a newer checkpoint is there already
-        view = await self._in_thread(self._jobs.state, manifest.ref)
-        for operator in manifest.operators:
-            size = log_size(view, operator.name)
-            self._metrics.log_bytes.labels(self._job, operator.name).set(size.log_bytes)
-            self._metrics.table_bytes.labels(self._job, operator.name).set(size.table_bytes)
-        if self._compaction is None or self._compaction.done():
-            await self._compact(manifest, view)
-
-    async def _compact(self, manifest: Manifest, view: StateView) -> None:
-        if self._replacements:
-            return  # first the last result has to come in
-        chosen = await self._in_thread(
-            choose_compactions,
-            view,
-            manifest.operators,
-            manifest.id,
-            self._jobs.max_parallelism,
-            self._compaction_settings,
-        )
+        is_idle = self._compaction is None or self._compaction.done()
+        found: _Findings = await self._in_thread(partial(self._look, manifest, self._replacements, is_idle=is_idle))
+        for operator, size in found.sizes.items():
+            self._metrics.log_bytes.labels(self._job, operator).set(size.log_bytes)
+            self._metrics.table_bytes.labels(self._job, operator).set(size.table_bytes)
+        self._replacements = tuple(r for r in self._replacements if r not in found.stale)
         due = [
             compaction
-            for compaction in chosen
+            for compaction in found.chosen
             # After a failure the log must double before the next try.
-            if log_size(view, compaction.operator).log_bytes >= 2 * self._failed_log_bytes.get(compaction.operator, 0)
+            if found.sizes[compaction.operator].log_bytes >= 2 * self._failed_log_bytes.get(compaction.operator, 0)
         ]
         if due:
-            self._compaction = asyncio.get_running_loop().create_task(self._run_compactions(manifest.epoch, due, view))
+            work = self._run_compactions(manifest.epoch, due, found.sizes)
+            self._compaction = asyncio.get_running_loop().create_task(work)
 
-    async def _run_compactions(self, epoch: int, due: list[Compaction], view: StateView) -> None:
+    def _look(self, manifest: Manifest, waiting: Sequence[Replacement], *, is_idle: bool) -> _Findings:
+        """Look through a checkpoint's state, which may be long; runs in a thread."""
+        view = self._jobs.state(manifest.ref)
+        sizes = {operator.name: log_size(view, operator.name) for operator in manifest.operators}
+        stale = [replacement for replacement in waiting if self._applied(view, replacement) is None]
+        chosen: list[Compaction] = []
+        if is_idle and len(stale) == len(waiting):  # else the last result has to come in first
+            chosen = choose_compactions(
+                view, manifest.operators, sizes, manifest.id, self._jobs.max_parallelism, self._compaction_settings
+            )
+        return _Findings(sizes, stale, chosen)
+
+    def _applied(self, view: StateView, replacement: Replacement) -> StateView | None:
+        """Return the view with a compaction's result, or None if the result is too old or does not fit it."""
+        if replacement.made_ms < self._clock.now_ms() - self._result_age_max_ms:
+            return None
+        return apply(view, replacement)
+
+    async def _run_compactions(self, epoch: int, due: Sequence[Compaction], sizes: Mapping[str, LogSize]) -> None:
         before = sum(handle.entry.size_bytes for compaction in due for handle in compaction.inputs)
         started_ms = self._clock.monotonic_ms()
         try:
@@ -166,7 +178,7 @@ class Maintenance:
                 logger.warning("compaction failed", extra={"job": self._job, "error": str(error)})
             self._metrics.compactions_failed.labels(self._job).inc()
             for compaction in due:
-                self._failed_log_bytes[compaction.operator] = log_size(view, compaction.operator).log_bytes
+                self._failed_log_bytes[compaction.operator] = sizes[compaction.operator].log_bytes
             return
         after = sum(handle.entry.size_bytes for replacement in made for handle in replacement.added)
         self._metrics.compactions.labels(self._job).inc()
@@ -174,7 +186,7 @@ class Maintenance:
         self._metrics.compaction_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
         logger.info("log compacted", extra={"job": self._job, "bytes_before": before, "bytes_after": after})
         self._failed_log_bytes.clear()
-        self._replacements += made
+        self._replacements = (*self._replacements, *made)
 
     async def _delete_subsumed(self) -> None:
         due = self._book.take_due(self._clock.monotonic_ms())

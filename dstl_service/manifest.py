@@ -12,13 +12,12 @@ No I/O.
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dstl_service.sealed_json import seal, unseal
 from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, StateInfo
-from storage.checksum import checksum64
 from storage.errors import CorruptDataError, DstlError
 from storage.model import KeyGroupRange, MaterializationHandle, SegmentEntry, SegmentHandle
 
@@ -76,9 +75,8 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the object's bytes: one JSON document ``{"checksum": …, "manifest": …}``; readable by a person."""
-    body = json.dumps(_to_dict(manifest), separators=(",", ":"), ensure_ascii=False)
-    return f'{{"checksum":"{checksum64(body.encode()):016x}","manifest":{body}}}'.encode()
+    """Return the object's bytes; see `dstl_service.sealed_json`."""
+    return seal("manifest", _to_dict(manifest), ensure_ascii=False)
 
 
 def decode_manifest(data: bytes, object_key: str) -> Manifest:
@@ -88,17 +86,8 @@ def decode_manifest(data: bytes, object_key: str) -> Manifest:
     Raises:
         CorruptDataError: Any byte differs from what was written; names the object.
     """
-    head, separator, rest = data.partition(b',"manifest":')
     try:
-        if not separator or not rest.endswith(b"}"):
-            raise ValueError("it is no manifest, or its end is missing")
-        body = rest[:-1]
-        if head != f'{{"checksum":"{checksum64(body):016x}"'.encode():
-            raise ValueError("the checksum does not fit the content")
-        document = json.loads(body)
-        if document["format"] > FORMAT:
-            raise ValueError(f"its format {document['format']} is newer than {FORMAT}, the newest this program reads")
-        return _from_dict(document)
+        return _from_dict(unseal("manifest", data, FORMAT))
     except (ValueError, LookupError, TypeError, AttributeError, DstlError) as error:
         raise CorruptDataError(f"manifest {object_key} cannot be read: {error}", object_key=object_key) from error
 
@@ -140,11 +129,6 @@ def with_segments(view: StateView, newest_first: Sequence[Manifest]) -> StateVie
     """Return the view with what these manifests add to it."""
     added = [handle for manifest in reversed(newest_first) for handle in manifest.segments]
     return replace(view, log=[*view.log, *added])
-
-
-def log_up_to(newest_first: Sequence[Manifest]) -> list[SegmentHandle]:
-    """Return the log of `state_up_to`."""
-    return state_up_to(newest_first).log
 
 
 def select_handles(handles: Iterable[SegmentHandle], operator: str, key_groups: KeyGroupRange) -> list[SegmentHandle]:

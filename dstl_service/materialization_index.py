@@ -11,14 +11,14 @@ one of `parents`. A checkpoint takes the new one only while it still has all par
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dstl_service.sealed_json import seal, unseal
 from dstl_service.wire import CheckpointRef
-from storage.checksum import checksum64, checksum128
+from storage.checksum import checksum128
 from storage.errors import CorruptDataError, DstlError, InvalidInputError, NotFoundError
 from storage.model import KeyGroupRange, MaterializationHandle, ObjectInfo, validate_name
 from storage.object_store import ObjectReader
@@ -28,6 +28,7 @@ FILE_BYTES_MAX = 2**40
 CHUNK_BYTES = 4 << 20
 _NAME = re.compile(r"[0-9]{6,20}\.sst|MANIFEST-[0-9]{6,20}|CURRENT")
 _CHECKSUM = re.compile(r"[0-9a-f]{32}")
+_FILE_KEY = re.compile(rf"/({_CHECKSUM.pattern})-[0-9]+\.(?:sst|meta)\Z")
 
 
 def is_table_file(name: str) -> bool:
@@ -117,8 +118,14 @@ def file_key(job: str, operator: str, key_groups: KeyGroupRange, name: str, chec
     return f"{_folder(job, operator, key_groups)}{checksum}-{size_bytes}.{kind}"
 
 
+def fits_key(key: str, data: bytes) -> bool:
+    """Say whether bytes may be those of an object, as far as its key tells: files of snapshots are named by content."""
+    named = _FILE_KEY.search(key)
+    return named is None or checksum128(data) == named[1]
+
+
 def encode_index(index: MaterializationIndex) -> bytes:
-    """Return the object's bytes: one JSON document ``{"checksum": …, "materialization": …}``."""
+    """Return the object's bytes; see `dstl_service.sealed_json`."""
     document = {
         "format": FORMAT,
         "job_uid": index.job_uid,
@@ -132,8 +139,7 @@ def encode_index(index: MaterializationIndex) -> bytes:
             for file in index.files
         ],
     }
-    body = json.dumps(document, separators=(",", ":"))
-    return f'{{"checksum":"{checksum64(body.encode()):016x}","materialization":{body}}}'.encode()
+    return seal("materialization", document)
 
 
 def decode_index(data: bytes, object_key: str) -> MaterializationIndex:
@@ -143,17 +149,8 @@ def decode_index(data: bytes, object_key: str) -> MaterializationIndex:
     Raises:
         CorruptDataError: Any byte differs from what was written; names the object.
     """
-    head, separator, rest = data.partition(b',"materialization":')
-    body = rest[:-1]
     try:
-        if not separator or not rest.endswith(b"}"):
-            raise ValueError("it is no index, or its end is missing")
-        if head != f'{{"checksum":"{checksum64(body):016x}"'.encode():
-            raise ValueError("the checksum does not fit the content")
-        document = json.loads(body)
-        if document["format"] > FORMAT:
-            raise ValueError(f"its format {document['format']} is newer than {FORMAT}, the newest this program reads")
-        return _from_dict(document)
+        return _from_dict(unseal("materialization", data, FORMAT))
     except (ValueError, LookupError, TypeError, DstlError) as error:
         raise CorruptDataError(
             f"materialization index {object_key} cannot be read: {error}", object_key=object_key

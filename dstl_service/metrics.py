@@ -96,8 +96,17 @@ class ServiceMetrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self.restores_running = Gauge(
+            "dstl_restores_running", "Restores that are being answered.", ["job"], registry=self.registry
+        )
+        self.restore_planned_bytes = Counter(
+            "dstl_restore_planned_bytes",
+            "Bytes of segments and snapshots that restores begun so far were to send to tables.",
+            ["job"],
+            registry=self.registry,
+        )
         self.restored_bytes = Counter(
-            "dstl_restored_bytes", "Bytes of segments sent to tables.", ["job"], registry=self.registry
+            "dstl_restored_bytes", "Bytes of segments and snapshots sent to tables.", ["job"], registry=self.registry
         )
         self.orphans = Gauge("dstl_orphans", "Orphans that the last collection left.", ["job"], registry=self.registry)
         self.orphans_deleted = Counter("dstl_orphans_deleted", "Orphans deleted.", ["job"], registry=self.registry)

@@ -14,11 +14,10 @@ from typing import Any
 
 from dstl_service.active_job import ActiveJob
 from dstl_service.intake import Intake
-from dstl_service.notes import Note, encode_note
 from dstl_service.peers import PeerClient
 from dstl_service.wire import NOTE_CHARS_MAX, ChangeSetRef
 from storage.errors import InvalidInputError, LostChangesError
-from storage.model import SegmentHandle
+from storage.model import Segment, SegmentHandle
 
 
 class Persister:
@@ -41,7 +40,7 @@ class Persister:
         self._service_id = service_id
 
     async def persist(
-        self, job: ActiveJob, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: Note | None = None
+        self, job: ActiveJob, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: Segment | None = None
     ) -> list[SegmentHandle]:
         """
         Make change sets durable, those of other services too; return their handles in order, then that of the note.
@@ -56,7 +55,7 @@ class Persister:
         here = [ref for ref in refs if ref.handle is None and ref.service_id == self._service_id]
         away = [ref for ref in refs if ref.handle is None and ref.service_id != self._service_id]
         found = {id(ref): _given_handle(job.name, ref) for ref in refs if ref.handle is not None}
-        is_note_here = bool(here) or not away or (note is not None and len(encode_note(note)) > NOTE_CHARS_MAX)
+        is_note_here = bool(here) or not away or (note is not None and note.size_bytes > NOTE_CHARS_MAX)
         ids = self._intake.request(job, [ref.change_set_id(job.name) for ref in here], note if is_note_here else None)
         remote = self._persist_away(job.name, away, wait=wait, note=None if is_note_here else note)
         if not wait:
@@ -70,7 +69,7 @@ class Persister:
         return [*(found[id(ref)] for ref in refs), *of_note]
 
     async def _persist_away(
-        self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: Note | None
+        self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: Segment | None
     ) -> list[SegmentHandle]:
         """Ask the services of other hosts, each once, for the sets that they hold; the first one stores the note."""
         hosts: dict[str, list[ChangeSetRef]] = {}
@@ -83,7 +82,7 @@ class Persister:
                 )
             hosts.setdefault(ref.service_url, []).append(ref)
         found: dict[int, SegmentHandle] = {}
-        notes = [encode_note(note).decode() if note and not number else None for number in range(len(hosts))]
+        notes = [str(note.payload, "ascii") if note and not number else None for number in range(len(hosts))]
         answers = await asyncio.gather(
             *(
                 # Without the address whoever is asked asks nobody else: a process that took the place of the one that

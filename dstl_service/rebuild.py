@@ -20,7 +20,7 @@ from dstl_service.job_store import JobStore
 from dstl_service.manifest import Manifest, encode_manifest
 from dstl_service.notes import Note, decode_note
 from dstl_service.registry import Registry, read_registry
-from dstl_service.registry_format import encode_epoch, encode_job, number_of
+from dstl_service.registry_format import encode_epoch, encode_job, epoch_key, manifest_key, number_of
 from dstl_service.wire import NOTE_OPERATOR
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, InvalidInputError, NotFoundError
@@ -118,7 +118,7 @@ def rebuild_registry(
     assert made is not None  # no manifest is needed only where there is one
     report.checkpoint = made.ref.to_text()
     report.is_proven, report.query_id = choice.is_proven, newest.query_id
-    report.manifests = [_manifest_key(job, manifest) for manifest in manifests]
+    report.manifests = [manifest_key(job, manifest.id, manifest.generation) for manifest in manifests]
     report.moved = sorted(registry.damaged)
     report.epoch = max([registry.epoch_max, *(one.epoch for one in tries), *_damaged_epochs(registry)]) + 2
     if write:
@@ -238,10 +238,11 @@ def _write(
         store.put(f"{job}/damaged/{ids.unique_id()}/{key.removeprefix(f'{job}/')}", store.get(key))
         store.delete([key])
     for manifest in manifests:
-        store.put(_manifest_key(job, manifest), encode_manifest(manifest), if_absent=True)
+        key = manifest_key(job, manifest.id, manifest.generation)
+        store.put(key, encode_manifest(manifest), if_absent=True)
     epoch = report.epoch - 1
     record = encode_epoch(epoch, "fsck --rebuild", ids.unique_id(), clock.now_ms(), 0)
-    store.put(f"{job}/epochs/{epoch:020d}.json", record, if_absent=True)
+    store.put(epoch_key(job, epoch), record, if_absent=True)
     if registry.uid is None:
         store.put(f"{job}/job.json", encode_job(uid, max_parallelism), if_absent=True)
     # As any new owner does: fences who may still run, and shows that the registry can be read again.
@@ -258,7 +259,7 @@ def _check_writable(registry: Registry, report: RebuildReport, chosen: Try) -> N
         raise InvalidInputError(f"the registry of job {report.job!r} is sound: there is nothing to rebuild")
     newest = registry.newest
     if newest is not None and newest.id > chosen.id:
-        key = _manifest_key(report.job, newest)
+        key = manifest_key(report.job, newest.id, newest.generation)
         raise InvalidInputError(
             f"manifest {key} is sound, and newer than checkpoint {chosen.id}, the one to bring back: "
             f"restore what it lacks, or move this manifest away yourself ({'; '.join(_causes(report))})"
@@ -313,10 +314,6 @@ def _damaged_epochs(registry: Registry) -> list[int]:
             except ValueError:
                 continue
     return numbers
-
-
-def _manifest_key(job: str, manifest: Manifest) -> str:
-    return f"{job}/checkpoints/{manifest.id:020d}.{manifest.generation:06d}.json"
 
 
 def _exists(store: ObjectStore, key: str) -> bool:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dstl_service.manifest import FORMAT, Manifest, ManifestKind, decode_manifest
-from dstl_service.registry_format import decode_epoch, decode_job, number_of, place_of
+from dstl_service.registry_format import decode_epoch, decode_job, epoch_key, manifest_key, number_of, place_of
 from storage.errors import CorruptDataError, InvalidInputError, NotFoundError
 from storage.object_store import ObjectStore
 
@@ -81,7 +81,7 @@ class Registry:
                 step = self.manifests.get((base.id, base.generation))
                 if step is None or step.uid != base.uid or step.kind is ManifestKind.FENCE:
                     if not is_known:
-                        key = f"{self.job}/checkpoints/{base.id:020d}.{base.generation:06d}.json"
+                        key = manifest_key(self.job, base.id, base.generation)
                         raise CorruptDataError(f"manifest {key} is missing, on which the newest checkpoint builds")
                     step = None
 
@@ -92,7 +92,7 @@ class Registry:
             found.append(f"{self.job}/job.json is missing")
         in_manifests = max((manifest.epoch for manifest in self.manifests.values()), default=0)
         if in_manifests > max(self.epochs, default=0):
-            found.append(f"{self.job}/epochs/{in_manifests:020d}.json is missing: a manifest is of this epoch")
+            found.append(f"{epoch_key(self.job, in_manifests)} is missing: a manifest is of this epoch")
         if self.newest is not None:
             try:
                 for _ in self.chain(self.newest):

@@ -1,5 +1,5 @@
 """
-What ``job.json`` and the records of epochs hold, and what the keys of epochs and manifests say. No I/O.
+What ``job.json`` and the records of epochs hold, and the keys of epochs and manifests. No I/O.
 
 Manifests have a module of their own, `dstl_service.manifest`.
 """
@@ -53,6 +53,21 @@ def decode_epoch(data: bytes, key: str) -> int:
         return int(json.loads(data)["latest_id"])
     except (ValueError, LookupError, TypeError) as error:
         raise CorruptDataError(f"{key} cannot be read: {error}", object_key=key) from error
+
+
+def epoch_key(job: str, epoch: int) -> str:
+    """Return the key of an epoch's record."""
+    return f"{job}/epochs/{epoch:020d}.json"
+
+
+def manifest_prefix(job: str, checkpoint_id: int) -> str:
+    """Return what the keys of all generations of a checkpoint's manifest begin with."""
+    return f"{job}/checkpoints/{checkpoint_id:020d}."
+
+
+def manifest_key(job: str, checkpoint_id: int, generation: int) -> str:
+    """Return the key of a manifest; keys are in the order of checkpoint ids, then generations."""
+    return f"{manifest_prefix(job, checkpoint_id)}{generation:06d}.json"
 
 
 def number_of(key: str) -> int:

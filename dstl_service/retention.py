@@ -72,11 +72,6 @@ class RetentionBook:
         return self._entries[-1].ref if self._entries else None
 
     @property
-    def retained(self) -> list[CheckpointRef]:
-        """The retained checkpoints, oldest first."""
-        return [entry.ref for entry in self._entries][-self._settings.checkpoints_max :]
-
-    @property
     def waiting(self) -> int:
         """How many objects wait for their deletion."""
         return sum(len(deletion.object_keys) for deletion in self._deletions)

@@ -27,7 +27,6 @@ from dstl_service.maintenance import Maintenance
 from dstl_service.manifest import Manifest
 from dstl_service.materializer import Materializer, Offer
 from dstl_service.metrics import ServiceMetrics
-from dstl_service.notes import Note
 from dstl_service.peers import PeerClient
 from dstl_service.persister import Persister
 from dstl_service.restore import RestorePlan, SnapshotStream, plan_restore, plan_step, read_plan, read_snapshots
@@ -106,6 +105,7 @@ class ChangelogService:
             self._cache,
             Uploader(store, self._upload_threads, background, ids, settings.host_id),
             clock,
+            self._in_thread,
         )
         room = Room(
             settings.batch.in_flight_bytes_max,
@@ -181,7 +181,7 @@ class ChangelogService:
         return self._intake.append(segment, preemptive=preemptive)
 
     async def persist(
-        self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: Note | None = None
+        self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: Segment | None = None
     ) -> list[SegmentHandle]:
         """Make change sets durable; return their handles in order, then that of the note; see `Persister.persist`."""
         return await self._persister.persist(self._jobs.get(name), refs, wait=wait, note=note)
@@ -214,7 +214,6 @@ class ChangelogService:
     async def checkpoint(self, name: str, checkpoint_id: int) -> Manifest:
         """Return the newest generation of one checkpoint."""
         job = await self._jobs.opened(name)
-
         manifest = await self._in_thread(job.store.newest_of, checkpoint_id)
         if manifest is None:
             raise NotFoundError(f"job {name!r} has no checkpoint {checkpoint_id}", job=name)
@@ -223,14 +222,7 @@ class ChangelogService:
     async def create_savepoint(self, name: str, savepoint: str, checkpoint_id: int | None) -> CheckpointInfo:
         """Keep a retained checkpoint, by default the newest, under a name; see `dstl_service.savepoints`."""
         job = await self._jobs.opened(name)
-
-        def create() -> Manifest:
-            manifest = job.store.newest() if checkpoint_id is None else job.store.newest_of(checkpoint_id)
-            if manifest is None:
-                raise NotFoundError(f"job {name!r} has no checkpoint that a savepoint could keep", job=name)
-            return job.store.make_savepoint(savepoint, manifest)
-
-        created = await self._in_thread(create)
+        created = await self._in_thread(job.store.make_savepoint, savepoint, checkpoint_id)
         return created.info()
 
     async def savepoints(self, name: str) -> dict[str, CheckpointInfo]:
@@ -251,7 +243,7 @@ class ChangelogService:
         plan = plan_step(job.store, operator, key_groups, have, want)
         if plan is None:
             plan = await self._in_thread(plan_restore, job.store, operator, key_groups, have, want)
-        self.metrics.restored_bytes.labels(name).inc(plan.size_bytes)
+        self.metrics.restore_planned_bytes.labels(name).inc(plan.size_bytes)
         return plan, await self._materializer.offer(TableId(name, operator, key_groups), job.store, plan, want)
 
     async def take_snapshot(

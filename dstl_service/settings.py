@@ -151,7 +151,7 @@ class ServiceSettings:
     host_id: str = field(default_factory=default_host_id)
     """Names this host in object keys; by default from the host's name."""
     io_threads: int = 16
-    """Threads for manifests and restores."""
+    """Threads for manifests, restores and compactions."""
     checkpoint_timeout_s: int = 600
     """The longest that a checkpoint may take; uploads must have given up, and orphans must be older, by then. A query
     whose backend would wait longer is refused."""

@@ -33,9 +33,10 @@ def check_parallelism(parallelism: int, max_parallelism: int) -> None:
     Check that every partition owns at least one key group.
 
     Raises:
-        InvalidInputError: It would not.
+        InvalidInputError: It would not, or the number is no whole one.
     """
-    if not 1 <= parallelism <= max_parallelism:
+    if type(parallelism) is not int or not 1 <= parallelism <= max_parallelism:
         raise InvalidInputError(
-            f"parallelism must be within 1..{max_parallelism} (the job's max_parallelism), it is {parallelism}"
+            f"parallelism must be a whole number within 1..{max_parallelism} (the job's max_parallelism), it is "
+            f"{parallelism!r}"
         )

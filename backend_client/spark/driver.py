@@ -249,7 +249,9 @@ def _operator_infos(frame: StatefulDataFrame, session: JobSession) -> list[Opera
     default = frame.backend.settings.parallelism or frame.source.sparkSession.sparkContext.defaultParallelism
     infos = []
     for operator in frame.operators:
-        parallelism = operator.parallelism or min(default, session.max_parallelism)
+        parallelism = operator.parallelism
+        if parallelism is None:
+            parallelism = min(default, session.max_parallelism)
         check_parallelism(parallelism, session.max_parallelism)
         info = OperatorInfo(operator.name, parallelism, operator.key_schema.json(), operator.states)
         known = stored.get(operator.name)

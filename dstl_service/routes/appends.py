@@ -57,6 +57,6 @@ async def append(
 @router.post("/persist")
 async def persist(job: JobName, body: PersistRequest, service: Service) -> PersistResponse:
     """Make change sets durable and return their handles, or only start to with `wait` false."""
-    note = None if body.note is None else read_note(job, body.note)
+    note = None if body.note is None else read_note(job, body.note).to_segment()
     handles = await service.persist(job, body.refs, wait=body.wait, note=note)
     return PersistResponse([handle.to_dict() for handle in handles])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
+from prometheus_client import Gauge
+from starlette.types import Receive, Scope, Send
 
 from dstl_service.materializer import Offer
 from dstl_service.restore import RestorePlan
@@ -70,14 +72,31 @@ async def answer_restore(
 ) -> Response:
     """Return the answer to a restore: the stream, or in one piece what is small."""
     plan, offer = await service.plan_restore(job, operator, key_groups, have, want)
-    frames = _frames(service, plan, offer)
-    if plan.size_bytes <= _AT_ONCE_BYTES_MAX:
+    running = service.metrics.restores_running.labels(job)
+    frames = _frames(service, plan, offer, service.metrics.restored_bytes.labels(job).inc)
+    if plan.size_bytes > _AT_ONCE_BYTES_MAX:
+        return _Stream(frames, running)
+    with running.track_inprogress():
         body = b"".join(frames) if service.is_at_hand(plan) else await asyncio.to_thread(b"".join, frames)
-        return Response(body, media_type=_MEDIA_TYPE)
-    return StreamingResponse(frames, media_type=_MEDIA_TYPE)
+    return Response(body, media_type=_MEDIA_TYPE)
 
 
-def _frames(service: ChangelogService, plan: RestorePlan, offer: Offer) -> Iterator[bytes]:
+class _Stream(StreamingResponse):
+    """A restore that runs until its end, or until its client is gone."""
+
+    def __init__(self, frames: Iterator[bytes], running: Gauge) -> None:
+        super().__init__(frames, media_type=_MEDIA_TYPE)
+        self._running = running
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._running.track_inprogress():
+            await super().__call__(scope, receive, send)
+
+
+def _frames(
+    service: ChangelogService, plan: RestorePlan, offer: Offer, count_sent: Callable[[int], None]
+) -> Iterator[bytes]:
+    """Yield the frames of an answer; a payload is counted when the next one is asked for, so that it was taken."""
     header: dict[str, Any] = {
         "kind": "plan",
         "full": plan.is_full,
@@ -89,7 +108,7 @@ def _frames(service: ChangelogService, plan: RestorePlan, offer: Offer) -> Itera
     }
     yield _joined(header)
     try:
-        yield from _snapshot_frames(service, plan)
+        yield from _snapshot_frames(service, plan, count_sent)
         for handle, payload in service.read_plan(plan):
             entry = handle.entry
             header = {
@@ -103,6 +122,7 @@ def _frames(service: ChangelogService, plan: RestorePlan, offer: Offer) -> Itera
                 "checksum": f"{entry.checksum:016x}",
             }
             yield _joined(header, payload)
+            count_sent(entry.size_bytes)
     except DstlError as error:
         if not plan.is_full and isinstance(error.__cause__, NotFoundError):
             yield _joined({"kind": "gone"})
@@ -111,7 +131,9 @@ def _frames(service: ChangelogService, plan: RestorePlan, offer: Offer) -> Itera
     yield _joined({"kind": "end"})
 
 
-def _snapshot_frames(service: ChangelogService, plan: RestorePlan) -> Iterator[bytes]:
+def _snapshot_frames(
+    service: ChangelogService, plan: RestorePlan, count_sent: Callable[[int], None]
+) -> Iterator[bytes]:
     for planned, index, pieces in service.read_snapshots(plan):
         yield _joined(
             {
@@ -128,6 +150,7 @@ def _snapshot_frames(service: ChangelogService, plan: RestorePlan) -> Iterator[b
             place = {"name": file.name, "object": file.object_key, "offset": offset}
             header = {"kind": "file", **place, "file_size": file.size_bytes, "checksum": file.checksum}
             yield _joined(header, data)
+            count_sent(len(data))
 
 
 def _joined(header: dict[str, Any], payload: BytesLike = b"") -> bytes:

@@ -161,6 +161,8 @@ def test_missing_checkpoint_location(make_backend: Backends, stream: DataFrame) 
         ({"eventTimeColumnName": "ts"}, "eventTimeColumnName is not served"),
         ({"name": "a/b"}, "a/b"),
         ({"parallelism": 1000}, "max_parallelism"),
+        ({"parallelism": 2.5}, "whole number"),
+        ({"parallelism": 0}, "whole number"),
     ],
 )
 def test_impossible_argument_is_named(

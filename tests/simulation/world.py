@@ -257,7 +257,7 @@ class _Peers(PeerClient):
     ) -> list[SegmentHandle]:
         """Ask the process that is there now; one that dies meanwhile is out of reach."""
         process = self._world.hosts[HOSTS.index(url)]
-        given = None if note is None else read_note(job, note)
+        given = None if note is None else read_note(job, note).to_segment()
         task = process.start(process.service.persist(job, refs, wait=wait, note=given))
         await asyncio.wait({task, process.died}, return_when=asyncio.FIRST_COMPLETED)
         if process.died.done() or self._world.chance.random() < 0.02:

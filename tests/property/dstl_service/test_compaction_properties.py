@@ -107,8 +107,10 @@ class World:
 
     def compact(self, checkpoint_id: int) -> None:
         """Do what is due; the results wait."""
-        compactor = Compactor(self.store, SegmentCache(1 << 20), None, FakeClock())  # type: ignore[arg-type]
-        for compaction in choose_compactions(self.view, [self.operator()], checkpoint_id, MAX_PARALLELISM, SETTINGS):
+        compactor = Compactor(self.store, SegmentCache(1 << 20), None, FakeClock(), None)  # type: ignore[arg-type]
+        sizes = {"op": log_size(self.view, "op")}
+        operators = [self.operator()]
+        for compaction in choose_compactions(self.view, operators, sizes, checkpoint_id, MAX_PARALLELISM, SETTINGS):
             segments = [s for output in compaction.outputs for s in compactor._merge("job", 1, compaction, output, {})]
             self.waiting.append(Replacement(compaction, tuple(self.stored(segments)), 0))
             self.compacted += 1

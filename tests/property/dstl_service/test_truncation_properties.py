@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from dstl_service.log_compaction import CompactionSettings, Replacement, apply, choose_compactions
+from dstl_service.log_compaction import CompactionSettings, Replacement, apply, choose_compactions, log_size
 from dstl_service.manifest import StateView, select_handles
 from dstl_service.truncation import bases_of, counted_materializations, counted_of_segment, truncate
 from dstl_service.wire import OperatorInfo
@@ -93,7 +93,8 @@ class TruncatedState:
     def compact(self) -> None:
         """Compact the log as it is now; the result waits for the next checkpoint."""
         operator = OperatorInfo("op", self.parallelism, "{}", {})
-        for compaction in choose_compactions(self.view, [operator], self.checkpoint_id, KEY_GROUPS, EAGER):
+        sizes = {operator.name: log_size(self.view, operator.name)}
+        for compaction in choose_compactions(self.view, [operator], sizes, self.checkpoint_id, KEY_GROUPS, EAGER):
             added = []
             for output in compaction.outputs:
                 merged: Changes = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -33,9 +34,9 @@ def test_largest_job_is_divided(parallelism: int) -> None:
     assert all(left.last + 1 == right.first for left, right in pairwise(ranges))
 
 
-@pytest.mark.parametrize("parallelism", [0, -1, 129])
-def test_impossible_parallelism_is_refused(parallelism: int) -> None:
-    """A partition without key groups would never get a row, so it cannot be asked for."""
+@pytest.mark.parametrize("parallelism", [0, -1, 129, 2.5, 2.0, True])
+def test_impossible_parallelism_is_refused(parallelism: Any) -> None:
+    """Partitions are whole, and one without key groups would never get a row, so neither can be asked for."""
     with pytest.raises(InvalidInputError, match="128"):
         check_parallelism(parallelism, 128)
 

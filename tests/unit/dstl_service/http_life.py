@@ -14,6 +14,7 @@ from dstl_service.change_sets import BatchSettings
 from dstl_service.settings import ServiceSettings, UploadSettings
 from dstl_service.wire import decode_frames
 from storage.checksum import checksum64
+from storage.clock import Clock
 from storage.object_store import ObjectStore
 
 QUICK = UploadSettings(timeout_ms=200, attempts_max=2, delay_after_error_ms=1)
@@ -114,9 +115,9 @@ def text(ref: dict[str, Any]) -> str:
 
 
 @contextmanager
-def service(store: ObjectStore, **settings: Any) -> Iterator[Life]:
+def service(store: ObjectStore, clock: Clock | None = None, **settings: Any) -> Iterator[Life]:
     """Run a service process, so to say, on a store; it starts with nothing in its memory."""
     values = {"batch": SMALL, "upload": QUICK, "host_id": "host", "shutdown_timeout_s": 1, **settings}
-    app = create_app(ServiceSettings("memory://x", **values), store)
+    app = create_app(ServiceSettings("memory://x", **values), store, clock)
     with TestClient(app, raise_server_exceptions=False) as client:
         yield Life(client)

@@ -24,7 +24,7 @@ from tests.unit.dstl_service.samples import SteppingStore, manifest, opened
 
 def completed(jobs: JobStore, epoch: int, checkpoint_id: int, base: Manifest | None = None, uid: str = "") -> Manifest:
     """Make a checkpoint of this epoch exist."""
-    return jobs.create(
+    created, _ = jobs.create(
         manifest(
             checkpoint_id,
             epoch,
@@ -33,6 +33,7 @@ def completed(jobs: JobStore, epoch: int, checkpoint_id: int, base: Manifest | N
             job_uid=jobs.job_uid,
         )
     )
+    return created
 
 
 class TestOpen:
@@ -233,6 +234,17 @@ class TestCreate:
 
         assert created.generation == 1
         assert jobs.resolve(created.ref) == created
+
+    def test_size_is_that_of_the_object(self) -> None:
+        """Who creates a manifest, or creates it again, is told the size of the stored object."""
+        store = MemoryStore()
+        jobs = opened(store)
+        epoch, _ = jobs.claim("driver")
+        checkpoint = manifest(0, epoch, None, uid="same", job_uid=jobs.job_uid)
+        (created, size_bytes), (_, again_bytes) = jobs.create(checkpoint), jobs.create(checkpoint)
+
+        stored = store.head(f"job/checkpoints/{created.id:020d}.{created.generation:06d}.json")
+        assert (size_bytes, again_bytes) == (stored.size_bytes, stored.size_bytes)
 
     def test_lost_response_is_success(self) -> None:
         """I5: a manifest whose PUT was not answered is recognised by its uid when it is created again."""

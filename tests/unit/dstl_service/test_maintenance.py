@@ -10,8 +10,10 @@ import pytest
 
 from dstl_service.log_compaction import CompactionSettings
 from dstl_service.retention import RetentionSettings
+from dstl_service.settings import GcSettings
 from storage.change_set import decode_change_set, encode_change_set
 from storage.memory_store import MemoryStore
+from storage.testing import FakeClock
 from tests.unit.dstl_service.http_life import Life, service
 from tests.waiting import wait_until
 
@@ -164,6 +166,23 @@ def test_opaque_log_is_left_alone(job: Job) -> None:
     wait_until(lambda: job.metric("dstl_compactions_failed_total") >= 1)
 
     assert job.life.restore(base) == (True, [b"opaque" * 9] * 5)
+
+
+def test_result_that_is_too_old_is_made_anew() -> None:
+    """I11: a compaction's result that no checkpoint took in for long, and that may be collected, enters none."""
+    store, clock, gc = MemoryStore(), FakeClock(), GcSettings()
+    with service(store, clock, compaction=EAGER, retention=NOW, gc=gc) as life:
+        job = Job(store, life)
+        job.checkpoint()
+        wait_until(lambda: job.metric("dstl_compactions_total") == 1)
+        clock.advance(gc.age_min_s * 1000)
+        job.checkpoint()
+        without_result = job.life.restore(job.base)[1]
+        wait_until(lambda: job.metric("dstl_compactions_total") == 2)
+        job.checkpoint()
+
+        assert len(without_result) == 2
+        assert job.restored(job.base) == job.state
 
 
 def test_new_coordinator_goes_on(job: Job) -> None:

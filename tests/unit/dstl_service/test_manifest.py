@@ -13,8 +13,8 @@ from dstl_service.manifest import (
     decode_manifest,
     encode_manifest,
     is_complete_due,
-    log_up_to,
     select_handles,
+    state_up_to,
 )
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum64
@@ -119,18 +119,18 @@ def test_log_begins_with_earlier_handles() -> None:
     complete = manifest(20, base=CheckpointRef(19, 0, "b"), kind=ManifestKind.COMPLETE, earlier=[one], segments=[two])
     delta = manifest(21, base=complete.ref, segments=[three])
 
-    assert log_up_to([delta, complete]) == [one, two, three]
+    assert state_up_to([delta, complete]).log == [one, two, three]
 
 
 def test_log_may_begin_at_first_checkpoint() -> None:
     """A chain that reaches the job's first checkpoint needs no complete manifest."""
-    assert log_up_to([manifest(segments=HANDLES)]) == HANDLES
+    assert state_up_to([manifest(segments=HANDLES)]).log == HANDLES
 
 
 def test_broken_chain_is_corrupt() -> None:
     """A chain that ends nowhere is an error, never a shorter log."""
     with pytest.raises(CorruptDataError, match="breaks off at checkpoint 7"):
-        log_up_to([manifest(8), manifest(7, base=CheckpointRef(6, 0, "b"))])
+        state_up_to([manifest(8), manifest(7, base=CheckpointRef(6, 0, "b"))])
 
 
 def test_handles_are_selected_in_order() -> None:

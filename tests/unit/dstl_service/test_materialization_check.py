@@ -35,7 +35,8 @@ class Coordinator:
         """Complete the next checkpoint, with these in its state."""
         base = self.refs[-1] if self.refs else None
         checkpoint = manifest(len(self.refs), 1, base, job_uid=self.jobs.job_uid, kind=ManifestKind.COMPLETE)
-        self.refs.append(self.jobs.create(replace(checkpoint, materializations=materializations)).ref)
+        created, _ = self.jobs.create(replace(checkpoint, materializations=materializations))
+        self.refs.append(created.ref)
         return self.refs[-1]
 
     def stored(self, version: CheckpointRef | None = None, **changes: Any) -> MaterializationHandle:

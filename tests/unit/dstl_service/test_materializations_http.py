@@ -108,6 +108,7 @@ def test_snapshot_goes_from_task_to_task(tasks: Tasks, store: FaultyStore, tmp_p
     assert {header["name"]: payload for header, payload in files} == FILES
     assert (segment["checkpoint_id"], segment["counted"], end["kind"]) == (2, [[0, 127]], "end")
     assert tasks.metric("dstl_materializations_named_total") == 1
+    assert tasks.metric("dstl_restored_bytes_total") == tasks.metric("dstl_restore_planned_bytes_total") > SIZE
 
 
 def test_offer_is_repeated_until_a_checkpoint_names_it(tasks: Tasks, tmp_path: Path) -> None:

@@ -435,8 +435,8 @@ def test_note_of_complete_manifest_needs_no_older_one(story: Story) -> None:
 def test_savepoint_is_a_source(story: Story) -> None:
     """A savepoint tells what a checkpoint consists of, also when all notes are lost, and proves that it existed."""
     jobs = opened(story.store)
-    jobs.make_savepoint("kept", jobs.load(25, story.refs[25]["generation"]))
-    jobs.make_savepoint("damaged", jobs.load(24, story.refs[24]["generation"]))
+    jobs.make_savepoint("kept", 25)
+    jobs.make_savepoint("damaged", 24)
     story.store.put("job/savepoints/damaged.json", b"{}")
     story.store.delete([story.object_of(26), story.object_of(LAST)])
     story.lose("job.json", "epochs/", "checkpoints/")

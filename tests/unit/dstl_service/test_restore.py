@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dstl_service.job_store import JobStore
-from dstl_service.manifest import Manifest, ManifestKind, is_complete_due, log_up_to
+from dstl_service.manifest import Manifest, ManifestKind, is_complete_due, state_up_to
 from dstl_service.restore import RestorePlan, plan_restore, read_plan
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.wire import CheckpointRef
@@ -42,8 +42,8 @@ class History:
         if complete and base is not None:
             chain = list(self.jobs.chain(base.ref))
             length = next((n for n, step in enumerate(chain, 1) if step.kind is ManifestKind.COMPLETE), len(chain))
-            earlier = log_up_to(chain[:length])
-        return self.jobs.create(
+            earlier = state_up_to(chain[:length]).log
+        created, _ = self.jobs.create(
             manifest(
                 checkpoint_id,
                 self.epoch,
@@ -55,6 +55,7 @@ class History:
                 kind=ManifestKind.COMPLETE if complete else ManifestKind.DELTA,
             )
         )
+        return created
 
     def plan(self, have: CheckpointRef | None, want: CheckpointRef, key_groups: KeyGroupRange = GROUPS) -> RestorePlan:
         """Plan with a process that has seen nothing of the job yet."""

@@ -104,7 +104,6 @@ def test_book_begins_at_what_is_stored() -> None:
     made = RetentionBook(RetentionSettings(3, 0))
     made.begin(reversed(manifests))
 
-    assert [ref.id for ref in made.retained] == [4, 5, 6]
     assert made.newest == manifests[-1].ref
     made.completed(replace(manifests[-1], id=7, uid="u7", base=manifests[-1].ref), 0)
     (deletion,) = made.take_due(0)

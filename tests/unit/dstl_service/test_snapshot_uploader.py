@@ -58,7 +58,8 @@ class Host:
         checkpoint = manifest(
             base.id + 1 if base else 0, 1, base, job_uid=self.jobs.job_uid, kind=ManifestKind.COMPLETE
         )
-        return self.jobs.create(replace(checkpoint, materializations=tuple(handles))).ref
+        created, _ = self.jobs.create(replace(checkpoint, materializations=tuple(handles)))
+        return created.ref
 
     def upload(self, path: Path) -> StoredSnapshot:
         """Store a snapshot."""

@@ -39,7 +39,7 @@ class World:
         """Complete the next checkpoint with these handles; `changes` are other fields of its manifest."""
         base = self.newest
         earlier = () if base is None or kind is ManifestKind.DELTA else (*base.earlier, *base.segments)
-        self.newest = self.jobs.create(
+        self.newest, _ = self.jobs.create(
             Manifest(
                 kind=kind,
                 job_uid=self.jobs.job_uid,
@@ -58,7 +58,7 @@ class World:
     def compact(self, base: SegmentHandle, *handles: SegmentHandle) -> None:
         """Complete the next checkpoint with these handles, upon a base that stands for all before."""
         assert self.newest is not None
-        self.newest = self.jobs.create(
+        self.newest, _ = self.jobs.create(
             replace(
                 self.newest,
                 kind=ManifestKind.COMPLETE,

@@ -1,0 +1,52 @@
+"""
+JSON documents with a checksum in front: ``{"checksum": …, "NAME": DOCUMENT}``, readable by a person.
+
+Manifests and indexes of materializations have this form. Any byte that differs from what was written is found. No I/O.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from storage.checksum import checksum64
+
+
+def seal(name: str, document: dict[str, Any], *, ensure_ascii: bool = True) -> bytes:
+    """Return the bytes of an object that holds a document under this name."""
+    body = json.dumps(document, separators=(",", ":"), ensure_ascii=ensure_ascii).encode()
+    return b"".join((_head(body), _separator(name), body, b"}"))
+
+
+def unseal(name: str, data: bytes, format_max: int) -> dict[str, Any]:
+    """
+    Return the document that was sealed under this name.
+
+    Args:
+        name: Of the document.
+        data: The object's bytes.
+        format_max: The newest ``format`` of a document that this program reads.
+
+    Raises:
+        ValueError: Any byte differs from what was written, or the format is newer.
+        LookupError: The document has no format.
+        TypeError: It is no document, or its format no number.
+    """
+    head, separator, rest = data.partition(_separator(name))
+    if not separator or not rest.endswith(b"}"):
+        raise ValueError(f"it is no {name}, or its end is missing")
+    body = rest[:-1]
+    if head != _head(body):
+        raise ValueError("the checksum does not fit the content")
+    document: dict[str, Any] = json.loads(body)
+    if document["format"] > format_max:
+        raise ValueError(f"its format {document['format']} is newer than {format_max}, the newest this program reads")
+    return document
+
+
+def _head(body: bytes) -> bytes:
+    return f'{{"checksum":"{checksum64(body):016x}"'.encode()
+
+
+def _separator(name: str) -> bytes:
+    return f',"{name}":'.encode()

@@ -140,6 +140,21 @@ def test_nobody_is_asked_twice(tasks: Tasks) -> None:
     assert [tasks.plan()["materialize"] for _ in range(3)] == [True, False, False]
 
 
+def test_gauges_show_log_and_table(tasks: Tasks, tmp_path: Path) -> None:
+    """The log since the last snapshot, and the table's size in it, are shown as they are after each restore."""
+    tasks.plan()
+    assert tasks.metric("dstl_materialization_log_bytes") == len(b"payload")
+    assert tasks.metric("dstl_materialization_table_bytes") == 0
+    handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+    tasks.batch(handle)
+    tasks.batch()
+    tasks.plan()
+
+    assert tasks.metric("dstl_materialization_log_bytes") == 2 * len(b"payload")
+    assert tasks.metric("dstl_materialization_table_bytes") == SIZE
+    assert tasks.metric("dstl_materializations_completed_total") == 1
+
+
 def test_same_snapshot_twice_is_one(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
     """A repeated request is the same snapshot; another one meanwhile is refused and counted as skipped."""
     store.inject(Fault("put", FaultKind.DELAY, "*.sst", times=None))

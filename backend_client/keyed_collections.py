@@ -49,16 +49,25 @@ class _Entries:
         state.changed_bytes += len(entry) + (0 if value is None else len(value))
 
     def _items(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield all entries: those of the table that were not written in this batch, then those that were."""
+        """
+        Yield all entries: those of the table that were not written in this batch, then those that were.
+
+        They are those of the moment at which the first is asked for, as on Spark: a function may change what it reads.
+        """
         prefix = self._enter()
-        written = self._written
-        stored = ((entry, value) for entry, value in self._state.scan(prefix) if entry not in written)
-        yield from stored
-        yield from [(entry, value) for entry, value in written.items() if value is not None]
+        written = dict(self._written)
+        yield from self._stored(prefix, written)
+        yield from ((entry, value) for entry, value in written.items() if value is not None)
+
+    def _stored(self, prefix: bytes, written: dict[bytes, bytes | None]) -> Iterator[tuple[bytes, bytes]]:
+        return ((entry, value) for entry, value in self._state.scan(prefix) if entry not in written)
 
     def exists(self) -> bool:
         """Say whether the current key has any entry."""
-        return next(self._items(), None) is not None
+        prefix = self._enter()
+        if any(value is not None for value in self._written.values()):
+            return True
+        return next(self._stored(prefix, self._written), None) is not None
 
     def clear(self) -> None:
         """Remove all entries of the current key."""

@@ -26,6 +26,9 @@ from storage.object_store import ObjectStore
 
 logger = logging.getLogger("dstl_service")
 
+_IDLE_MS = 3_600_000
+"""A job that nobody asked for during this time is taken to have ended, or to be served elsewhere."""
+
 
 @dataclass(frozen=True, slots=True)
 class NotedCheckpoint:
@@ -60,6 +63,7 @@ class ActiveJob:
     book: ChangeSetBook
     room: Room
     maintenance: Maintenance
+    used_ms: int = 0
     epoch: int = 0
     newest_id: int = -1
     turn: int = 0
@@ -148,10 +152,19 @@ class ActiveJobs:
         job = self._jobs.get(name)
         if job is None:
             validate_name("job", name)
+            self.rest()
             store = JobStore(self._store, name, self._clock, self._ids)
             maintenance = self._maintenance_of(name, store)
             job = self._jobs[name] = ActiveJob(name, store, ChangeSetBook(self._batch), self._room, maintenance)
+        job.used_ms = self._clock.monotonic_ms()
         return job
+
+    def rest(self) -> None:
+        """Let go of what is kept of idle jobs and can be read again, or a service would grow with every job it saw."""
+        idle_ms = self._clock.monotonic_ms() - _IDLE_MS
+        for job in self:
+            if job.used_ms < idle_ms:
+                job.store.forget()
 
     async def opened(self, name: str) -> ActiveJob:
         """Return the job, reading ``job.json`` if this process has not seen it yet."""

@@ -96,6 +96,12 @@ class JobStore:
             return False
         return True
 
+    def forget(self) -> None:
+        """Keep nothing in memory of what is stored; it is read again when it is needed."""
+        with self._lock:
+            for kept in (self._cache, self._views, self._bases):
+                kept.clear()
+
     def claim(self, owner: str) -> tuple[int, Manifest | None]:
         """
         Take the job over: return the new epoch and the manifest to go on from (None: none was ever completed).

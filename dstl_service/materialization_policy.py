@@ -98,6 +98,7 @@ class Schedule:
         self._running_up_to = -1
         self._log_bytes_before = 0
         self._log_bytes_after = 0
+        self._log_bytes_stored = 0
         self.table_bytes = 0
         self.failures = 0
         self.skipped = 0
@@ -158,7 +159,8 @@ class Schedule:
         self._running_ms, self._running_up_to = now_ms, checkpoint_id
 
     def completed(self, now_ms: int, table_bytes: int) -> None:
-        """Note that the running one is stored."""
+        """Note that the running one is stored; its log is not cut off before a checkpoint names it."""
+        self._log_bytes_stored += self._log_bytes_before
         self._log_bytes_before, self._log_bytes_after = self._log_bytes_after, 0
         self._running_ms, self._succeeded_ms = None, now_ms
         self._due_ms = now_ms + self._settings.interval_s * 1000
@@ -173,6 +175,20 @@ class Schedule:
         retry_ms = self._settings.interval_s * 1000 // _RETRIES_PER_INTERVAL
         self._due_ms = now_ms + min(retry_ms << min(self.failures - 1, 10), retry_ms * _RETRIES_PER_INTERVAL // 2)
         return self.failures % self._settings.failures_reported == 0
+
+    def named(self) -> None:
+        """Note that the state has what was stored, or what replaces it."""
+        self._log_bytes_stored = 0
+
+    def untaken(self, now_ms: int) -> bool:
+        """
+        Note that no checkpoint took what was stored, so that its log counts again; return whether to report that.
+
+        Another one that was asked for or runs meanwhile goes on: it is the next try already.
+        """
+        self._log_bytes_before += self._log_bytes_stored
+        self._log_bytes_stored = 0
+        return self._asked_ms is None and not self.is_running and self.failed(now_ms)
 
     def _trigger(self, now_ms: int, replay_bytes_per_s: float) -> Trigger | None:
         settings = self._settings

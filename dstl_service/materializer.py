@@ -224,10 +224,11 @@ class Materializer:
         state = await self._in_thread(jobs.state, want)
         if any(handle.uid == stored.uid for handle in state.materializations) or not would_count(state, stored):
             table.stored = None
+            table.schedule.named()
         elif self._clock.monotonic_ms() - table.stored_ms > self._handover_ms:
             table.stored = None
             logger.warning("materialization was taken by no checkpoint", extra={**_names(table_id), "uid": stored.uid})
-            self._failed(table_id, table)
+            self._count_failure(table_id, table, must_report=table.schedule.untaken(self._clock.monotonic_ms()))
 
     def _ask(self, table_id: TableId, table: _Table) -> bool:
         schedule, now_ms = table.schedule, self._clock.monotonic_ms()
@@ -282,9 +283,12 @@ class Materializer:
             self._executor.submit(folder.remove)
 
     def _failed(self, table_id: TableId, table: _Table) -> None:
+        self._count_failure(table_id, table, must_report=table.schedule.failed(self._clock.monotonic_ms()))
+
+    def _count_failure(self, table_id: TableId, table: _Table, *, must_report: bool) -> None:
         labels = (table_id.job, table_id.operator)
         self.metrics.failed.labels(*labels).inc()
-        if table.schedule.failed(self._clock.monotonic_ms()):
+        if must_report:
             self.metrics.failures_reported.labels(*labels).inc()
             logger.error(
                 "materialization keeps failing; checkpoints go on, the log grows",

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from dstl_service.active_job import ActiveJobs
+from dstl_service.active_job import ActiveJob, ActiveJobs
 from dstl_service.checkpointer import Checkpointer
 from dstl_service.compactor import Compactor
 from dstl_service.download_cache import DownloadCache
@@ -156,7 +156,7 @@ class ChangelogService:
             epoch, latest = await self._in_thread(job.store.claim, request.owner)
             job.check_epoch(epoch)
         if job.collector is None and self._settings.gc.interval_s > 0:
-            job.collector = asyncio.get_running_loop().create_task(self._collect_regularly(name))
+            job.collector = asyncio.get_running_loop().create_task(self._collect_regularly(job))
         logger.info("job opened", extra={"job": name, "epoch": epoch, "checkpoint_id": latest.id if latest else None})
         return OpenedJob(
             job=name,
@@ -256,22 +256,24 @@ class ChangelogService:
 
     async def collect_garbage(self, name: str, *, dry_run: bool) -> GarbageReport:
         """Delete the job's orphans, or only report them; see `dstl_service.garbage_collector`."""
-        job = await self._jobs.opened(name)
+        return await self._collect(await self._jobs.opened(name), dry_run=dry_run)
+
+    async def _collect(self, job: ActiveJob, *, dry_run: bool) -> GarbageReport:
         report = await self._in_thread(
             partial(
                 collect_garbage,
                 self._store,
                 job.store,
-                name,
+                job.name,
                 self._clock,
                 age_min_ms=self._settings.gc.age_min_s * 1000,
                 checkpoints_max=self._settings.retention.checkpoints_max,
                 dry_run=dry_run,
             )
         )
-        self.metrics.orphans.labels(name).set(len(report.orphans) if dry_run else 0)
+        self.metrics.orphans.labels(job.name).set(len(report.orphans) if dry_run else 0)
         if not dry_run:
-            self.metrics.orphans_deleted.labels(name).inc(len(report.orphans))
+            self.metrics.orphans_deleted.labels(job.name).inc(len(report.orphans))
         return report
 
     def is_at_hand(self, plan: RestorePlan) -> bool:
@@ -321,14 +323,15 @@ class ChangelogService:
             1000 * (self._settings.gc.age_min_s - self._settings.checkpoint_timeout_s),
         )
 
-    async def _collect_regularly(self, name: str) -> None:
+    async def _collect_regularly(self, job: ActiveJob) -> None:
         while True:
             await asyncio.sleep(self._settings.gc.interval_s)
             try:
-                await self.collect_garbage(name, dry_run=False)
-                self._jobs.get(name).maintenance.wake()
+                await self._collect(job, dry_run=False)
+                job.maintenance.wake()
             except DstlError as error:  # the next round tries again; nothing waits for it
-                logger.warning("garbage collection failed", extra={"job": name, "error": str(error)})
+                logger.warning("garbage collection failed", extra={"job": job.name, "error": str(error)})
+            self._jobs.rest()
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._io_threads, function, *args)

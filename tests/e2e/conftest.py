@@ -58,6 +58,13 @@ def make_backend(tmp_path: Path, local_dir: Path) -> Callable[..., ChangelogStat
     return make
 
 
+@pytest.fixture
+def always_materialized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the sidecar that starts itself ask for a snapshot whenever something was logged."""
+    for name, value in (("ENABLED", "true"), ("INTERVAL_S", "1"), ("LOG_RATIO", "0"), ("LOG_FLOOR_BYTES", "1")):
+        monkeypatch.setenv(f"DSTL_MATERIALIZATION_{name}", value)
+
+
 def stop(pid: int) -> None:
     """End a process that a test started, whatever it is doing."""
     try:

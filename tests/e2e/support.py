@@ -24,7 +24,7 @@ from dstl_service.segment_cache import SegmentCache
 from storage.change_set import decode_change_set
 from storage.clock import SystemClock, SystemIds
 from storage.key_group_sets import KeyGroups
-from storage.model import KeyGroupRange
+from storage.model import KeyGroupRange, MaterializationHandle
 from storage.object_store import ObjectStore
 from storage.open import open_store
 
@@ -116,6 +116,12 @@ def expected_state(files: list[list[tuple[str | None, float]]]) -> list[tuple[An
         for key, *value in rows:
             last[key] = tuple(value)
     return sorted(last.values())
+
+
+def materializations(url: str) -> tuple[MaterializationHandle, ...]:
+    """Return what the newest checkpoint's state has."""
+    jobs = JobStore(open_store(url), "job", SystemClock(), SystemIds())
+    return jobs.state(list(jobs.completed())[-1].ref).materializations
 
 
 def stored_state(url: str | ObjectStore, job: str, operator: str) -> dict[bytes, bytes]:

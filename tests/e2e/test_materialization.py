@@ -12,16 +12,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from backend_client import ChangelogStateBackend
-from dstl_service.job_store import JobStore
-from storage.clock import SystemClock, SystemIds
-from storage.model import MaterializationHandle
-from storage.open import open_store
 from tests.e2e.support import (
     OUTPUT,
     Collected,
     Totals,
     expected_output,
     expected_state,
+    materializations,
     random_input,
     read_input,
     run_to_end,
@@ -30,19 +27,6 @@ from tests.e2e.support import (
 )
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture
-def always_materialized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the sidecar that starts itself ask for a snapshot whenever something was logged."""
-    for name, value in (("ENABLED", "true"), ("INTERVAL_S", "1"), ("LOG_RATIO", "0"), ("LOG_FLOOR_BYTES", "1")):
-        monkeypatch.setenv(f"DSTL_MATERIALIZATION_{name}", value)
-
-
-def materializations(url: str) -> tuple[MaterializationHandle, ...]:
-    """Return what the newest checkpoint's state has."""
-    jobs = JobStore(open_store(url), "job", SystemClock(), SystemIds())
-    return jobs.state(list(jobs.completed())[-1].ref).materializations
 
 
 def test_job_goes_on_from_snapshots(

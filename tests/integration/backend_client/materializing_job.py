@@ -184,6 +184,10 @@ class Job:
         """Return the index of a materialization."""
         return read_index(LocalStore(self.sidecar.folder / "store"), handle)
 
+    def save(self, name: str) -> None:
+        """Keep the newest checkpoint as a savepoint."""
+        assert self.client._json("PUT", f"/v1/jobs/job/savepoints/{name}", b"{}")
+
     def objects(self, pattern: str) -> set[Path]:
         """Return the files of the store whose names match, below the job's materializations."""
         return set((self.sidecar.folder / "store" / "job" / "materialized").rglob(pattern))

@@ -184,6 +184,27 @@ def test_map_may_change_while_it_is_read(batches: Batches) -> None:
     assert sorted(batches.map().values()) == [0, 2, 4]
 
 
+def test_changes_are_not_met_by_the_iteration_that_makes_them(batches: Batches) -> None:
+    """A function that sets, adds or removes what it goes over meets each entry once, as it was at the beginning."""
+    for batch in range(2):
+        for number in range(3):
+            batches.ages.updateValue((f"name-{batch}-{number}",), (10,))
+            batches.numbers.appendValue((number,))
+        if batch == 0:
+            batches.next()
+    met = []
+    for name, (number,) in batches.ages.iterator():
+        met.append(number)
+        batches.ages.updateValue(name, (number + 1,))
+        batches.ages.updateValue((f"new-{number}-{len(met)}",), (100,))
+    for (number,) in batches.numbers.get():
+        batches.numbers.appendValue((number + 10,))
+
+    assert met == [10] * 6
+    assert sorted(batches.map().values()) == [11] * 6 + [100] * 6
+    assert batches.list() == [0, 1, 2, 0, 1, 2, 10, 11, 12, 10, 11, 12]
+
+
 def test_damaged_list_is_reported() -> None:
     """I10: bytes that are no part of a list are an error, not an element."""
     state = KeyedState(lambda _: None, KeyGroupRange(0, 0), lambda prefix: iter([(prefix + b"x" * 12, b"\xc1")]), 0)

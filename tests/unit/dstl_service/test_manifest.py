@@ -19,11 +19,12 @@ from dstl_service.manifest import (
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum64
 from storage.errors import CorruptDataError
-from storage.model import KeyGroupRange
+from storage.model import KeyGroupRange, MaterializationHandle
 from tests.unit.dstl_service.samples import handles_of, manifest, segment
 
 HANDLES = handles_of([segment(0), segment(1)])
 OTHERS = handles_of([segment(2)], "job/segments/other/2.seg")
+SNAPSHOT = MaterializationHandle("op", KeyGroupRange(0, 9), 3, "uid", "job/materialized/op/uid.json", 1 << 40)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,7 @@ OTHERS = handles_of([segment(2)], "job/segments/other/2.seg")
         manifest(3, 4, CheckpointRef(2, 0, "b"), segments=[*HANDLES, *OTHERS]),
         replace(manifest(kind=ManifestKind.FENCE), operators=(), query_id="", offsets=""),
         replace(manifest(), offsets='a "quoted"\n,"manifest":{ text'),
+        replace(manifest(kind=ManifestKind.COMPLETE), materializations=(SNAPSHOT,), note=OTHERS[0]),
     ],
 )
 def test_manifest_survives_round_trip(original) -> None:

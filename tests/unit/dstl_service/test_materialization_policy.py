@@ -113,6 +113,50 @@ def test_failed_snapshot_keeps_whole_log() -> None:
     assert (made.log_bytes, made.is_running) == (107, False)
 
 
+def test_log_of_untaken_snapshot_counts_again() -> None:
+    """I13: what was stored and named by no checkpoint cut off no log, so all of it counts, and a new try comes soon."""
+    made = schedule(0.0)
+    made.logged(1, 100)
+    made.begin(0, 1)
+    made.completed(0, 50)
+    made.logged(2, 7)
+
+    assert not made.untaken(50 * S)
+    assert (made.log_bytes, made.failures) == (107, 1)
+    assert made.ask(60 * S - 1, RATE) is None
+    assert made.ask(60 * S, RATE) is Trigger.TIME
+
+
+def test_log_of_named_snapshot_counts_no_more() -> None:
+    """What a checkpoint named is cut off, whatever becomes of the next one."""
+    made = schedule(0.0)
+    for checkpoint_id in (1, 2):
+        made.logged(checkpoint_id, 10 * checkpoint_id)
+        made.begin(0, checkpoint_id)
+        made.completed(0, 50)
+        if checkpoint_id == 1:
+            made.named()
+    made.untaken(S)
+
+    assert made.log_bytes == 20
+
+
+def test_untaken_snapshot_ends_no_other() -> None:
+    """I13: one that runs while an earlier one turns out to be untaken goes on, and stands for the log of both."""
+    made = schedule(0.0)
+    made.logged(1, 100)
+    made.begin(0, 1)
+    made.completed(0, 50)
+    made.logged(2, 7)
+    made.begin(0, 2)
+    made.logged(3, 5)
+
+    assert not made.untaken(50 * S)
+    assert (made.is_running, made.failures, made.log_bytes) == (True, 0, 112)
+    made.completed(60 * S, 50)
+    assert made.log_bytes == 5
+
+
 def test_one_at_a_time() -> None:
     """Nobody is asked twice, nor while one runs; times that pass meanwhile count as skipped."""
     made = schedule(0.0)

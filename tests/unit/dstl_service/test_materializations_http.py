@@ -13,6 +13,7 @@ import pytest
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
 from dstl_service.job_store import JobStore
 from dstl_service.materialization_policy import MaterializationSettings
+from dstl_service.settings import GcSettings
 from dstl_service.wire import decode_frames
 from storage.local_store import LocalStore
 from storage.memory_store import MemoryStore
@@ -121,9 +122,38 @@ def test_offer_is_repeated_until_a_checkpoint_names_it(tasks: Tasks, tmp_path: P
     assert tasks.plan()["materialized"] is None
 
 
+def test_snapshot_that_no_checkpoint_takes_is_made_again(store: FaultyStore, tmp_path: Path) -> None:
+    """I13: a stored snapshot that is too old to be named counts as failed; its log is due again, whole."""
+    ages = {"checkpoint_timeout_s": 1, "gc": GcSettings(interval_s=0, age_min_s=2)}
+    with service(store, materialization=EAGER, **ages) as life:
+        tasks = Tasks(life)
+        tasks.stored(snapshot_folder(tmp_path / "s"))
+        assert tasks.metric("dstl_materialization_log_bytes") == 0
+        plan = wait_until(lambda: plan if (plan := tasks.plan())["materialize"] else None)
+
+        assert plan["materialized"] is None
+        assert tasks.metric("dstl_materialization_log_bytes") == len(b"payload")
+        assert tasks.metric("dstl_materializations_failed_total") == 1
+
+
 def test_nobody_is_asked_twice(tasks: Tasks) -> None:
     """While a task was asked, speculative copies and retries are not."""
     assert [tasks.plan()["materialize"] for _ in range(3)] == [True, False, False]
+
+
+def test_gauges_show_log_and_table(tasks: Tasks, tmp_path: Path) -> None:
+    """The log since the last snapshot, and the table's size in it, are shown as they are after each restore."""
+    tasks.plan()
+    assert tasks.metric("dstl_materialization_log_bytes") == len(b"payload")
+    assert tasks.metric("dstl_materialization_table_bytes") == 0
+    handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+    tasks.batch(handle)
+    tasks.batch()
+    tasks.plan()
+
+    assert tasks.metric("dstl_materialization_log_bytes") == 2 * len(b"payload")
+    assert tasks.metric("dstl_materialization_table_bytes") == SIZE
+    assert tasks.metric("dstl_materializations_completed_total") == 1
 
 
 def test_same_snapshot_twice_is_one(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:

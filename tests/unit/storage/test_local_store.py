@@ -39,6 +39,19 @@ def test_relative_path_is_refused() -> None:
         LocalStore("some/folder")
 
 
+def test_range_beyond_two_gibibytes_is_read(store: LocalStore) -> None:
+    """Offsets do not end at 31 bits: the end of an object of 5 GiB, most of it a hole, is read as it is."""
+    store.put("big", b"")
+    size = 5 << 30
+    with open(f"{store.url.removeprefix('file://')}/big", "r+b") as file:
+        file.truncate(size - 3)
+        file.seek(size - 3)
+        file.write(b"end")
+
+    assert store.head("big").size_bytes == size
+    assert store.get_range("big", size - 3, 3) == b"end"
+
+
 @pytest.mark.parametrize("if_absent", [True, False])
 @pytest.mark.parametrize(
     ("call", "code", "advice"),

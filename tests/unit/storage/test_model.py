@@ -14,6 +14,7 @@ from storage.model import (
     NUMBER_MAX,
     ChangeSetId,
     KeyGroupRange,
+    MaterializationHandle,
     Segment,
     SegmentEntry,
     SegmentHandle,
@@ -25,6 +26,7 @@ from tests.unit.storage.segments import segment
 
 ENTRY = SegmentEntry(segment(5, b"x").id, KeyGroupRange(20, 23), 3, 16, 1, 0xABC)
 HANDLE = SegmentHandle("segments/host/1.seg", 500, ENTRY)
+SNAPSHOT = MaterializationHandle("op", KeyGroupRange(0, 9), 3, "uid", "job/materialized/op/uid.json", 1 << 40)
 
 
 @pytest.mark.parametrize("name", ["a", "Job_1.v2-x", "_", "9", "a" * 128])
@@ -109,8 +111,8 @@ def test_bad_count_is_refused() -> None:
         dataclasses.replace(ENTRY, count=COUNT_MAX + 1)
 
 
-@pytest.mark.parametrize("value", [ENTRY.id, ENTRY, HANDLE])
-def test_dict_is_read_back(value: ChangeSetId | SegmentEntry | SegmentHandle) -> None:
+@pytest.mark.parametrize("value", [ENTRY.id, ENTRY, HANDLE, SNAPSHOT])
+def test_dict_is_read_back(value: ChangeSetId | SegmentEntry | SegmentHandle | MaterializationHandle) -> None:
     """I15: values travel as plain JSON."""
     assert type(value).from_dict(json.loads(json.dumps(value.to_dict()))) == value
 

@@ -1,0 +1,117 @@
+"""
+Jobs with real tables and a real sidecar process that is killed, switched over and rescaled between their batches.
+
+Only the newest checkpoint is kept, and what is subsumed is deleted at once, so nothing is there by chance. A failure
+means that a table restored afterwards differs from what was logged (I14), or that a savepoint lost something (I11).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dstl_service.wire import CheckpointRef
+from tests.integration.backend_client.materializing_job import Job, Sidecar
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+NEWEST_ONLY = {
+    "DSTL_RETENTION_CHECKPOINTS_MAX": "1",
+    "DSTL_RETENTION_DELAY_S": "0",
+    "DSTL_COMPACTION_FLOOR_BYTES": "1",
+    "DSTL_COMPACTION_LOG_RATIO_MAX": "0.1",
+}
+
+
+def switches(*, materialization: bool, compaction: bool) -> dict[str, str]:
+    """Return the environment that switches the ways of replacing the log on and off."""
+    return {
+        "DSTL_MATERIALIZATION_ENABLED": str(materialization).lower(),
+        "DSTL_COMPACTION_ENABLED": str(compaction).lower(),
+    }
+
+
+@pytest.fixture
+def sidecar() -> Iterator[Sidecar]:
+    """Return a running sidecar that neither materializes nor compacts; it is killed at the end."""
+    with tempfile.TemporaryDirectory(prefix="dr") as folder:
+        made = Sidecar(Path(folder), **NEWEST_ONLY, **switches(materialization=False, compaction=False))
+        yield made
+        made.kill()
+
+
+@pytest.fixture
+def job(sidecar: Sidecar) -> Iterator[Job]:
+    """Return a job on it."""
+    made = Job(sidecar)
+    yield made
+    made.close()
+
+
+def work(job: Job, *, materialization: bool, compaction: bool) -> None:
+    """Execute batches until what is switched on has replaced some of the log."""
+    known = {handle.uid for handle in job.view().materializations} if job.base else set()
+    for _ in range(3):
+        job.batch()
+    if materialization:
+        job.batches_until(
+            lambda: len({handle.uid for handle in job.view().materializations} - known) >= job.parallelism,
+            "a materialization of every table",
+        )
+    if compaction:
+        job.batches_until(lambda: job.metric("dstl_compactions_total"), "a compaction")
+    job.batch()
+
+
+def test_log_is_replaced_now_one_way_now_another(job: Job, sidecar: Sidecar) -> None:
+    """I11, I14: however materialization, compaction and parallelism change, new tables and all savepoints are right."""
+    saved: dict[str, tuple[CheckpointRef | None, dict[bytes, bytes]]] = {}
+    phases = [(False, False, 2), (True, False, 3), (False, True, 1), (True, True, 2), (False, False, 2)]
+    for number, (materialization, compaction, parallelism) in enumerate(phases):
+        sidecar.kill()
+        sidecar.start(**switches(materialization=materialization, compaction=compaction))
+        job.parallelism = parallelism
+        work(job, materialization=materialization, compaction=compaction)
+        name = f"phase-{number}"
+        job.save(name)
+        saved[name] = job.base, dict(job.state)
+
+        assert job.restored(parallelism + 1, name) == job.state
+
+    assert job.view().materializations
+    for name, (job.base, job.state) in saved.items():
+        assert job.restored(2, f"saved-{name}") == job.state
+
+
+def test_job_is_rescaled_in_and_out(sidecar: Sidecar, job: Job) -> None:
+    """I14: from six partitions to four and back, with values of 1 kB, tables are those of the changes."""
+    sidecar.kill()
+    sidecar.start(**switches(materialization=True, compaction=True))
+    for number, parallelism in enumerate((6, 4, 6)):
+        job.parallelism = parallelism
+        for _ in range(4):
+            job.batch(keys=30, value_bytes=1000)
+        job.batches_until(lambda: len(job.view().materializations) >= job.parallelism, "materializations of all tables")
+
+        assert job.restored(parallelism, f"same-{number}") == job.state
+        assert job.restored(5, f"other-{number}") == job.state
+
+
+@pytest.mark.parametrize("materialization", [False, True])
+def test_state_survives_repeated_kills(sidecar: Sidecar, job: Job, materialization: bool) -> None:
+    """I5, I14, I16: killed twice, a job goes on; its tables get the difference, new ones log and snapshots."""
+    sidecar.kill()
+    sidecar.start(**switches(materialization=materialization, compaction=False))
+    job.parallelism = 1
+    for number in range(2):
+        work(job, materialization=materialization, compaction=False)
+        sidecar.kill()
+        sidecar.start(**switches(materialization=materialization, compaction=False))
+
+        assert job.restored(1, f"after-{number}") == job.state
+        job.batch(keys=40)
+        assert job.advances[-1].changes <= 45  # what one batch changes and deletes, not the whole state
+    assert len(job.state) > 200

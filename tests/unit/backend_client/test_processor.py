@@ -1,0 +1,104 @@
+"""Which states a processor may ask for, and how they are found again in stored state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from backend_client.spark.processor import declare_states, merge_states
+from dstl_service.wire import StateInfo
+from storage.errors import InvalidInputError
+
+NUMBER = StructType().add("n", "long")
+NAME = StructType().add("name", "string")
+
+
+class Asking(StatefulProcessor):
+    """A processor whose `init` does what it is told."""
+
+    def __init__(self, ask: Callable[[Any], Any]) -> None:
+        self._ask = ask
+
+    def init(self, handle: Any) -> None:
+        self._ask(handle)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        return iter(())
+
+    def close(self) -> None:
+        pass
+
+
+def declared(ask: Callable[[Any], Any]) -> dict[str, StateInfo]:
+    """Return the states that an `init` asks for."""
+    return declare_states("op", Asking(ask), StructType().add)
+
+
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (lambda handle: handle.getValueState("v", NUMBER, 1000), "a TTL on state 'v'"),
+        (lambda handle: handle.getListState("l", NUMBER, ttlDurationMs=0), "a TTL on state 'l'"),
+        (lambda handle: handle.getMapState("m", NAME, NUMBER, 1000), "a TTL on state 'm'"),
+        (lambda handle: handle.registerTimer(1), "a timer"),
+        (lambda handle: handle.deleteTimer(1), "a timer"),
+        (lambda handle: handle.listTimers(), "a timer"),
+        (lambda handle: handle.deleteIfExists("v"), "deleting state 'v'"),
+    ],
+)
+def test_what_is_not_served_is_refused(ask: Callable[[Any], Any], what: str) -> None:
+    """Timers, TTL and the removal of whole variables are refused before any batch runs, never ignored."""
+    with pytest.raises(InvalidInputError, match=f"{what} is not served"):
+        declared(ask)
+
+
+def test_new_variable_comes_behind_stored_ones() -> None:
+    """I14: variables keep the numbers under which their values are stored, in whatever order `init` asks for them."""
+    stored = declared(lambda handle: (handle.getValueState("a", NUMBER), handle.getListState("b", NAME)))
+    changed = declared(
+        lambda handle: (
+            handle.getMapState("c", NAME, NUMBER),
+            handle.getListState("b", NAME),
+            handle.getValueState("a", NUMBER),
+        )
+    )
+    merged = merge_states("op", stored, changed)
+
+    assert {name: (info.id, info.kind) for name, info in merged.items()} == {
+        "a": (1, "value"),
+        "b": (2, "list"),
+        "c": (3, "map"),
+    }
+
+
+def test_variable_that_is_not_asked_for_keeps_its_number() -> None:
+    """I14: a variable that a newer program leaves out keeps number and schema, so that nobody else gets its values."""
+    stored = declared(lambda handle: (handle.getValueState("a", NUMBER), handle.getValueState("b", NAME)))
+    merged = merge_states("op", stored, declared(lambda handle: handle.getValueState("c", NUMBER)))
+
+    assert {name: info.id for name, info in merged.items()} == {"a": 1, "b": 2, "c": 3}
+    assert (merged["a"], merged["b"]) == (stored["a"], stored["b"])
+
+
+@pytest.mark.parametrize(
+    ("ask", "difference"),
+    [
+        (lambda handle: handle.getListState("a", NUMBER), "stored as value state, now it is list state"),
+        (
+            lambda handle: handle.getValueState("a", StructType().add("n", "integer")),
+            "field 'n' as bigint, now it is int",
+        ),
+        (lambda handle: handle.getValueState("a", StructType().add("m", "long")), "field 'n' where 'm' is now"),
+        (lambda handle: handle.getValueState("a", StructType().add("n", "long").add("m", "integer")), "new field 'm'"),
+    ],
+)
+def test_other_schema_is_refused(ask: Callable[[Any], Any], difference: str) -> None:
+    """A stored variable whose kind or schema changed is refused with the first difference."""
+    stored = declared(lambda handle: handle.getValueState("a", NUMBER))
+
+    with pytest.raises(InvalidInputError, match=difference):
+        merge_states("op", stored, declared(ask))

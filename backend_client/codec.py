@@ -178,7 +178,11 @@ def _mismatch(path: str, kind: str, value: Any) -> InvalidInputError:
 
 
 def _native(value: Any) -> Any:
-    """Return the Python value of a NumPy scalar, and other values as they are."""
+    """Return the Python value of a NumPy or pandas scalar, and other values as they are."""
+    for name in ("to_pydatetime", "to_pytimedelta"):
+        convert = getattr(value, name, None)
+        if convert is not None:
+            return convert()
     item = getattr(value, "item", None)
     return item() if item is not None and getattr(value, "ndim", None) == 0 else value
 
@@ -233,6 +237,7 @@ def _decimal_encoder(kind: str, path: str) -> Convert:
     quantum, context = Decimal(1).scaleb(-scale), Context(prec=76, rounding=ROUND_HALF_UP)
 
     def encode(value: Any) -> str:
+        value = _native(value)
         if isinstance(value, bool) or not isinstance(value, (Decimal, int)):
             raise _mismatch(path, kind, value)
         try:

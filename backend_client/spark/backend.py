@@ -95,6 +95,63 @@ class ChangelogStateBackend:
         Raises:
             InvalidInputError: An argument is impossible, or asks for what is not served yet.
         """
+        return self._transform(
+            grouped,
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            initialState,
+            eventTimeColumnName,
+            name=name,
+            parallelism=parallelism,
+        )
+
+    def transform_with_state_in_pandas(
+        self,
+        grouped: GroupedData | StatefulGroupedData,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: Any = None,
+        eventTimeColumnName: str = "",
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> StatefulDataFrame:
+        """
+        Run a processor of the pandas API: Spark's ``transformWithStateInPandas``; otherwise as `transform_with_state`.
+
+        The processor gets the rows of a key as ``pandas.DataFrame``s and yields such. State is the same in both APIs.
+        """
+        return self._transform(
+            grouped,
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            initialState,
+            eventTimeColumnName,
+            name=name,
+            parallelism=parallelism,
+            pandas=True,
+        )
+
+    def _transform(
+        self,
+        grouped: GroupedData | StatefulGroupedData,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: Any,
+        eventTimeColumnName: str,
+        *,
+        name: str | None,
+        parallelism: int | None,
+        pandas: bool = False,
+    ) -> StatefulDataFrame:
         _check_modes(outputMode, timeMode, initialState, eventTimeColumnName)
         name = name or type(statefulProcessor).__name__
         validate_operator(name)
@@ -127,6 +184,7 @@ class ChangelogStateBackend:
             states=declare_states(name, statefulProcessor, parse),
             parallelism=parallelism,
             steps=steps,
+            pandas=pandas,
         )
         KeyCodec(operator.key_schema.json())  # refuses keys that cannot be grouped by
         template = spark.createDataFrame([], output_schema)

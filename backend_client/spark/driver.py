@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from backend_client.coordinator import JobSession, connect
 from backend_client.progress import BatchProgress
 from backend_client.spark.checkpoint_log import CheckpointLog
+from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.pinning import Anchors
 from backend_client.spark.plan import Operator, Step
 from backend_client.spark.processor import merge_states, schema_difference
@@ -169,6 +170,7 @@ class BatchRunner:
             parallelism=info.parallelism,
             max_parallelism=max_parallelism,
             batch=context,
+            pandas=PandasSettings.of(frame.sparkSession) if operator.pandas else None,
         )
         placed = operator.place(frame, info.parallelism, max_parallelism, self._anchors.pin)
         return placed.mapInArrow(task.__call__, task.output_schema())

@@ -72,6 +72,7 @@ class Operator:
     states: dict[str, StateInfo]
     parallelism: int | None
     steps: tuple[Step, ...]
+    pandas: bool = False
 
     @property
     def key_schema(self) -> StructType:

@@ -17,7 +17,7 @@ from backend_client.spark.processor import TaskHandle
 from backend_client.spark.rows import GroupedRows
 from dstl_service.wire import StateInfo
 
-_OUTPUT_ROWS = 10_000
+OUTPUT_ROWS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class RowCalls:
         states: Its variables.
         key_schema: Of the grouping key, Spark's JSON.
         preemptive_bytes: Changes are sent on between two keys from this size on.
+        output_max: Outputs are handed on in lists of at most this length.
     """
 
     operator: str
@@ -38,10 +39,11 @@ class RowCalls:
     states: dict[str, StateInfo]
     key_schema: str
     preemptive_bytes: int
+    output_max: int = OUTPUT_ROWS
 
     def run(self, grouped: GroupedRows, state: KeyedState, writer: LogWriter) -> Iterator[list[Any]]:
-        """Yield what the processor yields, in lists of at most 10,000 rows."""
-        processor = self.processor
+        """Yield what the processor yields, in lists of at most `output_max`."""
+        processor, output_max = self.processor, self.output_max
         processor.init(TaskHandle(self.operator, self.states, state))  # type: ignore[arg-type]
         encode_key = KeyCodec(self.key_schema).encode
         timers = TimerValues()
@@ -49,10 +51,10 @@ class RowCalls:
         for key_group, key, rows in grouped:
             state.key_group, state.key = key_group, encode_key(key)
             results = iter(processor.handleInputRows(key, rows, timers))
-            out.extend(islice(results, _OUTPUT_ROWS - len(out)))
-            while len(out) == _OUTPUT_ROWS:
+            out.extend(islice(results, output_max - len(out)))
+            while len(out) == output_max:
                 yield out
-                out = list(islice(results, _OUTPUT_ROWS))
+                out = list(islice(results, output_max))
             if state.changed_bytes >= self.preemptive_bytes:
                 writer.append(state.take_changes(), preemptive=True)
         processor.close()

@@ -42,14 +42,15 @@ class KeyRows(NamedTuple):
 
     key_group: int
     key: tuple[Any, ...]
-    rows: Iterator[Row]
+    rows: Iterator[Any]
 
 
 class _Batch(NamedTuple):
     starts: list[int]
     key_groups: list[int]
     keys: list[tuple[Any, ...]]
-    rows: list[Row]
+    rows: Any
+    """What can be sliced, to give what the user's function iterates over."""
 
 
 class GroupedRows:
@@ -87,28 +88,29 @@ class GroupedRows:
         key_columns = batch.columns[1:first_row]
         starts = np.flatnonzero(_changes(batch.num_rows, key_columns))
         keys = list(zip(*(to_python(column.take(pa.array(starts))) for column in key_columns), strict=True))
-        rows = list(map(self._new_row, zip(*map(to_python, batch.columns[first_row:]), strict=True)))
+        rows = self._rows(batch.columns[first_row:])
         self.rows_seen += batch.num_rows
         return _Batch(starts.tolist(), to_python(batch.column(0).take(pa.array(starts))), keys, rows)
+
+    def _rows(self, columns: Sequence[pa.Array]) -> Any:
+        return list(map(self._new_row, zip(*map(to_python, columns), strict=True)))
 
 
 class _Tail:
     """The rows of a batch's last key, which may go on in the batches behind; knows what follows once it is drained."""
 
-    def __init__(self, next_batch: Callable[[], _Batch | None], key: tuple[Any, ...], rows: list[Row]) -> None:
+    def __init__(self, next_batch: Callable[[], _Batch | None], key: tuple[Any, ...], rows: Any) -> None:
         self._rows = self._generate(next_batch, key, rows)
         self.following: tuple[_Batch | None, int] = (None, 0)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[Any]:
         return self._rows
 
     def drain(self) -> None:
         for _ in self._rows:
             pass
 
-    def _generate(
-        self, next_batch: Callable[[], _Batch | None], key: tuple[Any, ...], rows: list[Row]
-    ) -> Iterator[Row]:
+    def _generate(self, next_batch: Callable[[], _Batch | None], key: tuple[Any, ...], rows: Any) -> Iterator[Any]:
         while True:
             yield from rows
             batch = next_batch()

@@ -28,7 +28,8 @@ from backend_client.restore import advance_to_base
 from backend_client.service_client import ServiceClient
 from backend_client.settings import BackendSettings
 from backend_client.spare_table import open_advanced
-from backend_client.spark.row_calls import RowCalls
+from backend_client.spark.pandas_settings import PandasSettings
+from backend_client.spark.row_calls import OUTPUT_ROWS, RowCalls
 from backend_client.spark.rows import GroupedRows, RowsToArrow
 from dstl_service.wire import ChangeSetRef, CheckpointRef, StateInfo
 from storage.key_groups import key_group_range
@@ -89,6 +90,8 @@ class OperatorTask:
     parallelism: int
     max_parallelism: int
     batch: BatchContext
+    pandas: PandasSettings | None = None
+    """Set for a processor of the pandas API."""
 
     def output_schema(self) -> StructType:
         """Return the schema of what the function yields; marker rows make every field nullable."""
@@ -117,13 +120,21 @@ class OperatorTask:
             if advance.materialize and base is not None:
                 hand_over_snapshot(table, client, settings.job, self.operator, key_groups, base)
             state = KeyedState(table.get, key_groups, table.scan, self.batch.checkpoint_id)
-            to_arrow = RowsToArrow(self.output, "UTC")
-            yield self._marker(to_arrow, attempt, None)
             calls = RowCalls(self.operator, self.processor, self.states, self.key_schema, settings.preemptive_bytes)
+            to_arrow: Any = RowsToArrow(self.output, "UTC")
             grouped = GroupedRows(batches, self.key_count, self.row_names)
-            for rows in calls.run(grouped, state, writer):
-                columns = to_arrow.columns(rows)
-                yield self._batch(columns, len(rows), None, None, to_arrow)
+            if self.pandas is not None:
+                from backend_client.spark.pandas_calls import pandas_calls  # who has no pandas needs none
+
+                calls, grouped, to_arrow = pandas_calls(
+                    calls, batches, self.key_count, self.row_names, self.output, self.pandas
+                )
+            yield self._marker(to_arrow, attempt, None)
+            for outputs in calls.run(grouped, state, writer):
+                columns = to_arrow.columns(outputs)
+                for start in range(0, len(columns[0]), OUTPUT_ROWS):
+                    part = [column.slice(start, OUTPUT_ROWS) for column in columns]
+                    yield self._batch(part, len(part[0]), None, None, to_arrow)
             writer.append(state.take_changes(), preemptive=False)
             if any(ref.service_id != self.batch.coordinator_id and ref.service_url is None for ref in writer.refs):
                 # The coordinator cannot reach the sidecar that took these sets, so nobody else can ask for them.
@@ -150,7 +161,7 @@ class OperatorTask:
         return self._batch([pa.nulls(1, kind) for kind in to_arrow.types], 1, attempt, receipt, to_arrow)
 
     def _batch(
-        self, columns: list[pa.Array], rows: int, attempt: int | None, receipt: str | None, to_arrow: RowsToArrow
+        self, columns: list[pa.Array], rows: int, attempt: int | None, receipt: str | None, to_arrow: Any
     ) -> pa.RecordBatch:
         extra = [pa.array([attempt] * rows, pa.int64()), pa.array([receipt] * rows, pa.string())]
         return pa.RecordBatch.from_arrays([*columns, *extra], [*to_arrow.names, ATTEMPT_COLUMN, RECEIPT_COLUMN])

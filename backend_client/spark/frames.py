@@ -1,0 +1,225 @@
+"""
+Between Arrow batches and the pandas frames of a user's function.
+
+A batch becomes one frame, of which each key gets its part; pandas' own ways of taking parts cost ten times what a state
+call does, so parts are put together from the frame's blocks. Columns have the types that Spark's own pandas API gives
+them: whole numbers of any width are 64 bits wide, those with nulls are floats, timestamps are in the session's zone and
+without one. Frames that come back are converted many at once, as long as they are alike.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from keyword import iskeyword
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pandas.core.internals.managers import BlockManager  # type: ignore[import-not-found]
+from pyspark.sql.pandas.types import (
+    _create_converter_from_pandas,
+    _create_converter_to_pandas,
+    from_arrow_type,
+    to_arrow_type,
+)
+from pyspark.sql.types import DataType, StructType
+
+from backend_client.spark.pandas_settings import PandasSettings
+from backend_client.spark.rows import GroupedRows
+from storage.errors import InvalidInputError
+
+
+class GroupedFrames(GroupedRows):
+    """Splits sorted Arrow batches by key; the rows of a key are an iterator of frames, one for each batch."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], key_count: int, names: Sequence[str], timezone: str) -> None:
+        super().__init__(batches, key_count, names)
+        self._names = pd.Index(_attribute_names(names))
+        self._timezone = timezone
+
+    def _rows(self, columns: Sequence[pa.Array]) -> _Parts:
+        frame = pd.DataFrame(dict(enumerate(self._series(column) for column in columns)))
+        frame.columns = self._names
+        return _Parts(frame)
+
+    def _series(self, column: pa.Array) -> Any:
+        kind = from_arrow_type(column.type)
+        series = column.to_pandas(date_as_object=True)
+        convert = _create_converter_to_pandas(
+            kind, True, timezone=self._timezone, struct_in_pandas="dict", error_on_duplicated_field_names=True
+        )
+        return _widened(convert(series))
+
+
+class _Parts:
+    """A frame that can be sliced quickly; what is sliced yields one frame, with an index from 0."""
+
+    __slots__ = ("_blocks", "_columns", "_frame", "_indexes", "_infer")
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        manager: Any = frame._mgr.consolidate()
+        self._frame = frame
+        self._columns = manager.axes[0]
+        self._blocks = [(type(block), block.values, block.mgr_locs) for block in manager.blocks]
+        self._indexes: dict[int, pd.RangeIndex] = {}
+        # A column of true and false with nulls is one of objects; where a part has no nulls, Spark makes it boolean.
+        self._infer = any(
+            series.dtype == object and pd.api.types.infer_dtype(series, skipna=True) == "boolean"
+            for _, series in frame.items()
+        )
+
+    def __iter__(self) -> Iterator[pd.DataFrame]:
+        yield self._part(0, len(self._frame))
+
+    def __getitem__(self, rows: slice) -> tuple[pd.DataFrame]:
+        start, stop, _ = rows.indices(len(self._frame))
+        return (self._part(start, stop),)
+
+    def _part(self, start: int, stop: int) -> pd.DataFrame:
+        count = stop - start
+        index = self._indexes.get(count)
+        if index is None:
+            index = self._indexes[count] = pd.RangeIndex(count)
+        blocks = [kind(values[:, start:stop], places, 2) for kind, values, places in self._blocks]
+        manager = BlockManager(blocks, [self._columns, index], verify_integrity=False)
+        part = pd.DataFrame._from_mgr(manager, manager.axes)  # type: ignore[attr-defined]
+        return part.infer_objects() if self._infer else part  # type: ignore[no-any-return]
+
+
+class FramesToArrow:
+    """
+    Builds Arrow columns of the frames that a user's function yields, by name as Spark does.
+
+    Args:
+        schema: The operator's output schema.
+        settings: Those of the session.
+    """
+
+    def __init__(self, schema: StructType, settings: PandasSettings) -> None:
+        self.names = schema.names
+        arrow = to_arrow_type(schema, timezone="UTC")
+        self.types = [arrow.field(position).type for position in range(arrow.num_fields)]
+        self._settings = settings
+        self._convert = [_from_pandas(field.dataType, settings.timezone) for field in schema.fields]
+
+    def columns(self, frames: Sequence[Any]) -> list[pa.Array]:
+        """
+        Return one array per field.
+
+        Raises:
+            InvalidInputError: Something else than a frame was yielded, a column is missing, or a value does not fit.
+        """
+        alike: dict[Any, list[int]] = defaultdict(list)
+        parts: list[list[Any]] = []
+        for position, frame in enumerate(frames):
+            parts.append(self._arrays(frame))
+            alike[tuple(array.dtype for array in parts[-1])].append(position)
+        if not parts:
+            return [pa.nulls(0, kind) for kind in self.types]
+        pieces: list[list[pa.Array]] = []
+        for positions in alike.values():
+            try:
+                columns = zip(*(parts[at] for at in positions), strict=True)
+                pieces.append(self._to_arrow([_joined(arrays) for arrays in columns]))
+            except InvalidInputError:  # objects that are alike only within their frames
+                pieces += [self._to_arrow(parts[at]) for at in positions]
+        joined = [pa.concat_arrays(arrays) for arrays in zip(*pieces, strict=True)]
+        if len(alike) == 1:
+            return joined
+        lengths = [len(arrays[0]) for arrays in parts]
+        starts = np.cumsum([0, *lengths])
+        order = np.concatenate(
+            [np.arange(starts[at], starts[at + 1]) for positions in alike.values() for at in positions]
+        )
+        places = pa.array(np.argsort(order, kind="stable"))
+        return [array.take(places) for array in joined]
+
+    def _arrays(self, frame: Any) -> list[Any]:
+        if not isinstance(frame, pd.DataFrame):
+            raise InvalidInputError(
+                f"the processor yielded {type(frame).__name__}; in the pandas API it must yield pandas.DataFrame"
+            )
+        arrays: list[Any] = frame._mgr.column_arrays
+        labels = frame.columns.tolist()
+        if labels == self.names:
+            return arrays
+        if not labels:
+            return [np.full(len(frame), None, dtype=object) for _ in self.names]
+        if self._settings.by_name and any(isinstance(label, str) for label in labels):
+            missing = [name for name in self.names if name not in labels]
+            if missing:
+                raise InvalidInputError(
+                    f"the processor yielded a frame with the columns {', '.join(map(str, labels))}, without "
+                    f"{', '.join(missing)} of the output schema"
+                )
+            return [arrays[labels.index(name)] for name in self.names]
+        if len(arrays) < len(self.names):
+            raise InvalidInputError(
+                f"the processor yielded a frame of {len(arrays)} columns, the output schema has {len(self.names)}"
+            )
+        return arrays[: len(self.names)]
+
+    def _to_arrow(self, arrays: Sequence[Any]) -> list[pa.Array]:
+        converted = []
+        for name, kind, convert, array in zip(self.names, self.types, self._convert, arrays, strict=True):
+            try:
+                converted.append(self._column(convert(pd.Series(array)), kind))
+            except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+                raise InvalidInputError(f"output column {name!r} is of type {kind}: {error}") from error
+        return converted
+
+    def _column(self, series: pd.Series[Any], kind: pa.DataType) -> pa.Array:
+        mask = None if hasattr(series.array, "__arrow_array__") else series.isna()
+        safely = self._settings.safely
+        try:
+            return pa.Array.from_pandas(series, mask=mask, type=kind, safe=safely)
+        except pa.ArrowInvalid:
+            return pa.Array.from_pandas(series, mask=mask).cast(kind, safe=safely)
+
+
+def _from_pandas(kind: DataType, timezone: str) -> Callable[[pd.Series[Any]], pd.Series[Any]]:
+    convert = _create_converter_from_pandas(kind, timezone=timezone, error_on_duplicated_field_names=False)
+
+    def whole(series: pd.Series[Any]) -> pd.Series[Any]:
+        if isinstance(series.dtype, pd.CategoricalDtype):
+            series = series.astype(series.dtype.categories.dtype)
+        return convert(series)
+
+    return whole
+
+
+def _joined(arrays: Sequence[Any]) -> Any:
+    if len(arrays) == 1:
+        return arrays[0]
+    if isinstance(arrays[0], np.ndarray):
+        return np.concatenate(arrays)
+    return type(arrays[0])._concat_same_type(arrays)
+
+
+def _widened(series: Any) -> Any:
+    kind = series.dtype
+    if not isinstance(kind, np.dtype) or kind in (np.int64, np.float64, np.bool_, object):
+        return series
+    if kind.kind in "iu":
+        return series.astype(np.int64)
+    if kind.kind == "f":
+        return series.astype(np.float64)
+    if kind.kind in "mM":
+        try:
+            return series.astype(np.dtype(f"{kind.kind}8[ns]"))
+        except pd.errors.OutOfBoundsDatetime:
+            return series.astype(object)
+    return series
+
+
+def _attribute_names(names: Sequence[str]) -> list[str]:
+    """Return the columns' names as Spark's frames have them: what is no Python name is called by its position."""
+    seen: set[str] = set()
+    result = []
+    for position, name in enumerate(names):
+        usable = name.isidentifier() and not iskeyword(name) and not name.startswith("_") and name not in seen
+        result.append(name if usable else f"_{position}")
+        seen.add(name)
+    return result

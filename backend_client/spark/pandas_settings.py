@@ -1,0 +1,30 @@
+"""What a task must know of the session to call a processor of the pandas API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class PandasSettings:
+    """What Spark's session says of pandas: the zone of timestamps, and how frames become columns."""
+
+    timezone: str
+    by_name: bool
+    safely: bool
+
+    @classmethod
+    def of(cls, spark: SparkSession) -> Self:
+        """Read the session's settings."""
+
+        def is_set(name: str) -> bool:
+            return str(spark.conf.get(name)).lower() == "true"
+
+        return cls(
+            timezone=str(spark.conf.get("spark.sql.session.timeZone")),
+            by_name=is_set("spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName"),
+            safely=is_set("spark.sql.execution.pandas.convertToArrowArraySafely"),
+        )

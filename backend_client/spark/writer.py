@@ -3,25 +3,31 @@ The writer of a stateful result: the methods of Spark's ``DataStreamWriter``; `s
 
 Under it lies a ``foreachBatch`` query on the first operator's input. A user's function gets each batch of the result as
 an ordinary DataFrame; what it does with it runs at least once per batch, and the same batch id always means the same
-input.
+input. Spark's own sinks are in `sinks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from backend_client.spark.checkpoint_log import CheckpointLog
 from backend_client.spark.driver import BatchRunner
+from backend_client.spark.sinks import (
+    BatchFunction,
+    SinkRequest,
+    foreach_rows,
+    open_sink,
+    open_table,
+    option_texts,
+    partition_names,
+)
 from storage.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from backend_client.spark.plan import StatefulDataFrame
-
-BatchFunction = Callable[[DataFrame, int], None]
 
 _OUTPUT_MODES = ("append", "update")
 
@@ -35,21 +41,20 @@ class StatefulStreamWriter:
         self._format: str | None = None
         self._options: dict[str, Any] = {}
         self._function: BatchFunction | None = None
+        self._output_mode = "append"
+        self._query_name: str | None = None
+        self._partition_by: tuple[str, ...] = ()
 
     def outputMode(self, outputMode: str) -> StatefulStreamWriter:
         """Accept "append" and "update": each batch's output rows are written, whichever is named."""
         if outputMode.lower() not in _OUTPUT_MODES:
             raise InvalidInputError(f"output mode {outputMode!r} is not possible here; use one of {_OUTPUT_MODES}")
+        self._output_mode = outputMode.lower()
         return self
 
     def format(self, source: str) -> StatefulStreamWriter:
-        """Name a built-in sink: "noop" or "console"; others are written in ``foreachBatch``."""
-        if source.lower() not in _SINKS:
-            raise InvalidInputError(
-                f"format {source!r} is not served on a stateful result yet; use foreachBatch and write the batch "
-                f"there, for example batch.write.format({source!r})…; built in are: {', '.join(_SINKS)}"
-            )
-        self._format = source.lower()
+        """Name a sink of Spark's: a file format, "kafka", "memory", "console", "noop", or that of a package."""
+        self._format = source
         return self
 
     def option(self, key: str, value: Any) -> StatefulStreamWriter:
@@ -65,6 +70,7 @@ class StatefulStreamWriter:
     def queryName(self, queryName: str) -> StatefulStreamWriter:
         """Name the query."""
         self._writer = self._writer.queryName(queryName)
+        self._query_name = queryName
         return self
 
     def trigger(self, **kwargs: Any) -> StatefulStreamWriter:
@@ -75,10 +81,13 @@ class StatefulStreamWriter:
         return self
 
     def partitionBy(self, *cols: Any) -> StatefulStreamWriter:
-        """Refuse: there is no file sink here; partition inside foreachBatch."""
-        raise InvalidInputError("partitionBy needs a file sink; call it on batch.write inside foreachBatch")
+        """Partition the files of a file sink or of a new table by columns."""
+        self._partition_by = partition_names(cols)
+        return self
 
-    clusterBy = partitionBy
+    def clusterBy(self, *_: Any) -> StatefulStreamWriter:
+        """Refuse: no sink here clusters."""
+        raise InvalidInputError("clusterBy is not served on a stateful result; use partitionBy, or foreachBatch")
 
     def foreachBatch(self, func: BatchFunction) -> StatefulStreamWriter:
         """Call `func(batch, batch_id)` for every batch; it may run any number of actions on the batch."""
@@ -89,16 +98,23 @@ class StatefulStreamWriter:
 
     def foreach(self, f: Any) -> StatefulStreamWriter:
         """Call `f` for every row, or its ``open``, ``process`` and ``close`` for every partition, in the workers."""
-        each = _ForeachRows(f)
-        self._function = lambda batch, batch_id: batch.foreachPartition(each.of_batch(batch_id))
+        self._function = foreach_rows(f)
         return self
 
-    def toTable(self, tableName: str, **_: Any) -> StreamingQuery:
-        """Refuse: not served yet."""
-        raise InvalidInputError(
-            "toTable is not served on a stateful result yet; use foreachBatch with "
-            f"batch.writeTo({tableName!r}).append()"
-        )
+    def toTable(
+        self,
+        tableName: str,
+        format: str | None = None,  # noqa: A002 - Spark's name
+        outputMode: str | None = None,
+        partitionBy: Any = None,
+        queryName: str | None = None,
+        **options: Any,
+    ) -> StreamingQuery:
+        """Append to a table, which is created if it does not exist, and start the query. Raises as `start` does."""
+        self._take(format, outputMode, partitionBy, queryName, options)
+        self._location()
+        spark = self._frame.source.sparkSession
+        return self._start(open_table(spark, tableName, self._request(self._format or _default_format(spark))))
 
     def start(
         self,
@@ -116,93 +132,56 @@ class StatefulStreamWriter:
             InvalidInputError: An option is missing or impossible, or the Spark checkpoint does not belong to the state.
             DstlError: The storage cannot be written, or the sidecar does not start.
         """
-        self.options(**options)
-        if format is not None:
-            self.format(format)
-        if outputMode is not None:
-            self.outputMode(outputMode)
-        if partitionBy is not None:
-            self.partitionBy(partitionBy)
-        if queryName is not None:
-            self.queryName(queryName)
+        self._take(format, outputMode, partitionBy, queryName, options)
         if path is not None:
             self._options["path"] = path
-        return self._start()
-
-    def _start(self) -> StreamingQuery:
-        location = self._options.get("checkpointLocation")
-        if not location:
-            raise InvalidInputError(
-                "the option checkpointLocation is required: Spark keeps the offsets of the stream there, "
-                "and the state belongs to them"
-            )
+        self._location()
         if self._function is not None:
-            function = self._function
-        elif self._format is not None:
-            function = _SINKS[self._format](self._options)
-        else:
-            raise InvalidInputError(f"name a sink: foreachBatch(…), foreach(…) or format({' | '.join(_SINKS)})")
+            return self._start(self._function)
         spark = self._frame.source.sparkSession
-        runner = BatchRunner.open(self._frame, function, CheckpointLog(spark, str(location)))
+        if self._format is None and "path" not in self._options:
+            raise InvalidInputError("name a sink: foreachBatch(…), foreach(…), format(…), toTable(…) or start(path)")
+        return self._start(open_sink(spark, self._request(self._format or _default_format(spark))))
+
+    def _take(
+        self, source: str | None, mode: str | None, partition_by: Any, query_name: str | None, options: dict[str, Any]
+    ) -> None:
+        self.options(**options)
+        if source is not None:
+            self.format(source)
+        if mode is not None:
+            self.outputMode(mode)
+        if partition_by is not None:
+            self.partitionBy(partition_by)
+        if query_name is not None:
+            self.queryName(query_name)
+
+    def _request(self, source: str) -> SinkRequest:
+        options = option_texts({name: v for name, v in self._options.items() if name != "checkpointLocation"})
+        return SinkRequest(source, self._frame.schema, self._output_mode, self._query_name, self._partition_by, options)
+
+    def _location(self) -> str:
+        location = self._options.get("checkpointLocation")
+        if location:
+            return str(location)
+        root = self._frame.source.sparkSession.conf.get("spark.sql.streaming.checkpointLocation", None)
+        if root and self._query_name:
+            return f"{root.rstrip('/')}/{self._query_name}"
+        raise InvalidInputError(
+            "the option checkpointLocation is required: Spark keeps the offsets of the stream there, "
+            "and the state belongs to them"
+        )
+
+    def _start(self, function: BatchFunction) -> StreamingQuery:
+        location = self._location()
+        spark = self._frame.source.sparkSession
+        runner = BatchRunner.open(self._frame, function, CheckpointLog(spark, location))
         try:
-            return (
-                self._writer.option("checkpointLocation", str(location))
-                .outputMode("append")
-                .foreachBatch(runner)
-                .start()
-            )
+            return self._writer.option("checkpointLocation", location).outputMode("append").foreachBatch(runner).start()
         except BaseException:
             runner.close()
             raise
 
 
-def _noop(_: dict[str, Any]) -> BatchFunction:
-    return lambda batch, _: batch.write.format("noop").mode("overwrite").save()
-
-
-def _console(options: dict[str, Any]) -> BatchFunction:
-    rows, truncate = int(options.get("numRows", 20)), str(options.get("truncate", "true")).lower() == "true"
-
-    def show(batch: DataFrame, batch_id: int) -> None:
-        import sys
-
-        sys.stdout.write(f"-------------------------------------------\nBatch: {batch_id}\n")
-        batch.show(rows, truncate)
-
-    return show
-
-
-_SINKS: dict[str, Callable[[dict[str, Any]], BatchFunction]] = {"noop": _noop, "console": _console}
-
-
-class _ForeachRows:
-    """Spark's contract for ``foreach``: a function of a row, or an object with ``process`` and maybe more."""
-
-    def __init__(self, target: Any) -> None:
-        if not callable(target) and not callable(getattr(target, "process", None)):
-            raise InvalidInputError("foreach takes a function of a row, or an object with a method process(row)")
-        self._target = target
-
-    def of_batch(self, batch_id: int) -> Callable[[Any], None]:
-        """Return the function that runs in each partition of a batch."""
-        target = self._target
-
-        def run(rows: Any) -> None:
-            from pyspark import TaskContext
-
-            process = target.process if hasattr(target, "process") else target
-            context = TaskContext.get()
-            opened = not hasattr(target, "open") or target.open(context.partitionId() if context else 0, batch_id)
-            error: Exception | None = None
-            try:
-                if opened:
-                    for row in rows:
-                        process(row)
-            except Exception as raised:
-                error = raised
-                raise
-            finally:
-                if hasattr(target, "close"):
-                    target.close(error)
-
-        return run
+def _default_format(spark: SparkSession) -> str:
+    return str(spark.conf.get("spark.sql.sources.default"))

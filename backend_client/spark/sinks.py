@@ -1,0 +1,261 @@
+"""
+Spark's sinks below a stateful result: what is called with each batch's rows.
+
+Exactly once where Spark's own sink is: file formats and tables of files are written by Spark's ``FileStreamSink``,
+whose log of batch ids skips a batch that was executed again, and other streaming sinks of its first interface (Delta
+among them) are called with the same batch ids as by Spark itself. A batch is in the sink before its checkpoint exists,
+and is executed again if it never comes to exist, as on Spark.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from py4j.java_gateway import is_instance_of
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from storage.errors import InvalidInputError
+
+BatchFunction = Callable[[DataFrame, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRequest:
+    """What a user said of the sink; options without those of the query itself."""
+
+    format: str
+    schema: StructType
+    output_mode: str = "append"
+    query_name: str | None = None
+    partition_by: tuple[str, ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
+
+    def option(self, name: str, default: str) -> str:
+        """Return an option, whose name is in any case."""
+        return {key.lower(): value for key, value in self.options}.get(name.lower(), default)
+
+
+def open_sink(spark: SparkSession, request: SinkRequest) -> BatchFunction:
+    """
+    Return the function that writes a batch.
+
+    Raises:
+        InvalidInputError: The sink is unknown, cannot be a sink, or lacks something.
+    """
+    special = _SPECIAL.get(request.format.lower())
+    if special is not None:
+        if request.partition_by:
+            raise InvalidInputError(f"format {request.format!r} has no partitions; leave partitionBy out")
+        return special(spark, request)
+    return _spark_sink(spark, request)
+
+
+def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFunction:
+    """
+    Return the function that appends to a table of files, which is created if it does not exist.
+
+    Raises:
+        InvalidInputError: It is a view, or a table of a catalog that has no files of Spark's own formats.
+    """
+    if not spark.catalog.tableExists(name):
+        _create_table(spark, name, request)
+    try:
+        state = spark._jsparkSession.sessionState()
+        table = state.catalog().getTableMetadata(state.sqlParser().parseTableIdentifier(name))
+        provider, location = table.provider(), table.location().toString()
+        partitions = list(spark._jvm.PythonUtils.toArray(table.partitionColumnNames()))  # type: ignore[union-attr]
+    except (PySparkException, Exception) as error:
+        raise InvalidInputError(
+            f"toTable({name!r}) is served for tables of files in Spark's own catalog; use foreachBatch with "
+            f"batch.writeTo({name!r}).append(): {error}"
+        ) from error
+    if not provider.isDefined():
+        raise InvalidInputError(f"{name!r} is a view or a Hive table; use foreachBatch with batch.write.insertInto(…)")
+    if request.partition_by and list(request.partition_by) != partitions:
+        raise InvalidInputError(
+            f"table {name!r} is partitioned by ({', '.join(partitions)}), not by ({', '.join(request.partition_by)}); "
+            "leave partitionBy out"
+        )
+    options = (*request.options, ("path", location))
+    return _spark_sink(spark, replace(request, format=provider.get(), partition_by=tuple(partitions), options=options))
+
+
+def option_texts(options: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return options as Spark takes them: text, and nothing for None."""
+    texts = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+        if value is not None
+    }
+    return tuple(texts.items())
+
+
+def _create_table(spark: SparkSession, name: str, request: SinkRequest) -> None:
+    options = dict(request.options)
+    path = options.pop("path", None)
+    statement = f"CREATE TABLE {name} ({request.schema.toDDL()}) USING {request.format}"
+    if options:
+        statement += f" OPTIONS ({', '.join(f'{_text(key)} {_text(value)}' for key, value in options.items())})"
+    if request.partition_by:
+        columns = ", ".join("`" + column.replace("`", "``") + "`" for column in request.partition_by)
+        statement += f" PARTITIONED BY ({columns})"
+    if path is not None:
+        statement += f" LOCATION {_text(path)}"
+    spark.sql(statement)
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _spark_sink(spark: SparkSession, request: SinkRequest) -> BatchFunction:
+    jvm: Any = spark._jvm
+    provider = _provider(spark, request.format)
+    columns = jvm.PythonUtils.toSeq(list(_partition_columns(request)))
+    options = jvm.PythonUtils.toScalaMap(dict(request.options))
+    options = getattr(getattr(jvm.org.apache.spark.sql.catalyst.util, "CaseInsensitiveMap$"), "MODULE$").apply(options)
+    gateway = spark.sparkContext._gateway
+    if is_instance_of(gateway, provider, "org.apache.spark.sql.execution.datasources.FileFormat"):
+        if request.output_mode.lower() != "append":
+            raise InvalidInputError(
+                f"format {request.format!r} only appends; use outputMode('append') on the writer, or foreachBatch"
+            )
+        path = request.option("path", "")
+        if not path:
+            raise InvalidInputError(f"format {request.format!r} needs a path: start(path) or option('path', …)")
+        sink = jvm.org.apache.spark.sql.execution.streaming.sinks.FileStreamSink(
+            spark._jsparkSession, path, provider, columns, options
+        )
+    elif is_instance_of(gateway, provider, "org.apache.spark.sql.sources.StreamSinkProvider"):
+        mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, request.output_mode.capitalize())()
+        sink = provider.createSink(spark._jsparkSession.sqlContext(), options, columns, mode)
+    else:
+        raise InvalidInputError(
+            f"format {request.format!r} has no streaming sink that a stateful result can be written to; use "
+            f"foreachBatch and write the batch there, for example batch.write.format({request.format!r})…"
+        )
+    return lambda batch, batch_id: sink.addBatch(batch_id, batch._jdf)
+
+
+def _provider(spark: SparkSession, name: str) -> Any:
+    jvm: Any = spark._jvm
+    try:
+        found = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource(
+            name, spark._jsparkSession.sessionState().conf()
+        )
+    except (PySparkException, Exception) as error:
+        raise InvalidInputError(f"Spark knows no format {name!r}: is its package there? {error}") from error
+    provider = found.getDeclaredConstructor(None).newInstance(None)
+    if is_instance_of(
+        spark.sparkContext._gateway, provider, "org.apache.spark.sql.execution.datasources.v2.FileDataSourceV2"
+    ):
+        provider = provider.fallbackFileFormat().getDeclaredConstructor(None).newInstance(None)
+    return provider
+
+
+def _partition_columns(request: SinkRequest) -> list[str]:
+    names = {name.lower(): name for name in request.schema.names}
+    unknown = [name for name in request.partition_by if name.lower() not in names]
+    if unknown:
+        raise InvalidInputError(
+            f"partitionBy names {', '.join(unknown)}; the columns are {', '.join(request.schema.names)}"
+        )
+    if request.partition_by and len(request.partition_by) == len(names):
+        raise InvalidInputError("partitionBy names all columns; at least one must be left for the files")
+    return [names[name.lower()] for name in request.partition_by]
+
+
+def _noop(_: SparkSession, __: SinkRequest) -> BatchFunction:
+    return lambda batch, _: batch.write.format("noop").mode("overwrite").save()
+
+
+def _console(_: SparkSession, request: SinkRequest) -> BatchFunction:
+    rows, truncate = int(request.option("numRows", "20")), request.option("truncate", "true").lower() == "true"
+    line = "-------------------------------------------\n"
+
+    def show(batch: DataFrame, batch_id: int) -> None:
+        sys.stdout.write(f"{line}Batch: {batch_id}\n{line}")
+        batch.show(rows, truncate)
+
+    return show
+
+
+def _memory(spark: SparkSession, request: SinkRequest) -> BatchFunction:
+    if not request.query_name:
+        raise InvalidInputError("format 'memory' needs queryName(…): it is the name of the table in memory")
+    jvm: Any = spark._jvm
+    sql = jvm.org.apache.spark.sql
+    schema = spark._jsparkSession.parseDataType(request.schema.json())
+    sink = sql.execution.streaming.sources.MemorySink()
+    attributes = sql.catalyst.types.DataTypeUtils.toAttributes(schema)
+    plan = sql.execution.streaming.sources.MemoryPlan(sink, attributes)
+    sql.classic.Dataset.ofRows(spark._jsparkSession, plan).createOrReplaceTempView(request.query_name)
+    return lambda batch, batch_id: sink.write(batch_id, False, batch._jdf.collect())
+
+
+def _kafka(spark: SparkSession, request: SinkRequest) -> BatchFunction:
+    _provider(spark, "kafka")  # a missing package is an error now rather than in the first batch
+    options = dict(request.options)
+    if "value" not in {name.lower() for name in request.schema.names}:
+        raise InvalidInputError("format 'kafka' needs a column value, and takes key, topic, partition and headers")
+    return lambda batch, _: batch.write.format("kafka").options(**options).save()
+
+
+_SPECIAL: dict[str, Callable[[SparkSession, SinkRequest], BatchFunction]] = {
+    "console": _console,
+    "kafka": _kafka,
+    "memory": _memory,
+    "noop": _noop,
+}
+
+
+def foreach_rows(target: Any) -> BatchFunction:
+    """
+    Return the function that hands each row to `target` in the workers: Spark's ``foreach``.
+
+    Args:
+        target: A function of a row, or an object with ``process`` and maybe ``open`` and ``close``.
+
+    Raises:
+        InvalidInputError: It is neither.
+    """
+    if not callable(target) and not callable(getattr(target, "process", None)):
+        raise InvalidInputError("foreach takes a function of a row, or an object with a method process(row)")
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        batch.foreachPartition(_in_partition(target, batch_id))
+
+    return write
+
+
+def _in_partition(target: Any, batch_id: int) -> Callable[[Any], None]:
+    def run(rows: Any) -> None:
+        process: Callable[[Any], Any] = target.process if hasattr(target, "process") else target
+        context = TaskContext.get()
+        opened = not hasattr(target, "open") or target.open(context.partitionId() if context else 0, batch_id)
+        error: Exception | None = None
+        try:
+            if opened:
+                for row in rows:
+                    process(row)
+        except Exception as raised:
+            error = raised
+            raise
+        finally:
+            if hasattr(target, "close"):
+                target.close(error)
+
+    return run
+
+
+def partition_names(columns: Sequence[Any]) -> tuple[str, ...]:
+    """Return the names that ``partitionBy`` was given, one by one or as a list."""
+    if len(columns) == 1 and isinstance(columns[0], (list, tuple)):
+        columns = columns[0]
+    return tuple(map(str, columns))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from pyspark.sql import DataFrame, GroupedData
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 from pyspark.sql.types import StructType
 
 from backend_client.codec import KeyCodec
@@ -15,6 +17,7 @@ from backend_client.coordinator import embedded_service
 from backend_client.progress import BatchProgress
 from backend_client.service_launcher import EmbeddedService
 from backend_client.settings import BackendSettings
+from backend_client.spark.install import Installation, install
 from backend_client.spark.plan import Operator, StatefulDataFrame, StatefulGroupedData, grouping_columns
 from backend_client.spark.processor import declare_states
 from dstl_service.wire import validate_operator
@@ -48,6 +51,8 @@ class ChangelogStateBackend:
         self.settings = BackendSettings.of(storage, job, options)
         self._on_progress = on_progress
         self._progress: deque[BatchProgress] = deque(maxlen=_PROGRESS_KEPT)
+        self._job_per_query = False
+        self._unnamed: list[StreamingQuery] = []
 
     @property
     def recent_progress(self) -> list[BatchProgress]:
@@ -58,6 +63,45 @@ class ChangelogStateBackend:
     def embedded_service(self) -> EmbeddedService:
         """The sidecar of this host that starts itself; of no interest if the option ``service`` is set."""
         return embedded_service(self.settings)
+
+    def install(self, spark: SparkSession) -> Installation:
+        """
+        Lead the session's own ``transformWithState`` and ``transformWithStateInPandas`` to this backend.
+
+        Each query with a name (``queryName``) has a job of its own, called after the backend's job and the query; one
+        query may have no name. The result undoes it: ``uninstall()``, or as a context manager.
+
+        Raises:
+            InvalidInputError: It is a session of Spark Connect, or has another backend installed.
+        """
+        installed = copy.copy(self)
+        installed._job_per_query = True
+        return install(spark, installed)
+
+    def for_query(self, name: str | None) -> ChangelogStateBackend:
+        """
+        Return the backend that a query is to use: this one, or where installed, one with the query's own job.
+
+        Raises:
+            InvalidInputError: The name cannot be part of a job's, or another query without a name runs.
+        """
+        if not self._job_per_query:
+            return self
+        if name is None:
+            if any(query.isActive for query in self._unnamed):
+                raise InvalidInputError(
+                    f"a query without a name keeps its state in job {self.settings.job!r} already; name queries with "
+                    "queryName(…), each then has a job of its own"
+                )
+            return self
+        own = copy.copy(self)
+        own.settings = replace(self.settings, job=f"{self.settings.job}.{name}")
+        return own
+
+    def started(self, query: StreamingQuery) -> None:
+        """Take note of a running query."""
+        if not query.name:
+            self._unnamed[:] = [known for known in (*self._unnamed, query) if known.isActive]
 
     def report(self, progress: BatchProgress) -> None:
         """Take in a batch's figures."""
@@ -210,5 +254,8 @@ def _streaming_source(grouped: Any) -> DataFrame:
         )
     source: DataFrame = grouped._df
     if not source.isStreaming:
-        raise InvalidInputError("the DataFrame is not a stream; read it with spark.readStream")
+        raise InvalidInputError(
+            "the DataFrame is not a stream: read it with spark.readStream, or use Spark's own operator for a batch "
+            "(uninstall() gives it back)"
+        )
     return source

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import DoubleType, FloatType, StructField, StructType
@@ -58,6 +59,23 @@ STATELESS = (
     "withColumnsRenamed",
     "withMetadata",
 )
+
+_REMEMBER = "remember what was seen in a value state of a further processor"
+_AGGREGATE = "aggregate in a further processor: groupBy(…).transformWithState(…)"
+_STATEFUL = {
+    "agg": _AGGREGATE,
+    "count": _AGGREGATE,
+    "cube": _AGGREGATE,
+    "distinct": _REMEMBER,
+    "dropDuplicates": _REMEMBER,
+    "dropDuplicatesWithinWatermark": _REMEMBER,
+    "drop_duplicates": _REMEMBER,
+    "limit": "count in a further processor",
+    "rollup": _AGGREGATE,
+    "union": "union the streams before the operator",
+    "unionAll": "union the streams before the operator",
+    "unionByName": "union the streams before the operator",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +130,27 @@ class StatefulGroupedData:
         self.frame = frame
         self.key_columns = key_columns
 
+    def transformWithState(self, statefulProcessor: StatefulProcessor, *args: Any, **kwargs: Any) -> StatefulDataFrame:
+        """Add the next operator: Spark's method. It is named by its processor's class, numbered if that is taken."""
+        name = self._free_name(statefulProcessor)
+        return self.frame.backend.transform_with_state(self, statefulProcessor, *args, **kwargs, name=name)
+
+    def transformWithStateInPandas(
+        self, statefulProcessor: StatefulProcessor, *args: Any, **kwargs: Any
+    ) -> StatefulDataFrame:
+        """Add the next operator, of the pandas API; as `transformWithState`."""
+        name = self._free_name(statefulProcessor)
+        return self.frame.backend.transform_with_state_in_pandas(self, statefulProcessor, *args, **kwargs, name=name)
+
+    def _free_name(self, processor: StatefulProcessor) -> str:
+        taken, name = {operator.name for operator in self.frame.operators}, type(processor).__name__
+        numbered = (f"{name}-{number}" for number in count(2))
+        return name if name not in taken else next(free for free in numbered if free not in taken)
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"{name!r} is not available here: the result of a stateful operator can be grouped only for "
-            "backend.transform_with_state; aggregate in a processor, or inside foreachBatch"
+            "transformWithState and transformWithStateInPandas; aggregate in a processor, or inside foreachBatch"
         )
 
 
@@ -142,6 +177,15 @@ class StatefulDataFrame:
         self._template = template
 
     isStreaming = True
+
+    def on(self, backend: ChangelogStateBackend) -> StatefulDataFrame:
+        """Return the same with another backend, as long as no query runs."""
+        return StatefulDataFrame(backend, self.source, self.operators, self._template, self.steps)
+
+    @property
+    def sparkSession(self) -> SparkSession:
+        """The session of the input."""
+        return self.source.sparkSession
 
     @property
     def schema(self) -> StructType:
@@ -189,12 +233,23 @@ class StatefulDataFrame:
         return self.filter(name)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_jdf":
+            raise InvalidInputError(
+                "the result of a stateful operator of this backend is no DataFrame that Spark's own operations (union, "
+                "a join with another stream) can take: union streams before the operator, join static DataFrames by "
+                "result.join(static, …), and use foreachBatch for the rest"
+            )
         if name.startswith("_"):
             raise AttributeError(name)
         if name in STATELESS:
             return self._recorder(name)
         if name in self._template.columns:
             return F.col(name)
+        if name in _STATEFUL:
+            raise AttributeError(
+                f"{name!r} is a stateful operation of Spark's own, which cannot follow an operator of this backend: "
+                f"{_STATEFUL[name]}, or use foreachBatch"
+            )
         raise AttributeError(
             f"{name!r} is not available on the result of a stateful operator; stateless operations are "
             f"({', '.join(STATELESS)}), and foreachBatch gives each batch as an ordinary DataFrame"

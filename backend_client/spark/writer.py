@@ -175,12 +175,17 @@ class StatefulStreamWriter:
     def _start(self, function: BatchFunction) -> StreamingQuery:
         location = self._location()
         spark = self._frame.source.sparkSession
-        runner = BatchRunner.open(self._frame, function, CheckpointLog(spark, location))
+        backend = self._frame.backend.for_query(self._query_name)
+        runner = BatchRunner.open(self._frame.on(backend), function, CheckpointLog(spark, location))
         try:
-            return self._writer.option("checkpointLocation", location).outputMode("append").foreachBatch(runner).start()
+            query = (
+                self._writer.option("checkpointLocation", location).outputMode("append").foreachBatch(runner).start()
+            )
         except BaseException:
             runner.close()
             raise
+        backend.started(query)
+        return query
 
 
 def _default_format(spark: SparkSession) -> str:

@@ -1,0 +1,156 @@
+"""One line switches a program over: the same function with and without it, and what is refused with which words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql import functions as F
+
+from backend_client import ChangelogStateBackend
+from backend_client.spark.plan import StatefulDataFrame
+from storage.errors import InvalidInputError
+from tests.e2e.support import INPUT, OUTPUT, Collected, Totals, random_input, read_input, write_input
+
+pytestmark = pytest.mark.e2e
+
+Backends = Callable[..., ChangelogStateBackend]
+FILES = random_input(seed=40, batches=3, rows=60, keys=12)
+PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+class PandasTotals(Totals):
+    """The same in the pandas API."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        n, s = self.totals.get() or (0, 0.0)
+        for frame in rows:
+            n, s = n + len(frame), s + frame["v"].sum()
+        self.totals.update((n, s))
+        yield pd.DataFrame({"k": [key[0]], "n": [n], "s": [s]})
+
+
+def program(spark: SparkSession, folder: Path, name: str, *, pandas: bool) -> dict[int, list[Any]]:
+    """A user's program: knows Spark only."""
+    collected = Collected()
+    stream = spark.readStream.schema(INPUT).option("maxFilesPerTrigger", 1).json(str(folder / "in"))
+    grouped = stream.filter(F.col("v") >= 10).groupBy(stream["k"])
+    if pandas:
+        totals = grouped.transformWithStateInPandas(PandasTotals(), OUTPUT, "Update", "None")
+    else:
+        totals = grouped.transformWithState(
+            statefulProcessor=Totals(), outputStructType=OUTPUT, outputMode="Update", timeMode="None"
+        )
+    static = spark.createDataFrame([("key-1", "one"), ("key-2", "two")], "k string, word string")
+    result = totals.join(static, "k", "left").withColumn("mean", totals["s"] / totals.n).filter(F.col("n") > 1)
+    query = (
+        result.writeStream.queryName(name)
+        .outputMode("update")
+        .option("checkpointLocation", str(folder / f"checkpoint-{name}"))
+        .trigger(availableNow=True)
+        .foreachBatch(collected)
+        .start()
+    )
+    query.awaitTermination()
+    assert query.exception() is None
+    return collected.batches
+
+
+@pytest.fixture
+def rocksdb(spark: SparkSession) -> Any:
+    """Spark's own operator needs its RocksDB store."""
+    before = spark.conf.get("spark.sql.streaming.stateStore.providerClass")
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", PROVIDER)
+    yield
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", str(before))
+
+
+def test_unchanged_program_gives_the_same(
+    spark: SparkSession, rocksdb: None, make_backend: Backends, tmp_path: Path
+) -> None:
+    """A program that knows Spark only gives the same output with one line before it, in both APIs (I14)."""
+    write_input(tmp_path / "in", FILES)
+    backend = make_backend()
+
+    theirs = program(spark, tmp_path, "theirs", pandas=False)
+    with backend.install(spark):
+        ours = program(spark, tmp_path, "rows", pandas=False)
+        frames = program(spark, tmp_path, "frames", pandas=True)
+
+    assert len(theirs) == 3
+    assert ours == theirs
+    assert frames == theirs
+    assert [(p.job, p.batch_id) for p in backend.recent_progress] == [
+        *(("job.rows", batch) for batch in range(3)),
+        *(("job.frames", batch) for batch in range(3)),
+    ]
+
+
+def test_uninstall_gives_sparks_operator_back(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """Installed once per session, for that session only; undone, the class is as it was."""
+    write_input(tmp_path / "in", FILES[:1])
+    original = GroupedData.transformWithState
+    other = spark.newSession()
+
+    def transformed(session: SparkSession) -> Any:
+        stream = read_input(session, tmp_path / "in")
+        return stream.groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None")
+
+    installation = make_backend().install(spark)
+    with pytest.raises(InvalidInputError, match="uninstall it first"):
+        make_backend("other").install(spark)
+    assert isinstance(transformed(spark), StatefulDataFrame)
+    assert isinstance(transformed(other), DataFrame)
+    installation.uninstall()
+    installation.uninstall()
+
+    assert isinstance(transformed(spark), DataFrame)
+    assert GroupedData.transformWithState is original
+
+
+def test_chain_of_one_class_is_numbered(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """Two operators of one processor class in a chain get names of their own; unnamed queries may run one at a time."""
+    write_input(tmp_path / "in", FILES)
+    collected = Collected()
+    with make_backend().install(spark):
+        first = read_input(spark, tmp_path / "in").groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None")
+        between = first.select(F.col("n").cast("string").alias("k"), F.col("s").alias("v"))
+        second = between.groupBy("k").transformWithStateInPandas(PandasTotals(), OUTPUT, "Update", "None")
+        third = second.selectExpr("k", "s as v").groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None")
+        assert [operator.name for operator in third.operators] == ["Totals", "PandasTotals", "Totals-2"]
+
+        writer = third.writeStream.foreachBatch(collected).option("checkpointLocation", str(tmp_path / "chk"))
+        query = writer.trigger(processingTime="0 seconds").start()
+        try:
+            query.processAllAvailable()
+            with pytest.raises(InvalidInputError, match="name queries with queryName"):
+                first.writeStream.format("noop").start(checkpointLocation=str(tmp_path / "chk2"))
+        finally:
+            query.stop()
+
+    assert sorted(collected.batches) == [0, 1, 2]
+
+
+def test_what_cannot_be_served_is_refused(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """Batch DataFrames, native stateful operations behind the operator, and Spark Connect: errors that say what to do."""
+    write_input(tmp_path / "in", FILES[:1])
+    stream, backend = read_input(spark, tmp_path / "in"), make_backend()
+    static = spark.createDataFrame([("a", 1.0)], INPUT)
+    with backend.install(spark):
+        with pytest.raises(InvalidInputError, match=r"not a stream: read it with spark.readStream, .* uninstall\(\)"):
+            static.groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None")
+        result = stream.groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None")
+    with pytest.raises(AttributeError, match="dropDuplicates.* remember what was seen in a value state"):
+        result.dropDuplicates(["k"])
+    with pytest.raises(AttributeError, match="only for transformWithState"):
+        result.groupBy("k").agg(F.sum("n"))
+    with pytest.raises(InvalidInputError, match="union streams before the operator"):
+        stream.union(result)
+    with pytest.raises(InvalidInputError, match="would be a stateful operation"):
+        result.join(stream, "k")
+    with pytest.raises(InvalidInputError, match="Spark Connect is not served: start the driver with spark-submit"):
+        backend.install(object())

@@ -1,0 +1,244 @@
+"""Spark's sinks below a stateful result: what arrives, over restarts and batches that are executed again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from backend_client import ChangelogStateBackend
+from backend_client.coordinator import JobSession
+from backend_client.spark.plan import StatefulDataFrame
+from storage.errors import InvalidInputError, LostChangesError
+from tests.e2e.support import OUTPUT, Collected, Totals, expected_output, random_input, read_input, write_input
+
+pytestmark = pytest.mark.e2e
+
+Backends = Callable[..., ChangelogStateBackend]
+FILES = random_input(seed=50, batches=3, rows=40, keys=8)
+
+
+def totals(backend: ChangelogStateBackend, stream: DataFrame) -> StatefulDataFrame:
+    return backend.transform_with_state(stream.groupBy("k"), Totals(), OUTPUT, "Update", "None")
+
+
+def run(writer: Any, location: Path) -> Any:
+    query = writer.option("checkpointLocation", str(location)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+def rows_of(frame: DataFrame) -> list[Any]:
+    return sorted((tuple(row) for row in frame.select("k", "n", "s").collect()), key=repr)
+
+
+def expected(upto: int = 3) -> list[Any]:
+    return sorted((row for rows in expected_output(FILES[:upto]).values() for row in rows), key=repr)
+
+
+@pytest.fixture
+def lose_each_checkpoint_once(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Make the first try of each checkpoint fail behind the sink, as if a sidecar had died with the batch's sets."""
+    lost: set[int] = set()
+    complete = JobSession.complete
+
+    def failing(self: JobSession, checkpoint_id: int, plan: Any) -> Any:
+        if checkpoint_id not in lost:
+            lost.add(checkpoint_id)
+            raise LostChangesError("the test lost it")
+        return complete(self, checkpoint_id, plan)
+
+    monkeypatch.setattr(JobSession, "complete", failing)
+    return lost
+
+
+@pytest.mark.parametrize("source", ["parquet", "json", "csv", "orc"])
+def test_file_sinks_write_once(
+    spark: SparkSession,
+    make_backend: Backends,
+    tmp_path: Path,
+    lose_each_checkpoint_once: set[int],
+    source: str,
+) -> None:
+    """Each row is in the files once, though every batch is executed twice and the query is restarted (I14)."""
+    for upto in (2, 3):
+        write_input(tmp_path / "in", FILES[:upto])
+        backend = make_backend()
+        result = totals(backend, read_input(spark, tmp_path / "in")).withColumn("part", F.col("n") % 2)
+        run(result.writeStream.format(source).partitionBy("part").option("path", tmp_path / "out"), tmp_path / "chk")
+        assert {progress.tries for progress in backend.recent_progress} == {2}
+
+    assert lose_each_checkpoint_once == {0, 1, 2}
+    read = spark.read.schema(f"{OUTPUT}, part long").format(source).load(str(tmp_path / "out"))
+    assert rows_of(read) == expected()
+    assert {path.name for path in (tmp_path / "out").glob("part=*")} <= {"part=0", "part=1"}
+    # Spark takes the folder for a streaming sink's: only what its log names counts.
+    assert {path.name for path in (tmp_path / "out" / "_spark_metadata").glob("[0-9]*")} == {"0", "1", "2"}
+
+
+def test_file_sink_after_a_crash_behind_the_checkpoint(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path
+) -> None:
+    """A batch that Spark executes again because only its own commit is missing is in the files once (I3)."""
+    for upto in (2, 3):
+        write_input(tmp_path / "in", FILES[:upto])
+        writer = totals(make_backend(), read_input(spark, tmp_path / "in")).writeStream
+        run(writer.option("path", str(tmp_path / "out")), tmp_path / "chk")  # parquet is Spark's default
+        if upto == 2:
+            (tmp_path / "chk" / "commits" / "1").unlink()
+            (tmp_path / "chk" / "commits" / ".1.crc").unlink()
+
+    assert rows_of(spark.read.parquet(str(tmp_path / "out"))) == expected()
+
+
+def test_tables_are_created_and_appended_to(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path, lose_each_checkpoint_once: set[int]
+) -> None:
+    """toTable creates a partitioned table and appends to it after a restart, each batch once (I14)."""
+    table = "totals_" + re.sub(r"\W", "_", tmp_path.name)
+    for upto in (1, 3):
+        write_input(tmp_path / "in", FILES[:upto])
+        result = totals(make_backend(), read_input(spark, tmp_path / "in")).withColumn("part", F.col("n") % 2)
+        writer = result.writeStream.trigger(availableNow=True)
+        writer.toTable(table, partitionBy="part", checkpointLocation=str(tmp_path / "chk")).awaitTermination()
+
+    assert rows_of(spark.table(table)) == expected()
+    with pytest.raises(InvalidInputError, match=r"is partitioned by \(part\), not by \(k\)"):
+        result.writeStream.toTable(table, partitionBy="k", checkpointLocation=str(tmp_path / "chk"))
+    spark.sql(f"DROP TABLE {table}")
+    spark.range(1).createOrReplaceTempView("a_view")
+    with pytest.raises(InvalidInputError, match=r"use foreachBatch with batch.writeTo\('a_view'\)"):
+        result.writeStream.toTable("a_view", checkpointLocation=str(tmp_path / "chk"))
+
+
+def test_memory_sink_is_a_table(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path, lose_each_checkpoint_once: set[int]
+) -> None:
+    """The rows of all batches can be asked for by the query's name, each once; Spark's own status names the query."""
+    write_input(tmp_path / "in", FILES)
+    name = "memory_" + re.sub(r"\W", "_", tmp_path.name)
+    writer = totals(make_backend(), read_input(spark, tmp_path / "in")).writeStream.outputMode("update")
+
+    query = run(writer.format("memory").queryName(name), tmp_path / "chk")
+
+    assert (query.name, query.isActive) == (name, False)
+    assert rows_of(spark.table(name)) == expected()
+
+
+def test_console_sink_prints_as_spark(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The console sink prints each batch below Spark's heading, with its options; the location may be the session's."""
+    write_input(tmp_path / "in", [[("a", 1.0)], [("b", 2.0)]])
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "chk"))
+    try:
+        writer = totals(make_backend(), read_input(spark, tmp_path / "in")).writeStream.format("console")
+        query = writer.queryName("shown").option("numRows", 5).trigger(once=True).start()
+        query.awaitTermination()
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+
+    printed = capsys.readouterr().out
+    assert (
+        "-------------------------------------------\nBatch: 0\n-------------------------------------------\n"
+        in printed
+    )
+    assert "|  a|  1|1.0|" in printed
+    assert (tmp_path / "chk" / "shown" / "offsets" / "0").exists()
+
+
+class Opens:
+    """Spark's ForeachWriter: refuses one partition, and tells what it is called with."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def tell(self, text: str) -> None:
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+    def open(self, partition_id: int, epoch_id: int) -> bool:
+        self.tell(f"open {epoch_id}")
+        return True
+
+    def process(self, row: Any) -> None:
+        self.tell(f"row {row.k}")
+        if row.k == "bad":
+            raise ValueError("a bad row")
+
+    def close(self, error: Exception | None) -> None:
+        self.tell(f"close {error}")
+
+
+def test_foreach_writer_is_opened_and_closed(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """A writer object is opened with the batch id and closed with the error that its process raised."""
+    write_input(tmp_path / "in", [[("good", 1.0)], [("bad", 2.0)]])
+    writer = totals(make_backend(parallelism=1), read_input(spark, tmp_path / "in")).writeStream
+
+    with pytest.raises(StreamingQueryException, match="a bad row"):
+        run(writer.foreach(Opens(tmp_path / "told")), tmp_path / "chk")
+
+    told = (tmp_path / "told").read_text().splitlines()
+    assert told[:3] == ["open 0", "row good", "close None"]
+    assert {"open 1", "row bad", "close a bad row"} <= set(told[3:])
+
+
+@pytest.mark.parametrize(
+    ("configure", "message"),
+    [
+        (lambda writer: writer.format("parquet"), "needs a path"),
+        (lambda writer: writer.format("parquet").outputMode("update").option("path", "/x"), "only appends"),
+        (lambda writer: writer.partitionBy("nothing").option("path", "/x"), "partitionBy names nothing"),
+        (lambda writer: writer.partitionBy("k", "n", "s").option("path", "/x"), "names all columns"),
+        (lambda writer: writer.partitionBy("k").format("console"), "has no partitions"),
+        (lambda writer: writer.format("memory"), r"needs queryName"),
+        (lambda writer: writer.format("kafka"), "knows no format 'kafka': is its package there"),
+        (lambda writer: writer.format("nonsense"), "knows no format 'nonsense'"),
+        (lambda writer: writer.format("rate"), "has no streaming sink .* use foreachBatch"),
+        (lambda writer: writer, "name a sink"),
+        (lambda writer: writer.trigger(continuous="1 second"), "continuous processing has no batches"),
+        (lambda writer: writer.clusterBy("k"), "use partitionBy"),
+        (lambda writer: writer.foreach(3), "foreach takes a function of a row"),
+        (lambda writer: writer.outputMode("complete"), "output mode 'complete' is not possible"),
+    ],
+)
+def test_impossible_sink_is_named(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path, configure: Callable[[Any], Any], message: str
+) -> None:
+    """What a sink lacks or cannot do is an error of start that says so, before the job is taken over."""
+    write_input(tmp_path / "in", FILES[:1])
+    writer = totals(make_backend(), read_input(spark, tmp_path / "in")).writeStream
+
+    with pytest.raises(InvalidInputError, match=message):
+        configure(writer).start(checkpointLocation=str(tmp_path / "chk"))
+
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("behind_manifest", [True, False])
+def test_native_stateful_operator_before_ours(
+    spark: SparkSession,
+    make_backend: Backends,
+    tmp_path: Path,
+    lose_each_checkpoint_once: set[int],
+    behind_manifest: bool,
+) -> None:
+    """Spark's own dropDuplicates before the operator: batches executed twice, or skipped, leave its state right (I14)."""
+    files = [[("a", 1.0), ("b", 1.0), ("a", 1.0)], [("a", 1.0), ("c", 2.0)], [("c", 2.0), ("a", 3.0), ("b", 1.0)]]
+    collected = Collected()
+    for upto in (2, 3):
+        write_input(tmp_path / "in", files[:upto])
+        stream = read_input(spark, tmp_path / "in").dropDuplicates(["k", "v"])
+        writer = totals(make_backend(), stream).writeStream.foreachBatch(collected)
+        run(writer, tmp_path / "chk")
+        if upto == 2 and behind_manifest:
+            (tmp_path / "chk" / "commits" / "1").unlink()
+            (tmp_path / "chk" / "commits" / ".1.crc").unlink()
+
+    assert collected.batches == {0: [("a", 1, 1.0), ("b", 1, 1.0)], 1: [("c", 1, 2.0)], 2: [("a", 2, 4.0)]}

@@ -136,7 +136,7 @@ def test_chain_of_one_class_is_numbered(spark: SparkSession, make_backend: Backe
 
 
 def test_what_cannot_be_served_is_refused(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """Batch DataFrames, native stateful operations behind the operator, and Spark Connect: errors that say what to do."""
+    """Batch DataFrames, native stateful operations behind the operator, Spark Connect: errors that say what to do."""
     write_input(tmp_path / "in", FILES[:1])
     stream, backend = read_input(spark, tmp_path / "in"), make_backend()
     static = spark.createDataFrame([("a", 1.0)], INPUT)
@@ -144,7 +144,7 @@ def test_what_cannot_be_served_is_refused(spark: SparkSession, make_backend: Bac
         with pytest.raises(InvalidInputError, match=r"not a stream: read it with spark.readStream, .* uninstall\(\)"):
             static.groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None")
         result = stream.groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None")
-    with pytest.raises(AttributeError, match="dropDuplicates.* remember what was seen in a value state"):
+    with pytest.raises(AttributeError, match=r"dropDuplicates.* remember what was seen in a value state"):
         result.dropDuplicates(["k"])
     with pytest.raises(AttributeError, match="only for transformWithState"):
         result.groupBy("k").agg(F.sum("n"))

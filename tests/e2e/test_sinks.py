@@ -100,7 +100,7 @@ def test_file_sink_after_a_crash_behind_the_checkpoint(
 def test_tables_are_created_and_appended_to(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, lose_each_checkpoint_once: set[int]
 ) -> None:
-    """toTable creates a partitioned table and appends to it after a restart, each batch once (I14)."""
+    """A partitioned table is created by toTable, and appended to after a restart, each batch once (I14)."""
     table = "totals_" + re.sub(r"\W", "_", tmp_path.name)
     for upto in (1, 3):
         write_input(tmp_path / "in", FILES[:upto])
@@ -229,7 +229,7 @@ def test_native_stateful_operator_before_ours(
     lose_each_checkpoint_once: set[int],
     behind_manifest: bool,
 ) -> None:
-    """Spark's own dropDuplicates before the operator: batches executed twice, or skipped, leave its state right (I14)."""
+    """Spark's own dropDuplicates before the operator: batches executed twice or skipped leave its state right (I14)."""
     files = [[("a", 1.0), ("b", 1.0), ("a", 1.0)], [("a", 1.0), ("c", 2.0)], [("c", 2.0), ("a", 3.0), ("b", 1.0)]]
     collected = Collected()
     for upto in (2, 3):

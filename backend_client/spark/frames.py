@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from pandas.core.internals.managers import BlockManager  # type: ignore[import-not-found]
 from pyspark.sql.pandas.types import (
     _create_converter_from_pandas,
@@ -45,12 +46,24 @@ class GroupedFrames(GroupedRows):
         return _Parts(frame)
 
     def _series(self, column: pa.Array) -> Any:
-        kind = from_arrow_type(column.type)
-        series = column.to_pandas(date_as_object=True)
-        convert = _create_converter_to_pandas(
-            kind, True, timezone=self._timezone, struct_in_pandas="dict", error_on_duplicated_field_names=True
-        )
-        return _widened(convert(series))
+        kind = column.type
+        if pa.types.is_timestamp(kind):
+            if kind.tz is not None:
+                column = pc.local_timestamp(column.cast(pa.timestamp(kind.unit, self._timezone)))
+            return column.cast(pa.timestamp("ns")).to_pandas()
+        if pa.types.is_integer(kind):
+            series = column.to_pandas()
+            return series if series.dtype == np.float64 else series.astype(np.int64)
+        if pa.types.is_floating(kind):
+            return column.to_pandas().astype(np.float64)
+        series = column.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True, integer_object_nulls=True)
+        return _create_converter_to_pandas(
+            from_arrow_type(kind),
+            timezone=self._timezone,
+            struct_in_pandas="dict",
+            error_on_duplicated_field_names=True,
+            integer_object_nulls=True,
+        )(series)
 
 
 class _Parts:
@@ -196,22 +209,6 @@ def _joined(arrays: Sequence[Any]) -> Any:
     if isinstance(arrays[0], np.ndarray):
         return np.concatenate(arrays)
     return type(arrays[0])._concat_same_type(arrays)
-
-
-def _widened(series: Any) -> Any:
-    kind = series.dtype
-    if not isinstance(kind, np.dtype) or kind in (np.int64, np.float64, np.bool_, object):
-        return series
-    if kind.kind in "iu":
-        return series.astype(np.int64)
-    if kind.kind == "f":
-        return series.astype(np.float64)
-    if kind.kind in "mM":
-        try:
-            return series.astype(np.dtype(f"{kind.kind}8[ns]"))
-        except pd.errors.OutOfBoundsDatetime:
-            return series.astype(object)
-    return series
 
 
 def _attribute_names(names: Sequence[str]) -> list[str]:

@@ -92,8 +92,8 @@ class Collections(StatefulProcessor):
         for frame in rows:
             self.items.appendList([(v, [str(v)]) for v in frame["v"]])
             for even, part in frame.groupby("even"):
-                n = part["v"].count()
-                self.best.updateValue((even,), (part["v"].max(), n))
+                top, n = self.best.getValue((even,)) or (-1.0, 0)
+                self.best.updateValue((even,), (max(top, part["v"].max()), n + part["v"].count()))
         items = sorted(item[0] for item in self.items.get())
         best = sorted((key[0], *value) for key, value in self.best.iterator())
         yield pd.DataFrame()

@@ -6,19 +6,22 @@ Talks to the coordinator, which is the service on the driver's host. Not thread-
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import platform
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from typing import Any
 
+from backend_client.progress import BatchProgress
 from backend_client.service_client import ServiceClient
 from backend_client.service_launcher import EmbeddedService
 from backend_client.settings import BackendSettings
 from dstl_service.wire import (
+    BatchFigures,
     ChangeSetRef,
     CheckpointInfo,
     CheckpointRef,
@@ -30,7 +33,9 @@ from dstl_service.wire import (
     StateInfo,
     parse_tokens,
 )
-from storage.errors import InvalidInputError
+from storage.errors import DstlError, InvalidInputError
+
+logger = logging.getLogger("backend_client")
 
 
 def connect(settings: BackendSettings, patience_s: float | None = None) -> ServiceClient:
@@ -136,9 +141,21 @@ class JobSession:
         )
         return response
 
+    def tell(self, progress: BatchProgress) -> None:
+        """Tell the coordinator of a finished batch, for its metrics; a batch does not fail for them."""
+        try:
+            self._client.post(f"{self._path}/batches", asdict(figures_of(progress)), patience_s=0.0)
+        except DstlError as error:
+            logger.warning("the figures of batch %d were not counted: %s", progress.batch_id, error)
+
     def abort(self, checkpoint_id: int) -> None:
         """Give the checkpoint up."""
         self._client.post(f"{self._path}/checkpoints/{checkpoint_id}/abort", {"epoch": self.epoch})
+
+
+def figures_of(progress: BatchProgress) -> BatchFigures:
+    """Return what the coordinator is told of a batch: whole numbers."""
+    return BatchFigures(**{field.name: round(getattr(progress, field.name)) for field in fields(BatchFigures)})
 
 
 def _token(settings: BackendSettings) -> str | None:

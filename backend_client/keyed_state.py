@@ -22,6 +22,21 @@ def table_key(key_group: int, state_id: int, key: bytes) -> bytes:
     return _HEAD.pack(key_group, state_id) + key
 
 
+class CountedReads:
+    """Reads of a table, counted."""
+
+    __slots__ = ("_get", "count")
+
+    def __init__(self, get: Callable[[bytes], bytes | None]) -> None:
+        self._get = get
+        self.count = 0
+
+    def __call__(self, key: bytes) -> bytes | None:
+        """Return a table entry's value."""
+        self.count += 1
+        return self._get(key)
+
+
 class KeyedState:
     """
     The current key and the changes made so far.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_UNITS = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB"))
+
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
@@ -11,8 +13,11 @@ class BatchProgress:
     Figures of one batch, over all its operators.
 
     `checkpoint_ms` is what the checkpoint adds to a batch: from the end of the last task to the existing manifest,
-    without the time that the user's function takes meanwhile. `state_ms` is the time of the operators' jobs,
-    `function_ms` that of the user's function. `tries` is 1 unless the batch had to be executed again.
+    without the time that the user's function takes meanwhile; of that, `upload_ms` is the coordinator's wait for the
+    change sets, `manifest_ms` the writing of the manifest. `state_ms` is the time of the operators' jobs,
+    `function_ms` that of the user's function. `tries` is 1 unless the batch had to be executed again. `state_reads` are
+    reads of tables by key; what a batch wrote itself is read without. `table_bytes` are the tables' files, all
+    partitions together. `log_bytes` are those of the change sets, `bytes_written` those of all objects.
     """
 
     job: str
@@ -26,3 +31,30 @@ class BatchProgress:
     bytes_written: int
     objects_written: int
     tries: int
+    state_reads: int = 0
+    log_bytes: int = 0
+    table_bytes: int = 0
+    upload_ms: float = 0.0
+    manifest_ms: float = 0.0
+
+    @property
+    def total_ms(self) -> float:
+        """The whole batch, but for what Spark does before and after it."""
+        return self.state_ms + self.function_ms + self.checkpoint_ms
+
+    def to_text(self) -> str:
+        """Return the figures as one line for people."""
+        again = f", executed {self.tries} times" if self.tries > 1 else ""
+        return (
+            f"{self.job} batch {self.batch_id}: {self.rows:,} rows, {self.keys:,} keys, {self.state_reads:,} reads, "
+            f"{self.changes:,} writes, log {_size(self.log_bytes)}, tables {_size(self.table_bytes)}; "
+            f"{self.total_ms:,.0f} ms (state {self.state_ms:,.0f}, function {self.function_ms:,.0f}, "
+            f"checkpoint {self.checkpoint_ms:,.0f}){again}"
+        )
+
+
+def _size(size_bytes: int) -> str:
+    for unit, name in _UNITS:
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.1f} {name}"
+    return f"{size_bytes} B"

@@ -86,6 +86,11 @@ class StateTable:
         data = self._table.get(VERSION_KEY)
         return data.decode() if data else None
 
+    def size_bytes(self) -> int:
+        """Return about how large the table is: its files, and what is in memory only."""
+        names = ("rocksdb.live-sst-files-size", "rocksdb.cur-size-all-mem-tables")
+        return sum(self._table.property_int_value(name) or 0 for name in names)
+
     def advance(self, changes: Iterable[tuple[bytes, bytes | None]], version: str) -> int:
         """Apply changes in order (None deletes) and take the new version; return their number."""
         batch, count, withdrawn = WriteBatch(raw_mode=True), 0, False

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from dstl_service.batch_metrics import BatchMetrics
 from dstl_service.download_cache import DownloadCache
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -44,6 +45,7 @@ class ServiceMetrics:
         downloads: DownloadCache,
     ) -> None:
         self.registry = CollectorRegistry()
+        self.batches = BatchMetrics(self.registry)
         self.change_sets = Counter(
             "dstl_change_sets", "Change sets received, repeated ones included.", ["job"], registry=self.registry
         )

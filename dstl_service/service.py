@@ -36,6 +36,7 @@ from dstl_service.settings import ServiceSettings
 from dstl_service.snapshot_uploader import TableId
 from dstl_service.uploads import ThreadPerCall, Uploader
 from dstl_service.wire import (
+    BatchFigures,
     ChangeSetRef,
     CheckpointInfo,
     CheckpointRef,
@@ -205,6 +206,11 @@ class ChangelogService:
         job = await self._jobs.opened(name)
         job.check_epoch(epoch)
         await job.take_turn(checkpoint_id)
+
+    async def count_batch(self, name: str, figures: BatchFigures) -> None:
+        """Count a finished batch."""
+        await self._jobs.opened(name)
+        self.metrics.batches.observe(name, figures)
 
     async def checkpoints(self, name: str) -> list[CheckpointInfo]:
         """Return all completed checkpoints, oldest first."""

@@ -294,6 +294,24 @@ class CompleteResponse:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchFigures:
+    """What a driver tells of a finished batch, for the metrics; see `backend_client.progress.BatchProgress`."""
+
+    rows: Number
+    keys: Number
+    changes: Number
+    state_reads: Number
+    log_bytes: Number
+    table_bytes: Number
+    state_ms: Number
+    function_ms: Number
+    checkpoint_ms: Number
+    upload_ms: Number
+    manifest_ms: Number
+    tries: Parallelism
+
+
+@dataclass(frozen=True, slots=True)
 class SavepointRequest:
     """Which checkpoint a savepoint keeps; null: the newest."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from pyspark.sql.types import StructType
 from backend_client.codec import KeyCodec
 from backend_client.coordinator import embedded_service
 from backend_client.progress import BatchProgress
+from backend_client.progress_line import ProgressLine
 from backend_client.service_launcher import EmbeddedService
 from backend_client.settings import BackendSettings
 from backend_client.spark.install import Installation, install
@@ -22,6 +24,8 @@ from backend_client.spark.plan import Operator, StatefulDataFrame, StatefulGroup
 from backend_client.spark.processor import declare_states
 from dstl_service.wire import validate_operator
 from storage.errors import InvalidInputError
+
+logger = logging.getLogger("backend_client")
 
 _PROGRESS_KEPT = 1000
 
@@ -49,7 +53,7 @@ class ChangelogStateBackend:
         **options: Any,
     ) -> None:
         self.settings = BackendSettings.of(storage, job, options)
-        self._on_progress = on_progress
+        self._listeners = [] if on_progress is None else [on_progress]
         self._progress: deque[BatchProgress] = deque(maxlen=_PROGRESS_KEPT)
         self._job_per_query = False
         self._unnamed: list[StreamingQuery] = []
@@ -106,8 +110,27 @@ class ChangelogStateBackend:
     def report(self, progress: BatchProgress) -> None:
         """Take in a batch's figures."""
         self._progress.append(progress)
-        if self._on_progress is not None:
-            self._on_progress(progress)
+        logger.info("%s", progress.to_text())
+        for listener in self._listeners:
+            listener(progress)
+
+    def on_progress(self, listener: Callable[[BatchProgress], None]) -> None:
+        """Call `listener` on the driver after every further batch."""
+        self._listeners.append(listener)
+
+    def show_progress(self, console: Any = None) -> ProgressLine:
+        """
+        Show batches as they finish: a line that changes on a terminal, a line for each batch elsewhere.
+
+        Args:
+            console: A ``rich.console.Console``; by default the terminal's.
+
+        Raises:
+            InvalidInputError: The package rich is not installed.
+        """
+        line = ProgressLine(console)
+        self.on_progress(line)
+        return line
 
     def transform_with_state(
         self,

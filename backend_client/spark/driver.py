@@ -151,9 +151,9 @@ class BatchRunner:
         finally:
             for output in kept:
                 output.unpersist()
-        self._report(
-            _progress(self._settings.job, batch_id, receipts, response, (started, computed, called, done), tries)
-        )
+        progress = _progress(self._settings.job, batch_id, receipts, response, (started, computed, called, done), tries)
+        session.tell(progress)
+        self._report(progress)
 
     def _run_operator(
         self, operator: Operator, info: OperatorInfo, frame: DataFrame, context: BatchContext
@@ -359,4 +359,9 @@ def _progress(
         bytes_written=response.bytes_written,
         objects_written=response.objects_written,
         tries=tries,
+        state_reads=sum(receipt.state_reads for receipt in receipts),
+        log_bytes=sum(ref.size_bytes for receipt in receipts for ref in receipt.refs),
+        table_bytes=sum(receipt.table_bytes for receipt in receipts),
+        upload_ms=response.persist_ms,
+        manifest_ms=response.manifest_ms,
     )

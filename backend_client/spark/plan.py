@@ -8,6 +8,7 @@ error where it is written, and `schema`, `columns` and ``df["column"]`` work as 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -19,6 +20,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import DoubleType, FloatType, StructField, StructType
 
 from backend_client.key_groups import key_group_expression, partition_expression
+from backend_client.spark.explain import describe
 from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
 
@@ -205,6 +207,11 @@ class StatefulDataFrame:
     def printSchema(self) -> None:
         """Print the schema."""
         self._template.printSchema()
+
+    def explain(self, extended: Any = None, mode: str | None = None) -> None:
+        """Print the operators and their state, then Spark's plan of the input, with Spark's arguments."""
+        sys.stdout.write(describe(self))
+        self.source.explain(extended, mode)
 
     def transform(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Apply a function to this result, for chains of calls."""

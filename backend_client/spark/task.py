@@ -21,7 +21,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from backend_client.coordinator import connect
-from backend_client.keyed_state import KeyedState
+from backend_client.keyed_state import CountedReads, KeyedState
 from backend_client.log_writer import LogTarget, LogWriter
 from backend_client.materialization import hand_over_snapshot
 from backend_client.restore import advance_to_base
@@ -63,6 +63,8 @@ class Receipt:
     changes: int
     refs: list[ChangeSetRef]
     materialized: dict[str, Any] | None = None
+    state_reads: int = 0
+    table_bytes: int = 0
 
     @classmethod
     def from_json(cls, text: str) -> Receipt:
@@ -119,7 +121,8 @@ class OperatorTask:
         try:
             if advance.materialize and base is not None:
                 hand_over_snapshot(table, client, settings.job, self.operator, key_groups, base)
-            state = KeyedState(table.get, key_groups, table.scan, self.batch.checkpoint_id)
+            reads = CountedReads(table.get)
+            state = KeyedState(reads, key_groups, table.scan, self.batch.checkpoint_id)
             calls = RowCalls(self.operator, self.processor, self.states, self.key_schema, settings.preemptive_bytes)
             to_arrow: Any = RowsToArrow(self.output, "UTC")
             grouped = GroupedRows(batches, self.key_count, self.row_names)
@@ -148,6 +151,8 @@ class OperatorTask:
                 changes=writer.changes,
                 refs=writer.refs,
                 materialized=advance.materialized,
+                state_reads=reads.count,
+                table_bytes=table.size_bytes(),
             )
             yield self._marker(to_arrow, attempt, json.dumps(asdict(receipt), separators=(",", ":")))
         except Exception as error:

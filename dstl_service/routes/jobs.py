@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request, Response, status
 
 from dstl_service import __version__
 from dstl_service.garbage_collector import GarbageReport
 from dstl_service.metrics import CONTENT_TYPE
 from dstl_service.routes.common import JobName, Service
-from dstl_service.wire import OpenedJob, OpenJob, ServiceInfo
+from dstl_service.wire import BatchFigures, OpenedJob, OpenJob, ServiceInfo
 
 router = APIRouter(tags=["jobs"])
 
@@ -53,6 +53,12 @@ async def metrics(service: Service) -> Response:
 async def collect_garbage(job: JobName, service: Service, dry_run: bool = True) -> GarbageReport:
     """Report segment objects that no checkpoint names and that are old enough; delete them with `dry_run` false."""
     return await service.collect_garbage(job, dry_run=dry_run)
+
+
+@router.post("/v1/jobs/{job}/batches", status_code=status.HTTP_204_NO_CONTENT)
+async def count_batch(job: JobName, body: BatchFigures, service: Service) -> None:
+    """Count a finished batch of a job that this coordinator has opened, for the metrics."""
+    await service.count_batch(job, body)
 
 
 @router.post("/v1/jobs/{job}/epochs")

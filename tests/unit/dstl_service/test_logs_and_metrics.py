@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from fastapi.testclient import TestClient
 from dstl_service.app import create_app
 from dstl_service.logs import JsonFormatter, Throttle
 from dstl_service.settings import ServiceSettings, UploadSettings
+from dstl_service.wire import BatchFigures
 from storage.checksum import checksum64
 from storage.memory_store import MemoryStore
 from storage.testing import FakeClock, Fault, FaultKind, FaultyStore
@@ -207,3 +209,22 @@ def samples(life: Life) -> dict[str, float]:
     """Return all samples of a service by their name with labels."""
     lines = [line for line in life.client.get("/metrics").text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def test_batches_are_counted_by_job() -> None:
+    """What a driver tells of its batches is in the metrics of the coordinator; a job that is not there is refused."""
+    figures = dict.fromkeys((field.name for field in fields(BatchFigures)), 250) | {"tries": 3}
+    with service(MemoryStore()) as life:
+        life.open()
+        for _ in range(2):
+            assert life.client.post("/v1/jobs/job/batches", json=figures).status_code == 204
+        assert life.client.post("/v1/jobs/stranger/batches", json=figures).status_code == 404
+        assert life.client.post("/v1/jobs/job/batches", json=figures | {"rows": -1}).status_code in (400, 422)
+        text = life.client.get("/metrics").text
+
+    assert 'dstl_batches_total{job="job"} 2.0' in text
+    assert 'dstl_batches_repeated_total{job="job"} 4.0' in text
+    assert 'dstl_batch_rows_total{job="job"} 500.0' in text
+    assert 'dstl_batch_seconds_sum{job="job",phase="upload"} 0.5' in text
+    assert 'dstl_batch_table_bytes{job="job"} 250.0' in text
+    assert "stranger" not in text

@@ -1,0 +1,50 @@
+"""The metrics of queries: what their drivers tell of each finished batch, in the registry of the coordinator."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from dstl_service.wire import BatchFigures
+
+_SECONDS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+_COUNTS = {
+    "rows": "Input rows of stateful operators.",
+    "keys": "Keys that were visited, counted once for each batch.",
+    "changes": "Changes of state.",
+    "state_reads": "Reads of tables.",
+    "log_bytes": "Bytes of change sets that checkpoints name.",
+}
+_PHASES = ("state", "function", "checkpoint", "upload", "manifest")
+
+
+class BatchMetrics:
+    """Counts and times of batches, by job."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._batches = Counter("dstl_batches", "Batches whose checkpoint exists.", ["job"], registry=registry)
+        self._repeated = Counter(
+            "dstl_batches_repeated", "Executions of batches beyond the first.", ["job"], registry=registry
+        )
+        self._counts = {
+            name: Counter(f"dstl_batch_{name}", text, ["job"], registry=registry) for name, text in _COUNTS.items()
+        }
+        self._seconds = Histogram(
+            "dstl_batch_seconds",
+            "Time of a batch by phase; upload and manifest are parts of checkpoint.",
+            ["job", "phase"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._table_bytes = Gauge(
+            "dstl_batch_table_bytes", "Size of the tables that a job's tasks opened last.", ["job"], registry=registry
+        )
+
+    def observe(self, job: str, figures: BatchFigures) -> None:
+        """Count a batch."""
+        self._batches.labels(job).inc()
+        self._repeated.labels(job).inc(figures.tries - 1)
+        for name, counter in self._counts.items():
+            counter.labels(job).inc(getattr(figures, name))
+        for phase in _PHASES:
+            self._seconds.labels(job, phase).observe(getattr(figures, f"{phase}_ms") / 1000)
+        self._table_bytes.labels(job).set(figures.table_bytes)

@@ -154,3 +154,36 @@ def test_what_cannot_be_served_is_refused(spark: SparkSession, make_backend: Bac
         result.join(stream, "k")
     with pytest.raises(InvalidInputError, match="Spark Connect is not served: start the driver with spark-submit"):
         backend.install(object())
+
+
+def test_explain_describes_operators_and_state(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The description names job, storage, operators, keys, parallelism and states; Spark's plan of the input follows."""
+    write_input(tmp_path / "in", FILES[:1])
+    stream, backend = read_input(spark, tmp_path / "in"), make_backend(max_parallelism=64)
+    first = backend.transform_with_state(stream.groupBy("k"), Totals(), OUTPUT, "Update", "None", parallelism=3)
+    between = first.selectExpr("cast(n as string) as k", "s as v").filter("v > 0")
+    second = backend.transform_with_state_in_pandas(between.groupBy("k"), PandasTotals(), OUTPUT, "Update", "None")
+
+    second.explain()
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[: lines.index("== Physical Plan ==") - 1] == [
+        "== Stateful Operators ==",
+        f"Job job in file://{tmp_path / 'store'}, 64 key groups",
+        "+- StatefulOperator PandasTotals (2)",
+        f"   Processor: {PandasTotals.__module__}.PandasTotals, pandas API",
+        "   Key: [k: string]",
+        "   Parallelism: 2 partitions of about 32 key groups",
+        "   State totals (value): struct<n:bigint,s:double>",
+        "   Output: [k: string, n: bigint, s: double]",
+        "   +- 2 stateless steps",
+        "      +- StatefulOperator Totals (1)",
+        f"         Processor: {Totals.__module__}.Totals, Row API",
+        "         Key: [k: string]",
+        "         Parallelism: 3 partitions of about 21 key groups",
+        "         State totals (value): struct<n:bigint,s:double>",
+        "         Output: [k: string, n: bigint, s: double]",
+        "         +- Input [k: string, v: double]",
+    ]

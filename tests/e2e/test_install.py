@@ -159,7 +159,7 @@ def test_what_cannot_be_served_is_refused(spark: SparkSession, make_backend: Bac
 def test_explain_describes_operators_and_state(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The description names job, storage, operators, keys, parallelism and states; Spark's plan of the input follows."""
+    """It names job, storage, operators, keys, parallelism and states; Spark's plan of the input follows."""
     write_input(tmp_path / "in", FILES[:1])
     stream, backend = read_input(spark, tmp_path / "in"), make_backend(max_parallelism=64)
     first = backend.transform_with_state(stream.groupBy("k"), Totals(), OUTPUT, "Update", "None", parallelism=3)

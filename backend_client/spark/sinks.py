@@ -65,16 +65,16 @@ def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFun
     """
     if not spark.catalog.tableExists(name):
         _create_table(spark, name, request)
+    state = spark._jsparkSession.sessionState()
     try:
-        state = spark._jsparkSession.sessionState()
         table = state.catalog().getTableMetadata(state.sqlParser().parseTableIdentifier(name))
-        provider, location = table.provider(), table.location().toString()
-        partitions = list(spark._jvm.PythonUtils.toArray(table.partitionColumnNames()))  # type: ignore[union-attr]
-    except (PySparkException, Exception) as error:
+    except PySparkException as error:
         raise InvalidInputError(
             f"toTable({name!r}) is served for tables of files in Spark's own catalog; use foreachBatch with "
             f"batch.writeTo({name!r}).append(): {error}"
         ) from error
+    provider, location, columns = table.provider(), table.location().toString(), table.partitionColumnNames()
+    partitions = [columns.apply(position) for position in range(columns.size())]
     if not provider.isDefined():
         raise InvalidInputError(f"{name!r} is a view or a Hive table; use foreachBatch with batch.write.insertInto(…)")
     if request.partition_by and list(request.partition_by) != partitions:
@@ -149,7 +149,7 @@ def _provider(spark: SparkSession, name: str) -> Any:
         found = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource(
             name, spark._jsparkSession.sessionState().conf()
         )
-    except (PySparkException, Exception) as error:
+    except PySparkException as error:
         raise InvalidInputError(f"Spark knows no format {name!r}: is its package there? {error}") from error
     provider = found.getDeclaredConstructor(None).newInstance(None)
     if is_instance_of(

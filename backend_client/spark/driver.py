@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.coordinator import JobSession, connect
 from backend_client.progress import BatchProgress
 from backend_client.spark.checkpoint_log import CheckpointLog
 from backend_client.spark.plan import Operator, Step
-from backend_client.spark.processor import merge_states, schema_difference
+from backend_client.spark.processor import merge_states, merge_ttl, schema_difference
 from backend_client.spark.task import ATTEMPT_COLUMN, RECEIPT_COLUMN, BatchContext, OperatorTask, Receipt
 from dstl_service.wire import CompleteResponse, OperatorInfo
 from storage.errors import (
@@ -71,6 +72,7 @@ class BatchRunner:
         self._report = frame.backend.report
         self._infos = _operator_infos(frame, session)
         self._first = True
+        self._follows_watermark = any(operator.time_mode is TimeMode.EVENT for operator in self._operators)
 
     @classmethod
     def open(
@@ -100,6 +102,9 @@ class BatchRunner:
         """Execute one batch; return when its checkpoint exists."""
         if self._is_done(batch_id):
             logger.info("batch %d is in checkpoint %s already", batch_id, self._session.base)
+            if self._follows_watermark:
+                # Spark's tracker has to see the rows, or the watermark would be behind that of an undisturbed run.
+                frame.write.format("noop").mode("overwrite").save()
             return
         tries = 1
         while True:
@@ -123,6 +128,7 @@ class BatchRunner:
             checkpoint_id=batch_id,
             base=session.base,
             coordinator_id=session.begin(batch_id),
+            time=self._time(batch_id),
         )
         receipts: list[Receipt] = []
         kept: list[DataFrame] = []
@@ -148,9 +154,7 @@ class BatchRunner:
         finally:
             for output in kept:
                 output.unpersist()
-        self._report(
-            _progress(self._settings.job, batch_id, receipts, response, (started, computed, called, done), tries)
-        )
+        self._report(_progress(context, receipts, response, (started, computed, called, done), tries))
 
     def _run_operator(
         self, operator: Operator, info: OperatorInfo, frame: DataFrame, context: BatchContext
@@ -167,9 +171,28 @@ class BatchRunner:
             parallelism=info.parallelism,
             max_parallelism=max_parallelism,
             batch=context,
+            time_mode=operator.time_mode,
         )
-        placed = operator.place(frame, info.parallelism, max_parallelism)
+        placed = operator.place(frame, info.parallelism, max_parallelism, self._late_until_ms(operator, context.time))
         return placed.mapInArrow(task.__call__, task.output_schema())
+
+    def _time(self, batch_id: int) -> BatchTime | None:
+        """Return a batch's time, which Spark wrote down before it; None if no operator asks for it."""
+        if all(operator.time_mode is TimeMode.NONE for operator in self._operators):
+            return None
+        latest = self._session.latest
+        return BatchTime.read(self._log.offsets(batch_id) or "", latest.offsets if latest else None)
+
+    def _late_until_ms(self, operator: Operator, time: BatchTime | None) -> int | None:
+        """
+        Return the event time up to which the input rows of an operator are late.
+
+        Behind another operator, that is the watermark of the batch before, as in Spark: what the first one's timers
+        put out in this batch has the time of those timers.
+        """
+        if time is None:
+            return None
+        return time.watermark_ms if operator is self._operators[0] else time.previous_watermark_ms
 
     def _is_done(self, batch_id: int) -> bool:
         """
@@ -258,6 +281,7 @@ def _operator_infos(frame: StatefulDataFrame, session: JobSession) -> list[Opera
                     "a key's columns never change: group by the columns it was started with, or use another job name"
                 )
             states = merge_states(operator.name, known.states, info.states)
+            states = merge_ttl(known.states, states, info.states)
             info = replace(info, states=states, key_schema=known.key_schema)
         infos.append(info)
     return infos
@@ -333,8 +357,7 @@ def _helps_to_repeat(error: Exception) -> bool:
 
 
 def _progress(
-    job: str,
-    batch_id: int,
+    context: BatchContext,
     receipts: Sequence[Receipt],
     response: CompleteResponse,
     marks: tuple[float, float, float, float],
@@ -342,8 +365,8 @@ def _progress(
 ) -> BatchProgress:
     started, computed, called, done = marks
     return BatchProgress(
-        job=job,
-        batch_id=batch_id,
+        job=context.settings.job,
+        batch_id=context.checkpoint_id,
         rows=sum(receipt.rows for receipt in receipts),
         keys=sum(receipt.keys for receipt in receipts),
         changes=sum(receipt.changes for receipt in receipts),
@@ -353,4 +376,6 @@ def _progress(
         bytes_written=response.bytes_written,
         objects_written=response.objects_written,
         tries=tries,
+        late_rows=sum(receipt.late_rows for receipt in receipts),
+        watermark_ms=None if context.time is None else context.time.watermark_ms,
     )

@@ -17,7 +17,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import DoubleType, FloatType, StructField, StructType
 
+from backend_client.batch_time import TimeMode
 from backend_client.key_groups import key_group_expression, partition_expression
+from backend_client.spark.late_rows import event_time_column, is_late
 from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
 
@@ -29,6 +31,7 @@ Step = Callable[[DataFrame], DataFrame]
 
 KEY_GROUP_COLUMN = "__dstl_key_group"
 _KEY_COLUMN = "__dstl_key_"
+_OWNED_GROUP = f"if({KEY_GROUP_COLUMN} < 0, -1 - {KEY_GROUP_COLUMN}, {KEY_GROUP_COLUMN})"  # of late rows, too
 
 # Operations that look at one row at a time, so that applying them batch by batch is applying them to the stream.
 STATELESS = (
@@ -70,17 +73,26 @@ class Operator:
     states: dict[str, StateInfo]
     parallelism: int | None
     steps: tuple[Step, ...]
+    time_mode: TimeMode = TimeMode.NONE
 
     @property
     def key_schema(self) -> StructType:
         """The grouping columns, in the order of ``groupBy``."""
         return StructType([self.input_schema[name] for name in self.key_columns])
 
-    def place(self, frame: DataFrame, parallelism: int, max_parallelism: int) -> DataFrame:
+    @property
+    def event_time(self) -> str | None:
+        """SQL of a row's event time, None if that is no matter here."""
+        return event_time_column(self.input_schema, self.name) if self.time_mode is TimeMode.EVENT else None
+
+    def place(
+        self, frame: DataFrame, parallelism: int, max_parallelism: int, late_until_ms: int | None = None
+    ) -> DataFrame:
         """
         Return the rows at their partitions, sorted by key group and key.
 
-        Columns: key group, key columns, then the columns of `frame`. Spark sorts, and spills what does not fit.
+        Columns: key group, key columns, then the columns of `frame`. Spark sorts, and spills what does not fit. Rows
+        with an event time up to `late_until_ms` have a negative key group, for `late_rows.OnTime`.
         """
         keys = [_normal_key(self.input_schema[name]) for name in self.key_columns]
         key_names = [f"{_KEY_COLUMN}{position}" for position in range(len(keys))]
@@ -91,6 +103,12 @@ class Operator:
             "*",
         )
         partition = F.expr(partition_expression(KEY_GROUP_COLUMN, parallelism, max_parallelism))
+        if late_until_ms is not None and self.event_time is not None:
+            late = is_late(self.event_time, late_until_ms)
+            partition = F.expr(partition_expression(_OWNED_GROUP, parallelism, max_parallelism))
+            keyed = keyed.withColumn(
+                KEY_GROUP_COLUMN, F.expr(f"if({late}, -1 - {KEY_GROUP_COLUMN}, {KEY_GROUP_COLUMN})")
+            )
         return keyed.repartitionById(parallelism, partition).sortWithinPartitions(KEY_GROUP_COLUMN, *key_names)
 
 

@@ -1,0 +1,76 @@
+"""
+The keys that a partition visits in a batch: those with rows, and those with timers that are due.
+
+A key is visited once: what is sent pre-emptively is not read again. So the due timers of a key group are looked up when
+its first row comes, go with the rows of their keys, and those of keys without rows come behind. What is held is the due
+timers of one key group, about 200 bytes each. Entries whose time to live is over are removed on the same way, before
+any key of their group is visited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+from backend_client.expiry import remove_expired
+from backend_client.keyed_state import KeyedState
+from backend_client.spark.rows import KeyRows
+from backend_client.timers import due_timers
+from storage.model import KEY_GROUP_MAX
+
+_REMOVED_MIN = 20_000
+_END = KeyRows(KEY_GROUP_MAX + 1, (), iter(()))  # behind all key groups
+
+
+class Visit(NamedTuple):
+    """A key, as it is in the table; itself and its rows if it has any; its stored timers that are due."""
+
+    key_group: int
+    encoded: bytes
+    key: tuple[Any, ...] | None
+    rows: Iterator[Any] | None
+    due: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyVisits:
+    """
+    Joins the keys with rows and those with due timers.
+
+    Args:
+        state: Of the partition.
+        encode: Returns a key's bytes.
+        due_until_ms: Timers up to this moment are due.
+        expiring: Whether there may be entries with a time to live.
+    """
+
+    state: KeyedState
+    encode: Callable[[tuple[Any, ...]], bytes]
+    due_until_ms: int
+    expiring: bool
+
+    def of(self, grouped: Iterable[KeyRows]) -> Iterator[Visit]:
+        """Yield one visit for each key, by ascending key groups."""
+        groups = self.state.key_groups
+        current, removed = groups.first, self._remove_expired(groups.first, 0)
+        due = due_timers(self.state, current, self.due_until_ms)
+        for key_group, key, rows in chain(grouped, [_END]):
+            while current < min(key_group, groups.last + 1):
+                for encoded, timers in due.items():
+                    yield Visit(current, encoded, None, None, timers)
+                current += 1
+                if current <= groups.last:
+                    removed = self._remove_expired(current, removed)
+                    due = due_timers(self.state, current, self.due_until_ms)
+            if key_group <= groups.last:
+                encoded = self.encode(key)
+                yield Visit(key_group, encoded, key, rows, due.pop(encoded, ()))
+
+    def _remove_expired(self, key_group: int, removed: int) -> int:
+        # As many as this batch has written with a time to live, and then some: bounded, and never falling behind.
+        limit = _REMOVED_MIN + self.state.ends_written - removed
+        if not self.expiring or limit <= 0:
+            return removed
+        return removed + remove_expired(self.state, key_group, limit)

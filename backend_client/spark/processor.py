@@ -46,6 +46,10 @@ class _DeclaringHandle(_Handle):
         self._time_mode = time_mode
         self.states: dict[str, StateInfo] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel empty: a processor may keep its handle, and gets another one in its tasks."""
+        return {}
+
     def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> None:
         """Record a value state."""
         self._declare("value", stateName, self._struct(schema), ttlDurationMs)

@@ -27,6 +27,8 @@ from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.coordinator import JobSession, connect
 from backend_client.progress import BatchProgress
 from backend_client.spark.checkpoint_log import CheckpointLog
+from backend_client.spark.idle_ticks import check_idle_ticks
+from backend_client.spark.late_rows import EventTimes
 from backend_client.spark.plan import Operator, Step
 from backend_client.spark.processor import merge_states, merge_ttl, schema_difference
 from backend_client.spark.task import ATTEMPT_COLUMN, RECEIPT_COLUMN, BatchContext, OperatorTask, Receipt
@@ -160,6 +162,7 @@ class BatchRunner:
         self, operator: Operator, info: OperatorInfo, frame: DataFrame, context: BatchContext
     ) -> DataFrame:
         max_parallelism = self._session.max_parallelism
+        times = self._event_times(operator, context.time)
         task = OperatorTask(
             operator=operator.name,
             processor=operator.processor,
@@ -172,8 +175,9 @@ class BatchRunner:
             max_parallelism=max_parallelism,
             batch=context,
             time_mode=operator.time_mode,
+            has_early=times is not None and times.early_until_ms is not None,
         )
-        placed = operator.place(frame, info.parallelism, max_parallelism, self._late_until_ms(operator, context.time))
+        placed = operator.place(frame, info.parallelism, max_parallelism, times)
         return placed.mapInArrow(task.__call__, task.output_schema())
 
     def _time(self, batch_id: int) -> BatchTime | None:
@@ -183,16 +187,13 @@ class BatchRunner:
         latest = self._session.latest
         return BatchTime.read(self._log.offsets(batch_id) or "", latest.offsets if latest else None)
 
-    def _late_until_ms(self, operator: Operator, time: BatchTime | None) -> int | None:
-        """
-        Return the event time up to which the input rows of an operator are late.
-
-        Behind another operator, that is the watermark of the batch before, as in Spark: what the first one's timers
-        put out in this batch has the time of those timers.
-        """
-        if time is None:
+    def _event_times(self, operator: Operator, time: BatchTime | None) -> EventTimes | None:
+        """Return how an operator's input is divided; late behind another one is what came before the batch before."""
+        if time is None or operator.event_time is None:
             return None
-        return time.watermark_ms if operator is self._operators[0] else time.previous_watermark_ms
+        if operator is self._operators[0]:
+            return EventTimes(time.watermark_ms)
+        return EventTimes(time.previous_watermark_ms, time.watermark_ms)
 
     def _is_done(self, batch_id: int) -> bool:
         """
@@ -228,6 +229,7 @@ class BatchRunner:
         """Refuse a Spark checkpoint of another query than the one that made the state, and the reverse."""
         latest, query_id = self._session.latest, self._log.query_id()
         job, location = self._settings.job, self._log.location
+        check_idle_ticks(latest.offsets if latest else self._log.offsets(0), self._settings.idle_timers, job)
         if latest is None:
             if query_id is not None and self._log.offsets(1) is not None:
                 raise InvalidInputError(

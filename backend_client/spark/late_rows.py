@@ -8,6 +8,7 @@ tasks, their number belongs to the very attempt that counts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +17,20 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 from storage.errors import InvalidInputError
 
 DELAY_KEY = "spark.watermarkDelayMs"
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimes:
+    """
+    How the input of an operator is divided by event time in a batch.
+
+    Rows up to `late_until_ms` are late. Behind another operator, whose timers put out rows that are not newer than the
+    watermark, rows up to `early_until_ms` are seen before the operator's own timers fire, and the others behind them:
+    on Spark the former come in the batch without data.
+    """
+
+    late_until_ms: int
+    early_until_ms: int | None = None
 
 
 def event_time_column(schema: StructType, operator: str) -> str | None:
@@ -38,9 +53,9 @@ def event_time_column(schema: StructType, operator: str) -> str | None:
     return f"{name}.end" if isinstance(found[0].dataType, StructType) else name
 
 
-def is_late(event_time: str, watermark_ms: int) -> str:
-    """Return the SQL condition of rows at or behind the watermark; rows without a time are never late."""
-    return f"coalesce(cast({event_time} as timestamp) <= timestamp_millis({watermark_ms}), false)"
+def is_until(event_time: str, moment_ms: int) -> str:
+    """Return the SQL condition of rows up to a moment, itself included; rows without a time are not among them."""
+    return f"coalesce(cast({event_time} as timestamp) <= timestamp_millis({moment_ms}), false)"
 
 
 def mark_event_time(schema: StructType, column: str, source: StructType) -> StructType:

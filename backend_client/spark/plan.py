@@ -19,7 +19,7 @@ from pyspark.sql.types import DoubleType, FloatType, StructField, StructType
 
 from backend_client.batch_time import TimeMode
 from backend_client.key_groups import key_group_expression, partition_expression
-from backend_client.spark.late_rows import event_time_column, is_late
+from backend_client.spark.late_rows import EventTimes, event_time_column, is_until
 from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
 
@@ -86,25 +86,29 @@ class Operator:
         return event_time_column(self.input_schema, self.name) if self.time_mode is TimeMode.EVENT else None
 
     def place(
-        self, frame: DataFrame, parallelism: int, max_parallelism: int, late_until_ms: int | None = None
+        self, frame: DataFrame, parallelism: int, max_parallelism: int, times: EventTimes | None = None
     ) -> DataFrame:
         """
         Return the rows at their partitions, sorted by key group and key.
 
-        Columns: key group, key columns, then the columns of `frame`. Spark sorts, and spills what does not fit. Rows
-        with an event time up to `late_until_ms` have a negative key group, for `late_rows.OnTime`.
+        Columns: key group, key columns, then the columns of `frame`. Spark sorts, and spills what does not fit. With
+        `times`, late rows have a negative key group, for `late_rows.OnTime`, and where rows may be early, another
+        column behind the key says which are not, for `KeyVisits`.
         """
         keys = [_normal_key(self.input_schema[name]) for name in self.key_columns]
         key_names = [f"{_KEY_COLUMN}{position}" for position in range(len(keys))]
         group = key_group_expression(keys, max_parallelism)
+        if times is not None and times.early_until_ms is not None:
+            keys.append(f"not {is_until(str(self.event_time), times.early_until_ms)}")
+            key_names.append(f"{_KEY_COLUMN}not_early")
         keyed = frame.selectExpr(
             f"{group} as {KEY_GROUP_COLUMN}",
             *(f"{key} as {name}" for key, name in zip(keys, key_names, strict=True)),
             "*",
         )
         partition = F.expr(partition_expression(KEY_GROUP_COLUMN, parallelism, max_parallelism))
-        if late_until_ms is not None and self.event_time is not None:
-            late = is_late(self.event_time, late_until_ms)
+        if times is not None and self.event_time is not None:
+            late = is_until(self.event_time, times.late_until_ms)
             partition = F.expr(partition_expression(_OWNED_GROUP, parallelism, max_parallelism))
             keyed = keyed.withColumn(
                 KEY_GROUP_COLUMN, F.expr(f"if({late}, -1 - {KEY_GROUP_COLUMN}, {KEY_GROUP_COLUMN})")

@@ -32,10 +32,11 @@ Results = Callable[[tuple[Any, ...], Iterator[Any]], Iterator[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The time of an operator in a batch."""
+    """The time of an operator in a batch; with `has_early`, keys end with whether their rows are not early."""
 
     mode: TimeMode
     time: BatchTime
+    has_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class RowCalls:
             state=state,
             encode=encode_key,
             due_until_ms=until,
+            has_early=self.timing.has_early,
             expiring=any(info.ttl_ms is not None for info in self.states.values()),
         )
 
@@ -114,12 +116,16 @@ class RowCalls:
                 timers.delete(timestamp_ms)  # also where it was set again meanwhile, as Spark does
 
         def of_visit(visit: Visit) -> Iterator[Any]:
-            if before_rows:
+            if before_rows and visit.early is None:
                 yield from fire(visit.encoded, visit.due)
             else:
                 timers.add_due(visit.due)
-            if visit.key is not None and visit.rows is not None:
-                yield from of_rows(visit.key, visit.rows)
+            if visit.early is not None:
+                yield from of_rows(visit.key, visit.early)
+                yield from fire(visit.encoded, timers.take_due())
+            rows = visit.rows()
+            if rows is not None:
+                yield from of_rows(visit.key, rows)
             yield from fire(visit.encoded, timers.take_due())
 
         for visit in visits.of(grouped):

@@ -99,6 +99,8 @@ class OperatorTask:
     max_parallelism: int
     batch: BatchContext
     time_mode: TimeMode = TimeMode.NONE
+    has_early: bool = False
+    """Whether a column behind the key says which rows are not early (`late_rows.EventTimes`)."""
 
     def output_schema(self) -> StructType:
         """Return the schema of what the function yields; marker rows make every field nullable."""
@@ -131,12 +133,12 @@ class OperatorTask:
             state = KeyedState(table.get, key_groups, table.scan, self.batch.checkpoint_id, timestamp_ms)
             to_arrow = RowsToArrow(self.output, "UTC")
             yield self._marker(to_arrow, attempt, None)
-            timing = None if time is None else Timing(self.time_mode, time)
+            timing = None if time is None else Timing(self.time_mode, time, self.has_early)
             calls = RowCalls(
                 self.operator, self.processor, self.states, self.key_schema, settings.preemptive_bytes, timing
             )
             on_time = OnTime(batches)
-            grouped = GroupedRows(on_time, self.key_count, self.row_names)
+            grouped = GroupedRows(on_time, self.key_count + self.has_early, self.row_names)
             for rows in calls.run(grouped, state, writer):
                 columns = to_arrow.columns(rows)
                 yield self._batch(columns, len(rows), None, None, to_arrow)

@@ -67,7 +67,7 @@ def batches(tmp_path: Path) -> Iterator[Batches]:
 
 
 def test_every_entry_ends_by_itself(batches: Batches) -> None:
-    """A value, an element of a list and an entry of a map end a TTL behind their own last write, that moment included."""
+    """A value, an element of a list and an entry of a map end a TTL behind their last write."""
     batches.value.update((1,))
     batches.numbers.appendValue((1,))
     batches.ages.updateValue((1,), (1,))
@@ -90,7 +90,7 @@ def test_every_entry_ends_by_itself(batches: Batches) -> None:
 
 
 def test_what_has_expired_is_removed_by_and_by(batches: Batches) -> None:
-    """Expired entries leave the table at most so many per batch, those written again stay, and at last nothing is left."""
+    """Expired entries leave the table, so many per batch; those written again stay, until nothing is left."""
     batches.value.update((1,))
     batches.numbers.appendValue((1,))
     batches.ages.updateValue((1,), (1,))

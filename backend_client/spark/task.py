@@ -20,6 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.coordinator import connect
 from backend_client.keyed_state import KeyedState
 from backend_client.log_writer import LogTarget, LogWriter
@@ -28,7 +29,8 @@ from backend_client.restore import advance_to_base
 from backend_client.service_client import ServiceClient
 from backend_client.settings import BackendSettings
 from backend_client.spare_table import open_advanced
-from backend_client.spark.row_calls import RowCalls
+from backend_client.spark.late_rows import OnTime
+from backend_client.spark.row_calls import RowCalls, Timing
 from backend_client.spark.rows import GroupedRows, RowsToArrow
 from dstl_service.wire import ChangeSetRef, CheckpointRef, StateInfo
 from storage.key_groups import key_group_range
@@ -48,11 +50,17 @@ class BatchContext:
     checkpoint_id: int
     base: CheckpointRef | None
     coordinator_id: str
+    time: BatchTime | None = None
+    """Set where an operator of the query has a time mode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What an attempt did; `refs` are of its change sets in order, `materialized` is a stored snapshot's handle."""
+    """
+    What an attempt did; `refs` are of its change sets in order, `materialized` is a stored snapshot's handle.
+
+    `late_rows` came behind the watermark and were dropped.
+    """
 
     operator: str
     partition: int
@@ -62,6 +70,7 @@ class Receipt:
     changes: int
     refs: list[ChangeSetRef]
     materialized: dict[str, Any] | None = None
+    late_rows: int = 0
 
     @classmethod
     def from_json(cls, text: str) -> Receipt:
@@ -89,6 +98,9 @@ class OperatorTask:
     parallelism: int
     max_parallelism: int
     batch: BatchContext
+    time_mode: TimeMode = TimeMode.NONE
+    has_early: bool = False
+    """Whether a column behind the key says which rows are not early (`late_rows.EventTimes`)."""
 
     def output_schema(self) -> StructType:
         """Return the schema of what the function yields; marker rows make every field nullable."""
@@ -116,11 +128,17 @@ class OperatorTask:
         try:
             if advance.materialize and base is not None:
                 hand_over_snapshot(table, client, settings.job, self.operator, key_groups, base)
-            state = KeyedState(table.get, key_groups, table.scan, self.batch.checkpoint_id)
+            time = self.batch.time if self.time_mode is not TimeMode.NONE else None
+            timestamp_ms = 0 if time is None else time.timestamp_ms
+            state = KeyedState(table.get, key_groups, table.scan, self.batch.checkpoint_id, timestamp_ms)
             to_arrow = RowsToArrow(self.output, "UTC")
             yield self._marker(to_arrow, attempt, None)
-            calls = RowCalls(self.operator, self.processor, self.states, self.key_schema, settings.preemptive_bytes)
-            grouped = GroupedRows(batches, self.key_count, self.row_names)
+            timing = None if time is None else Timing(self.time_mode, time, self.has_early)
+            calls = RowCalls(
+                self.operator, self.processor, self.states, self.key_schema, settings.preemptive_bytes, timing
+            )
+            on_time = OnTime(batches)
+            grouped = GroupedRows(on_time, self.key_count + self.has_early, self.row_names)
             for rows in calls.run(grouped, state, writer):
                 columns = to_arrow.columns(rows)
                 yield self._batch(columns, len(rows), None, None, to_arrow)
@@ -137,6 +155,7 @@ class OperatorTask:
                 changes=writer.changes,
                 refs=writer.refs,
                 materialized=advance.materialized,
+                late_rows=on_time.late_rows,
             )
             yield self._marker(to_arrow, attempt, json.dumps(asdict(receipt), separators=(",", ":")))
         except Exception as error:

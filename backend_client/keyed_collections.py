@@ -60,20 +60,20 @@ class Entries:
         """
         prefix = self._enter()
         written = dict(self._written)
-        stored = ((entry, value) for entry, value in self._state.scan(prefix) if entry not in written)
-        if self._expiry is not None:
-            alive = self._expiry.alive
-            stored = ((entry, value) for entry, data in stored if (value := alive(data)) is not None)
-        yield from stored
-        for entry, data in written.items():
-            value = data if data is None or self._expiry is None else self._expiry.alive(data)
-            if value is not None:
-                yield entry, value
+        yield from self._stored(prefix, written)
+        yield from self._alive(written.items())
+
+    def _stored(self, prefix: bytes, written: dict[bytes, bytes | None]) -> Iterator[tuple[bytes, bytes]]:
+        return self._alive((entry, data) for entry, data in self._state.scan(prefix) if entry not in written)
+
+    def _alive(self, entries: Iterable[tuple[bytes, bytes | None]]) -> Iterator[tuple[bytes, bytes]]:
+        alive = self._expiry.alive if self._expiry is not None else _as_it_is
+        return ((entry, value) for entry, data in entries if data is not None and (value := alive(data)) is not None)
 
     def exists(self) -> bool:
         """Say whether the current key has any entry."""
         prefix = self._enter()
-        if any(value is not None for value in self._written.values()):
+        if next(self._alive(self._written.items()), None) is not None:
             return True
         return next(self._stored(prefix, self._written), None) is not None
 
@@ -201,6 +201,10 @@ class MapVariable(Entries):
         entry = self._enter() + self._key_codec.encode(key)
         data = self._written[entry] if entry in self._written else self._state.read(entry)
         return data if data is None or self._expiry is None else self._expiry.alive(data)
+
+
+def _as_it_is(data: bytes) -> bytes | None:
+    return data
 
 
 def _unpack(data: bytes) -> list[bytes]:

@@ -27,7 +27,7 @@ export PYSPARK_DRIVER_PYTHON := $(PY)
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 
 ##@ Use it
-.PHONY: help setup demo bench-smoke bench-service chaos-service load load-web stack stack-check
+.PHONY: help setup demo bench-smoke bench-service chaos-service chaos-blocks load load-web stack stack-check
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -47,6 +47,9 @@ bench-service: need-go $(STAMP) ## Measure the service's figures; ONLY=ingest,ob
 
 chaos-service: need-go $(STAMP) ## Kill the service 200 times and verify what is stored; STRICT=1 fails on any loss
 	$(PY) -m loadtest.chaos_service $(CHAOS_ARGS)
+
+chaos-blocks: $(STAMP) ## Kill 20 executors between actions and between operators; output and state belong together
+	$(PY) -m loadtest.chaos_blocks $(CHAOS_ARGS)
 
 load: need-go $(STAMP) ## Load the service with 100 slots at 5 checkpoints/s for 60 s; SLOTS, HOSTS, RATE, DURATION, STORAGE, SERVICE
 	$(PY) -m loadtest.load

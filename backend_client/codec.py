@@ -130,15 +130,18 @@ class KeyCodec:
 
     Args:
         schema: Spark's JSON text of the struct of the key columns.
+        make_row: Builds the key, and structs in it, on decoding.
     """
 
-    def __init__(self, schema: str) -> None:
+    def __init__(self, schema: str, make_row: RowFactory = plain_row) -> None:
         fields = json.loads(schema)["fields"]
         for field in fields:
             if _contains_map(field["type"]):
                 raise InvalidInputError(f"column {field['name']!r} holds a map; maps cannot be grouping keys")
         plain = all(isinstance(field["type"], str) and (field["type"] in _PLAIN_IN_KEYS) for field in fields)
         self._encoders = None if plain else [_nullable(_key_encoder(f["type"], f["name"])) for f in fields]
+        self._decoders = [_decoder_or_none(field["type"], make_row) for field in fields]
+        self._make_key = make_row([field["name"] for field in fields])
         self._pack = msgpack.Packer(use_bin_type=True).pack
 
     def encode(self, key: tuple[Any, ...]) -> bytes:
@@ -146,6 +149,19 @@ class KeyCodec:
         if self._encoders is None:
             return self._pack(key)  # type: ignore[no-any-return]
         return self._pack([encode(part) for encode, part in zip(self._encoders, key, strict=True)])  # type: ignore[no-any-return]
+
+    def decode(self, data: bytes) -> Any:
+        """
+        Return the key that `encode` was given.
+
+        Raises:
+            CorruptDataError: The bytes are no key of this schema.
+        """
+        try:
+            parts = msgpack.unpackb(data, use_list=False)
+            return self._make_key([decode(part) for decode, part in zip(self._decoders, parts, strict=True)])
+        except (ValueError, TypeError, ArithmeticError, OSError, msgpack.UnpackException) as error:
+            raise CorruptDataError(f"a stored key cannot be read: {error}") from error
 
 
 def _key_encoder(kind: Any, path: str) -> Convert:

@@ -15,19 +15,21 @@ from typing import Any
 import msgpack
 
 from backend_client.codec import ValueCodec
+from backend_client.expiry import Expiry
 from backend_client.keyed_state import KeyedState, table_key
 from storage.errors import CorruptDataError, InvalidInputError
 
 _POSITION = struct.Struct(">QI")
 
 
-class _Entries:
+class Entries:
     """The entries of one variable below the current key."""
 
-    __slots__ = ("_heads", "_key", "_prefix", "_state", "_written")
+    __slots__ = ("_expiry", "_heads", "_key", "_prefix", "_state", "_written")
 
-    def __init__(self, state: KeyedState, state_id: int) -> None:
+    def __init__(self, state: KeyedState, state_id: int, expiry: Expiry | None = None) -> None:
         self._state = state
+        self._expiry = expiry
         groups = state.key_groups
         self._heads = {group: table_key(group, state_id, b"") for group in range(groups.first, groups.last + 1)}
         self._key: bytes | None = None
@@ -45,6 +47,8 @@ class _Entries:
 
     def _write(self, entry: bytes, value: bytes | None) -> None:
         state = self._state
+        if self._expiry is not None and value is not None:
+            value = self._expiry.put(entry, value)
         state.changes[entry] = self._written[entry] = value
         state.changed_bytes += len(entry) + (0 if value is None else len(value))
 
@@ -57,15 +61,19 @@ class _Entries:
         prefix = self._enter()
         written = dict(self._written)
         yield from self._stored(prefix, written)
-        yield from ((entry, value) for entry, value in written.items() if value is not None)
+        yield from self._alive(written.items())
 
     def _stored(self, prefix: bytes, written: dict[bytes, bytes | None]) -> Iterator[tuple[bytes, bytes]]:
-        return ((entry, value) for entry, value in self._state.scan(prefix) if entry not in written)
+        return self._alive((entry, data) for entry, data in self._state.scan(prefix) if entry not in written)
+
+    def _alive(self, entries: Iterable[tuple[bytes, bytes | None]]) -> Iterator[tuple[bytes, bytes]]:
+        alive = self._expiry.alive if self._expiry is not None else _as_it_is
+        return ((entry, value) for entry, data in entries if data is not None and (value := alive(data)) is not None)
 
     def exists(self) -> bool:
         """Say whether the current key has any entry."""
         prefix = self._enter()
-        if any(value is not None for value in self._written.values()):
+        if next(self._alive(self._written.items()), None) is not None:
             return True
         return next(self._stored(prefix, self._written), None) is not None
 
@@ -75,13 +83,13 @@ class _Entries:
             self._write(entry, None)
 
 
-class ListVariable(_Entries):
+class ListVariable(Entries):
     """A list per key: the methods of PySpark's ``ListState``."""
 
     __slots__ = ("_appended", "_codec")
 
-    def __init__(self, state: KeyedState, state_id: int, codec: ValueCodec) -> None:
-        super().__init__(state, state_id)
+    def __init__(self, state: KeyedState, state_id: int, codec: ValueCodec, expiry: Expiry | None = None) -> None:
+        super().__init__(state, state_id, expiry)
         self._codec = codec
         self._appended = 0
 
@@ -123,7 +131,7 @@ class ListVariable(_Entries):
         return [self._codec.encode(element) for element in elements]
 
 
-class MapVariable(_Entries):
+class MapVariable(Entries):
     """
     A map per key: the methods of PySpark's ``MapState``.
 
@@ -133,6 +141,7 @@ class MapVariable(_Entries):
         key_codec: Of the keys of the map.
         value_codec: Of its values.
         make_row: Makes what `getValue` returns: on Spark that is a row, where iterators give plain tuples.
+        expiry: Of a variable with a TTL.
     """
 
     __slots__ = ("_key_codec", "_make_row", "_value_codec")
@@ -144,8 +153,9 @@ class MapVariable(_Entries):
         key_codec: ValueCodec,
         value_codec: ValueCodec,
         make_row: Callable[[tuple[Any, ...]], tuple[Any, ...]] = tuple,
+        expiry: Expiry | None = None,
     ) -> None:
-        super().__init__(state, state_id)
+        super().__init__(state, state_id, expiry)
         self._make_row = make_row
         self._key_codec = key_codec
         self._value_codec = value_codec
@@ -189,7 +199,12 @@ class MapVariable(_Entries):
 
     def _read(self, key: tuple[Any, ...]) -> bytes | None:
         entry = self._enter() + self._key_codec.encode(key)
-        return self._written[entry] if entry in self._written else self._state.read(entry)
+        data = self._written[entry] if entry in self._written else self._state.read(entry)
+        return data if data is None or self._expiry is None else self._expiry.alive(data)
+
+
+def _as_it_is(data: bytes) -> bytes | None:
+    return data
 
 
 def _unpack(data: bytes) -> list[bytes]:

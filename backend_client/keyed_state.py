@@ -46,12 +46,24 @@ class KeyedState:
         key_groups: Those of the partition.
         scan: Yields the table entries whose keys begin with a prefix, by ascending keys.
         checkpoint_id: The running batch.
+        timestamp_ms: Its processing time; what has a TTL asks for it.
 
-    `changes` and `changed_bytes` are what was written since the last `take_changes`; the attributes are public because
-    the hot path below reads and writes them for every state call.
+    `changes` and `changed_bytes` are what was written since the last `take_changes`, `ends_written` counts writes with
+    a TTL; the attributes are public because the hot path below reads and writes them for every state call.
     """
 
-    __slots__ = ("changed_bytes", "changes", "checkpoint_id", "key", "key_group", "key_groups", "read", "scan")
+    __slots__ = (
+        "changed_bytes",
+        "changes",
+        "checkpoint_id",
+        "ends_written",
+        "key",
+        "key_group",
+        "key_groups",
+        "read",
+        "scan",
+        "timestamp_ms",
+    )
 
     def __init__(
         self,
@@ -59,15 +71,18 @@ class KeyedState:
         key_groups: KeyGroupRange,
         scan: Callable[[bytes], Iterator[tuple[bytes, bytes]]],
         checkpoint_id: int,
+        timestamp_ms: int = 0,
     ) -> None:
         self.read = read
         self.scan = scan
         self.checkpoint_id = checkpoint_id
+        self.timestamp_ms = timestamp_ms
         self.key_groups = key_groups
         self.key_group = key_groups.first
         self.key = b""
         self.changes: dict[bytes, bytes | None] = {}
         self.changed_bytes = 0
+        self.ends_written = 0
 
     def take_changes(self) -> dict[bytes, bytes | None]:
         """

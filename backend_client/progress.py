@@ -17,7 +17,9 @@ class BatchProgress:
     change sets, `manifest_ms` the writing of the manifest. `state_ms` is the time of the operators' jobs,
     `function_ms` that of the user's function. `tries` is 1 unless the batch had to be executed again. `state_reads` are
     reads of tables by key; what a batch wrote itself is read without. `table_bytes` are the tables' files, all
-    partitions together. `log_bytes` are those of the change sets, `bytes_written` those of all objects.
+    partitions together. `log_bytes` are those of the change sets, `bytes_written` those of all objects. `late_rows`
+    came behind the watermark and were dropped; they are not among `rows`. `watermark_ms` is the batch's watermark, None
+    without operators that have a time mode.
     """
 
     job: str
@@ -31,6 +33,8 @@ class BatchProgress:
     bytes_written: int
     objects_written: int
     tries: int
+    late_rows: int = 0
+    watermark_ms: int | None = None
     state_reads: int = 0
     log_bytes: int = 0
     table_bytes: int = 0

@@ -56,6 +56,9 @@ class BackendSettings:
     """A task that has logged this much sends it on while rows still flow."""
     batch_tries_max: int = 4
     """How often a batch is executed before its error is reported, where executing it again can help."""
+    idle_timers: float | None = None
+    """Seconds after which a batch runs although no rows came, so that timers fire; by default they wait for rows.
+    Cannot be switched on or off for a query that has a checkpoint."""
     patience_s: float = 60.0
     """How long a task tries to reach its sidecar."""
     checkpoint_timeout_s: float = 600.0
@@ -77,6 +80,8 @@ class BackendSettings:
             _check_address(self.service)
         for name in ("preemptive_bytes", "batch_tries_max", "patience_s", "checkpoint_timeout_s"):
             self._check_number(name, 0)
+        if self.idle_timers is not None:
+            self._check_number("idle_timers", 0)
         for name in ("parallelism", "max_parallelism"):
             if getattr(self, name) is not None:
                 self._check_number(name, 0, KEY_GROUP_MAX + 1, whole=True)

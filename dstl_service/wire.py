@@ -115,11 +115,16 @@ def validate_operator(name: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StateInfo:
-    """A state variable: its number inside table keys, and its value schema as Spark's JSON text."""
+    """
+    A state variable: its number inside table keys, and its value schema as Spark's JSON text.
+
+    `ttl_ms` is how long values live that are written now, 0 for ever; None if no stored value can have an end.
+    """
 
     id: Annotated[int, Limits(strict=True, ge=0, le=65_535)]
     kind: ShortText
     schema: str
+    ttl_ms: Annotated[int, Limits(strict=True, ge=0)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

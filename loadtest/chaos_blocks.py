@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyspark
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -247,6 +248,7 @@ def _is_executor(process: psutil.Process) -> bool:
 
 
 def _session(folder: Path) -> SparkSession:
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)  # executors of a local cluster are started from there
     session = (
         SparkSession.builder.master(f"local-cluster[{EXECUTORS},1,1024]")
         .appName("dstl-chaos-blocks")

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 from pyspark.sql.types import StructType
 
+from backend_client.batch_time import TimeMode
 from backend_client.codec import KeyCodec
 from backend_client.coordinator import embedded_service
 from backend_client.progress import BatchProgress
@@ -20,6 +21,7 @@ from backend_client.progress_line import ProgressLine
 from backend_client.service_launcher import EmbeddedService
 from backend_client.settings import BackendSettings
 from backend_client.spark.install import Installation, install
+from backend_client.spark.late_rows import mark_event_time
 from backend_client.spark.plan import Operator, StatefulDataFrame, StatefulGroupedData, grouping_columns
 from backend_client.spark.processor import declare_states
 from dstl_service.wire import validate_operator
@@ -153,9 +155,9 @@ class ChangelogStateBackend:
             statefulProcessor: An ordinary ``pyspark.sql.streaming.StatefulProcessor``.
             outputStructType: Schema of the rows that it yields.
             outputMode: "Update" or "Append".
-            timeMode: "None".
+            timeMode: "None", "ProcessingTime" or "EventTime"; see docs/time.md.
             initialState: Not served yet.
-            eventTimeColumnName: Not served yet.
+            eventTimeColumnName: Column of the output with the event time, for the next operator of a chain.
             name: Names the operator's state within the job; by default the processor's class name.
             parallelism: Number of partitions; may differ from run to run. By default the backend's.
 
@@ -219,7 +221,8 @@ class ChangelogStateBackend:
         parallelism: int | None,
         pandas: bool = False,
     ) -> StatefulDataFrame:
-        _check_modes(outputMode, timeMode, initialState, eventTimeColumnName)
+        _check_modes(outputMode, initialState)
+        time_mode = TimeMode.of(timeMode)
         name = name or type(statefulProcessor).__name__
         validate_operator(name)
         if isinstance(grouped, StatefulGroupedData):
@@ -242,31 +245,36 @@ class ChangelogStateBackend:
             return parsed
 
         output_schema = parse(outputStructType) if isinstance(outputStructType, str) else outputStructType
+        if eventTimeColumnName:
+            output_schema = mark_event_time(output_schema, eventTimeColumnName, input_schema)
         operator = Operator(
             name=name,
             processor=statefulProcessor,
             key_columns=key_columns,
             input_schema=input_schema,
             output_schema=output_schema,
-            states=declare_states(name, statefulProcessor, parse),
+            states=declare_states(name, statefulProcessor, parse, time_mode),
             parallelism=parallelism,
             steps=steps,
             pandas=pandas,
+            time_mode=time_mode,
         )
+        if time_mode is TimeMode.EVENT and operator.event_time is None:
+            logger.warning(
+                "operator %r has timeMode 'EventTime', but its input has no watermark: timers never fire. Call "
+                "withWatermark before groupBy; behind another operator, name its eventTimeColumnName",
+                name,
+            )
         KeyCodec(operator.key_schema.json())  # refuses keys that cannot be grouped by
         template = spark.createDataFrame([], output_schema)
         return StatefulDataFrame(self, source, (*operators, operator), template)
 
 
-def _check_modes(output_mode: str, time_mode: str, initial_state: Any, event_time_column: str) -> None:
+def _check_modes(output_mode: str, initial_state: Any) -> None:
     if output_mode.lower() not in ("update", "append"):
         raise InvalidInputError(f"outputMode must be 'Update' or 'Append', it is {output_mode!r}")
-    if time_mode.lower() != "none":
-        raise InvalidInputError(f"timeMode {time_mode!r} is not served by this backend yet; use 'None'")
     if initial_state is not None:
         raise InvalidInputError("initialState is not served by this backend yet; send it as rows of the stream")
-    if event_time_column:
-        raise InvalidInputError("eventTimeColumnName is not served by this backend yet; leave it out")
 
 
 def _streaming_source(grouped: Any) -> DataFrame:

@@ -23,13 +23,16 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.coordinator import JobSession, connect
 from backend_client.progress import BatchProgress
 from backend_client.spark.checkpoint_log import CheckpointLog
+from backend_client.spark.idle_ticks import check_idle_ticks
+from backend_client.spark.late_rows import EventTimes
 from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.pinning import Anchors
 from backend_client.spark.plan import Operator, Step
-from backend_client.spark.processor import merge_states, schema_difference
+from backend_client.spark.processor import merge_states, merge_ttl, schema_difference
 from backend_client.spark.task import ATTEMPT_COLUMN, RECEIPT_COLUMN, BatchContext, OperatorTask, Receipt
 from dstl_service.wire import CompleteResponse, OperatorInfo
 from storage.errors import (
@@ -74,6 +77,7 @@ class BatchRunner:
         self._infos = _operator_infos(frame, session)
         self._anchors = Anchors.of(frame.source.sparkSession)
         self._first = True
+        self._follows_watermark = any(operator.time_mode is TimeMode.EVENT for operator in self._operators)
 
     @classmethod
     def open(
@@ -103,6 +107,9 @@ class BatchRunner:
         """Execute one batch; return when its checkpoint exists."""
         if self._is_done(batch_id):
             logger.info("batch %d is in checkpoint %s already", batch_id, self._session.base)
+            if self._follows_watermark:
+                # Spark's tracker has to see the rows, or the watermark would be behind that of an undisturbed run.
+                frame.write.format("noop").mode("overwrite").save()
             return
         tries = 1
         while True:
@@ -126,6 +133,7 @@ class BatchRunner:
             checkpoint_id=batch_id,
             base=session.base,
             coordinator_id=session.begin(batch_id),
+            time=self._time(batch_id),
         )
         receipts: list[Receipt] = []
         kept: list[DataFrame] = []
@@ -151,7 +159,7 @@ class BatchRunner:
         finally:
             for output in kept:
                 output.unpersist()
-        progress = _progress(self._settings.job, batch_id, receipts, response, (started, computed, called, done), tries)
+        progress = _progress(context, receipts, response, (started, computed, called, done), tries)
         session.tell(progress)
         self._report(progress)
 
@@ -159,6 +167,7 @@ class BatchRunner:
         self, operator: Operator, info: OperatorInfo, frame: DataFrame, context: BatchContext
     ) -> DataFrame:
         max_parallelism = self._session.max_parallelism
+        times = self._event_times(operator, context.time)
         task = OperatorTask(
             operator=operator.name,
             processor=operator.processor,
@@ -171,9 +180,26 @@ class BatchRunner:
             max_parallelism=max_parallelism,
             batch=context,
             pandas=PandasSettings.of(frame.sparkSession) if operator.pandas else None,
+            time_mode=operator.time_mode,
+            has_early=times is not None and times.early_until_ms is not None,
         )
-        placed = operator.place(frame, info.parallelism, max_parallelism, self._anchors.pin)
+        placed = operator.place(frame, info.parallelism, max_parallelism, self._anchors.pin, times)
         return placed.mapInArrow(task.__call__, task.output_schema())
+
+    def _time(self, batch_id: int) -> BatchTime | None:
+        """Return a batch's time, which Spark wrote down before it; None if no operator asks for it."""
+        if all(operator.time_mode is TimeMode.NONE for operator in self._operators):
+            return None
+        latest = self._session.latest
+        return BatchTime.read(self._log.offsets(batch_id) or "", latest.offsets if latest else None)
+
+    def _event_times(self, operator: Operator, time: BatchTime | None) -> EventTimes | None:
+        """Return how an operator's input is divided; late behind another one is what came before the batch before."""
+        if time is None or operator.event_time is None:
+            return None
+        if operator is self._operators[0]:
+            return EventTimes(time.watermark_ms)
+        return EventTimes(time.previous_watermark_ms, time.watermark_ms)
 
     def _is_done(self, batch_id: int) -> bool:
         """
@@ -209,6 +235,7 @@ class BatchRunner:
         """Refuse a Spark checkpoint of another query than the one that made the state, and the reverse."""
         latest, query_id = self._session.latest, self._log.query_id()
         job, location = self._settings.job, self._log.location
+        check_idle_ticks(latest.offsets if latest else self._log.offsets(0), self._settings.idle_timers, job)
         if latest is None:
             if query_id is not None and self._log.offsets(1) is not None:
                 raise InvalidInputError(
@@ -264,6 +291,7 @@ def _operator_infos(frame: StatefulDataFrame, session: JobSession) -> list[Opera
                     "a key's columns never change: group by the columns it was started with, or use another job name"
                 )
             states = merge_states(operator.name, known.states, info.states)
+            states = merge_ttl(known.states, states, info.states)
             info = replace(info, states=states, key_schema=known.key_schema)
         infos.append(info)
     return infos
@@ -339,8 +367,7 @@ def _helps_to_repeat(error: Exception) -> bool:
 
 
 def _progress(
-    job: str,
-    batch_id: int,
+    context: BatchContext,
     receipts: Sequence[Receipt],
     response: CompleteResponse,
     marks: tuple[float, float, float, float],
@@ -348,8 +375,8 @@ def _progress(
 ) -> BatchProgress:
     started, computed, called, done = marks
     return BatchProgress(
-        job=job,
-        batch_id=batch_id,
+        job=context.settings.job,
+        batch_id=context.checkpoint_id,
         rows=sum(receipt.rows for receipt in receipts),
         keys=sum(receipt.keys for receipt in receipts),
         changes=sum(receipt.changes for receipt in receipts),
@@ -364,4 +391,6 @@ def _progress(
         table_bytes=sum(receipt.table_bytes for receipt in receipts),
         upload_ms=response.persist_ms,
         manifest_ms=response.manifest_ms,
+        late_rows=sum(receipt.late_rows for receipt in receipts),
+        watermark_ms=None if context.time is None else context.time.watermark_ms,
     )

@@ -19,8 +19,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import DoubleType, FloatType, StructField, StructType
 
+from backend_client.batch_time import TimeMode
 from backend_client.key_groups import key_group_expression, partition_expression
 from backend_client.spark.explain import describe
+from backend_client.spark.late_rows import EventTimes, event_time_column, is_until
 from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
 
@@ -34,6 +36,7 @@ Pin = Callable[[DataFrame, str, int], DataFrame]
 KEY_GROUP_COLUMN = "__dstl_key_group"
 _KEY_COLUMN = "__dstl_key_"
 _PARTITION_COLUMN = "__dstl_partition"
+_OWNED_GROUP = f"if({KEY_GROUP_COLUMN} < 0, -1 - {KEY_GROUP_COLUMN}, {KEY_GROUP_COLUMN})"  # of late rows, too
 
 # Operations that look at one row at a time, so that applying them batch by batch is applying them to the stream.
 STATELESS = (
@@ -93,33 +96,53 @@ class Operator:
     parallelism: int | None
     steps: tuple[Step, ...]
     pandas: bool = False
+    time_mode: TimeMode = TimeMode.NONE
 
     @property
     def key_schema(self) -> StructType:
         """The grouping columns, in the order of ``groupBy``."""
         return StructType([self.input_schema[name] for name in self.key_columns])
 
-    def place(self, frame: DataFrame, parallelism: int, max_parallelism: int, pin: Pin) -> DataFrame:
+    @property
+    def event_time(self) -> str | None:
+        """SQL of a row's event time, None if that is no matter here."""
+        return event_time_column(self.input_schema, self.name) if self.time_mode is TimeMode.EVENT else None
+
+    def place(
+        self, frame: DataFrame, parallelism: int, max_parallelism: int, pin: Pin, times: EventTimes | None = None
+    ) -> DataFrame:
         """
         Return the rows at their partitions, sorted by key group and key.
 
-        Columns: key group, key columns, then the columns of `frame`. Spark sorts, and spills what does not fit.
+        Columns: key group, key columns, then the columns of `frame`. Spark sorts, and spills what does not fit. With
+        `times`, late rows have a negative key group, for `late_rows.OnTime`, and where rows may be early, another
+        column behind the key says which are not, for `KeyVisits`.
 
         Args:
             frame: The rows.
             parallelism: Number of partitions.
             max_parallelism: Number of key groups.
             pin: Keeps partitions with executors; takes rows, the name of their partition column and `parallelism`.
+            times: Divides the rows by event time.
         """
         keys = [_normal_key(self.input_schema[name]) for name in self.key_columns]
         key_names = [f"{_KEY_COLUMN}{position}" for position in range(len(keys))]
         group = key_group_expression(keys, max_parallelism)
+        if times is not None and times.early_until_ms is not None:
+            keys.append(f"not {is_until(str(self.event_time), times.early_until_ms)}")
+            key_names.append(f"{_KEY_COLUMN}not_early")
         keyed = frame.selectExpr(
             f"{group} as {KEY_GROUP_COLUMN}",
             *(f"{key} as {name}" for key, name in zip(keys, key_names, strict=True)),
             "*",
         )
         partition = F.expr(partition_expression(KEY_GROUP_COLUMN, parallelism, max_parallelism))
+        if times is not None and self.event_time is not None:
+            late = is_until(self.event_time, times.late_until_ms)
+            partition = F.expr(partition_expression(_OWNED_GROUP, parallelism, max_parallelism))
+            keyed = keyed.withColumn(
+                KEY_GROUP_COLUMN, F.expr(f"if({late}, -1 - {KEY_GROUP_COLUMN}, {KEY_GROUP_COLUMN})")
+            )
         placed = keyed.withColumn(_PARTITION_COLUMN, partition).repartitionById(parallelism, _PARTITION_COLUMN)
         pinned = pin(placed, _PARTITION_COLUMN, parallelism).drop(_PARTITION_COLUMN)
         return pinned.sortWithinPartitions(KEY_GROUP_COLUMN, *key_names)

@@ -7,30 +7,30 @@ On the driver, `declare_states` runs ``init`` once to learn the state variables;
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructField, StructType
 
+from backend_client.batch_time import TimeMode
 from backend_client.codec import ValueCodec
+from backend_client.expiry import ExpiringValue, Expiry, check_ttl
 from backend_client.keyed_collections import ListVariable, MapVariable
 from backend_client.keyed_state import KeyedState, ValueVariable
 from backend_client.spark.rows import row_factory
+from backend_client.timers import Timers
 from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
 
 ParseSchema = Callable[[str], StructType]
 
+_TIMERS_IN_INIT = "set timers in handleInputRows or handleExpiredTimer, where there is a key"
+
 
 class _Handle:
     """Refuses what this backend does not serve, with the same words on the driver and in tasks."""
-
-    def registerTimer(self, *_: Any) -> NoReturn:
-        """Refuse: timers are not served so far."""
-        raise _unsupported("a timer", "use timeMode 'None' without timers")
-
-    deleteTimer = listTimers = registerTimer
 
     def deleteIfExists(self, stateName: str) -> NoReturn:
         """Refuse: whole variables cannot be removed so far."""
@@ -40,10 +40,15 @@ class _Handle:
 class _DeclaringHandle(_Handle):
     """Records the variables that ``init`` asks for; their values cannot be used."""
 
-    def __init__(self, operator: str, parse: ParseSchema) -> None:
+    def __init__(self, operator: str, parse: ParseSchema, time_mode: TimeMode) -> None:
         self._operator = operator
         self._parse = parse
+        self._time_mode = time_mode
         self.states: dict[str, StateInfo] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel empty: a processor may keep its handle, and gets another one in its tasks."""
+        return {}
 
     def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> None:
         """Record a value state."""
@@ -65,16 +70,27 @@ class _DeclaringHandle(_Handle):
         pair = StructType([StructField("key", key, False), StructField("value", value, False)])
         self._declare("map", stateName, pair, ttlDurationMs)
 
+    def registerTimer(self, *_: Any) -> NoReturn:
+        """Refuse: a timer belongs to a key."""
+        raise InvalidInputError(_TIMERS_IN_INIT)
+
+    deleteTimer = listTimers = registerTimer
+
     def _struct(self, schema: StructType | str) -> StructType:
         return self._parse(schema) if isinstance(schema, str) else schema
 
     def _declare(self, kind: str, name: str, schema: StructType, ttl_ms: int | None) -> None:
-        if ttl_ms is not None:
-            raise _unsupported(f"a TTL on state {name!r}", "leave ttlDurationMs out")
+        if ttl_ms:
+            check_ttl(name, ttl_ms)
+            if self._time_mode is not TimeMode.PROCESSING:
+                raise InvalidInputError(
+                    f"state {name!r} has a TTL, which counts processing time, but the timeMode is "
+                    f"{self._time_mode.value!r}: use timeMode 'ProcessingTime', or leave ttlDurationMs out"
+                )
         if name in self.states:
             raise InvalidInputError(f"operator {self._operator!r} asks for state {name!r} twice")
         ValueCodec(schema.json(), name)  # refuses what state cannot hold, now rather than in a task
-        self.states[name] = StateInfo(len(self.states) + 1, kind, schema.json())
+        self.states[name] = StateInfo(len(self.states) + 1, kind, schema.json(), ttl_ms=ttl_ms or None)
 
 
 class TaskHandle(_Handle):
@@ -84,18 +100,24 @@ class TaskHandle(_Handle):
         self._operator = operator
         self._states = states
         self._state = state
+        self.timers: Timers | None = None
+        """Set behind ``init``, unless the time mode is None."""
 
     def getValueState(
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ValueVariable:
         """Return a value state that was declared on the driver."""
         info = self._declared("value", stateName)
-        return ValueVariable(self._state, info.id, ValueCodec(info.schema, stateName, row_factory))
+        codec, expiry = ValueCodec(info.schema, stateName, row_factory), self._expiry(info)
+        if expiry is None:
+            return ValueVariable(self._state, info.id, codec)
+        return ExpiringValue(self._state, info.id, codec, expiry)
 
     def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ListVariable:
         """Return a list state that was declared on the driver."""
         info = self._declared("list", stateName)
-        return ListVariable(self._state, info.id, ValueCodec(info.schema, stateName, row_factory))
+        codec = ValueCodec(info.schema, stateName, row_factory)
+        return ListVariable(self._state, info.id, codec, self._expiry(info))
 
     def getMapState(
         self,
@@ -113,7 +135,31 @@ class TaskHandle(_Handle):
             ValueCodec(json.dumps(key), f"{stateName}.key", row_factory),
             ValueCodec(json.dumps(value), f"{stateName}.value", row_factory),
             row_factory([field["name"] for field in value["fields"]]),
+            self._expiry(info),
         )
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Set a timer of the current key."""
+        self._timers().register(expiryTimestampMs)
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Remove a timer of the current key; one that is not there is fine."""
+        self._timers().delete(expiryTimestampMs)
+
+    def listTimers(self) -> Iterator[int]:
+        """Return the moments of the current key's timers, in the order of time."""
+        return self._timers().timestamps()
+
+    def _timers(self) -> Timers:
+        if self.timers is None:
+            raise InvalidInputError(
+                f"operator {self._operator!r} has no timers: {_TIMERS_IN_INIT}, and say timeMode 'ProcessingTime' or "
+                "'EventTime' where you call transformWithState"
+            )
+        return self.timers
+
+    def _expiry(self, info: StateInfo) -> Expiry | None:
+        return None if info.ttl_ms is None else Expiry(self._state, info.ttl_ms)
 
     def _declared(self, kind: str, name: str) -> StateInfo:
         info = self._states.get(name)
@@ -125,14 +171,16 @@ class TaskHandle(_Handle):
         return info
 
 
-def declare_states(operator: str, processor: StatefulProcessor, parse: ParseSchema) -> dict[str, StateInfo]:
+def declare_states(
+    operator: str, processor: StatefulProcessor, parse: ParseSchema, time_mode: TimeMode = TimeMode.NONE
+) -> dict[str, StateInfo]:
     """
     Run ``init`` on the driver, as Spark does, and return the variables that it asks for, numbered from 1.
 
     Raises:
         InvalidInputError: It asks for something that this backend does not serve.
     """
-    handle = _DeclaringHandle(operator, parse)
+    handle = _DeclaringHandle(operator, parse, time_mode)
     processor.init(handle)  # type: ignore[arg-type]
     processor.close()
     return handle.states
@@ -161,6 +209,23 @@ def merge_states(operator: str, stored: dict[str, StateInfo], declared: dict[str
                 "go back to the stored schema, or use another state name"
             )
     return merged
+
+
+def merge_ttl(
+    stored: dict[str, StateInfo], merged: dict[str, StateInfo], declared: dict[str, StateInfo]
+) -> dict[str, StateInfo]:
+    """
+    Give merged variables the TTL that is declared now.
+
+    One that had a TTL once keeps a TTL of 0, which says that stored values may have an end.
+    """
+
+    def ttl(name: str, info: StateInfo) -> int | None:
+        if name in declared and declared[name].ttl_ms is not None:
+            return declared[name].ttl_ms
+        return 0 if name in stored and stored[name].ttl_ms is not None else info.ttl_ms
+
+    return {name: replace(info, ttl_ms=ttl(name, info)) for name, info in merged.items()}
 
 
 def schema_difference(stored: str, given: str) -> str:

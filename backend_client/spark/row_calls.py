@@ -1,23 +1,42 @@
-"""How a processor of the Row API is called: key by key, with the rows of a key as one lazy iterator."""
+"""
+How a processor of the Row API is called: key by key, with the rows of a key as one lazy iterator.
+
+Timers that the watermark has passed fire before the rows of their key, as in the batch without data that Spark runs for
+them; those that are set in this batch and due already fire behind the rows, as in the same batch on Spark.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from pyspark.sql.streaming import StatefulProcessor
-from pyspark.sql.streaming.stateful_processor import TimerValues
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
+from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.codec import KeyCodec
 from backend_client.keyed_state import KeyedState
 from backend_client.log_writer import LogWriter
+from backend_client.spark.key_visits import KeyVisits, Visit
 from backend_client.spark.processor import TaskHandle
-from backend_client.spark.rows import GroupedRows
+from backend_client.spark.rows import GroupedRows, KeyRows, row_factory
+from backend_client.timers import Timers
 from dstl_service.wire import StateInfo
 
 OUTPUT_ROWS = 10_000
+
+Results = Callable[[tuple[Any, ...], Iterator[Any]], Iterator[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The time of an operator in a batch; with `has_early`, keys end with whether their rows are not early."""
+
+    mode: TimeMode
+    time: BatchTime
+    has_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +50,7 @@ class RowCalls:
         states: Its variables.
         key_schema: Of the grouping key, Spark's JSON.
         preemptive_bytes: Changes are sent on between two keys from this size on.
+        timing: Set unless the time mode is None.
         output_max: Outputs are handed on in lists of at most this length.
     """
 
@@ -39,18 +59,23 @@ class RowCalls:
     states: dict[str, StateInfo]
     key_schema: str
     preemptive_bytes: int
+    timing: Timing | None = None
     output_max: int = OUTPUT_ROWS
 
     def run(self, grouped: GroupedRows, state: KeyedState, writer: LogWriter) -> Iterator[list[Any]]:
         """Yield what the processor yields, in lists of at most `output_max`."""
         processor, output_max = self.processor, self.output_max
-        processor.init(TaskHandle(self.operator, self.states, state))  # type: ignore[arg-type]
-        encode_key = KeyCodec(self.key_schema).encode
-        timers = TimerValues()
+        handle = TaskHandle(self.operator, self.states, state)
+        processor.init(handle)  # type: ignore[arg-type]
+        values = TimerValues()
+        if self.timing is not None:
+            values = TimerValues(self.timing.time.timestamp_ms, self.timing.time.watermark_ms)
+
+        def of_rows(key: tuple[Any, ...], rows: Iterator[Any]) -> Iterator[Any]:
+            return iter(processor.handleInputRows(key, rows, values))
+
         out: list[Any] = []
-        for key_group, key, rows in grouped:
-            state.key_group, state.key = key_group, encode_key(key)
-            results = iter(processor.handleInputRows(key, rows, timers))
+        for results in self._results(grouped, state, handle, of_rows, values):
             out.extend(islice(results, output_max - len(out)))
             while len(out) == output_max:
                 yield out
@@ -60,3 +85,51 @@ class RowCalls:
         processor.close()
         if out:
             yield out
+
+    def _results(
+        self, grouped: Iterable[KeyRows], state: KeyedState, handle: TaskHandle, of_rows: Results, values: TimerValues
+    ) -> Iterator[Iterator[Any]]:
+        """Yield what the processor yields for each key, with that key as the current one."""
+        codec = KeyCodec(self.key_schema, row_factory)
+        encode_key = codec.encode
+        if self.timing is None:
+            for key_group, key, rows in grouped:
+                state.key_group, state.key = key_group, encode_key(key)
+                yield of_rows(key, rows)
+            return
+        mode, time = self.timing.mode, self.timing.time
+        until = time.due_until(mode)
+        assert until is not None
+        timers = handle.timers = Timers(state, until)
+        before_rows = time.fires_before_rows(mode)
+        visits = KeyVisits(
+            state=state,
+            encode=encode_key,
+            due_until_ms=until,
+            has_early=self.timing.has_early,
+            expiring=any(info.ttl_ms is not None for info in self.states.values()),
+        )
+
+        def fire(encoded: bytes, timestamps: Iterable[int]) -> Iterator[Any]:
+            for timestamp_ms in timestamps:
+                yield from self.processor.handleExpiredTimer(
+                    key=codec.decode(encoded), timerValues=values, expiredTimerInfo=ExpiredTimerInfo(timestamp_ms)
+                )
+                timers.delete(timestamp_ms)  # also where it was set again meanwhile, as Spark does
+
+        def of_visit(visit: Visit) -> Iterator[Any]:
+            if before_rows and visit.early is None:
+                yield from fire(visit.encoded, visit.due)
+            else:
+                timers.add_due(visit.due)
+            if visit.early is not None:
+                yield from of_rows(visit.key, visit.early)
+                yield from fire(visit.encoded, timers.take_due())
+            rows = visit.rows()
+            if rows is not None:
+                yield from of_rows(visit.key, rows)
+            yield from fire(visit.encoded, timers.take_due())
+
+        for visit in visits.of(grouped):
+            state.key_group, state.key = visit.key_group, visit.encoded
+            yield of_visit(visit)

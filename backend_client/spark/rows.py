@@ -114,7 +114,7 @@ class _Tail:
         while True:
             yield from rows
             batch = next_batch()
-            if batch is None or not _same_key(batch.keys[0], key):
+            if batch is None or not same_key(batch.keys[0], key):
                 self.following = (batch, 0)
                 return
             if len(batch.starts) > 1:
@@ -168,7 +168,8 @@ def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _same_key(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+def same_key(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    """Say whether two keys are one in Spark's eyes."""
     return all(map(_same, a, b))
 
 

@@ -20,6 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.coordinator import connect
 from backend_client.keyed_state import CountedReads, KeyedState
 from backend_client.log_writer import LogTarget, LogWriter
@@ -28,8 +29,9 @@ from backend_client.restore import advance_to_base
 from backend_client.service_client import ServiceClient
 from backend_client.settings import BackendSettings
 from backend_client.spare_table import open_advanced
+from backend_client.spark.late_rows import OnTime
 from backend_client.spark.pandas_settings import PandasSettings
-from backend_client.spark.row_calls import OUTPUT_ROWS, RowCalls
+from backend_client.spark.row_calls import OUTPUT_ROWS, RowCalls, Timing
 from backend_client.spark.rows import GroupedRows, RowsToArrow
 from dstl_service.wire import ChangeSetRef, CheckpointRef, StateInfo
 from storage.key_groups import key_group_range
@@ -49,11 +51,17 @@ class BatchContext:
     checkpoint_id: int
     base: CheckpointRef | None
     coordinator_id: str
+    time: BatchTime | None = None
+    """Set where an operator of the query has a time mode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What an attempt did; `refs` are of its change sets in order, `materialized` is a stored snapshot's handle."""
+    """
+    What an attempt did; `refs` are of its change sets in order, `materialized` is a stored snapshot's handle.
+
+    `late_rows` came behind the watermark and were dropped.
+    """
 
     operator: str
     partition: int
@@ -63,6 +71,7 @@ class Receipt:
     changes: int
     refs: list[ChangeSetRef]
     materialized: dict[str, Any] | None = None
+    late_rows: int = 0
     state_reads: int = 0
     table_bytes: int = 0
 
@@ -92,6 +101,9 @@ class OperatorTask:
     parallelism: int
     max_parallelism: int
     batch: BatchContext
+    time_mode: TimeMode = TimeMode.NONE
+    has_early: bool = False
+    """Whether a column behind the key says which rows are not early (`late_rows.EventTimes`)."""
     pandas: PandasSettings | None = None
     """Set for a processor of the pandas API."""
 
@@ -121,16 +133,23 @@ class OperatorTask:
         try:
             if advance.materialize and base is not None:
                 hand_over_snapshot(table, client, settings.job, self.operator, key_groups, base)
+            time = self.batch.time if self.time_mode is not TimeMode.NONE else None
+            timestamp_ms = 0 if time is None else time.timestamp_ms
             reads = CountedReads(table.get)
-            state = KeyedState(reads, key_groups, table.scan, self.batch.checkpoint_id)
-            calls = RowCalls(self.operator, self.processor, self.states, self.key_schema, settings.preemptive_bytes)
+            state = KeyedState(reads, key_groups, table.scan, self.batch.checkpoint_id, timestamp_ms)
+            timing = None if time is None else Timing(self.time_mode, time, self.has_early)
+            calls = RowCalls(
+                self.operator, self.processor, self.states, self.key_schema, settings.preemptive_bytes, timing
+            )
+            on_time = OnTime(batches)
+            key_count = self.key_count + self.has_early
             to_arrow: Any = RowsToArrow(self.output, "UTC")
-            grouped = GroupedRows(batches, self.key_count, self.row_names)
+            grouped = GroupedRows(on_time, key_count, self.row_names)
             if self.pandas is not None:
                 from backend_client.spark.pandas_calls import pandas_calls  # who has no pandas needs none
 
                 calls, grouped, to_arrow = pandas_calls(
-                    calls, batches, self.key_count, self.row_names, self.output, self.pandas
+                    calls, on_time, key_count, self.row_names, self.output, self.pandas
                 )
             yield self._marker(to_arrow, attempt, None)
             for outputs in calls.run(grouped, state, writer):
@@ -151,6 +170,7 @@ class OperatorTask:
                 changes=writer.changes,
                 refs=writer.refs,
                 materialized=advance.materialized,
+                late_rows=on_time.late_rows,
                 state_reads=reads.count,
                 table_bytes=table.size_bytes(),
             )

@@ -15,6 +15,7 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from backend_client.spark.checkpoint_log import CheckpointLog
 from backend_client.spark.driver import BatchRunner
+from backend_client.spark.idle_ticks import with_idle_ticks
 from backend_client.spark.sinks import (
     BatchFunction,
     SinkRequest,
@@ -37,7 +38,8 @@ class StatefulStreamWriter:
 
     def __init__(self, frame: StatefulDataFrame) -> None:
         self._frame = frame
-        self._writer: DataStreamWriter = frame.source.writeStream
+        source = with_idle_ticks(frame.source, frame.backend.settings.idle_timers)
+        self._writer: DataStreamWriter = source.writeStream
         self._format: str | None = None
         self._options: dict[str, Any] = {}
         self._function: BatchFunction | None = None

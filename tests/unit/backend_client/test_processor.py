@@ -38,24 +38,6 @@ def declared(ask: Callable[[Any], Any]) -> dict[str, StateInfo]:
     return declare_states("op", Asking(ask), StructType().add)
 
 
-@pytest.mark.parametrize(
-    ("ask", "what"),
-    [
-        (lambda handle: handle.getValueState("v", NUMBER, 1000), "a TTL on state 'v'"),
-        (lambda handle: handle.getListState("l", NUMBER, ttlDurationMs=0), "a TTL on state 'l'"),
-        (lambda handle: handle.getMapState("m", NAME, NUMBER, 1000), "a TTL on state 'm'"),
-        (lambda handle: handle.registerTimer(1), "a timer"),
-        (lambda handle: handle.deleteTimer(1), "a timer"),
-        (lambda handle: handle.listTimers(), "a timer"),
-        (lambda handle: handle.deleteIfExists("v"), "deleting state 'v'"),
-    ],
-)
-def test_what_is_not_served_is_refused(ask: Callable[[Any], Any], what: str) -> None:
-    """Timers, TTL and the removal of whole variables are refused before any batch runs, never ignored."""
-    with pytest.raises(InvalidInputError, match=f"{what} is not served"):
-        declared(ask)
-
-
 def test_new_variable_comes_behind_stored_ones() -> None:
     """I14: variables keep the numbers under which their values are stored, in whatever order `init` asks for them."""
     stored = declared(lambda handle: (handle.getValueState("a", NUMBER), handle.getListState("b", NAME)))

@@ -1,0 +1,98 @@
+"""
+Rows that come too late: which they are is said in SQL, and tasks drop and count them.
+
+They travel with the rows of their partition, under a negative key group, and so lie before all others. Counted in the
+tasks, their number belongs to the very attempt that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
+
+from storage.errors import InvalidInputError
+
+DELAY_KEY = "spark.watermarkDelayMs"
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimes:
+    """
+    How the input of an operator is divided by event time in a batch.
+
+    Rows up to `late_until_ms` are late. Behind another operator, whose timers put out rows that are not newer than the
+    watermark, rows up to `early_until_ms` are seen before the operator's own timers fire, and the others behind them:
+    on Spark the former come in the batch without data.
+    """
+
+    late_until_ms: int
+    early_until_ms: int | None = None
+
+
+def event_time_column(schema: StructType, operator: str) -> str | None:
+    """
+    Return SQL for the time of a row, or None if the input has no watermark.
+
+    Raises:
+        InvalidInputError: It has several columns with a watermark.
+    """
+    found = [field for field in schema.fields if DELAY_KEY in (field.metadata or {})]
+    if len(found) > 1:
+        raise InvalidInputError(
+            f"the input of operator {operator!r} has several columns with a watermark: "
+            f"{', '.join(field.name for field in found)}; drop all but one before groupBy"
+        )
+    if not found:
+        return None
+    name = "`" + found[0].name.replace("`", "``") + "`"
+    # A window's time is its end, as in Spark.
+    return f"{name}.end" if isinstance(found[0].dataType, StructType) else name
+
+
+def is_until(event_time: str, moment_ms: int) -> str:
+    """Return the SQL condition of rows up to a moment, itself included; rows without a time are not among them."""
+    return f"coalesce(cast({event_time} as timestamp) <= timestamp_millis({moment_ms}), false)"
+
+
+def mark_event_time(schema: StructType, column: str, source: StructType) -> StructType:
+    """
+    Return an output schema whose `column` is the event time, with the delay of the input's watermark.
+
+    Raises:
+        InvalidInputError: There is no such column of moments.
+    """
+    if column not in schema.names:
+        raise InvalidInputError(
+            f"eventTimeColumnName {column!r} is no column of the output; it has {', '.join(schema.names)}"
+        )
+    kind = schema[column].dataType
+    if not isinstance(kind, (TimestampType, TimestampNTZType)) and not (
+        isinstance(kind, StructType) and "end" in kind.names
+    ):
+        raise InvalidInputError(f"eventTimeColumnName {column!r} must be a timestamp, it is {kind.simpleString()}")
+    delays = [field.metadata[DELAY_KEY] for field in source.fields if DELAY_KEY in (field.metadata or {})]
+    marked = StructType.fromJson(schema.jsonValue())
+    field = marked[column]
+    field.metadata = {**(field.metadata or {}), DELAY_KEY: max(delays, default=0)}
+    return marked
+
+
+class OnTime:
+    """The batches without their late rows, which are counted."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self.late_rows = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches:
+            if batch.num_rows and batch.column(0)[0].as_py() < 0:
+                late = pc.sum(pc.less(batch.column(0), 0)).as_py()
+                self.late_rows += late
+                yield batch.slice(late)
+            else:
+                yield batch

@@ -1,0 +1,250 @@
+"""
+Time modes, timers, watermarks and TTL, on Spark's own operator and on this backend: the same programs and rows.
+
+Spark runs a batch without data whenever the watermark moved; here its timers fire at the front of the next batch. So
+outputs are compared over all batches, and streams are driven file by file, as rows come that do not pour in.
+
+A failure means that a program behaves differently here than on Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+from backend_client import ChangelogStateBackend
+from tests.e2e.test_states import PROVIDER
+
+pytestmark = pytest.mark.spark
+
+INPUT = "k string, t timestamp, script string"
+OUTPUT = "k string, t timestamp, result string"
+START_S = 1_700_000_000
+
+
+class Scripted(StatefulProcessor):
+    """Does with timers what each row says, and what it has been told to do when one expires; reports all it sees."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.plan = handle.getValueState("plan", "steps string")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            script = json.loads(row.script)
+            self._perform(script["do"])
+            if "plan" in script:
+                self.plan.update((json.dumps(script["plan"]),))
+            yield self._seen(key, row.t, "row", timerValues)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        expired_ms = expiredTimerInfo.getExpiryTimeInMs()
+        moment = datetime.fromtimestamp(expired_ms / 1000, UTC)
+        yield self._seen(key, moment, f"expired {key.k}", timerValues)
+        plan = self.plan.get()
+        if plan is not None:
+            self.plan.clear()
+            self._perform(json.loads(plan[0]))
+            yield self._seen(key, moment, "planned", timerValues)
+
+    def close(self) -> None:
+        pass
+
+    def _perform(self, steps: list[list[Any]]) -> None:
+        for verb, moment_ms in steps:
+            {"set": self.handle.registerTimer, "delete": self.handle.deleteTimer}[verb](moment_ms)
+
+    def _seen(self, key: Any, moment: datetime, what: str, values: Any) -> Row:
+        assert values.getCurrentProcessingTimeInMs() > START_S * 1000
+        result = [what, values.getCurrentWatermarkInMs(), sorted(self.handle.listTimers())]
+        return Row(k=key[0], t=moment, result=json.dumps(result))
+
+
+class Feed:
+    """A folder that files are put into one by one."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._number = 0
+        folder.mkdir()
+
+    def stream(self, schema: str = INPUT) -> DataFrame:
+        return self._spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(self._folder))
+
+    def put(self, rows: list[dict[str, Any]]) -> None:
+        hidden, path = self._folder / f".{self._number}", self._folder / f"{self._number:05d}.json"
+        hidden.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        os.utime(hidden, (START_S + self._number, START_S + self._number))
+        hidden.rename(path)
+        self._number += 1
+
+
+class Seen:
+    """Keeps all rows of all batches; a batch that is executed again counts once."""
+
+    def __init__(self) -> None:
+        self._batches: dict[tuple[int, int], list[tuple[Any, ...]]] = {}
+        self.run = 0
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        self._batches[self.run, batch_id] = [tuple(row) for row in batch.collect()]
+
+    @property
+    def rows(self) -> list[tuple[Any, ...]]:
+        return sorted((row for rows in self._batches.values() for row in rows), key=repr)
+
+
+@pytest.fixture
+def spark_rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
+    """Let Spark's own operators use its RocksDB store."""
+    before = spark.conf.get("spark.sql.streaming.stateStore.providerClass")
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", PROVIDER)
+    yield spark
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", str(before))
+
+
+def drive(result: Any, location: Path, seen: Seen, feeds: list[tuple[Feed, list[dict[str, Any]]]]) -> None:
+    """Run a query over files, each of which is worked off before the next is put there."""
+    writer = result.writeStream.outputMode("update").option("checkpointLocation", str(location)).foreachBatch(seen)
+    query = writer.start()
+    try:
+        for feed, rows in feeds:
+            feed.put(rows)
+            query.processAllAvailable()
+    finally:
+        query.stop()
+
+
+def row(
+    key: str, second: int, do: list[list[Any]] | None = None, plan: list[list[Any]] | None = None
+) -> dict[str, Any]:
+    script: dict[str, Any] = {"do": do or []}
+    if plan is not None:
+        script["plan"] = plan
+    moment = datetime.fromtimestamp(START_S + second, UTC).isoformat()
+    return {"k": key, "t": moment, "script": json.dumps(script)}
+
+
+def at(second: int) -> int:
+    return (START_S + second) * 1000
+
+
+def scripted_files(seed: int, files: int) -> list[list[dict[str, Any]]]:
+    """Return rows with timers before and behind the watermark, some rows late, one row per key and file."""
+    chance = random.Random(seed)
+    result = []
+    for number in range(files):
+        now = 10 * number
+        rows = []
+        for name in chance.sample("abcdef", chance.randrange(1, 4)):
+            steps = [
+                [chance.choice(["set", "set", "set", "delete"]), at(now + chance.choice([-40, -5, 0, 5, 10, 20]))]
+                for _ in range(chance.randrange(4))
+            ]
+            plan = [["set", at(now + chance.choice([-30, 10, 30]))], ["delete", at(now + chance.choice([5, 10]))]]
+            rows.append(row(name, now - chance.choice([0, 0, 3, 60]), steps, plan if chance.random() < 0.5 else None))
+        result.append([*rows, row("clock", now)])
+    return result
+
+
+def test_event_time_timers_fire_as_on_spark(
+    spark_rocksdb: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """I14: timers, watermark of two inputs and late rows are Spark's, over a restart with another parallelism."""
+    spark = spark_rocksdb
+    files = [*scripted_files(seed=5, files=5), [row("clock", 40)]]
+    rows_seen = {}
+    for name in ("theirs", "ours"):
+        seen, progress = Seen(), []
+        slow, quick = Feed(spark, tmp_path / f"{name}-slow"), Feed(spark, tmp_path / f"{name}-quick")
+        for part, numbers in enumerate((range(3), range(3, len(files)))):
+            source = slow.stream().withWatermark("t", "7 seconds")
+            grouped = source.union(quick.stream().withWatermark("t", "2 seconds")).groupBy("k")
+            if name == "theirs":
+                result: Any = grouped.transformWithState(Scripted(), OUTPUT, "Update", "EventTime")
+            else:
+                backend = make_backend(parallelism=2 + part, on_progress=progress.append)
+                result = backend.transform_with_state(grouped, Scripted(), OUTPUT, "Update", "EventTime")
+            feeds = []
+            for number in numbers:
+                if number % 2 == 0:
+                    feeds.append((quick, [row("clock", 10 * number + 10)]))
+                feeds.append((slow, files[number]))
+            seen.run = part
+            drive(result, tmp_path / f"{name}-checkpoint", seen, feeds)
+        rows_seen[name] = seen.rows
+
+    assert rows_seen["ours"] == rows_seen["theirs"]
+    assert sum("expired" in line[2] for line in rows_seen["ours"]) > 5
+    assert sum(batch.late_rows for batch in progress) > 0
+
+
+class Closing(StatefulProcessor):
+    """Adds up what comes for a key until a timer closes it, and puts out the sum with the time of that timer."""
+
+    def __init__(self, after_s: int) -> None:
+        self.after_s = after_s
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.sum = handle.getValueState("sum", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.sum.update(((self.sum.get() or (0,))[0] + row.n,))
+            self.handle.registerTimer(int(row.t.timestamp() * 1000) + self.after_s * 1000)
+        yield from ()
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        moment = datetime.fromtimestamp(expiredTimerInfo.getExpiryTimeInMs() / 1000, UTC)
+        yield Row(k=key[0], t=moment, n=(self.sum.get() or (0,))[0])
+        self.sum.clear()
+
+    def close(self) -> None:
+        pass
+
+
+def test_operators_in_a_chain_close_as_on_spark(
+    spark_rocksdb: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """What the first operator's timers put out is not late for the second, and comes before that one's timers fire."""
+    spark, chance = spark_rocksdb, random.Random(11)
+    files = []
+    for number in range(6):
+        moments = [datetime.fromtimestamp(START_S + 4 * number + second, UTC).isoformat() for second in range(3)]
+        files.append([{"k": chance.choice("abcd"), "t": moment, "n": number} for moment in moments])
+    end = datetime.fromtimestamp(START_S + 60, UTC).isoformat()
+    # The last two bring the watermark past all timers: what closes then, and what closes by that.
+    files += [[{"k": "end", "t": end, "n": 0}]] * 3
+    output = "k string, t timestamp, n long"
+    rows_seen = {}
+    for name in ("theirs", "ours"):
+        seen, feed = Seen(), Feed(spark, tmp_path / name)
+        grouped = feed.stream(output).withWatermark("t", "2 seconds").groupBy("k")
+        if name == "theirs":
+            first = grouped.transformWithState(Closing(3), output, "Update", "EventTime", eventTimeColumnName="t")
+            regrouped = first.withColumn("k", F.expr("if(k in ('a', 'b'), 'ab', k)")).groupBy("k")
+            result: Any = regrouped.transformWithState(Closing(5), output, "Update", "EventTime")
+        else:
+            transform = make_backend().transform_with_state
+            chained = transform(
+                grouped, Closing(3), output, "Update", "EventTime", eventTimeColumnName="t", name="first"
+            )
+            regrouped = chained.withColumn("k", F.expr("if(k in ('a', 'b'), 'ab', k)")).groupBy("k")
+            result = transform(regrouped, Closing(5), output, "Update", "EventTime", name="second")
+        drive(result, tmp_path / f"{name}-checkpoint", seen, [(feed, rows) for rows in files])
+        rows_seen[name] = seen.rows
+
+    assert len(rows_seen["theirs"]) > 5
+    assert rows_seen["ours"] == rows_seen["theirs"]

@@ -77,7 +77,6 @@ class BatchRunner:
         self._infos = _operator_infos(frame, session)
         self._anchors = Anchors.of(frame.source.sparkSession)
         self._first = True
-        self._follows_watermark = any(operator.time_mode is TimeMode.EVENT for operator in self._operators)
 
     @classmethod
     def open(
@@ -107,9 +106,9 @@ class BatchRunner:
         """Execute one batch; return when its checkpoint exists."""
         if self._is_done(batch_id):
             logger.info("batch %d is in checkpoint %s already", batch_id, self._session.base)
-            if self._follows_watermark:
-                # Spark's tracker has to see the rows, or the watermark would be behind that of an undisturbed run.
-                frame.write.format("noop").mode("overwrite").save()
+            # Spark's own stateful operators have to see the rows, and the tracker of its watermark, too: both would be
+            # behind those of an undisturbed run.
+            frame.write.format("noop").mode("overwrite").save()
             return
         tries = 1
         while True:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from py4j.java_gateway import is_instance_of
+from py4j.protocol import Py4JJavaError
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -149,7 +150,7 @@ def _provider(spark: SparkSession, name: str) -> Any:
         found = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource(
             name, spark._jsparkSession.sessionState().conf()
         )
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         raise InvalidInputError(f"Spark knows no format {name!r}: is its package there? {error}") from error
     provider = found.getDeclaredConstructor(None).newInstance(None)
     if is_instance_of(

@@ -38,6 +38,21 @@ def declared(ask: Callable[[Any], Any]) -> dict[str, StateInfo]:
     return declare_states("op", Asking(ask), StructType().add)
 
 
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda handle: handle.getValueState("v", NUMBER, 1000), "state 'v' has a TTL, .* timeMode is 'None'"),
+        (lambda handle: handle.getMapState("m", NAME, NUMBER, 1000), "state 'm' has a TTL, .* timeMode is 'None'"),
+        (lambda handle: handle.registerTimer(1), "set timers in handleInputRows"),
+        (lambda handle: handle.deleteIfExists("v"), "deleting state 'v' is not served"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(ask: Callable[[Any], Any], message: str) -> None:
+    """A TTL without time, timers without a key and the removal of whole variables are refused before any batch runs."""
+    with pytest.raises(InvalidInputError, match=message):
+        declared(ask)
+
+
 def test_new_variable_comes_behind_stored_ones() -> None:
     """I14: variables keep the numbers under which their values are stored, in whatever order `init` asks for them."""
     stored = declared(lambda handle: (handle.getValueState("a", NUMBER), handle.getListState("b", NAME)))

@@ -114,9 +114,11 @@ def spark_rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", str(before))
 
 
-def drive(result: Any, location: Path, seen: Seen, feeds: list[tuple[Feed, list[dict[str, Any]]]]) -> None:
+def drive(
+    result: Any, location: Path, seen: Seen, feeds: list[tuple[Feed, list[dict[str, Any]]]], mode: str = "update"
+) -> None:
     """Run a query over files, each of which is worked off before the next is put there."""
-    writer = result.writeStream.outputMode("update").option("checkpointLocation", str(location)).foreachBatch(seen)
+    writer = result.writeStream.outputMode(mode).option("checkpointLocation", str(location)).foreachBatch(seen)
     query = writer.start()
     try:
         for feed, rows in feeds:
@@ -233,17 +235,17 @@ def test_operators_in_a_chain_close_as_on_spark(
         seen, feed = Seen(), Feed(spark, tmp_path / name)
         grouped = feed.stream(output).withWatermark("t", "2 seconds").groupBy("k")
         if name == "theirs":
-            first = grouped.transformWithState(Closing(3), output, "Update", "EventTime", eventTimeColumnName="t")
+            first = grouped.transformWithState(Closing(3), output, "Append", "EventTime", eventTimeColumnName="t")
             regrouped = first.withColumn("k", F.expr("if(k in ('a', 'b'), 'ab', k)")).groupBy("k")
-            result: Any = regrouped.transformWithState(Closing(5), output, "Update", "EventTime")
+            result: Any = regrouped.transformWithState(Closing(5), output, "Append", "EventTime")
         else:
             transform = make_backend().transform_with_state
             chained = transform(
-                grouped, Closing(3), output, "Update", "EventTime", eventTimeColumnName="t", name="first"
+                grouped, Closing(3), output, "Append", "EventTime", eventTimeColumnName="t", name="first"
             )
             regrouped = chained.withColumn("k", F.expr("if(k in ('a', 'b'), 'ab', k)")).groupBy("k")
-            result = transform(regrouped, Closing(5), output, "Update", "EventTime", name="second")
-        drive(result, tmp_path / f"{name}-checkpoint", seen, [(feed, rows) for rows in files])
+            result = transform(regrouped, Closing(5), output, "Append", "EventTime", name="second")
+        drive(result, tmp_path / f"{name}-checkpoint", seen, [(feed, rows) for rows in files], "append")
         rows_seen[name] = seen.rows
 
     assert len(rows_seen["theirs"]) > 5

@@ -34,7 +34,7 @@ from examples.flights import ENGINES, RouteFiles, open_backend, read_lines
 from examples.flights_answer import answer, differences
 from examples.flights_data import prepare, read_flights, read_weather
 from examples.flights_report import DemoRun, Kill, figures_of, read_checkpoint_figures, write_html
-from loadtest.report import Figure, format_number, strict_exit_code, write_report_json
+from loadtest.report import Figure, format_number, is_strict, strict_exit_code, write_report_json
 from storage.errors import DstlError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -363,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, help="empty folder to work in, kept (default: a temporary one)")
     parser.add_argument("--engine", choices=ENGINES, default="changelog", help="who holds the state")
     parser.add_argument("--timeout-s", type=float, default=600, help="give up after this time (default %(default)s)")
-    parser.add_argument("--strict", action="store_true", default=os.environ.get("STRICT", "0") not in ("", "0"))
+    parser.add_argument("--strict", action="store_true", default=is_strict())
     options = parser.parse_args(arguments)
     console = Console()
     layout = Layout(options.work or Path(tempfile.mkdtemp(prefix="dstl-demo-")))

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.report import Figure, format_number, strict_exit_code, write_report_json
+from loadtest.report import Figure, format_number, is_strict, strict_exit_code, write_report_json
 
 MODULES = ("hedging", "outage", "ingest", "objects", "compaction")
 """Modules of `loadtest.service_figures`, in the order in which they run."""
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure the service's figures.")
     parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(MODULES)}; without it, all")
     parser.add_argument("--short", action="store_true", default=_is_set("SHORT"), help="seconds per figure (SHORT=1)")
-    parser.add_argument("--strict", action="store_true", default=_is_set("STRICT"), help="fail if a goal is missed")
+    parser.add_argument("--strict", action="store_true", default=is_strict(), help="fail if a goal is missed")
     options = parser.parse_args(arguments)
     names = options.only.split(",") if options.only else MODULES
     if unknown := sorted(set(names) - set(MODULES)):

@@ -37,7 +37,7 @@ from backend_client import ChangelogStateBackend
 from backend_client.spark.checkpoint_log import CheckpointLog
 from backend_client.spark.driver import BatchRunner
 from backend_client.spark.plan import StatefulDataFrame
-from loadtest.report import Figure, Goal, strict_exit_code, write_report_json
+from loadtest.report import Figure, Goal, is_strict, strict_exit_code, write_report_json
 
 KILLS = 20
 KEYS = 24
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for figure in figures:
         print(f"{figure.name:48} {figure.value:>8} {figure.unit:8} {figure.goal or ''}")
     write_report_json(Path("reports/chaos-blocks.json"), figures)
-    return strict_exit_code(figures) if os.environ.get("STRICT") == "1" else 0
+    return strict_exit_code(figures) if is_strict() else 0
 
 
 def _rows(spark: SparkSession) -> DataFrame:

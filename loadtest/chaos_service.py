@@ -31,7 +31,7 @@ from loadtest.chaos.driver import Driver
 from loadtest.chaos.forked_service import ForkedService
 from loadtest.chaos.phases import KINDS, Phases
 from loadtest.chaos.verify import Findings, verify
-from loadtest.report import Figure, Goal, strict_exit_code, write_report_json
+from loadtest.report import Figure, Goal, is_strict, strict_exit_code, write_report_json
 from loadtest.stack.s3_server import S3Server
 from storage.clock import SystemClock
 from storage.leftovers import remove_leftovers
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         mark = "" if figure.goal is None else f"  (goal {figure.goal}: {'holds' if figure.holds else 'MISSED'})"
         print(f"  {figure.name:55} {figure.value:10,.0f} {figure.unit}{mark}")
     write_report_json(Path("reports/chaos-service.json"), figures)
-    return strict_exit_code(figures) if os.environ.get("STRICT") == "1" else 0
+    return strict_exit_code(figures) if is_strict() else 0
 
 
 @contextmanager

@@ -129,6 +129,7 @@ class RowCalls:
             if rows is not None:
                 yield from of_rows(visit.key, rows)
             yield from fire(visit.encoded, timers.take_due())
+            timers.take_due()  # what the last ones set and is due already fires in the next batch
 
         for visit in visits.of(grouped):
             state.key_group, state.key = visit.key_group, visit.encoded

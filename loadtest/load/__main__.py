@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Self
 
 from loadtest.load.settings import REPORT_VARIABLE, SERVICE_PID_VARIABLE, LoadSettings
-from loadtest.report import format_number
+from loadtest.report import format_number, is_strict
 from loadtest.stack.programs import ServerError
 from loadtest.stack.s3_server import S3Server
 from loadtest.stack.service_process import ServiceProcess
@@ -113,8 +113,7 @@ def _conclude(report: Path, locust_code: int) -> int:
         mark = {True: "  holds", False: "  MISSED", None: ""}[row["holds"]]
         goal = f"  (goal {row['goal']})" if row["goal"] else ""
         print(f"{row['name']:34} {format_number(row['value']):>10} {row['unit']}{goal}{mark}")
-    is_strict = os.environ.get("STRICT", "0") not in ("", "0")
-    return int(locust_code != 0 or (is_strict and any(row["holds"] is False for row in rows)))
+    return int(locust_code != 0 or (is_strict() and any(row["holds"] is False for row in rows)))
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ def wait_for(program: Program, marker: Path) -> None:
             raise AssertionError((Path(program.log.name)).read_text(errors="replace")[-6000:])
         return False
 
-    wait_until(made, 180, str(marker))
+    wait_until(made, 600, str(marker))
 
 
 def kill(victim: str, programs: list[Program], chance: random.Random, local_dir: Path) -> int:

@@ -156,9 +156,9 @@ def test_missing_checkpoint_location(make_backend: Backends, stream: DataFrame) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"timeMode": "EventTime"}, "timeMode 'EventTime' is not served"),
+        ({"timeMode": "Eventtime "}, "timeMode must be 'None', 'ProcessingTime' or 'EventTime'"),
         ({"outputMode": "Complete"}, "outputMode must be 'Update' or 'Append'"),
-        ({"eventTimeColumnName": "ts"}, "eventTimeColumnName is not served"),
+        ({"eventTimeColumnName": "ts"}, "eventTimeColumnName 'ts' is no column of the output; it has k, n, s"),
         ({"name": "a/b"}, "a/b"),
         ({"parallelism": 1000}, "max_parallelism"),
         ({"parallelism": 2.5}, "whole number"),

@@ -23,7 +23,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from backend_client import ChangelogStateBackend
+from storage.errors import InvalidInputError
 from tests.e2e.test_states import PROVIDER
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -114,9 +116,11 @@ def spark_rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", str(before))
 
 
-def drive(result: Any, location: Path, seen: Seen, feeds: list[tuple[Feed, list[dict[str, Any]]]]) -> None:
+def drive(
+    result: Any, location: Path, seen: Seen, feeds: list[tuple[Feed, list[dict[str, Any]]]], mode: str = "update"
+) -> None:
     """Run a query over files, each of which is worked off before the next is put there."""
-    writer = result.writeStream.outputMode("update").option("checkpointLocation", str(location)).foreachBatch(seen)
+    writer = result.writeStream.outputMode(mode).option("checkpointLocation", str(location)).foreachBatch(seen)
     query = writer.start()
     try:
         for feed, rows in feeds:
@@ -124,6 +128,13 @@ def drive(result: Any, location: Path, seen: Seen, feeds: list[tuple[Feed, list[
             query.processAllAvailable()
     finally:
         query.stop()
+
+
+def forget_last_commit(location: Path) -> None:
+    """Leave a query as if it had died before Spark's commit: the batch is there, and Spark executes it again."""
+    last = max(int(path.name) for path in (location / "commits").iterdir() if path.name.isdigit())
+    for name in (f"{last}", f".{last}.crc"):
+        (location / "commits" / name).unlink()
 
 
 def row(
@@ -161,7 +172,12 @@ def scripted_files(seed: int, files: int) -> list[list[dict[str, Any]]]:
 def test_event_time_timers_fire_as_on_spark(
     spark_rocksdb: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
-    """I14: timers, watermark of two inputs and late rows are Spark's, over a restart with another parallelism."""
+    """
+    I14: timers, watermark of two inputs and late rows are Spark's, over a restart with another parallelism.
+
+    Here the restart finds a batch whose checkpoint exists and whose commit is missing: it is skipped, and the watermark
+    goes on from its rows all the same.
+    """
     spark = spark_rocksdb
     files = [*scripted_files(seed=5, files=5), [row("clock", 40)]]
     rows_seen = {}
@@ -182,6 +198,8 @@ def test_event_time_timers_fire_as_on_spark(
                     feeds.append((quick, [row("clock", 10 * number + 10)]))
                 feeds.append((slow, files[number]))
             seen.run = part
+            if name == "ours" and part:
+                forget_last_commit(tmp_path / "ours-checkpoint")
             drive(result, tmp_path / f"{name}-checkpoint", seen, feeds)
         rows_seen[name] = seen.rows
 
@@ -233,18 +251,106 @@ def test_operators_in_a_chain_close_as_on_spark(
         seen, feed = Seen(), Feed(spark, tmp_path / name)
         grouped = feed.stream(output).withWatermark("t", "2 seconds").groupBy("k")
         if name == "theirs":
-            first = grouped.transformWithState(Closing(3), output, "Update", "EventTime", eventTimeColumnName="t")
+            first = grouped.transformWithState(Closing(3), output, "Append", "EventTime", eventTimeColumnName="t")
             regrouped = first.withColumn("k", F.expr("if(k in ('a', 'b'), 'ab', k)")).groupBy("k")
-            result: Any = regrouped.transformWithState(Closing(5), output, "Update", "EventTime")
+            result: Any = regrouped.transformWithState(Closing(5), output, "Append", "EventTime")
         else:
             transform = make_backend().transform_with_state
             chained = transform(
-                grouped, Closing(3), output, "Update", "EventTime", eventTimeColumnName="t", name="first"
+                grouped, Closing(3), output, "Append", "EventTime", eventTimeColumnName="t", name="first"
             )
             regrouped = chained.withColumn("k", F.expr("if(k in ('a', 'b'), 'ab', k)")).groupBy("k")
-            result = transform(regrouped, Closing(5), output, "Update", "EventTime", name="second")
-        drive(result, tmp_path / f"{name}-checkpoint", seen, [(feed, rows) for rows in files])
+            result = transform(regrouped, Closing(5), output, "Append", "EventTime", name="second")
+        drive(result, tmp_path / f"{name}-checkpoint", seen, [(feed, rows) for rows in files], "append")
         rows_seen[name] = seen.rows
 
     assert len(rows_seen["theirs"]) > 5
     assert rows_seen["ours"] == rows_seen["theirs"]
+
+
+class Aging(StatefulProcessor):
+    """Writes states that live for a millisecond, or for long, and reports what it still sees; sets timers as well."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.values = [handle.getValueState(f"value{ttl}", "n long", ttl) for ttl in (1, 3_600_000)]
+        self.lists = [handle.getListState(f"list{ttl}", "n long", ttl) for ttl in (1, 3_600_000)]
+        self.maps = [handle.getMapState(f"map{ttl}", "n long", "m long", ttl) for ttl in (1, 3_600_000)]
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        now_ms = timerValues.getCurrentProcessingTimeInMs()
+        numbers = [row.n for row in rows]
+        before = self._seen()
+        for number in numbers:
+            for value, elements, entries in zip(self.values, self.lists, self.maps, strict=True):
+                value.update((number,))
+                elements.appendValue((number,))
+                entries.updateValue((number % 2,), (number,))
+        for after_ms in (-5, 0, 1, 3_600_000):
+            self.handle.registerTimer(now_ms + after_ms)
+        assert timerValues.getCurrentWatermarkInMs() == 0
+        yield Row(k=key[0], result=json.dumps([before, self._seen(), len(list(self.handle.listTimers())) >= 4]))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        due = expiredTimerInfo.getExpiryTimeInMs() <= timerValues.getCurrentProcessingTimeInMs()
+        yield Row(k=key.k, result=json.dumps(["expired", due]))
+
+    def _seen(self) -> list[Any]:
+        seen = []
+        for value, elements, entries in zip(self.values, self.lists, self.maps, strict=True):
+            content = sorted([n, m] for (n,), (m,) in entries.iterator())
+            numbers = [n for (n,) in elements.get()]
+            seen += [value.exists(), value.get() and list(value.get()), numbers, content, entries.containsKey((0,))]
+        return seen
+
+    def close(self) -> None:
+        pass
+
+
+def test_values_end_and_timers_fire_by_processing_time_as_on_spark(
+    spark_rocksdb: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """TTL of values, elements and entries, and timers, are Spark's with processing time; each run is one batch."""
+    rows_seen = {}
+    for name in ("theirs", "ours"):
+        seen, feed = Seen(), Feed(spark_rocksdb, tmp_path / name)
+        for part in range(3):
+            grouped = feed.stream("k string, n long").groupBy("k")
+            arguments: Any = (Aging(), "k string, result string", "Update", "ProcessingTime")
+            if name == "theirs":
+                result: Any = grouped.transformWithState(*arguments)
+            else:
+                result = make_backend(parallelism=2 + part % 2).transform_with_state(grouped, *arguments)
+            feed.put([{"k": key, "n": 2 * part + add} for key in "ab" for add in range(2)])
+            writer = result.writeStream.outputMode("update").trigger(once=True).foreachBatch(seen)
+            seen.run = part
+            query = writer.option("checkpointLocation", str(tmp_path / f"{name}-checkpoint")).start()
+            query.awaitTermination()
+        rows_seen[name] = seen.rows
+
+    assert rows_seen["ours"] == rows_seen["theirs"]
+    # Each run of each key: its own row and the two timers that are due at once; then those a millisecond later.
+    assert len(rows_seen["ours"]) == 2 * 3 * 3 + 2 * 2
+
+
+def test_timers_fire_without_rows_where_asked_for(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """With `idle_timers`, what is due fires although no row comes; a query cannot be changed to it or from it."""
+    seen, feed, location = Seen(), Feed(spark, tmp_path / "input"), tmp_path / "checkpoint"
+
+    def start(**options: Any) -> Any:
+        grouped = feed.stream().withWatermark("t", "1 second").groupBy("k")
+        result = make_backend(**options).transform_with_state(grouped, Scripted(), OUTPUT, "Update", "EventTime")
+        writer = result.writeStream.option("checkpointLocation", str(location)).foreachBatch(seen)
+        return writer.start()
+
+    query = start(idle_timers=0.5)
+    try:
+        feed.put([row("a", 10, [["set", at(5)], ["set", at(9)], ["set", at(11)]])])
+        wait_until(lambda: query.exception() or len(seen.rows) >= 3, 120, "the timers")
+    finally:
+        query.stop()
+    assert [json.loads(line[2])[:2] for line in seen.rows if "expired" in line[2]] == [["expired a", at(9)]] * 2
+    with pytest.raises(InvalidInputError, match="was started with the option idle_timers"):
+        start()

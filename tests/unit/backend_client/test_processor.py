@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from backend_client.spark.processor import declare_states, merge_states
+from backend_client.batch_time import TimeMode
+from backend_client.keyed_state import KeyedState
+from backend_client.spark.processor import TaskHandle, declare_states, merge_states, merge_ttl
 from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
+from storage.model import KeyGroupRange
 
 NUMBER = StructType().add("n", "long")
 NAME = StructType().add("name", "string")
@@ -36,6 +41,60 @@ class Asking(StatefulProcessor):
 def declared(ask: Callable[[Any], Any]) -> dict[str, StateInfo]:
     """Return the states that an `init` asks for."""
     return declare_states("op", Asking(ask), StructType().add)
+
+
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (
+            lambda handle: handle.getValueState("v", NUMBER, 1000),
+            r"state 'v' has a TTL.* use timeMode 'ProcessingTime'",
+        ),
+        (lambda handle: handle.getMapState("m", NAME, NUMBER, 1000), "state 'm' has a TTL"),
+        (lambda handle: handle.getListState("l", NUMBER, ttlDurationMs=-1), "must be a positive whole number"),
+        (lambda handle: handle.registerTimer(1), "set timers in handleInputRows"),
+        (lambda handle: handle.deleteTimer(1), "set timers in handleInputRows"),
+        (lambda handle: handle.listTimers(), "set timers in handleInputRows"),
+        (lambda handle: handle.deleteIfExists("v"), "deleting state 'v' is not served"),
+    ],
+)
+def test_what_cannot_be_is_refused(ask: Callable[[Any], Any], what: str) -> None:
+    """A TTL without processing time and timers without a key are refused before any batch runs, never ignored."""
+    with pytest.raises(InvalidInputError, match=what):
+        declared(ask)
+
+
+def test_ttl_is_kept_with_the_variable() -> None:
+    """A TTL of 0 is none, as on Spark; where there was one, stored values may have an end for ever after."""
+
+    def declare(ttl_ms: int | None) -> dict[str, StateInfo]:
+        ask = Asking(lambda handle: handle.getValueState("v", NUMBER, ttl_ms))
+        return declare_states("op", ask, StructType().add, TimeMode.PROCESSING)
+
+    assert [declare(ttl_ms)["v"].ttl_ms for ttl_ms in (1000, 0, None)] == [1000, None, None]
+
+    def changed(before: int | None, now: int | None) -> int | None:
+        stored = {"v": replace(declare(None)["v"], ttl_ms=before)}
+        return merge_ttl(stored, merge_states("op", stored, declare(now)), declare(now))["v"].ttl_ms
+
+    assert (changed(None, 1000), changed(1000, 5), changed(1000, None), changed(0, None)) == (1000, 5, 0, 0)
+    assert changed(None, None) is None
+    stored = {"v": replace(declare(None)["v"], ttl_ms=1000)}
+    assert merge_ttl(stored, stored, {})["v"].ttl_ms == 0
+
+
+def test_timers_need_a_time_mode() -> None:
+    """With time mode None a task's timers are an error that says which modes have them."""
+    state = KeyedState({}.get, KeyGroupRange(0, 1), lambda _: iter(()), 0)
+    with pytest.raises(InvalidInputError, match=r"'op' has no timers.*timeMode 'ProcessingTime' or 'EventTime'"):
+        TaskHandle("op", {}, state).registerTimer(1)
+
+
+def test_handle_that_a_processor_keeps_travels_empty() -> None:
+    """A processor that keeps its handle to set timers later can be sent to tasks after `init` ran on the driver."""
+    kept: list[Any] = []
+    declared(kept.append)
+    assert vars(pickle.loads(pickle.dumps(kept[0]))) == {}
 
 
 def test_new_variable_comes_behind_stored_ones() -> None:

@@ -62,7 +62,8 @@ def manifest(
     kind: ManifestKind = ManifestKind.DELTA,
 ) -> Manifest:
     """Return a manifest with one operator."""
-    operator = OperatorInfo("op", 2, '{"type":"struct","fields":[]}', {"count": StateInfo(0, "value", "{}")})
+    states = {"count": StateInfo(0, "value", "{}"), "seen": StateInfo(1, "map", "{}", ttl_ms=1000)}
+    operator = OperatorInfo("op", 2, '{"type":"struct","fields":[]}', states)
     return Manifest(
         kind=kind,
         job_uid=job_uid,

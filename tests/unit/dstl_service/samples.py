@@ -62,7 +62,7 @@ def manifest(
     kind: ManifestKind = ManifestKind.DELTA,
 ) -> Manifest:
     """Return a manifest with one operator."""
-    operator = OperatorInfo("op", 2, '{"type":"struct","fields":[]}', {"count": StateInfo(0, "value", "{}")})
+    operator = OperatorInfo("op", 2, '{"type":"struct","fields":[]}', {"count": StateInfo(0, "value", "{}", ["[]"])})
     return Manifest(
         kind=kind,
         job_uid=job_uid,

@@ -29,9 +29,11 @@ from backend_client.restore import advance_to_base
 from backend_client.service_client import ServiceClient
 from backend_client.settings import BackendSettings
 from backend_client.spare_table import open_advanced
+from backend_client.spark.initial_state import InitialRows
 from backend_client.spark.late_rows import OnTime
 from backend_client.spark.row_calls import RowCalls, Timing
 from backend_client.spark.rows import GroupedRows, RowsToArrow
+from backend_client.state_deletion import deletions, hide
 from dstl_service.wire import ChangeSetRef, CheckpointRef, StateInfo
 from storage.key_groups import key_group_range
 
@@ -84,7 +86,8 @@ class OperatorTask:
     """
     The function that ``mapInArrow`` runs.
 
-    Input columns: key group, `key_count` key columns, then one column for each of `row_names`.
+    Input columns: key group, `key_count` key columns, then one column for each of `row_names`, or with `initial` those
+    that it takes apart. `deleted` are the numbers of variables whose entries are to be deleted.
     Output columns: those of `output`, then `ATTEMPT_COLUMN` and `RECEIPT_COLUMN`, both null but in marker rows.
     """
 
@@ -101,6 +104,8 @@ class OperatorTask:
     time_mode: TimeMode = TimeMode.NONE
     has_early: bool = False
     """Whether a column behind the key says which rows are not early (`late_rows.EventTimes`)."""
+    initial: InitialRows | None = None
+    deleted: tuple[int, ...] = ()
 
     def output_schema(self) -> StructType:
         """Return the schema of what the function yields; marker rows make every field nullable."""
@@ -130,15 +135,24 @@ class OperatorTask:
                 hand_over_snapshot(table, client, settings.job, self.operator, key_groups, base)
             time = self.batch.time if self.time_mode is not TimeMode.NONE else None
             timestamp_ms = 0 if time is None else time.timestamp_ms
-            state = KeyedState(table.get, key_groups, table.scan, self.batch.checkpoint_id, timestamp_ms)
+            get, scan = hide(table.get, table.scan, self.deleted)
+            state = KeyedState(get, key_groups, scan, self.batch.checkpoint_id, timestamp_ms)
             to_arrow = RowsToArrow(self.output, "UTC")
             yield self._marker(to_arrow, attempt, None)
-            timing = None if time is None else Timing(self.time_mode, time, self.has_early)
+            for changes in deletions(table.scan, key_groups, self.deleted, settings.preemptive_bytes):
+                writer.append(changes, preemptive=True)
             calls = RowCalls(
-                self.operator, self.processor, self.states, self.key_schema, settings.preemptive_bytes, timing
+                operator=self.operator,
+                processor=self.processor,
+                states=self.states,
+                key_schema=self.key_schema,
+                preemptive_bytes=settings.preemptive_bytes,
+                timing=None if time is None else Timing(self.time_mode, time, self.has_early),
+                initial=self.initial,
             )
             on_time = OnTime(batches)
-            grouped = GroupedRows(on_time, self.key_count + self.has_early, self.row_names)
+            names = self.row_names if self.initial is None else self.initial.names
+            grouped = GroupedRows(on_time, self.key_count + self.has_early, names)
             for rows in calls.run(grouped, state, writer):
                 columns = to_arrow.columns(rows)
                 yield self._batch(columns, len(rows), None, None, to_arrow)

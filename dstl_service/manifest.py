@@ -188,6 +188,7 @@ def operators_to_json(operators: Iterable[OperatorInfo]) -> list[dict[str, Any]]
             "key_schema": operator.key_schema,
             "states": {
                 name: {"id": state.id, "kind": state.kind, "schema": state.schema}
+                | ({"earlier": state.earlier} if state.earlier else {})
                 | ({} if state.ttl_ms is None else {"ttl_ms": state.ttl_ms})
                 for name, state in operator.states.items()
             },

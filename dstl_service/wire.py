@@ -118,12 +118,14 @@ class StateInfo:
     """
     A state variable: its number inside table keys, and its value schema as Spark's JSON text.
 
+    `earlier` are the schemas that it had before, oldest first: stored values say by number which is theirs.
     `ttl_ms` is how long values live that are written now, 0 for ever; None if no stored value can have an end.
     """
 
     id: Annotated[int, Limits(strict=True, ge=0, le=65_535)]
     kind: ShortText
     schema: str
+    earlier: list[str] = field(default_factory=list)
     ttl_ms: Annotated[int, Limits(strict=True, ge=0)] | None = None
 
 

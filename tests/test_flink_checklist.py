@@ -78,7 +78,7 @@ EXPECTED: dict[str, dict[str, tuple[str, ...]]] = {
     "Whole jobs": {
         "ChangelogRecoveryITCase": ("log only", "failing twice", "failed materialization", "hashmap, rocksdb"),
         "ChangelogRecoveryRescaleITCase": ("out and in",),
-        "ChangelogRescalingITCase": ("6 to 4 and 4 to 6", "timers and windows", "unaligned"),
+        "ChangelogRescalingITCase": ("6 to 4 and 4 to 6", "timers, windows, unaligned"),
         "ChangelogRecoverySwitchStateBackendITCase": ("on to off", "with rescaling", "off to on", "private state"),
         "ChangelogRecoverySwitchEnvTestBase": ("plain backend",),
         "ChangelogLocalRecoveryITCase": ("killed and started again",),

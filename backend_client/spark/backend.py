@@ -20,6 +20,7 @@ from backend_client.progress import BatchProgress
 from backend_client.progress_line import ProgressLine
 from backend_client.service_launcher import EmbeddedService
 from backend_client.settings import BackendSettings
+from backend_client.spark.initial_state import initial_state_of
 from backend_client.spark.install import Installation, install
 from backend_client.spark.late_rows import mark_event_time
 from backend_client.spark.plan import Operator, StatefulDataFrame, StatefulGroupedData, grouping_columns
@@ -156,7 +157,8 @@ class ChangelogStateBackend:
             outputStructType: Schema of the rows that it yields.
             outputMode: "Update" or "Append".
             timeMode: "None", "ProcessingTime" or "EventTime"; see docs/time.md.
-            initialState: Not served yet.
+            initialState: A batch DataFrame grouped by the same key; the processor's ``handleInitialState`` gets its
+                rows in the operator's first batch, before the input's.
             eventTimeColumnName: Column of the output with the event time, for the next operator of a chain.
             name: Names the operator's state within the job; by default the processor's class name.
             parallelism: Number of partitions; may differ from run to run. By default the backend's.
@@ -221,7 +223,7 @@ class ChangelogStateBackend:
         parallelism: int | None,
         pandas: bool = False,
     ) -> StatefulDataFrame:
-        _check_modes(outputMode, initialState)
+        _check_mode(outputMode)
         time_mode = TimeMode.of(timeMode)
         name = name or type(statefulProcessor).__name__
         validate_operator(name)
@@ -247,17 +249,21 @@ class ChangelogStateBackend:
         output_schema = parse(outputStructType) if isinstance(outputStructType, str) else outputStructType
         if eventTimeColumnName:
             output_schema = mark_event_time(output_schema, eventTimeColumnName, input_schema)
+        states, begin_anew = declare_states(name, statefulProcessor, parse, time_mode)
+        key_types = [input_schema[column].dataType for column in key_columns]
         operator = Operator(
             name=name,
             processor=statefulProcessor,
             key_columns=key_columns,
             input_schema=input_schema,
             output_schema=output_schema,
-            states=declare_states(name, statefulProcessor, parse, time_mode),
+            states=states,
+            begin_anew=begin_anew,
             parallelism=parallelism,
             steps=steps,
             pandas=pandas,
             time_mode=time_mode,
+            initial=None if initialState is None else initial_state_of(initialState, key_types, grouping_columns),
         )
         if time_mode is TimeMode.EVENT and operator.event_time is None:
             logger.warning(
@@ -270,11 +276,9 @@ class ChangelogStateBackend:
         return StatefulDataFrame(self, source, (*operators, operator), template)
 
 
-def _check_modes(output_mode: str, initial_state: Any) -> None:
+def _check_mode(output_mode: str) -> None:
     if output_mode.lower() not in ("update", "append"):
         raise InvalidInputError(f"outputMode must be 'Update' or 'Append', it is {output_mode!r}")
-    if initial_state is not None:
-        raise InvalidInputError("initialState is not served by this backend yet; send it as rows of the stream")
 
 
 def _streaming_source(grouped: Any) -> DataFrame:

@@ -25,14 +25,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.coordinator import JobSession, connect
+from backend_client.declared_states import ids_to_delete, merge_states
 from backend_client.progress import BatchProgress
+from backend_client.schema_change import key_difference
 from backend_client.spark.checkpoint_log import CheckpointLog
 from backend_client.spark.idle_ticks import check_idle_ticks
 from backend_client.spark.late_rows import EventTimes
 from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.pinning import Anchors
 from backend_client.spark.plan import Operator, Step
-from backend_client.spark.processor import merge_states, merge_ttl, schema_difference
 from backend_client.spark.task import ATTEMPT_COLUMN, RECEIPT_COLUMN, BatchContext, OperatorTask, Receipt
 from dstl_service.wire import CompleteResponse, OperatorInfo
 from storage.errors import (
@@ -167,6 +168,11 @@ class BatchRunner:
     ) -> DataFrame:
         max_parallelism = self._session.max_parallelism
         times = self._event_times(operator, context.time)
+        latest = self._session.latest
+        stored = {known.name: known.states for known in latest.operators} if latest else {}
+        initial = operator.initial if operator.name not in stored else None
+        if initial is not None and times is not None:
+            times = EventTimes(times.late_until_ms)  # initial rows come first, and there are no timers yet
         task = OperatorTask(
             operator=operator.name,
             processor=operator.processor,
@@ -181,7 +187,11 @@ class BatchRunner:
             pandas=PandasSettings.of(frame.sparkSession) if operator.pandas else None,
             time_mode=operator.time_mode,
             has_early=times is not None and times.early_until_ms is not None,
+            initial=None if initial is None else initial.rows(len(operator.key_columns), frame.columns),
+            deleted=ids_to_delete(stored.get(operator.name, {}), info.states, operator.begin_anew),
         )
+        if initial is not None:
+            operator, frame = initial.joined(operator, frame)
         placed = operator.place(frame, info.parallelism, max_parallelism, self._anchors.pin, times)
         return placed.mapInArrow(task.__call__, task.output_schema())
 
@@ -281,28 +291,19 @@ def _operator_infos(frame: StatefulDataFrame, session: JobSession) -> list[Opera
         if parallelism is None:
             parallelism = min(default, session.max_parallelism)
         check_parallelism(parallelism, session.max_parallelism)
-        info = OperatorInfo(operator.name, parallelism, operator.key_schema.json(), operator.states)
         known = stored.get(operator.name)
+        states = merge_states(operator.name, known.states if known else {}, operator.states)
+        info = OperatorInfo(operator.name, parallelism, operator.key_schema.json(), states)
         if known is not None:
-            if not _same_types(known.key_schema, info.key_schema):
+            difference = key_difference(json.loads(known.key_schema), json.loads(info.key_schema))
+            if difference is not None:
                 raise InvalidInputError(
-                    f"the key of operator {operator.name!r} {schema_difference(known.key_schema, info.key_schema)}; "
+                    f"the key of operator {operator.name!r} {difference}; "
                     "a key's columns never change: group by the columns it was started with, or use another job name"
                 )
-            states = merge_states(operator.name, known.states, info.states)
-            states = merge_ttl(known.states, states, info.states)
-            info = replace(info, states=states, key_schema=known.key_schema)
+            info = replace(info, key_schema=known.key_schema)
         infos.append(info)
     return infos
-
-
-def _same_types(stored: str, given: str) -> bool:
-    """Compare names and types of key columns; whether they may be null does not matter to a key."""
-
-    def shape(text: str) -> list[tuple[str, object]]:
-        return [(field["name"], field["type"]) for field in json.loads(text)["fields"]]
-
-    return shape(stored) == shape(given)
 
 
 @contextmanager

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from keyword import iskeyword
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,23 +29,46 @@ from pyspark.sql.pandas.types import (
 )
 from pyspark.sql.types import DataType, StructType
 
+from backend_client.spark.initial_state import InitialRows
 from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.rows import GroupedRows
 from storage.errors import InvalidInputError
 
 
 class GroupedFrames(GroupedRows):
-    """Splits sorted Arrow batches by key; the rows of a key are an iterator of frames, one for each batch."""
+    """
+    Splits sorted Arrow batches by key; the rows of a key are an iterator of frames, one for each batch.
 
-    def __init__(self, batches: Iterable[pa.RecordBatch], key_count: int, names: Sequence[str], timezone: str) -> None:
+    With `initial`, the rows have the initial state among them, and the iterator is one of `FramePair`s.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[pa.RecordBatch],
+        key_count: int,
+        names: Sequence[str],
+        timezone: str,
+        initial: InitialFrames | None = None,
+    ) -> None:
         super().__init__(batches, key_count, names)
-        self._names = pd.Index(_attribute_names(names))
+        self._names = names
         self._timezone = timezone
+        self._initial = initial
 
-    def _rows(self, columns: Sequence[pa.Array]) -> _Parts:
+    def _rows(self, columns: Sequence[pa.Array]) -> Any:
+        if self._initial is None:
+            return _Parts(self._frame(columns, self._names))
+        inputs, marker, initials = self._initial.divide(columns)
+        return _Pairs(
+            np.concatenate(([0], np.cumsum(marker.to_numpy(zero_copy_only=False)))),
+            _Parts(self._frame(initials, self._initial.initial_names)),
+            _Parts(self._frame(inputs, self._initial.input_names)),
+        )
+
+    def _frame(self, columns: Sequence[pa.Array], names: Sequence[str]) -> pd.DataFrame:
         frame = pd.DataFrame(dict(enumerate(self._series(column) for column in columns)))
-        frame.columns = self._names
-        return _Parts(frame)
+        frame.columns = pd.Index(_attribute_names(names))
+        return frame
 
     def _series(self, column: pa.Array) -> Any:
         kind = column.type
@@ -99,6 +124,62 @@ class _Parts:
         manager = BlockManager(blocks, [self._columns, index], verify_integrity=False)
         part = pd.DataFrame._from_mgr(manager, manager.axes)  # type: ignore[attr-defined]
         return part.infer_objects() if self._infer else part  # type: ignore[no-any-return]
+
+
+class FramePair(NamedTuple):
+    """A key's rows of the initial state in a batch, and those of the input."""
+
+    initial: pd.DataFrame | None
+    input: pd.DataFrame | None
+
+
+class _Pairs:
+    """Rows of the initial state, and behind them those of the input: sliced by rows, yields one pair."""
+
+    def __init__(self, inputs_before: np.ndarray[Any, Any], initial: _Parts, inputs: _Parts) -> None:
+        self._inputs_before = inputs_before
+        self._initial = initial
+        self._inputs = inputs
+
+    def __iter__(self) -> Iterator[FramePair]:
+        return iter(self[:])
+
+    def __getitem__(self, rows: slice) -> tuple[FramePair]:
+        start, stop, _ = rows.indices(len(self._inputs_before) - 1)
+        first, last = int(self._inputs_before[start]), int(self._inputs_before[stop])
+        initial = self._initial[start - first : stop - last][0] if stop - last > start - first else None
+        return (FramePair(initial, self._inputs[first:last][0] if last > first else None),)
+
+
+@dataclass(frozen=True, slots=True)
+class InitialFrames(InitialRows):
+    """Takes frames of initial and input rows apart."""
+
+    def divide(self, columns: Sequence[pa.Array]) -> tuple[list[pa.Array], pa.Array, list[pa.Array]]:
+        """Return the input rows' columns, which rows are input rows, and the initial rows' columns."""
+        inputs = len(self.input_names)
+        marker = columns[inputs]
+        other = pc.invert(marker)
+        initials = columns[inputs + 1 + self.key_count :]
+        return (
+            [column.filter(marker) for column in columns[:inputs]],
+            marker,
+            [column.filter(other) for column in initials],
+        )
+
+    def splitter(self) -> Callable[[Iterable[Any], Callable[[Any], None]], Iterator[Any] | None]:
+        """Return a function that gives a key's initial frames to another one, and returns its input frames or None."""
+
+        def split(pairs: Iterable[FramePair], take: Callable[[pd.DataFrame], None]) -> Iterator[Any] | None:
+            left = iter(pairs)
+            for pair in left:
+                if pair.initial is not None:
+                    take(pair.initial)
+                if pair.input is not None:
+                    return chain([pair.input], (behind.input for behind in left))
+            return None
+
+        return split
 
 
 class FramesToArrow:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from backend_client.spark.frames import FramesToArrow, GroupedFrames
+from backend_client.spark.frames import FramesToArrow, GroupedFrames, InitialFrames
 from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.row_calls import RowCalls
 
@@ -37,9 +37,11 @@ def pandas_calls(
     processor = calls.processor
     if '"timestamp"' in calls.key_schema:
         processor = PandasKeys(processor, settings.timezone)
+    given = calls.initial
+    initial = None if given is None else InitialFrames(given.key_count, given.input_names, given.initial_names)
     return (
-        replace(calls, processor=processor, output_max=_FRAMES),
-        GroupedFrames(batches, key_count, names, settings.timezone),
+        replace(calls, processor=processor, output_max=_FRAMES, initial=initial),
+        GroupedFrames(batches, key_count, names, settings.timezone, initial),
         FramesToArrow(output, settings),
     )
 

@@ -28,6 +28,7 @@ from storage.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from backend_client.spark.backend import ChangelogStateBackend
+    from backend_client.spark.initial_state import InitialState
     from backend_client.spark.writer import StatefulStreamWriter
 
 Step = Callable[[DataFrame], DataFrame]
@@ -96,6 +97,11 @@ class Operator:
     parallelism: int | None
     steps: tuple[Step, ...]
     pandas: bool = False
+    initial: InitialState | None = None
+    begin_anew: frozenset[str] = frozenset()
+    """States that begin anew with every batch, for ``init`` deletes them before it asks for them."""
+    order: tuple[str, ...] = ()
+    """Columns by which the rows of a key are sorted."""
     time_mode: TimeMode = TimeMode.NONE
 
     @property
@@ -145,7 +151,7 @@ class Operator:
             )
         placed = keyed.withColumn(_PARTITION_COLUMN, partition).repartitionById(parallelism, _PARTITION_COLUMN)
         pinned = pin(placed, _PARTITION_COLUMN, parallelism).drop(_PARTITION_COLUMN)
-        return pinned.sortWithinPartitions(KEY_GROUP_COLUMN, *key_names)
+        return pinned.sortWithinPartitions(KEY_GROUP_COLUMN, *key_names, *self.order)
 
 
 class StatefulGroupedData:

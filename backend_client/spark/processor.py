@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from pyspark.sql.streaming import StatefulProcessor
@@ -16,6 +15,7 @@ from pyspark.sql.types import StructField, StructType
 
 from backend_client.batch_time import TimeMode
 from backend_client.codec import ValueCodec
+from backend_client.declared_states import DELETED, map_schemas
 from backend_client.expiry import ExpiringValue, Expiry, check_ttl
 from backend_client.keyed_collections import ListVariable, MapVariable
 from backend_client.keyed_state import KeyedState, ValueVariable
@@ -29,15 +29,7 @@ ParseSchema = Callable[[str], StructType]
 _TIMERS_IN_INIT = "set timers in handleInputRows or handleExpiredTimer, where there is a key"
 
 
-class _Handle:
-    """Refuses what this backend does not serve, with the same words on the driver and in tasks."""
-
-    def deleteIfExists(self, stateName: str) -> NoReturn:
-        """Refuse: whole variables cannot be removed so far."""
-        raise _unsupported(f"deleting state {stateName!r}", "clear its values key by key")
-
-
-class _DeclaringHandle(_Handle):
+class _DeclaringHandle:
     """Records the variables that ``init`` asks for; their values cannot be used."""
 
     def __init__(self, operator: str, parse: ParseSchema, time_mode: TimeMode) -> None:
@@ -45,6 +37,7 @@ class _DeclaringHandle(_Handle):
         self._parse = parse
         self._time_mode = time_mode
         self.states: dict[str, StateInfo] = {}
+        self.begin_anew: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel empty: a processor may keep its handle, and gets another one in its tasks."""
@@ -70,6 +63,15 @@ class _DeclaringHandle(_Handle):
         pair = StructType([StructField("key", key, False), StructField("value", value, False)])
         self._declare("map", stateName, pair, ttlDurationMs)
 
+    def deleteIfExists(self, stateName: str) -> None:
+        """Record that a state is to be deleted; one that is asked for behind that begins anew with every batch."""
+        if stateName in self.states:
+            raise InvalidInputError(
+                f"operator {self._operator!r} asks for state {stateName!r} and deletes it; to remove it, do not ask "
+                "for it any more"
+            )
+        self.states[stateName] = StateInfo(0, DELETED, "")
+
     def registerTimer(self, *_: Any) -> NoReturn:
         """Refuse: a timer belongs to a key."""
         raise InvalidInputError(_TIMERS_IN_INIT)
@@ -87,13 +89,16 @@ class _DeclaringHandle(_Handle):
                     f"state {name!r} has a TTL, which counts processing time, but the timeMode is "
                     f"{self._time_mode.value!r}: use timeMode 'ProcessingTime', or leave ttlDurationMs out"
                 )
-        if name in self.states:
+        known = self.states.get(name)
+        if known is not None and known.kind != DELETED:
             raise InvalidInputError(f"operator {self._operator!r} asks for state {name!r} twice")
+        if known is not None:
+            self.begin_anew.add(name)
         ValueCodec(schema.json(), name)  # refuses what state cannot hold, now rather than in a task
-        self.states[name] = StateInfo(len(self.states) + 1, kind, schema.json(), ttl_ms=ttl_ms or None)
+        self.states[name] = StateInfo(0, kind, schema.json(), ttl_ms=ttl_ms or None)
 
 
-class TaskHandle(_Handle):
+class TaskHandle:
     """Gives out the variables of one task."""
 
     def __init__(self, operator: str, states: dict[str, StateInfo], state: KeyedState) -> None:
@@ -108,7 +113,7 @@ class TaskHandle(_Handle):
     ) -> ValueVariable:
         """Return a value state that was declared on the driver."""
         info = self._declared("value", stateName)
-        codec, expiry = ValueCodec(info.schema, stateName, row_factory), self._expiry(info)
+        codec, expiry = ValueCodec(info.schema, stateName, row_factory, info.earlier), self._expiry(info)
         if expiry is None:
             return ValueVariable(self._state, info.id, codec)
         return ExpiringValue(self._state, info.id, codec, expiry)
@@ -116,7 +121,7 @@ class TaskHandle(_Handle):
     def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ListVariable:
         """Return a list state that was declared on the driver."""
         info = self._declared("list", stateName)
-        codec = ValueCodec(info.schema, stateName, row_factory)
+        codec = ValueCodec(info.schema, stateName, row_factory, info.earlier)
         return ListVariable(self._state, info.id, codec, self._expiry(info))
 
     def getMapState(
@@ -128,13 +133,13 @@ class TaskHandle(_Handle):
     ) -> MapVariable:
         """Return a map state that was declared on the driver."""
         info = self._declared("map", stateName)
-        key, value = (field["type"] for field in json.loads(info.schema)["fields"])
+        key, value = map_schemas(info.schema)
         return MapVariable(
             self._state,
             info.id,
-            ValueCodec(json.dumps(key), f"{stateName}.key", row_factory),
-            ValueCodec(json.dumps(value), f"{stateName}.value", row_factory),
-            row_factory([field["name"] for field in value["fields"]]),
+            ValueCodec(key, f"{stateName}.key", row_factory),
+            ValueCodec(value, f"{stateName}.value", row_factory, [map_schemas(text)[1] for text in info.earlier]),
+            row_factory([field["name"] for field in json.loads(value)["fields"]]),
             self._expiry(info),
         )
 
@@ -149,6 +154,9 @@ class TaskHandle(_Handle):
     def listTimers(self) -> Iterator[int]:
         """Return the moments of the current key's timers, in the order of time."""
         return self._timers().timestamps()
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Do nothing: the driver has seen it, and the task has deleted the state by now."""
 
     def _timers(self) -> Timers:
         if self.timers is None:
@@ -173,9 +181,11 @@ class TaskHandle(_Handle):
 
 def declare_states(
     operator: str, processor: StatefulProcessor, parse: ParseSchema, time_mode: TimeMode = TimeMode.NONE
-) -> dict[str, StateInfo]:
+) -> tuple[dict[str, StateInfo], frozenset[str]]:
     """
-    Run ``init`` on the driver, as Spark does, and return the variables that it asks for, numbered from 1.
+    Run ``init`` on the driver, as Spark does; return the variables that it asks for, and which begin anew every time.
+
+    Those that it deletes are of the kind `DELETED`; `merge_states` says what becomes of all of them.
 
     Raises:
         InvalidInputError: It asks for something that this backend does not serve.
@@ -183,70 +193,4 @@ def declare_states(
     handle = _DeclaringHandle(operator, parse, time_mode)
     processor.init(handle)  # type: ignore[arg-type]
     processor.close()
-    return handle.states
-
-
-def merge_states(operator: str, stored: dict[str, StateInfo], declared: dict[str, StateInfo]) -> dict[str, StateInfo]:
-    """
-    Give declared variables the numbers that they have in stored state; new ones come behind.
-
-    Raises:
-        InvalidInputError: A variable's schema differs from the stored one; names the first field that does.
-    """
-    merged = dict(stored)
-    for name, info in declared.items():
-        known = stored.get(name)
-        if known is None:
-            merged[name] = StateInfo(max((s.id for s in merged.values()), default=0) + 1, info.kind, info.schema)
-        elif known.kind != info.kind:
-            raise InvalidInputError(
-                f"state {name!r} of operator {operator!r} was stored as {known.kind} state, now it is {info.kind} "
-                "state; use another state name"
-            )
-        elif known.schema != info.schema:
-            raise InvalidInputError(
-                f"state {name!r} of operator {operator!r} {schema_difference(known.schema, info.schema)}; "
-                "go back to the stored schema, or use another state name"
-            )
-    return merged
-
-
-def merge_ttl(
-    stored: dict[str, StateInfo], merged: dict[str, StateInfo], declared: dict[str, StateInfo]
-) -> dict[str, StateInfo]:
-    """
-    Give merged variables the TTL that is declared now.
-
-    One that had a TTL once keeps a TTL of 0, which says that stored values may have an end.
-    """
-
-    def ttl(name: str, info: StateInfo) -> int | None:
-        if name in declared and declared[name].ttl_ms is not None:
-            return declared[name].ttl_ms
-        return 0 if name in stored and stored[name].ttl_ms is not None else info.ttl_ms
-
-    return {name: replace(info, ttl_ms=ttl(name, info)) for name, info in merged.items()}
-
-
-def schema_difference(stored: str, given: str) -> str:
-    """Return in words where two struct schemas (Spark's JSON) part."""
-    old, new = StructType.fromJson(json.loads(stored)), StructType.fromJson(json.loads(given))
-    for position, field in enumerate(old.fields):
-        if position >= len(new.fields):
-            return f"has lost its field {field.name!r}"
-        other = new.fields[position]
-        if field.name != other.name:
-            return f"was stored with field {field.name!r} where {other.name!r} is now"
-        if field.dataType != other.dataType or field.nullable != other.nullable:
-            return (
-                f"was stored with field {field.name!r} as {field.dataType.simpleString()}"
-                f"{'' if field.nullable else ' not null'}, now it is {other.dataType.simpleString()}"
-                f"{'' if other.nullable else ' not null'}"
-            )
-    if len(new.fields) > len(old.fields):
-        return f"has the new field {new.fields[len(old.fields)].name!r}"
-    return "differs in its metadata"
-
-
-def _unsupported(what: str, instead: str) -> InvalidInputError:
-    return InvalidInputError(f"{what} is not served by this backend yet; {instead}")
+    return handle.states, frozenset(handle.begin_anew)

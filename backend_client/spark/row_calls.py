@@ -19,9 +19,10 @@ from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.codec import KeyCodec
 from backend_client.keyed_state import KeyedState
 from backend_client.log_writer import LogWriter
+from backend_client.spark.initial_state import InitialRows
 from backend_client.spark.key_visits import KeyVisits, Visit
 from backend_client.spark.processor import TaskHandle
-from backend_client.spark.rows import GroupedRows, KeyRows, row_factory
+from backend_client.spark.rows import KeyRows, row_factory
 from backend_client.timers import Timers
 from dstl_service.wire import StateInfo
 
@@ -51,6 +52,7 @@ class RowCalls:
         key_schema: Of the grouping key, Spark's JSON.
         preemptive_bytes: Changes are sent on between two keys from this size on.
         timing: Set unless the time mode is None.
+        initial: Set in the batch whose rows have the operator's initial state among them.
         output_max: Outputs are handed on in lists of at most this length.
     """
 
@@ -60,9 +62,10 @@ class RowCalls:
     key_schema: str
     preemptive_bytes: int
     timing: Timing | None = None
+    initial: InitialRows | None = None
     output_max: int = OUTPUT_ROWS
 
-    def run(self, grouped: GroupedRows, state: KeyedState, writer: LogWriter) -> Iterator[list[Any]]:
+    def run(self, grouped: Iterable[KeyRows], state: KeyedState, writer: LogWriter) -> Iterator[list[Any]]:
         """Yield what the processor yields, in lists of at most `output_max`."""
         processor, output_max = self.processor, self.output_max
         handle = TaskHandle(self.operator, self.states, state)
@@ -70,9 +73,13 @@ class RowCalls:
         values = TimerValues()
         if self.timing is not None:
             values = TimerValues(self.timing.time.timestamp_ms, self.timing.time.watermark_ms)
+        split = None if self.initial is None else self.initial.splitter()
 
         def of_rows(key: tuple[Any, ...], rows: Iterator[Any]) -> Iterator[Any]:
-            return iter(processor.handleInputRows(key, rows, values))
+            inputs: Iterator[Any] | None = rows
+            if split is not None:
+                inputs = split(rows, lambda row: processor.handleInitialState(key, row, values))
+            return iter(()) if inputs is None else iter(processor.handleInputRows(key, inputs, values))
 
         out: list[Any] = []
         for results in self._results(grouped, state, handle, of_rows, values):

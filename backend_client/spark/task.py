@@ -29,10 +29,12 @@ from backend_client.restore import advance_to_base
 from backend_client.service_client import ServiceClient
 from backend_client.settings import BackendSettings
 from backend_client.spare_table import open_advanced
+from backend_client.spark.initial_state import InitialRows
 from backend_client.spark.late_rows import OnTime
 from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.row_calls import OUTPUT_ROWS, RowCalls, Timing
 from backend_client.spark.rows import GroupedRows, RowsToArrow
+from backend_client.state_deletion import deletions, hide
 from dstl_service.wire import ChangeSetRef, CheckpointRef, StateInfo
 from storage.key_groups import key_group_range
 
@@ -87,7 +89,8 @@ class OperatorTask:
     """
     The function that ``mapInArrow`` runs.
 
-    Input columns: key group, `key_count` key columns, then one column for each of `row_names`.
+    Input columns: key group, `key_count` key columns, then one column for each of `row_names`, or with `initial` those
+    that it takes apart. `deleted` are the numbers of variables whose entries are to be deleted.
     Output columns: those of `output`, then `ATTEMPT_COLUMN` and `RECEIPT_COLUMN`, both null but in marker rows.
     """
 
@@ -104,6 +107,8 @@ class OperatorTask:
     time_mode: TimeMode = TimeMode.NONE
     has_early: bool = False
     """Whether a column behind the key says which rows are not early (`late_rows.EventTimes`)."""
+    initial: InitialRows | None = None
+    deleted: tuple[int, ...] = ()
     pandas: PandasSettings | None = None
     """Set for a processor of the pandas API."""
 
@@ -136,22 +141,29 @@ class OperatorTask:
             time = self.batch.time if self.time_mode is not TimeMode.NONE else None
             timestamp_ms = 0 if time is None else time.timestamp_ms
             reads = CountedReads(table.get)
-            state = KeyedState(reads, key_groups, table.scan, self.batch.checkpoint_id, timestamp_ms)
-            timing = None if time is None else Timing(self.time_mode, time, self.has_early)
+            get, scan = hide(reads, table.scan, self.deleted)
+            state = KeyedState(get, key_groups, scan, self.batch.checkpoint_id, timestamp_ms)
             calls = RowCalls(
-                self.operator, self.processor, self.states, self.key_schema, settings.preemptive_bytes, timing
+                operator=self.operator,
+                processor=self.processor,
+                states=self.states,
+                key_schema=self.key_schema,
+                preemptive_bytes=settings.preemptive_bytes,
+                timing=None if time is None else Timing(self.time_mode, time, self.has_early),
+                initial=self.initial,
             )
             on_time = OnTime(batches)
             key_count = self.key_count + self.has_early
+            names = self.row_names if self.initial is None else self.initial.names
             to_arrow: Any = RowsToArrow(self.output, "UTC")
-            grouped = GroupedRows(on_time, key_count, self.row_names)
+            grouped = GroupedRows(on_time, key_count, names)
             if self.pandas is not None:
                 from backend_client.spark.pandas_calls import pandas_calls  # who has no pandas needs none
 
-                calls, grouped, to_arrow = pandas_calls(
-                    calls, on_time, key_count, self.row_names, self.output, self.pandas
-                )
+                calls, grouped, to_arrow = pandas_calls(calls, on_time, key_count, names, self.output, self.pandas)
             yield self._marker(to_arrow, attempt, None)
+            for changes in deletions(table.scan, key_groups, self.deleted, settings.preemptive_bytes):
+                writer.append(changes, preemptive=True)
             for outputs in calls.run(grouped, state, writer):
                 columns = to_arrow.columns(outputs)
                 for start in range(0, len(columns[0]), OUTPUT_ROWS):

@@ -110,24 +110,6 @@ def test_changed_key_columns_are_refused(
         run_to_end(totals(make_backend(), typed).writeStream, tmp_path / "chk", Collected())
 
 
-class Narrower(Totals):
-    """Totals with another state schema."""
-
-    def init(self, handle: Any) -> None:
-        self.totals = handle.getValueState("totals", "n int, s double")
-
-
-def test_changed_state_schema_is_refused(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
-    """Another schema of stored values is an error that names the field."""
-    run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "chk", Collected())
-    result = make_backend().transform_with_state(
-        stream.groupBy("k"), Narrower(), OUTPUT, "Update", "None", name="Totals"
-    )
-
-    with pytest.raises(InvalidInputError, match="field 'n' as bigint, now it is int"):
-        run_to_end(result.writeStream, tmp_path / "chk", Collected())
-
-
 def test_missing_operator_is_refused(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
     """A query without an operator that has state is refused; the state is not forgotten silently."""
     run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "chk", Collected())

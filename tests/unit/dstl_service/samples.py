@@ -62,7 +62,7 @@ def manifest(
     kind: ManifestKind = ManifestKind.DELTA,
 ) -> Manifest:
     """Return a manifest with one operator."""
-    states = {"count": StateInfo(0, "value", "{}"), "seen": StateInfo(1, "map", "{}", ttl_ms=1000)}
+    states = {"count": StateInfo(0, "value", "{}", ["[]"]), "seen": StateInfo(1, "map", "{}", ttl_ms=1000)}
     operator = OperatorInfo("op", 2, '{"type":"struct","fields":[]}', states)
     return Manifest(
         kind=kind,

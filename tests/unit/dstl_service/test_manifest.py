@@ -13,10 +13,12 @@ from dstl_service.manifest import (
     decode_manifest,
     encode_manifest,
     is_complete_due,
+    operators_from_json,
+    operators_to_json,
     select_handles,
     state_up_to,
 )
-from dstl_service.wire import CheckpointRef
+from dstl_service.wire import CheckpointRef, OperatorInfo, StateInfo
 from storage.checksum import checksum64
 from storage.errors import CorruptDataError
 from storage.model import KeyGroupRange, MaterializationHandle
@@ -157,3 +159,12 @@ def test_info_sums_up_manifest() -> None:
     info = manifest(3, base=CheckpointRef(2, 0, "b"), segments=HANDLES, earlier=OTHERS).info()
 
     assert (info.segments, info.segment_bytes, info.base) == (2, 20, CheckpointRef(2, 0, "b"))
+
+
+def test_states_without_history_are_written_as_before() -> None:
+    """I15: states that never changed look as they did before schemas had a history, and such manifests are read."""
+    operator = OperatorInfo("op", 1, "{}", {"a": StateInfo(1, "value", "{}")})
+    (document,) = operators_to_json([operator])
+
+    assert document["states"]["a"] == {"id": 1, "kind": "value", "schema": "{}"}
+    assert operators_from_json([document]) == (operator,)

@@ -1,0 +1,127 @@
+"""
+Initial state: on Spark's own operator and on this backend, and under failures.
+
+A failure means that initial rows are lost, come twice, or come behind the first rows of their key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+
+from backend_client import ChangelogStateBackend
+from storage.errors import InvalidInputError
+from tests.e2e.support import Collected, read_input, run_to_end, write_input
+
+pytestmark = pytest.mark.spark
+
+OUTPUT = "k string, log string"
+FILES: list[list[tuple[str | None, float]]] = [
+    [("x", 1.0), ("y", 2.0)],
+    [("z", 3.0), (None, 4.0)],
+    [("x", 5.0), ("w", 6.0)],
+]
+PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+class Journal(StatefulProcessor):
+    """Writes down how it was called, in order; fails with its first rows while a file is there."""
+
+    def __init__(self, broken: Path | None = None) -> None:
+        self.broken = broken
+
+    def init(self, handle: Any) -> None:
+        self.log = handle.getListState("log", "entry string")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        times = [timerValues.getCurrentProcessingTimeInMs(), timerValues.getCurrentWatermarkInMs()]
+        self.log.appendValue((f"{key!r} {initialState!r} {times}",))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.log.appendValue((repr(row),))
+        if self.broken is not None and self.broken.exists():
+            raise RuntimeError("the processor is broken")
+        entries = [entry for (entry,) in self.log.get()]
+        yield Row(
+            k=key[0], log=json.dumps([*sorted(entries[:2]), *entries[2:]])
+        )  # the order of two is nobody's promise
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def initial(spark: SparkSession) -> DataFrame:
+    """Rows of keys with input in the first batch, in a later one, and never; two rows of one key, and a null key."""
+    rows = [("x", 10, [1]), ("x", 11, None), ("z", 12, [2, 3]), (None, 13, []), ("w", 14, [4]), ("never", 15, [5])]
+    return spark.createDataFrame(rows, "name string, c long, parts array<int>").repartition(3)
+
+
+def test_initial_state_is_handled_as_on_spark(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], initial: DataFrame, tmp_path: Path
+) -> None:
+    """I14: each initial row comes once, in the first batch only, before its key's rows, over restarts too."""
+    theirs, ours = Collected(), Collected()
+    before = str(spark.conf.get("spark.sql.streaming.stateStore.providerClass"))
+    for upto, parallelism in ((2, 2), (3, 3)):
+        write_input(tmp_path / "in", FILES[:upto])
+        grouped = read_input(spark, tmp_path / "in").groupBy("k")
+        spark.conf.set("spark.sql.streaming.stateStore.providerClass", PROVIDER)
+        result = grouped.transformWithState(Journal(), OUTPUT, "Update", "None", initial.groupBy("name"))
+        run_to_end(result.writeStream.outputMode("update"), tmp_path / "theirs", theirs)
+        spark.conf.set("spark.sql.streaming.stateStore.providerClass", before)
+        backend = make_backend(parallelism=parallelism)
+        frame = backend.transform_with_state(grouped, Journal(), OUTPUT, "Update", "None", initial.groupBy("name"))
+        run_to_end(frame.writeStream, tmp_path / "ours", ours)
+
+    assert sorted(ours.batches) == [0, 1, 2]
+    assert ours.batches == theirs.batches
+
+
+def test_failed_first_batch_takes_initial_state_once(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], initial: DataFrame, tmp_path: Path
+) -> None:
+    """I14: a first batch that failed on the way is executed again, with the initial state once."""
+    write_input(tmp_path / "in", FILES[:1])
+    broken, collected = tmp_path / "broken", Collected()
+    broken.touch()
+    stream = read_input(spark, tmp_path / "in")
+
+    def start() -> None:
+        grouped = stream.groupBy("k")
+        frame = make_backend().transform_with_state(
+            grouped, Journal(broken), OUTPUT, "Update", "None", initial.groupBy("name")
+        )
+        run_to_end(frame.writeStream, tmp_path / "chk", collected)
+
+    with pytest.raises(StreamingQueryException, match="the processor is broken"):
+        start()
+    broken.unlink()
+    start()
+
+    (of_x, of_y) = (json.loads(log) for _, log in collected.batches[0])
+    assert [entry.count("Row(name='x'") for entry in of_x] == [1, 1, 0]
+    assert of_y == ["Row(k='y', v=2.0)"]
+
+
+def test_impossible_initial_state_is_refused(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], initial: DataFrame, tmp_path: Path
+) -> None:
+    """Initial state of another key type, not grouped, or of a stream, is an error where it is given."""
+    write_input(tmp_path / "in", FILES[:1])
+    stream = read_input(spark, tmp_path / "in")
+    for wrong, message in (
+        (initial.groupBy("c"), r"initialState is grouped by \(bigint\), the input by \(string\)"),
+        (initial, "takes the rows of a batch DataFrame, grouped as the input is"),
+        (stream.groupBy("k"), "takes the rows of a batch DataFrame, grouped as the input is"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            make_backend().transform_with_state(stream.groupBy("k"), Journal(), OUTPUT, "Update", "None", wrong)

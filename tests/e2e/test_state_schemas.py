@@ -1,0 +1,158 @@
+"""
+States that change between two runs of a query: their schemas, and which of them there are.
+
+A failure means that a program that was changed reads other values than it wrote, or that a state that was deleted is
+still there.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import LongType, StringType, StructType
+
+from backend_client import ChangelogStateBackend
+from storage.errors import InvalidInputError
+from tests.e2e.support import Collected, read_input, run_to_end, write_input
+
+pytestmark = pytest.mark.spark
+
+OUTPUT = "k string, seen string"
+KEYS = ["a", "b", "c"]
+
+
+class Versions(StatefulProcessor):
+    """Says what it finds in its states, and leaves behind what the version of the program can write."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+    def init(self, handle: Any) -> None:
+        with_default = StructType().add("kind", StringType(), False, {"default": "old"}).add("n", LongType())
+        schemas: list[tuple[Any, str, str]] = [
+            ("n int, gone string", "pair struct<x: int>", "total int"),
+            (with_default, "pair struct<y: string, x: long>, tags array<string>", "total double"),
+            ("n long", "pair struct<y: string, x: long>", "total double, unit string"),
+        ]
+        value, element, item = schemas[self.version]
+        self.value = handle.getValueState("value", value)
+        self.list = handle.getListState("list", element)
+        self.map = handle.getMapState("map", "name string", item)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        (row,) = rows
+        seen = [self.value.get(), [*self.list.get()], sorted(self.map.iterator())]
+        n = int(row.v)
+        value, element, item = [
+            ((n, "x"), ((n,),), (n,)),
+            (("new", n), (("y", n), ["t"]), (n + 0.5,)),
+            ((n,), (("z", n),), (n + 0.25, "kg")),
+        ][self.version]
+        if key[0] != "b" or self.version == 0:  # values of this key stay as the first version wrote them
+            self.value.update(value)
+        self.list.appendValue(element)
+        self.map.updateValue((f"v{self.version}",), item)
+        yield Row(k=key[0], seen=repr([tuple(part) if isinstance(part, tuple) else part for part in seen]))
+
+    def close(self) -> None:
+        pass
+
+
+def run(spark: SparkSession, backend: ChangelogStateBackend, folder: Path, processor: StatefulProcessor) -> Collected:
+    """Run a processor, by the name that its operator had, over the input that is new."""
+    collected = Collected()
+    stream = read_input(spark, folder / "in").groupBy("k")
+    result = backend.transform_with_state(stream, processor, OUTPUT, "Update", "None", name="versions")
+    run_to_end(result.writeStream, folder / "chk", collected)
+    return collected
+
+
+def test_state_of_older_schemas_is_read_after_restarts(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """I14, I15: values of every schema of a job's history are read as the newest has them, also from the log alone."""
+    found = []
+    for version in range(3):
+        write_input(tmp_path / "in", [[(key, float(number)) for key in KEYS] for number in range(version + 1)])
+        backend = make_backend(parallelism=1 + version % 2)
+        shutil.rmtree(Path(backend.settings.local_dir) / "tables", ignore_errors=True)
+        found.append(dict(run(spark, backend, tmp_path, Versions(version)).batches[version]))
+
+    assert found[0]["a"] == "[None, [], []]"
+    assert found[1]["a"] == "[('old', 0), [Row(pair=Row(y=None, x=0), tags=None)], [(Row(name='v0'), Row(total=0.0))]]"
+    lists = "[Row(pair=Row(y=None, x=0)), Row(pair=Row(y='y', x=1))]"
+    maps = "[(Row(name='v0'), Row(total=0.0, unit=None)), (Row(name='v1'), Row(total=1.5, unit=None))]"
+    assert found[2]["a"] == f"[(1,), {lists}, {maps}]"
+    assert found[2]["b"] == f"[(0,), {lists}, {maps}]"
+
+
+def test_impossible_change_is_refused_and_state_is_kept(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """A change that would lose something names the field; the program of before goes on with its state."""
+    write_input(tmp_path / "in", [[("a", 0.0)]])
+    run(spark, make_backend(), tmp_path, Versions(1))
+    write_input(tmp_path / "in", [[("a", 0.0)], [("a", 1.0)]])
+
+    with pytest.raises(InvalidInputError, match="state 'value' of operator 'versions': field 'n' was stored as bigint"):
+        run(spark, make_backend(), tmp_path, Versions(0))
+    assert "('new', 0)" in run(spark, make_backend(), tmp_path, Versions(1)).batches[1][0][1]
+
+
+class Deleting(StatefulProcessor):
+    """Gets and deletes states as it is told (a name, or one behind a minus), and counts in all that it gets."""
+
+    def __init__(self, *plan: str) -> None:
+        self.plan = plan
+
+    def init(self, handle: Any) -> None:
+        self.values = {}
+        for name in self.plan:
+            if name.startswith("-"):
+                handle.deleteIfExists(name[1:])
+            else:
+                self.values[name] = handle.getValueState(name, "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        counts = {name: (value.get() or (0,))[0] for name, value in self.values.items()}
+        for name, value in self.values.items():
+            value.update((counts[name] + 1,))
+        yield Row(k=key[0], seen=json.dumps(counts))
+
+    def close(self) -> None:
+        pass
+
+
+def test_deleted_states_are_gone_as_on_spark(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """
+    A deleted state is empty when a later version asks for it; one deleted and asked for begins anew every batch (I14).
+
+    The expected counts are those of Spark's own operator for the same four programs.
+    """
+    plans = [("a", "b"), ("a", "-b"), ("a", "b"), ("a", "-b", "b")]
+    seen: dict[int, str] = {}
+    for number, plan in enumerate(plans):
+        write_input(tmp_path / "in", [[(key, 1.0) for key in KEYS]] * 2 * (number + 1))
+        batches = run(spark, make_backend(parallelism=1 + number % 2), tmp_path, Deleting(*plan)).batches
+        for batch_id, rows in batches.items():
+            (seen[batch_id],) = {text for _, text in rows}
+
+    assert [json.loads(seen[batch_id]) for batch_id in sorted(seen)] == [
+        {"a": 0, "b": 0},
+        {"a": 1, "b": 1},
+        {"a": 2},
+        {"a": 3},
+        {"a": 4, "b": 0},
+        {"a": 5, "b": 1},
+        {"a": 6, "b": 0},
+        {"a": 7, "b": 0},
+    ]

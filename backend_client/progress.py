@@ -52,7 +52,8 @@ class BatchProgress:
         again = f", executed {self.tries} times" if self.tries > 1 else ""
         return (
             f"{self.job} batch {self.batch_id}: {self.rows:,} rows{late}, {self.keys:,} keys, "
-            f"{self.state_reads:,} reads, {self.changes:,} writes, log {_size(self.log_bytes)}, tables {_size(self.table_bytes)}; "
+            f"{self.state_reads:,} reads, {self.changes:,} writes, "
+            f"log {_size(self.log_bytes)}, tables {_size(self.table_bytes)}; "
             f"{self.total_ms:,.0f} ms (state {self.state_ms:,.0f}, function {self.function_ms:,.0f}, "
             f"checkpoint {self.checkpoint_ms:,.0f}){again}"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,9 +34,26 @@ class EventTimes:
     early_until_ms: int | None = None
 
 
-def event_time_column(schema: StructType, operator: str) -> str | None:
+@dataclass(frozen=True, slots=True)
+class EventTime:
+    """The time of a row as SQL; timestamps without zone are compared as Spark's tracker counts them, as if in UTC."""
+
+    sql: str
+    has_zone: bool
+
+    def until(self, moment_ms: int) -> str:
+        """Return the SQL condition of rows up to a moment, itself included; rows without a time are not among them."""
+        if self.has_zone:
+            moment = f"timestamp_millis({moment_ms})"
+        else:
+            wall_clock = datetime.fromtimestamp(0, UTC).replace(tzinfo=None) + timedelta(milliseconds=moment_ms)
+            moment = f"timestamp_ntz'{wall_clock}'"
+        return f"coalesce({self.sql} <= {moment}, false)"
+
+
+def event_time_of(schema: StructType, operator: str) -> EventTime | None:
     """
-    Return SQL for the time of a row, or None if the input has no watermark.
+    Return the time of a row, or None if the input has no watermark.
 
     Raises:
         InvalidInputError: It has several columns with a watermark.
@@ -48,14 +66,10 @@ def event_time_column(schema: StructType, operator: str) -> str | None:
         )
     if not found:
         return None
-    name = "`" + found[0].name.replace("`", "``") + "`"
-    # A window's time is its end, as in Spark.
-    return f"{name}.end" if isinstance(found[0].dataType, StructType) else name
-
-
-def is_until(event_time: str, moment_ms: int) -> str:
-    """Return the SQL condition of rows up to a moment, itself included; rows without a time are not among them."""
-    return f"coalesce(cast({event_time} as timestamp) <= timestamp_millis({moment_ms}), false)"
+    name, kind = "`" + found[0].name.replace("`", "``") + "`", found[0].dataType
+    if isinstance(kind, StructType):  # a window's time is its end
+        name, kind = f"{name}.end", kind["end"].dataType
+    return EventTime(name, not isinstance(kind, TimestampNTZType))
 
 
 def mark_event_time(schema: StructType, column: str, source: StructType) -> StructType:

@@ -22,7 +22,7 @@ from pyspark.sql.types import DoubleType, FloatType, StructField, StructType
 from backend_client.batch_time import TimeMode
 from backend_client.key_groups import key_group_expression, partition_expression
 from backend_client.spark.explain import describe
-from backend_client.spark.late_rows import EventTimes, event_time_column, is_until
+from backend_client.spark.late_rows import EventTime, EventTimes, event_time_of
 from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
 
@@ -110,9 +110,9 @@ class Operator:
         return StructType([self.input_schema[name] for name in self.key_columns])
 
     @property
-    def event_time(self) -> str | None:
-        """SQL of a row's event time, None if that is no matter here."""
-        return event_time_column(self.input_schema, self.name) if self.time_mode is TimeMode.EVENT else None
+    def event_time(self) -> EventTime | None:
+        """A row's event time, None if that is no matter here."""
+        return event_time_of(self.input_schema, self.name) if self.time_mode is TimeMode.EVENT else None
 
     def place(
         self, frame: DataFrame, parallelism: int, max_parallelism: int, pin: Pin, times: EventTimes | None = None
@@ -134,8 +134,8 @@ class Operator:
         keys = [_normal_key(self.input_schema[name]) for name in self.key_columns]
         key_names = [f"{_KEY_COLUMN}{position}" for position in range(len(keys))]
         group = key_group_expression(keys, max_parallelism)
-        if times is not None and times.early_until_ms is not None:
-            keys.append(f"not {is_until(str(self.event_time), times.early_until_ms)}")
+        if self.event_time is not None and times is not None and times.early_until_ms is not None:
+            keys.append(f"not {self.event_time.until(times.early_until_ms)}")
             key_names.append(f"{_KEY_COLUMN}not_early")
         keyed = frame.selectExpr(
             f"{group} as {KEY_GROUP_COLUMN}",
@@ -144,7 +144,7 @@ class Operator:
         )
         partition = F.expr(partition_expression(KEY_GROUP_COLUMN, parallelism, max_parallelism))
         if times is not None and self.event_time is not None:
-            late = is_until(self.event_time, times.late_until_ms)
+            late = self.event_time.until(times.late_until_ms)
             partition = F.expr(partition_expression(_OWNED_GROUP, parallelism, max_parallelism))
             keyed = keyed.withColumn(
                 KEY_GROUP_COLUMN, F.expr(f"if({late}, -1 - {KEY_GROUP_COLUMN}, {KEY_GROUP_COLUMN})")

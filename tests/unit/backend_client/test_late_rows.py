@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import LongType, StringType, StructType, TimestampType
+from pyspark.sql.types import LongType, StringType, StructType, TimestampNTZType, TimestampType
 
-from backend_client.spark.late_rows import DELAY_KEY, OnTime, event_time_column, is_until, mark_event_time
+from backend_client.spark.late_rows import DELAY_KEY, EventTime, OnTime, event_time_of, mark_event_time
 from storage.errors import InvalidInputError
 
 MOMENT = StructType().add("k", StringType()).add("my `t`", TimestampType(), True, {DELAY_KEY: 7})
 WINDOW = StructType().add(
-    "w", StructType().add("start", TimestampType()).add("end", TimestampType()), True, {DELAY_KEY: 7}
+    "w", StructType().add("start", TimestampNTZType()).add("end", TimestampNTZType()), True, {DELAY_KEY: 7}
 )
 
 
 def test_event_time_is_the_column_with_a_watermark() -> None:
     """The column is known by Spark's metadata, a window counts by its end, and without a watermark there is none."""
-    assert event_time_column(MOMENT, "op") == "`my ``t```"
-    assert event_time_column(WINDOW, "op") == "`w`.end"
-    assert event_time_column(StructType().add("t", TimestampType()), "op") is None
+    assert event_time_of(MOMENT, "op") == EventTime("`my ``t```", has_zone=True)
+    assert event_time_of(WINDOW, "op") == EventTime("`w`.end", has_zone=False)
+    assert event_time_of(StructType().add("t", TimestampType()), "op") is None
     with pytest.raises(InvalidInputError, match="several columns with a watermark: my `t`, w; drop"):
-        event_time_column(StructType([*MOMENT.fields, *WINDOW.fields]), "op")
-    assert "<= timestamp_millis(5)" in is_until("t", 5)
+        event_time_of(StructType([*MOMENT.fields, *WINDOW.fields]), "op")
+
+
+def test_moments_are_compared_as_spark_counts_them() -> None:
+    """A timestamp without zone is counted as if it were in UTC; a row without a time is on no side of a moment."""
+    assert EventTime("t", has_zone=True).until(5) == "coalesce(t <= timestamp_millis(5), false)"
+    assert (
+        EventTime("t", has_zone=False).until(86_400_000) == "coalesce(t <= timestamp_ntz'1970-01-02 00:00:00', false)"
+    )
 
 
 def test_output_column_takes_the_delay_over() -> None:
@@ -30,8 +37,8 @@ def test_output_column_takes_the_delay_over() -> None:
     output = StructType().add("k", StringType()).add("at", TimestampType())
     marked = mark_event_time(output, "at", MOMENT)
     assert marked["at"].metadata == {DELAY_KEY: 7}
-    assert event_time_column(marked, "op") == "`at`"
-    assert event_time_column(output, "op") is None
+    assert event_time_of(marked, "op") == EventTime("`at`", has_zone=True)
+    assert event_time_of(output, "op") is None
 
 
 def test_impossible_output_column_is_refused() -> None:

@@ -19,6 +19,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import LongType, StringType, StructType
 
 from backend_client import ChangelogStateBackend
+from backend_client.ddl import parse_schema
 from storage.errors import InvalidInputError
 from tests.e2e.support import Collected, read_input, run_to_end, write_input
 
@@ -156,3 +157,20 @@ def test_deleted_states_are_gone_as_on_spark(
         {"a": 6, "b": 0},
         {"a": 7, "b": 0},
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n long, s STRING not null comment 'it\\'s'",
+        "n: bigint, m int, `a b` tinyint, `c``d` smallint, t timestamp_ltz, w timestamp_ntz, d date",
+        "a decimal, b dec(5), c numeric(12, 3), f real, g double, h boolean, i binary, j byte, k short, v void",
+        "l array<struct<x: int, y array<date>>>, m map<string, struct<x: int not null>>",
+        "v varchar(3), c char(2), i interval day to second",
+        "struct<a:int>",
+        "struct int",
+    ],
+)
+def test_text_schemas_are_those_of_spark(spark: SparkSession, text: str) -> None:
+    """`StateTester`, which runs without Spark, reads schemas as Spark does."""
+    assert parse_schema(text) == spark._parse_ddl(text).jsonValue()

@@ -87,9 +87,9 @@ def test_state_of_older_schemas_is_read_after_restarts(
         found.append(dict(run(spark, backend, tmp_path, Versions(version)).batches[version]))
 
     assert found[0]["a"] == "[None, [], []]"
-    assert found[1]["a"] == "[('old', 0), [Row(pair=Row(y=None, x=0), tags=None)], [(Row(name='v0'), Row(total=0.0))]]"
-    lists = "[Row(pair=Row(y=None, x=0)), Row(pair=Row(y='y', x=1))]"
-    maps = "[(Row(name='v0'), Row(total=0.0, unit=None)), (Row(name='v1'), Row(total=1.5, unit=None))]"
+    assert found[1]["a"] == "[('old', 0), [(Row(y=None, x=0), None)], [(('v0',), (0.0,))]]"
+    lists = "[(Row(y=None, x=0),), (Row(y='y', x=1),)]"
+    maps = "[(('v0',), (0.0, None)), (('v1',), (1.5, None))]"
     assert found[2]["a"] == f"[(1,), {lists}, {maps}]"
     assert found[2]["b"] == f"[(0,), {lists}, {maps}]"
 

@@ -19,6 +19,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import LongType, StringType, StructType
 
 from backend_client import ChangelogStateBackend
+from backend_client.ddl import parse_schema
 from storage.errors import InvalidInputError
 from tests.e2e.support import Collected, read_input, run_to_end, write_input
 
@@ -86,9 +87,9 @@ def test_state_of_older_schemas_is_read_after_restarts(
         found.append(dict(run(spark, backend, tmp_path, Versions(version)).batches[version]))
 
     assert found[0]["a"] == "[None, [], []]"
-    assert found[1]["a"] == "[('old', 0), [Row(pair=Row(y=None, x=0), tags=None)], [(Row(name='v0'), Row(total=0.0))]]"
-    lists = "[Row(pair=Row(y=None, x=0)), Row(pair=Row(y='y', x=1))]"
-    maps = "[(Row(name='v0'), Row(total=0.0, unit=None)), (Row(name='v1'), Row(total=1.5, unit=None))]"
+    assert found[1]["a"] == "[('old', 0), [(Row(y=None, x=0), None)], [(('v0',), (0.0,))]]"
+    lists = "[(Row(y=None, x=0),), (Row(y='y', x=1),)]"
+    maps = "[(('v0',), (0.0, None)), (('v1',), (1.5, None))]"
     assert found[2]["a"] == f"[(1,), {lists}, {maps}]"
     assert found[2]["b"] == f"[(0,), {lists}, {maps}]"
 
@@ -156,3 +157,20 @@ def test_deleted_states_are_gone_as_on_spark(
         {"a": 6, "b": 0},
         {"a": 7, "b": 0},
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n long, s STRING not null comment 'it\\'s'",
+        "n: bigint, m int, `a b` tinyint, `c``d` smallint, t timestamp_ltz, w timestamp_ntz, d date",
+        "a decimal, b dec(5), c numeric(12, 3), f real, g double, h boolean, i binary, j byte, k short, v void",
+        "l array<struct<x: int, y array<date>>>, m map<string, struct<x: int not null>>",
+        "v varchar(3), c char(2), i interval day to second",
+        "struct<a:int>",
+        "struct int",
+    ],
+)
+def test_text_schemas_are_those_of_spark(spark: SparkSession, text: str) -> None:
+    """`StateTester`, which runs without Spark, reads schemas as Spark does."""
+    assert parse_schema(text) == spark._parse_ddl(text).jsonValue()

@@ -22,13 +22,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch, WriteOptions
+from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, ReadOptions, WriteBatch, WriteOptions
 
 from backend_client.snapshot import VERSION_KEY, IncomingSnapshot, making_snapshot, remove_left_behind
 from storage.errors import DstlError, UnavailableError
 
 _BATCH_CHANGES = 50_000
 _SLOTS_MAX = 16
+# A look-up takes as long as a scan of about this many entries.
+_SCANNED_PER_KEY = 8
 
 
 class LocalDiskError(UnavailableError):
@@ -182,6 +184,27 @@ class StateTable:
             if key[: len(prefix)] != prefix:  # type: ignore[index]  # raw mode has bytes only
                 return
             yield key, value  # type: ignore[misc]
+
+    def get_many(self, keys: list[bytes], covered: float) -> list[bytes | None]:
+        """
+        Return the values of many keys.
+
+        Args:
+            keys: In any order.
+            covered: About which share of the table lies between the first and the last key. Where many of it are
+                asked for, one scan is quicker than looking each of them up.
+        """
+        entries = self._table.property_int_value("rocksdb.estimate-num-keys") or 0
+        if entries * covered > _SCANNED_PER_KEY * len(keys):
+            return self._table.get(keys)  # type: ignore[arg-type, return-value]  # raw mode has bytes only
+        found = dict(self.between(min(keys), max(keys) + b"\0"))
+        return list(map(found.get, keys))
+
+    def between(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the keys from `low` up to `high`, without it, with their values, in key order."""
+        bounds = ReadOptions()
+        bounds.set_iterate_upper_bound(high)
+        return self._table.items(from_key=low, read_opt=bounds)  # type: ignore[return-value]
 
     def close(self) -> None:
         """Close the table and give its slot free."""

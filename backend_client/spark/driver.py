@@ -29,6 +29,7 @@ from backend_client.declared_states import ids_to_delete, merge_states
 from backend_client.progress import BatchProgress
 from backend_client.schema_change import key_difference
 from backend_client.spark.checkpoint_log import CheckpointLog
+from backend_client.spark.columnar_calls import ColumnarPlan
 from backend_client.spark.idle_ticks import check_idle_ticks
 from backend_client.spark.late_rows import EventTimes
 from backend_client.spark.pinning import Anchors
@@ -194,7 +195,10 @@ class BatchRunner:
 
     def _time(self, batch_id: int) -> BatchTime | None:
         """Return a batch's time, which Spark wrote down before it; None if no operator asks for it."""
-        if all(operator.time_mode is TimeMode.NONE for operator in self._operators):
+        if all(
+            operator.time_mode is TimeMode.NONE and not isinstance(operator.processor, ColumnarPlan)
+            for operator in self._operators
+        ):
             return None
         latest = self._session.latest
         return BatchTime.read(self._log.offsets(batch_id) or "", latest.offsets if latest else None)

@@ -29,6 +29,7 @@ from backend_client.restore import advance_to_base
 from backend_client.service_client import ServiceClient
 from backend_client.settings import BackendSettings
 from backend_client.spare_table import open_advanced
+from backend_client.spark.columnar_calls import ColumnarCalls, ColumnarPlan, fitted
 from backend_client.spark.initial_state import InitialRows
 from backend_client.spark.late_rows import OnTime
 from backend_client.spark.row_calls import RowCalls, Timing
@@ -92,7 +93,7 @@ class OperatorTask:
     """
 
     operator: str
-    processor: StatefulProcessor
+    processor: StatefulProcessor | ColumnarPlan
     states: dict[str, StateInfo]
     key_schema: str
     key_count: int
@@ -133,30 +134,40 @@ class OperatorTask:
         try:
             if advance.materialize and base is not None:
                 hand_over_snapshot(table, client, settings.job, self.operator, key_groups, base)
-            time = self.batch.time if self.time_mode is not TimeMode.NONE else None
-            timestamp_ms = 0 if time is None else time.timestamp_ms
-            get, scan = hide(table.get, table.scan, self.deleted)
-            state = KeyedState(get, key_groups, scan, self.batch.checkpoint_id, timestamp_ms)
             to_arrow = RowsToArrow(self.output, "UTC")
             yield self._marker(to_arrow, attempt, None)
             for changes in deletions(table.scan, key_groups, self.deleted, settings.preemptive_bytes):
                 writer.append(changes, preemptive=True)
-            calls = RowCalls(
-                operator=self.operator,
-                processor=self.processor,
-                states=self.states,
-                key_schema=self.key_schema,
-                preemptive_bytes=settings.preemptive_bytes,
-                timing=None if time is None else Timing(self.time_mode, time, self.has_early),
-                initial=self.initial,
-            )
             on_time = OnTime(batches)
-            names = self.row_names if self.initial is None else self.initial.names
-            grouped = GroupedRows(on_time, self.key_count + self.has_early, names)
-            for rows in calls.run(grouped, state, writer):
-                columns = to_arrow.columns(rows)
-                yield self._batch(columns, len(rows), None, None, to_arrow)
-            writer.append(state.take_changes(), preemptive=False)
+            grouped: GroupedRows | ColumnarCalls
+            if isinstance(self.processor, ColumnarPlan):
+                moment = self.processor.moment(self.batch.time)
+                grouped = ColumnarCalls(
+                    self.processor, self.key_schema, self.states, key_groups, moment, settings.preemptive_bytes
+                )
+                for output in grouped.run(on_time, table, writer):
+                    columns = fitted(output, to_arrow.names, to_arrow.types)
+                    yield self._batch(columns, output.num_rows, None, None, to_arrow)
+            else:
+                time = self.batch.time if self.time_mode is not TimeMode.NONE else None
+                timestamp_ms = 0 if time is None else time.timestamp_ms
+                get, scan = hide(table.get, table.scan, self.deleted)
+                state = KeyedState(get, key_groups, scan, self.batch.checkpoint_id, timestamp_ms)
+                calls = RowCalls(
+                    operator=self.operator,
+                    processor=self.processor,
+                    states=self.states,
+                    key_schema=self.key_schema,
+                    preemptive_bytes=settings.preemptive_bytes,
+                    timing=None if time is None else Timing(self.time_mode, time, self.has_early),
+                    initial=self.initial,
+                )
+                names = self.row_names if self.initial is None else self.initial.names
+                grouped = GroupedRows(on_time, self.key_count + self.has_early, names)
+                for rows in calls.run(grouped, state, writer):
+                    columns = to_arrow.columns(rows)
+                    yield self._batch(columns, len(rows), None, None, to_arrow)
+                writer.append(state.take_changes(), preemptive=False)
             if any(ref.service_id != self.batch.coordinator_id and ref.service_url is None for ref in writer.refs):
                 # The coordinator cannot reach the sidecar that took these sets, so nobody else can ask for them.
                 writer.make_durable()
@@ -185,7 +196,7 @@ class OperatorTask:
     def _batch(
         self, columns: list[pa.Array], rows: int, attempt: int | None, receipt: str | None, to_arrow: RowsToArrow
     ) -> pa.RecordBatch:
-        extra = [pa.array([attempt] * rows, pa.int64()), pa.array([receipt] * rows, pa.string())]
+        extra = [pa.repeat(pa.scalar(attempt, pa.int64()), rows), pa.repeat(pa.scalar(receipt, pa.string()), rows)]
         return pa.RecordBatch.from_arrays([*columns, *extra], [*to_arrow.names, ATTEMPT_COLUMN, RECEIPT_COLUMN])
 
 

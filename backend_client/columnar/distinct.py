@@ -92,7 +92,7 @@ def _read(library: Any, data: bytes) -> Any:
 def _plain(column: pa.Array) -> list[Any]:
     """Return values as the library takes them: whole numbers, floats or text."""
     kind = column.type
-    if pa.types.is_integer(kind) or pa.types.is_string(kind):
+    if pa.types.is_integer(kind):
         return column.to_pylist()  # type: ignore[no-any-return]
     if pa.types.is_floating(kind):
         # Minus zero and zero are one value, and so are all not-a-numbers.
@@ -104,6 +104,7 @@ def _plain(column: pa.Array) -> list[Any]:
         return column.view(pa.int32()).to_pylist()  # type: ignore[no-any-return]
     if pa.types.is_timestamp(kind):
         return column.view(pa.int64()).to_pylist()  # type: ignore[no-any-return]
+    values = column.to_pylist()
     if pa.types.is_binary(kind):
-        return [None if value is None else value.hex() for value in column.to_pylist()]
-    return [None if value is None else str(value) for value in column.to_pylist()]
+        values = [None if value is None else value.hex() for value in values]
+    return [None if value is None else f"={value}" for value in values]  # the library takes no empty text

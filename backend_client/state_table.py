@@ -19,10 +19,11 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
-from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, ReadOptions, WriteBatch, WriteOptions
+from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch, WriteOptions
 
 from backend_client.snapshot import VERSION_KEY, IncomingSnapshot, making_snapshot, remove_left_behind
 from storage.errors import DstlError, UnavailableError
@@ -31,6 +32,7 @@ _BATCH_CHANGES = 50_000
 _SLOTS_MAX = 16
 # A look-up takes as long as a scan of about this many entries.
 _SCANNED_PER_KEY = 8
+_SCANNED_AT_ONCE = 4096
 
 
 class LocalDiskError(UnavailableError):
@@ -197,14 +199,21 @@ class StateTable:
         entries = self._table.property_int_value("rocksdb.estimate-num-keys") or 0
         if entries * covered > _SCANNED_PER_KEY * len(keys):
             return self._table.get(keys)  # type: ignore[arg-type, return-value]  # raw mode has bytes only
-        found = dict(self.between(min(keys), max(keys) + b"\0"))
+        found: dict[bytes, bytes] = {}
+        last, left = max(keys), self._table.items(from_key=min(keys))
+        while block := list(islice(left, _SCANNED_AT_ONCE)):
+            found.update(block)  # type: ignore[arg-type]
+            if block[-1][0] >= last:  # type: ignore[operator]
+                break
         return list(map(found.get, keys))
 
     def between(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the keys from `low` up to `high`, without it, with their values, in key order."""
-        bounds = ReadOptions()
-        bounds.set_iterate_upper_bound(high)
-        return self._table.items(from_key=low, read_opt=bounds)  # type: ignore[return-value]
+        # Not by RocksDB's own bound: rocksdict frees its bytes too early.
+        for key, value in self._table.items(from_key=low):
+            if key >= high:  # type: ignore[operator]
+                return
+            yield key, value  # type: ignore[misc]
 
     def close(self) -> None:
         """Close the table and give its slot free."""

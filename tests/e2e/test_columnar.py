@@ -39,7 +39,8 @@ def test_state_moves_with_its_keys(
 ) -> None:
     """I14: output is that of plain Python over restarts, 2, 3 and 1 partitions, lost tables and snapshots."""
     monkeypatch.setenv("DSTL_MATERIALIZATION_ENABLED", "true")
-    monkeypatch.setenv("DSTL_MATERIALIZATION_LOG_BYTES_MIN", "1")
+    for name, value in (("INTERVAL_S", "1"), ("LOG_RATIO", "0"), ("LOG_FLOOR_BYTES", "1")):
+        monkeypatch.setenv(f"DSTL_MATERIALIZATION_{name}", value)
     files = random_input(seed=5, batches=7, rows=400, keys=60)
     output = Collected()
     for parallelism, batches in ((2, 3), (3, 5), (1, 7)):

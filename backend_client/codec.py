@@ -162,6 +162,10 @@ class KeyCodec:
         self._make_key = make_row([field["name"] for field in fields])
         self._pack = msgpack.Packer(use_bin_type=True).pack
 
+    def encode_all(self, keys: Iterable[tuple[Any, ...]]) -> list[bytes]:
+        """Return the bytes of many keys."""
+        return list(map(self._pack if self._encoders is None else self.encode, keys))
+
     def encode(self, key: tuple[Any, ...]) -> bytes:
         """Return the bytes of one key; nulls are legal."""
         if self._encoders is None:

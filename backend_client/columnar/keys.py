@@ -28,12 +28,12 @@ class KeyColumns:
 
     def __init__(self, key_schema: str, fields: pa.Schema) -> None:
         self.fields = fields
-        self._encode = KeyCodec(key_schema).encode
+        self._encode = KeyCodec(key_schema).encode_all
         self._pack = msgpack.Packer().pack
 
     def encode(self, columns: Sequence[pa.Array]) -> list[bytes]:
         """Return one key's bytes per row."""
-        return list(map(self._encode, zip(*map(_to_python, columns), strict=True)))
+        return self._encode(zip(*map(_to_python, columns), strict=True))
 
     def encode_numbers(self, numbers: Sequence[int]) -> list[bytes]:
         """Return the bytes of numbers that follow a key, such as the begin of a window."""

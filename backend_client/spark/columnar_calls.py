@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from backend_client.batch_time import BatchTime
 from backend_client.columnar.chunks import Chunk, KeyChunks
@@ -95,6 +97,29 @@ class ColumnarPlan:
             states[INDEX] = StateInfo(2, INDEX, StructType().json())
         return states
 
+    def check_stored(self, operator: str, stored: Mapping[str, StateInfo]) -> None:
+        """
+        Compare the state's columns with those of stored state, whose bytes can be read with these only.
+
+        Raises:
+            InvalidInputError: They differ; names the first that does.
+        """
+        if STATE not in stored:
+            return
+        old = [(field.name, field.dataType.simpleString()) for field in _fields(stored[STATE].schema)]
+        new = [(field.name, field.dataType.simpleString()) for field in _fields(self.states()[STATE].schema)]
+        if old != new or (INDEX in stored) != (INDEX in self.states()):
+            ends = [("state that ends", "") if INDEX in states else None for states in (stored, self.states())]
+            pairs = [*zip_longest(old, new), (ends[0], ends[1])]
+            was, now = (
+                "no such column" if part is None else " ".join(part).strip()
+                for part in next(pair for pair in pairs if pair[0] != pair[1])
+            )
+            raise InvalidInputError(
+                f"the columnar state of operator {operator!r} was stored with {was} where its processor has {now}; "
+                "columnar state never changes its columns: go back to them, or give the operator another name=…"
+            )
+
     def output_schema(self) -> StructType:
         """
         Return the columns of the output.
@@ -106,6 +131,10 @@ class ColumnarPlan:
         if schema is None:
             raise InvalidInputError(f"{type(self.processor).__name__} has no output_schema; give outputStructType")
         return from_arrow_schema(schema)
+
+
+def _fields(schema: str) -> list[StructField]:
+    return StructType.fromJson(json.loads(schema)).fields
 
 
 class ColumnarCalls:

@@ -293,6 +293,8 @@ def _operator_infos(frame: StatefulDataFrame, session: JobSession) -> list[Opera
             parallelism = min(default, session.max_parallelism)
         check_parallelism(parallelism, session.max_parallelism)
         known = stored.get(operator.name)
+        if known is not None and isinstance(operator.processor, ColumnarPlan):
+            operator.processor.check_stored(operator.name, known.states)
         states = merge_states(operator.name, known.states if known else {}, operator.states)
         info = OperatorInfo(operator.name, parallelism, operator.key_schema.json(), states)
         if known is not None:

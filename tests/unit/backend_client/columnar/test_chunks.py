@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from backend_client.columnar import Aggregate, ColumnarProcessor, Count, KeyBatch, KeyResults, Sum, chunks
+from backend_client.columnar import Aggregate, ColumnarProcessor, Count, KeyBatch, KeyResults, Sum, chunks, tumbling
 from backend_client.columnar.keys import KeyColumns
 from storage.errors import InvalidInputError
 from tests.unit.backend_client.columnar.columnar_task import Task
@@ -88,3 +89,21 @@ def test_output_schema_is_asked_for() -> None:
     """A processor that does not know its output's columns needs them from its user."""
     with pytest.raises(InvalidInputError, match="outputStructType"):
         Task(Longest(), ROWS).plan.output_schema()
+
+
+@pytest.mark.parametrize(
+    ("processor", "words"),
+    [
+        (Aggregate(Count(name="n"), Sum("v", name="t")), r"s\.0 bigint where its processor has t\.0 bigint"),
+        (Aggregate(Count(name="n")), "no such column"),
+        (Aggregate(Sum("v", name="s"), Count(name="n")), r"n\.0"),
+        (Aggregate(Count(name="n"), Sum("v", name="s"), windows=tumbling("at", timedelta(1))), "state that ends"),
+    ],
+)
+def test_other_columns_than_stored_are_refused(processor: Aggregate, words: str) -> None:
+    """I15: values can only be read with the columns that they were written with; others are refused by name."""
+    rows = pa.schema([*ROWS, ("at", pa.timestamp("us", "UTC"))])
+    stored = Task(Aggregate(Count(name="n"), Sum("v", name="s")), rows).plan
+    stored.check_stored("totals", stored.states())
+    with pytest.raises(InvalidInputError, match=words):
+        Task(processor, rows).plan.check_stored("totals", stored.states())

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
 from backend_client.service_client import ServiceClient
 from dstl_service.wire import ChangeSetRef
-from storage.change_set import encode_change_set
+from storage.change_set import encode_change_set, encode_sorted
 from storage.checksum import checksum64
 from storage.model import KeyGroupRange
 
@@ -47,12 +49,24 @@ class LogWriter:
         """
         if not changes:
             return
-        payload = encode_change_set(changes)
+        self._send(encode_change_set(changes), len(changes), preemptive=preemptive)
+
+    def append_columns(self, keys: pa.Array, values: pa.Array, *, preemptive: bool) -> None:
+        """
+        Do the same with columns: `keys` are ascending, each there once; a value of null deletes.
+
+        Raises:
+            DstlError: As `append`.
+        """
+        if len(keys):
+            self._send(encode_sorted(keys, values), len(keys), preemptive=preemptive)
+
+    def _send(self, payload: bytes, changes: int, *, preemptive: bool) -> None:
         ref = self._client.append(
-            self._target, len(self.refs), payload, checksum64(payload), len(changes), preemptive=preemptive
+            self._target, len(self.refs), payload, checksum64(payload), changes, preemptive=preemptive
         )
         self.refs.append(ref)
-        self.changes += len(changes)
+        self.changes += changes
 
     def make_durable(self) -> None:
         """Wait until all sets are durable and put their handles into `refs`; for sidecars nobody else can reach."""

@@ -5,6 +5,7 @@ A table is a cache (I16): it may be lost at any time and is rebuilt from the log
 checkpoints contain (I1): the changes of a batch come in when a later batch advances the table past it.
 The version is written in the same write as the changes, or withdrawn before and set after them when they need several,
 so a process that dies in between leaves a table that knows what it is. RocksDB's own log is not used for that reason.
+Where batches are small, a table is only opened to read, and the newest changes lie in its journal (`table_journal`).
 
 Knows rocksdict, as `snapshot` does. A table belongs to one task at a time: other tasks of the host that want the same
 key groups (speculative copies, zombies) get another *slot*. Beside a slot lie its snapshots; who opens the slot removes
@@ -19,16 +20,23 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Self
 
-from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch, WriteOptions
+from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch, WriteOptions
 
 from backend_client.snapshot import VERSION_KEY, IncomingSnapshot, making_snapshot, remove_left_behind
+from backend_client.table_journal import CHANGES_MAX, TableJournal
 from storage.errors import DstlError, UnavailableError
 
 _BATCH_CHANGES = 50_000
 _SLOTS_MAX = 16
+# A look-up takes as long as a scan of about this many entries.
+_SCANNED_PER_KEY = 8
+_SCANNED_AT_ONCE = 4096
+# A journal is worth it if it takes the changes of so many batches.
+_BATCHES_IN_JOURNAL = 4
 
 
 class LocalDiskError(UnavailableError):
@@ -48,8 +56,11 @@ class StateTable:
         for left in folder.parent.glob(f"{folder.name}.snapshot-*"):
             remove_left_behind(left)
         shutil.rmtree(self._incoming, ignore_errors=True)
-        self._table = self._open()
-        self.get: Callable[[bytes], bytes | None] = self._table.get
+        self._journal = TableJournal(folder / "journal")
+        self._is_writable = False
+        self._few_changes = False
+        self._table = self._open_to_read() or self._open()
+        self.get: Callable[[bytes], bytes | None] = self._reader()
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], block_cache_bytes: int = 32 << 20) -> Self:
@@ -84,7 +95,7 @@ class StateTable:
     def version(self) -> str | None:
         """The checkpoint that the table stands at, or None: it is empty or was left in the middle of a restore."""
         data = self._table.get(VERSION_KEY)
-        return data.decode() if data else None
+        return self._journal.version or (data.decode() if data else None)
 
     def size_bytes(self) -> int:
         """Return about how large the table is: its files, and what is in memory only."""
@@ -93,6 +104,15 @@ class StateTable:
 
     def advance(self, changes: Iterable[tuple[bytes, bytes | None]], version: str) -> int:
         """Apply changes in order (None deletes) and take the new version; return their number."""
+        left = iter(changes)
+        few = list(islice(left, CHANGES_MAX + 1))
+        if not self._is_writable and self._journal.append(few, self.version, version):
+            self.get = self._reader()
+            return len(few)
+        self._write_journal()
+        return self._write(chain(few, left), version)
+
+    def _write(self, changes: Iterable[tuple[bytes, bytes | None]], version: str) -> int:
         batch, count, withdrawn = WriteBatch(raw_mode=True), 0, False
         for key, value in changes:
             if value is None:
@@ -109,7 +129,20 @@ class StateTable:
                 batch = WriteBatch(raw_mode=True)
         batch.put(VERSION_KEY, version.encode())
         self._table.write(batch, self._write_options)
+        self._few_changes = count <= CHANGES_MAX // _BATCHES_IN_JOURNAL
         return count
+
+    def _write_journal(self) -> None:
+        """Open the table for writing, if it is not, and write what the journal holds."""
+        if self._is_writable:
+            return
+        self._table.close()
+        self._table = self._open()
+        changes, version = self._journal.changes, self._journal.version
+        if version is not None:
+            self._write(changes.items(), version)
+        self._journal.forget()
+        self.get = self._reader()
 
     def clear(self) -> None:
         """
@@ -123,8 +156,9 @@ class StateTable:
             shutil.rmtree(self._folder)
         except OSError as error:
             raise LocalDiskError(f"the table in {self._folder} cannot be removed: {error.strerror}") from error
+        self._journal.forget()
         self._table = self._open()
-        self.get = self._table.get
+        self.get = self._reader()
 
     @contextmanager
     def making_snapshot(self) -> Iterator[Path]:
@@ -134,6 +168,7 @@ class StateTable:
         Raises:
             UnavailableError: It cannot be made.
         """
+        self._write_journal()
         folder = self._folder.with_name(f"{self._folder.name}.snapshot-{uuid.uuid4().hex}")
         with making_snapshot(self._table, folder):
             yield folder
@@ -164,7 +199,8 @@ class StateTable:
         try:
             shutil.rmtree(self._folder)
             os.rename(incoming.folder, self._folder)
-            self._table = Rdict(str(self._folder), self._options)
+            self._journal.forget()
+            self._table, self._is_writable = Rdict(str(self._folder), self._options), True
             incoming.check_version(self._table.get(VERSION_KEY))
         except Exception as error:
             with suppress(Exception):
@@ -173,25 +209,55 @@ class StateTable:
             self._table = self._open()
             raise error if isinstance(error, DstlError) else incoming.damaged(str(error)) from error
         finally:
-            self.get = self._table.get
+            self.get = self._reader()
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield all keys with their values, in key order."""
-        for key, value in self._table.items():
+        for key, value in self._journal.over(self._stored_from(b""), b"", None):
             if key != VERSION_KEY:
-                yield key, value  # type: ignore[misc]  # raw mode has bytes only
+                yield key, value
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the keys that begin with `prefix`, with their values, in key order."""
-        for key, value in self._table.items(from_key=prefix):
-            if key[: len(prefix)] != prefix:  # type: ignore[index]  # raw mode has bytes only
-                return
-            yield key, value  # type: ignore[misc]
+        stored = takewhile(lambda entry: entry[0][: len(prefix)] == prefix, self._stored_from(prefix))
+        if not self._journal.changes:
+            return stored
+        return self._journal.over(stored, prefix, _behind(prefix))
+
+    def get_many(self, keys: list[bytes], covered: float) -> list[bytes | None]:
+        """
+        Return the values of many keys.
+
+        Args:
+            keys: In any order.
+            covered: About which share of the table lies between the first and the last key. Where many of it are
+                asked for, one scan is quicker than looking each of them up.
+        """
+        entries = self._table.property_int_value("rocksdb.estimate-num-keys") or 0
+        if entries * covered > _SCANNED_PER_KEY * len(keys):
+            values: list[bytes | None] = self._table.get(keys)  # type: ignore[arg-type, assignment]  # raw mode
+            changes = self._journal.changes
+            return [changes.get(key, value) for key, value in zip(keys, values, strict=True)] if changes else values
+        found: dict[bytes, bytes | None] = {}
+        last, left = max(keys), self._table.items(from_key=min(keys))
+        while block := list(islice(left, _SCANNED_AT_ONCE)):
+            found.update(block)  # type: ignore[arg-type]
+            if block[-1][0] >= last:  # type: ignore[operator]
+                break
+        found.update(self._journal.changes)
+        return list(map(found.get, keys))
+
+    def between(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the keys from `low` up to `high`, without it, with their values, in key order."""
+        # Not by RocksDB's own bound: rocksdict frees its bytes too early.
+        return self._journal.over(takewhile(lambda entry: entry[0] < high, self._stored_from(low)), low, high)
 
     def close(self) -> None:
         """Close the table and give its slot free."""
         with suppress(Exception):  # a cache that cannot be closed properly is rebuilt; the task must not fail (I16)
             self._table.close()
+            if self._is_writable:
+                self._journal.end(keep=self._few_changes)
         os.close(self._lock_fd)
 
     def discard(self) -> None:
@@ -200,7 +266,31 @@ class StateTable:
             self._table.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _reader(self) -> Callable[[bytes], bytes | None]:
+        """Return what reads one key: the table's own function, unless there is something to be read over it."""
+        changes, stored = self._journal.changes, self._table.get
+        if not changes:
+            return stored
+        return lambda key: changes[key] if key in changes else stored(key)
+
+    def _stored_from(self, low: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return self._table.items(from_key=low)  # type: ignore[return-value]  # raw mode has bytes only
+
+    def _open_to_read(self) -> Rdict | None:
+        """Open a table whose last changes were few; return None if it has to be opened for writing."""
+        if not self._journal.is_kept:
+            return None
+        try:
+            table = Rdict(str(self._folder), self._options, access_type=AccessType.read_only())
+            version = table.get(VERSION_KEY)
+            self._journal.load(version.decode() if version else None)
+        except Exception:  # noqa: BLE001 - rocksdict raises nothing more specific
+            self._journal.forget()
+            return None
+        return table
+
     def _open(self) -> Rdict:
+        self._is_writable = True
         try:
             return Rdict(str(self._folder), self._options)
         except Exception:  # noqa: BLE001 - rocksdict raises nothing more specific
@@ -209,6 +299,12 @@ class StateTable:
             return Rdict(str(self._folder), self._options)
         except Exception as error:
             raise LocalDiskError(f"no table can be opened in {self._folder}: {error}; is its disk full?") from error
+
+
+def _behind(prefix: bytes) -> bytes | None:
+    """Return the least key behind all that begin with `prefix`; None if there is none."""
+    head = prefix.rstrip(b"\xff")
+    return head[:-1] + bytes([head[-1] + 1]) if head else None
 
 
 def _options(block_cache_bytes: int) -> Options:

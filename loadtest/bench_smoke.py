@@ -18,6 +18,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", help="run the workloads whose name has this text")
     options = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="dstl-bench-"))
-    spark = _session(folder)
+    spark = new_session(folder)
     figures: list[Figure] = []
     try:
         for number, workload in enumerate(WORKLOADS):
@@ -117,34 +118,41 @@ def compare(spark: SparkSession, workload: Workload, folder: Path) -> list[Figur
 
 def run_spark(spark: SparkSession, workload: Workload, folder: Path) -> list[int]:
     """Return the trigger times (ms) of the measured batches of Spark's own operator."""
-    out = _stream(spark, workload).groupBy("k")
+    out = new_stream(spark, workload.rows, workload.keys).groupBy("k")
     result = out.transformWithState(
         statefulProcessor=Totals(), outputStructType=OUTPUT, outputMode="Update", timeMode="None"
     )
-    return _measure(result.writeStream.outputMode("update"), folder)
+    return measure(result.writeStream.outputMode("update"), folder)
 
 
 def run_backend(spark: SparkSession, workload: Workload, folder: Path) -> list[int]:
     """Return the trigger times (ms) of the measured batches of this backend."""
-    local = tempfile.mkdtemp(prefix="dstl-b-")
-    backend = ChangelogStateBackend(
-        f"file://{folder}/store", job="bench", local_dir=local, parallelism=workload.partitions
-    )
-    result = backend.transform_with_state(
-        _stream(spark, workload).groupBy("k"),
-        statefulProcessor=Totals(),
-        outputStructType=OUTPUT,
-        outputMode="Update",
-        timeMode="None",
-    )
+    with open_backend(folder, workload.partitions) as backend:
+        result = backend.transform_with_state(
+            new_stream(spark, workload.rows, workload.keys).groupBy("k"),
+            statefulProcessor=Totals(),
+            outputStructType=OUTPUT,
+            outputMode="Update",
+            timeMode="None",
+        )
+        return measure(result.writeStream.outputMode("update"), folder)
+
+
+@contextmanager
+def open_backend(folder: Path, partitions: int) -> Iterator[ChangelogStateBackend]:
+    """Give a backend with a sidecar of its own, which is stopped behind it."""
+    local = tempfile.mkdtemp(prefix="dstl-b-")  # short enough for a Unix socket
+    backend = ChangelogStateBackend(f"file://{folder}/store", job="bench", local_dir=local, parallelism=partitions)
     try:
-        return _measure(result.writeStream.outputMode("update"), folder)
+        yield backend
     finally:
-        os.kill(int(Path(backend.embedded_service.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
+        with suppress(FileNotFoundError):  # if none was started
+            os.kill(int(Path(backend.embedded_service.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
         shutil.rmtree(local, ignore_errors=True)
 
 
-def _session(folder: Path) -> SparkSession:
+def new_session(folder: Path) -> SparkSession:
+    """Start Spark with two cores, its RocksDB store and changelog checkpointing."""
     session = (
         SparkSession.builder.master("local[2]")
         .appName("dstl-bench")
@@ -161,19 +169,27 @@ def _session(folder: Path) -> SparkSession:
     return session
 
 
-def _stream(spark: SparkSession, workload: Workload) -> DataFrame:
-    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", workload.rows).option("numPartitions", 2)
+def new_stream(spark: SparkSession, rows: int, keys: int) -> DataFrame:
+    """Return a stream of batches of so many rows: key `k`, number `v`, event time `timestamp`, a second per batch."""
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2)
+    rate = rate.option("startTimestamp", 1_000_000).option("advanceMillisPerBatch", 1000)
     # Multiplying by an odd number permutes the values, so every batch has each key equally often.
-    key = F.pmod(F.col("value") * 7919, F.lit(workload.keys)).cast("int")
-    return rate.load().select(key.alias("k"), F.col("value").cast("double").alias("v"))
+    key = F.pmod(F.col("value") * 7919, F.lit(keys)).cast("int")
+    return rate.load().select(key.alias("k"), F.col("value").cast("double").alias("v"), "timestamp")
 
 
 class _Measured(Exception):  # noqa: N818 - no error: it ends a query between two batches
     """Enough batches were measured."""
 
 
-def _measure(writer: Any, folder: Path) -> list[int]:
-    wanted = WARM_UP_BATCHES + MEASURED_BATCHES
+def measure(writer: Any, folder: Path, warm_up: int = WARM_UP_BATCHES, measured: int = MEASURED_BATCHES) -> list[int]:
+    """
+    Run a query into the noop sink; return the trigger times (ms) of the batches behind the first ones.
+
+    Raises:
+        TimeoutError: The batches took too long.
+    """
+    wanted = warm_up + measured
 
     def save(batch: DataFrame, batch_id: int) -> None:
         if batch_id >= wanted:
@@ -188,8 +204,8 @@ def _measure(writer: Any, folder: Path) -> list[int]:
             raise
     finally:
         query.stop()
-    progress = query.recentProgress[WARM_UP_BATCHES:wanted]
-    if len(progress) < MEASURED_BATCHES:
+    progress = query.recentProgress[warm_up:wanted]
+    if len(progress) < measured:
         raise TimeoutError(f"{len(query.recentProgress)} of {wanted} batches in time")
     return [int(batch["durationMs"]["triggerExecution"]) for batch in progress]
 

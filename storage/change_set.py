@@ -32,6 +32,11 @@ def encode_change_set(changes: Mapping[bytes, bytes | None]) -> bytes:
     return _encode([pa.array(keys, pa.binary()), pa.array([changes[key] for key in keys], pa.binary())])
 
 
+def encode_sorted(keys: pa.Array, values: pa.Array) -> bytes:
+    """Return the payload of a segment of columns that have its types; `keys` are ascending, each there once."""
+    return _encode([keys, values])
+
+
 def decode_change_set(payload: BytesLike, source: str) -> Iterable[tuple[bytes, bytes | None]]:
     """
     Yield (key, value or None) in key order.

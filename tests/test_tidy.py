@@ -42,6 +42,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "botocore": ("storage/s3_store.py", "loadtest/"),
     "fastapi": ("dstl_service/app.py", "dstl_service/routes/"),
     "starlette": ("dstl_service/app.py", "dstl_service/routes/"),
+    "datasketches": ("backend_client/columnar/distinct.py",),
     "rocksdict": ("backend_client/state_table.py", "backend_client/snapshot.py"),
     "pyspark": ("backend_client/spark/", "loadtest/"),
     "py4j": ("backend_client/spark/", "loadtest/"),

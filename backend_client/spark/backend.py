@@ -6,7 +6,8 @@ import copy
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
@@ -15,15 +16,17 @@ from pyspark.sql.types import StructType
 
 from backend_client.batch_time import TimeMode
 from backend_client.codec import KeyCodec
+from backend_client.columnar.processor import ColumnarProcessor
 from backend_client.coordinator import embedded_service
 from backend_client.progress import BatchProgress
 from backend_client.progress_line import ProgressLine
 from backend_client.service_launcher import EmbeddedService
 from backend_client.settings import BackendSettings
+from backend_client.spark.columnar_calls import ColumnarPlan
 from backend_client.spark.initial_state import initial_state_of
 from backend_client.spark.install import Installation, install
 from backend_client.spark.late_rows import mark_event_time
-from backend_client.spark.plan import Operator, StatefulDataFrame, StatefulGroupedData, grouping_columns
+from backend_client.spark.plan import Operator, StatefulDataFrame, StatefulGroupedData, Step, grouping_columns
 from backend_client.spark.processor import declare_states
 from dstl_service.wire import validate_operator
 from storage.errors import InvalidInputError
@@ -209,6 +212,50 @@ class ChangelogStateBackend:
             pandas=True,
         )
 
+    def transform_columns(
+        self,
+        grouped: GroupedData | StatefulGroupedData,
+        processor: ColumnarProcessor,
+        outputStructType: StructType | str | None = None,
+        outputMode: str = "Update",
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> StatefulDataFrame:
+        """
+        Run a columnar processor over grouped rows; see docs/columnar.md.
+
+        Args:
+            grouped: ``df.groupBy(columns)`` of a streaming DataFrame or of another operator's result.
+            processor: Of `backend_client.columnar`: a ready-made one, or the user's.
+            outputStructType: Schema of its output; only for processors that do not know it themselves.
+            outputMode: "Update" or "Append".
+            name: Names the operator's state within the job; by default the processor's class name.
+            parallelism: Number of partitions; may differ from run to run. By default the backend's.
+
+        Raises:
+            InvalidInputError: An argument is impossible, or the processor does not fit the input.
+        """
+        _check_mode(outputMode)
+        name = name or type(processor).__name__
+        validate_operator(name)
+        given = self._input(grouped, name)
+        plan = ColumnarPlan.of(processor, outputMode, given.schema, given.key_columns, is_first=not given.operators)
+        output_schema = outputStructType or plan.output_schema()
+        if isinstance(output_schema, str):
+            output_schema = _parse(given.source.sparkSession, output_schema)
+        operator = Operator(
+            name=name,
+            processor=plan,
+            key_columns=given.key_columns,
+            input_schema=given.schema,
+            output_schema=output_schema,
+            states=plan.states(),
+            parallelism=parallelism,
+            steps=given.steps,
+        )
+        return self._result(given, operator)
+
     def _transform(
         self,
         grouped: GroupedData | StatefulGroupedData,
@@ -227,40 +274,23 @@ class ChangelogStateBackend:
         time_mode = TimeMode.of(timeMode)
         name = name or type(statefulProcessor).__name__
         validate_operator(name)
-        if isinstance(grouped, StatefulGroupedData):
-            upstream = grouped.frame
-            if upstream.backend is not self:
-                raise InvalidInputError("operators in a chain must be of one backend: they share their checkpoints")
-            source, operators, steps = upstream.source, upstream.operators, upstream.steps
-            key_columns, input_schema = grouped.key_columns, upstream.schema
-        else:
-            source, operators, steps = _streaming_source(grouped), (), ()
-            key_columns, input_schema = grouping_columns(grouped), source.schema
-        if any(operator.name == name for operator in operators):
-            raise InvalidInputError(f"two operators are called {name!r}; give one of them another name=…")
-        spark = source.sparkSession
-
-        def parse(text: str) -> StructType:
-            parsed = spark._parse_ddl(text)
-            if not isinstance(parsed, StructType):
-                raise InvalidInputError(f"{text!r} is no schema of named columns")
-            return parsed
-
+        given = self._input(grouped, name)
+        parse = partial(_parse, given.source.sparkSession)
         output_schema = parse(outputStructType) if isinstance(outputStructType, str) else outputStructType
         if eventTimeColumnName:
-            output_schema = mark_event_time(output_schema, eventTimeColumnName, input_schema)
+            output_schema = mark_event_time(output_schema, eventTimeColumnName, given.schema)
         states, begin_anew = declare_states(name, statefulProcessor, parse, time_mode)
-        key_types = [input_schema[column].dataType for column in key_columns]
+        key_types = [given.schema[column].dataType for column in given.key_columns]
         operator = Operator(
             name=name,
             processor=statefulProcessor,
-            key_columns=key_columns,
-            input_schema=input_schema,
+            key_columns=given.key_columns,
+            input_schema=given.schema,
             output_schema=output_schema,
             states=states,
             begin_anew=begin_anew,
             parallelism=parallelism,
-            steps=steps,
+            steps=given.steps,
             pandas=pandas,
             time_mode=time_mode,
             initial=None if initialState is None else initial_state_of(initialState, key_types, grouping_columns),
@@ -271,9 +301,44 @@ class ChangelogStateBackend:
                 "withWatermark before groupBy; behind another operator, name its eventTimeColumnName",
                 name,
             )
+        return self._result(given, operator)
+
+    def _input(self, grouped: GroupedData | StatefulGroupedData, name: str) -> _Input:
+        """Return what an operator of this name gets its rows from."""
+        if isinstance(grouped, StatefulGroupedData):
+            upstream = grouped.frame
+            if upstream.backend is not self:
+                raise InvalidInputError("operators in a chain must be of one backend: they share their checkpoints")
+            given = _Input(upstream.source, upstream.operators, upstream.steps, grouped.key_columns, upstream.schema)
+        else:
+            source = _streaming_source(grouped)
+            given = _Input(source, (), (), grouping_columns(grouped), source.schema)
+        if any(operator.name == name for operator in given.operators):
+            raise InvalidInputError(f"two operators are called {name!r}; give one of them another name=…")
+        return given
+
+    def _result(self, given: _Input, operator: Operator) -> StatefulDataFrame:
         KeyCodec(operator.key_schema.json())  # refuses keys that cannot be grouped by
-        template = spark.createDataFrame([], output_schema)
-        return StatefulDataFrame(self, source, (*operators, operator), template)
+        template = given.source.sparkSession.createDataFrame([], operator.output_schema)
+        return StatefulDataFrame(self, given.source, (*given.operators, operator), template)
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """Where an operator gets its rows from: the stream, the operators before it, and the steps behind those."""
+
+    source: DataFrame
+    operators: tuple[Operator, ...]
+    steps: tuple[Step, ...]
+    key_columns: tuple[str, ...]
+    schema: StructType
+
+
+def _parse(spark: SparkSession, text: str) -> StructType:
+    parsed = spark._parse_ddl(text)
+    if not isinstance(parsed, StructType):
+        raise InvalidInputError(f"{text!r} is no schema of named columns")
+    return parsed
 
 
 def _check_mode(output_mode: str) -> None:

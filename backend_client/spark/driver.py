@@ -29,6 +29,7 @@ from backend_client.declared_states import ids_to_delete, merge_states
 from backend_client.progress import BatchProgress
 from backend_client.schema_change import key_difference
 from backend_client.spark.checkpoint_log import CheckpointLog
+from backend_client.spark.columnar_calls import ColumnarPlan
 from backend_client.spark.idle_ticks import check_idle_ticks
 from backend_client.spark.late_rows import EventTimes
 from backend_client.spark.pandas_settings import PandasSettings
@@ -197,7 +198,10 @@ class BatchRunner:
 
     def _time(self, batch_id: int) -> BatchTime | None:
         """Return a batch's time, which Spark wrote down before it; None if no operator asks for it."""
-        if all(operator.time_mode is TimeMode.NONE for operator in self._operators):
+        if all(
+            operator.time_mode is TimeMode.NONE and not isinstance(operator.processor, ColumnarPlan)
+            for operator in self._operators
+        ):
             return None
         latest = self._session.latest
         return BatchTime.read(self._log.offsets(batch_id) or "", latest.offsets if latest else None)
@@ -292,6 +296,8 @@ def _operator_infos(frame: StatefulDataFrame, session: JobSession) -> list[Opera
             parallelism = min(default, session.max_parallelism)
         check_parallelism(parallelism, session.max_parallelism)
         known = stored.get(operator.name)
+        if known is not None and isinstance(operator.processor, ColumnarPlan):
+            operator.processor.check_stored(operator.name, known.states)
         states = merge_states(operator.name, known.states if known else {}, operator.states)
         info = OperatorInfo(operator.name, parallelism, operator.key_schema.json(), states)
         if known is not None:

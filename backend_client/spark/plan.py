@@ -28,6 +28,7 @@ from storage.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from backend_client.spark.backend import ChangelogStateBackend
+    from backend_client.spark.columnar_calls import ColumnarPlan
     from backend_client.spark.initial_state import InitialState
     from backend_client.spark.writer import StatefulStreamWriter
 
@@ -89,7 +90,7 @@ class Operator:
     """One stateful operator of a query, with the stateless steps between the operator before it and its input."""
 
     name: str
-    processor: StatefulProcessor
+    processor: StatefulProcessor | ColumnarPlan
     key_columns: tuple[str, ...]
     input_schema: StructType
     output_schema: StructType

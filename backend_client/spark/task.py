@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -29,14 +29,20 @@ from backend_client.restore import advance_to_base
 from backend_client.service_client import ServiceClient
 from backend_client.settings import BackendSettings
 from backend_client.spare_table import open_advanced
+from backend_client.spark.columnar_calls import ColumnarCalls, ColumnarPlan, fitted
 from backend_client.spark.initial_state import InitialRows
 from backend_client.spark.late_rows import OnTime
 from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.row_calls import OUTPUT_ROWS, RowCalls, Timing
 from backend_client.spark.rows import GroupedRows, RowsToArrow
 from backend_client.state_deletion import deletions, hide
+from backend_client.state_table import StateTable
 from dstl_service.wire import ChangeSetRef, CheckpointRef, StateInfo
 from storage.key_groups import key_group_range
+from storage.model import KeyGroupRange
+
+if TYPE_CHECKING:
+    from backend_client.spark.frames import FramesToArrow, GroupedFrames
 
 ATTEMPT_COLUMN = "__dstl_attempt"
 RECEIPT_COLUMN = "__dstl_receipt"
@@ -95,7 +101,7 @@ class OperatorTask:
     """
 
     operator: str
-    processor: StatefulProcessor
+    processor: StatefulProcessor | ColumnarPlan
     states: dict[str, StateInfo]
     key_schema: str
     key_count: int
@@ -138,38 +144,16 @@ class OperatorTask:
         try:
             if advance.materialize and base is not None:
                 hand_over_snapshot(table, client, settings.job, self.operator, key_groups, base)
-            time = self.batch.time if self.time_mode is not TimeMode.NONE else None
-            timestamp_ms = 0 if time is None else time.timestamp_ms
-            reads = CountedReads(table.get)
-            get, scan = hide(reads, table.scan, self.deleted)
-            state = KeyedState(get, key_groups, scan, self.batch.checkpoint_id, timestamp_ms)
-            calls = RowCalls(
-                operator=self.operator,
-                processor=self.processor,
-                states=self.states,
-                key_schema=self.key_schema,
-                preemptive_bytes=settings.preemptive_bytes,
-                timing=None if time is None else Timing(self.time_mode, time, self.has_early),
-                initial=self.initial,
-            )
-            on_time = OnTime(batches)
-            key_count = self.key_count + self.has_early
-            names = self.row_names if self.initial is None else self.initial.names
-            to_arrow: Any = RowsToArrow(self.output, "UTC")
-            grouped = GroupedRows(on_time, key_count, names)
-            if self.pandas is not None:
-                from backend_client.spark.pandas_calls import pandas_calls  # who has no pandas needs none
-
-                calls, grouped, to_arrow = pandas_calls(calls, on_time, key_count, names, self.output, self.pandas)
+            to_arrow = RowsToArrow(self.output, "UTC")
             yield self._marker(to_arrow, attempt, None)
             for changes in deletions(table.scan, key_groups, self.deleted, settings.preemptive_bytes):
                 writer.append(changes, preemptive=True)
-            for outputs in calls.run(grouped, state, writer):
-                columns = to_arrow.columns(outputs)
+            on_time = OnTime(batches)
+            work = self._work(on_time, table, key_groups, writer, to_arrow)
+            for columns in work.outputs:
                 for start in range(0, len(columns[0]), OUTPUT_ROWS):
                     part = [column.slice(start, OUTPUT_ROWS) for column in columns]
                     yield self._batch(part, len(part[0]), None, None, to_arrow)
-            writer.append(state.take_changes(), preemptive=False)
             if any(ref.service_id != self.batch.coordinator_id and ref.service_url is None for ref in writer.refs):
                 # The coordinator cannot reach the sidecar that took these sets, so nobody else can ask for them.
                 writer.make_durable()
@@ -177,13 +161,13 @@ class OperatorTask:
                 operator=self.operator,
                 partition=partition,
                 attempt=attempt,
-                rows=grouped.rows_seen,
-                keys=grouped.keys_seen,
+                rows=work.input.rows_seen,
+                keys=work.input.keys_seen,
                 changes=writer.changes,
                 refs=writer.refs,
                 materialized=advance.materialized,
                 late_rows=on_time.late_rows,
-                state_reads=reads.count,
+                state_reads=work.state_reads(),
                 table_bytes=table.size_bytes(),
             )
             yield self._marker(to_arrow, attempt, json.dumps(asdict(receipt), separators=(",", ":")))
@@ -194,14 +178,64 @@ class OperatorTask:
         finally:
             table.close()
 
+    def _work(
+        self, on_time: OnTime, table: StateTable, key_groups: KeyGroupRange, writer: LogWriter, to_arrow: RowsToArrow
+    ) -> _Work:
+        settings = self.batch.settings
+        if isinstance(self.processor, ColumnarPlan):
+            moment = self.processor.moment(self.batch.time)
+            columnar = ColumnarCalls(
+                self.processor, self.key_schema, self.states, key_groups, moment, settings.preemptive_bytes
+            )
+            outputs = columnar.run(on_time, table, writer)
+            fit = (fitted(output, to_arrow.names, to_arrow.types) for output in outputs)
+            return _Work(columnar, fit, lambda: columnar.keys_seen)
+        time = self.batch.time if self.time_mode is not TimeMode.NONE else None
+        reads = CountedReads(table.get)
+        get, scan = hide(reads, table.scan, self.deleted)
+        timestamp_ms = 0 if time is None else time.timestamp_ms
+        state = KeyedState(get, key_groups, scan, self.batch.checkpoint_id, timestamp_ms)
+        calls = RowCalls(
+            operator=self.operator,
+            processor=self.processor,
+            states=self.states,
+            key_schema=self.key_schema,
+            preemptive_bytes=settings.preemptive_bytes,
+            timing=None if time is None else Timing(self.time_mode, time, self.has_early),
+            initial=self.initial,
+        )
+        key_count = self.key_count + self.has_early
+        names = self.row_names if self.initial is None else self.initial.names
+        grouped: GroupedRows | GroupedFrames = GroupedRows(on_time, key_count, names)
+        convert: RowsToArrow | FramesToArrow = to_arrow
+        if self.pandas is not None:
+            from backend_client.spark.pandas_calls import pandas_calls  # who has no pandas needs none
+
+            calls, grouped, convert = pandas_calls(calls, on_time, key_count, names, self.output, self.pandas)
+
+        def run() -> Iterator[list[pa.Array]]:
+            for rows in calls.run(grouped, state, writer):
+                yield convert.columns(rows)
+            writer.append(state.take_changes(), preemptive=False)
+
+        return _Work(grouped, run(), lambda: reads.count)
+
     def _marker(self, to_arrow: RowsToArrow, attempt: int, receipt: str | None) -> pa.RecordBatch:
         return self._batch([pa.nulls(1, kind) for kind in to_arrow.types], 1, attempt, receipt, to_arrow)
 
     def _batch(
-        self, columns: list[pa.Array], rows: int, attempt: int | None, receipt: str | None, to_arrow: Any
+        self, columns: list[pa.Array], rows: int, attempt: int | None, receipt: str | None, to_arrow: RowsToArrow
     ) -> pa.RecordBatch:
-        extra = [pa.array([attempt] * rows, pa.int64()), pa.array([receipt] * rows, pa.string())]
+        extra = [pa.repeat(pa.scalar(attempt, pa.int64()), rows), pa.repeat(pa.scalar(receipt, pa.string()), rows)]
         return pa.RecordBatch.from_arrays([*columns, *extra], [*to_arrow.names, ATTEMPT_COLUMN, RECEIPT_COLUMN])
+
+
+class _Work(NamedTuple):
+    """How a partition is processed: what counts its input, its output in columns, and how often state was read."""
+
+    input: GroupedRows | GroupedFrames | ColumnarCalls
+    outputs: Iterator[list[pa.Array]]
+    state_reads: Callable[[], int]
 
 
 def _client(settings: BackendSettings) -> ServiceClient:

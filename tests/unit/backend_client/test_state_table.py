@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -198,3 +199,26 @@ def test_unusable_folder_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(UnavailableError, match="local_dir"):
         StateTable.open(blocked / "tables")
+
+
+@pytest.mark.parametrize("asked", [[b"k-0007", b"k-0003", b"none", b"k-0007"], [b"k-0001"], [b"a", b"z"]])
+@pytest.mark.parametrize("entries", [10, 5000])
+def test_many_values_are_read_at_once(tmp_path: Path, entries: int, asked: list[bytes]) -> None:
+    """Whether by one scan or by look-ups, each key gets its value, in order; one that is not there gets none."""
+    stored = {f"k-{number:04}".encode(): str(number).encode() for number in range(entries)}
+    with closing(StateTable.open(tmp_path / "table")) as table:
+        table.advance(stored.items(), "1.0")
+
+        assert table.get_many(asked, 1.0) == [stored.get(key) for key in asked]
+        assert list(table.between(b"k-0002", b"k-0005")) == [(b"k-0002", b"2"), (b"k-0003", b"3"), (b"k-0004", b"4")]
+
+
+def test_values_are_read_after_reopening(tmp_path: Path) -> None:
+    """What lies in files is read as what lies in memory is, also where keys were written several times."""
+    for version in range(4):
+        changes = [(f"k-{number:04}".encode(), str(version).encode()) for number in range(version, 100)]
+        with closing(StateTable.open(tmp_path / "table")) as table:
+            table.advance(changes, f"{version}.0")
+    with closing(StateTable.open(tmp_path / "table")) as table:
+        keys = [f"k-{number:04}".encode() for number in range(100)]
+        assert table.get_many(keys, 1.0) == [str(min(number, 3)).encode() for number in range(100)]

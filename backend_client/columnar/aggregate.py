@@ -1,0 +1,80 @@
+"""The ready-made processor of aggregations, with or without windows. No I/O."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from backend_client.columnar.aggregations import Aggregation
+from backend_client.columnar.processor import BatchMoment, ColumnarProcessor, KeyBatch, KeyResults, OutputMode
+from backend_client.columnar.reductions import Groups
+from backend_client.columnar.windows import Windows
+from storage.errors import InvalidInputError
+
+
+class Aggregate(ColumnarProcessor):
+    """
+    Aggregates the rows of each key, over all batches or by windows of event time.
+
+    Output: the grouping columns, ``window_start`` and ``window_end`` with windows, and a column per aggregation. In
+    update mode it has the keys of the batch. In append mode, for which windows are needed, it has windows that are
+    over, once, before the rows of the batch whose watermark ended them. State of windows ends with them.
+
+    Args:
+        aggregations: At least one.
+        windows: Made by `tumbling` or `sliding`.
+    """
+
+    def __init__(self, *aggregations: Aggregation, windows: Windows | None = None) -> None:
+        self.windows = windows
+        self._aggregations = aggregations
+
+    def check(self, rows: pa.Schema, output_mode: OutputMode) -> None:
+        """Refuse what has no names, and append mode without windows."""
+        super().check(rows, output_mode)
+        names = [aggregation.output_name for aggregation in self._aggregations]
+        if not names or len(set(names)) < len(names):
+            raise InvalidInputError(f"aggregations need different names, and one at least; they are {names}")
+        if output_mode == "append" and self.windows is None:
+            raise InvalidInputError(
+                "aggregations without windows have no final result; use outputMode 'Update', or windows"
+            )
+
+    def state_schema(self, rows: pa.Schema) -> pa.Schema:
+        """Return the columns of all aggregations."""
+        return pa.schema(
+            [
+                pa.field(f"{aggregation.output_name}.{number}", kind)
+                for aggregation in self._aggregations
+                for number, kind in enumerate(aggregation.state_types(rows))
+            ]
+        )
+
+    def output_schema(self, keys: pa.Schema, rows: pa.Schema) -> pa.Schema:
+        """Return keys and results."""
+        results = [pa.field(each.output_name, each.result_type(rows)) for each in self._aggregations]
+        return pa.schema([*keys, *results])
+
+    def process(self, batch: KeyBatch) -> KeyResults:
+        """Bring all aggregations up to date."""
+        groups = Groups(batch.starts, batch.rows.num_rows)
+        columns: list[pa.Array] = []
+        for aggregation, old in zip(self._aggregations, self._parts(batch.rows.schema, batch.state), strict=True):
+            columns += aggregation.update(batch.rows, groups, old, batch.has_state)
+        state = pa.RecordBatch.from_arrays(columns, schema=batch.state.schema)
+        emitted = batch.moment.output_mode == "update"
+        return KeyResults(state, self._output(batch.keys, state, batch.rows.schema) if emitted else None)
+
+    def expired(
+        self, keys: pa.RecordBatch, state: pa.RecordBatch, rows: pa.Schema, moment: BatchMoment
+    ) -> pa.RecordBatch | None:
+        """Return final results, in append mode."""
+        return self._output(keys, state, rows) if moment.output_mode == "append" else None
+
+    def _parts(self, rows: pa.Schema, state: pa.RecordBatch) -> list[list[pa.Array]]:
+        columns = iter(state.columns)
+        return [[next(columns) for _ in aggregation.state_types(rows)] for aggregation in self._aggregations]
+
+    def _output(self, keys: pa.RecordBatch, state: pa.RecordBatch, rows: pa.Schema) -> pa.RecordBatch:
+        parts = self._parts(rows, state)
+        results = [each.result(columns) for each, columns in zip(self._aggregations, parts, strict=True)]
+        return pa.RecordBatch.from_arrays([*keys.columns, *results], schema=self.output_schema(keys.schema, rows))

@@ -1,0 +1,247 @@
+"""
+Ready-made aggregations: count, sum, least, greatest, mean, distinct, top k, last value.
+
+Each keeps a few state columns per key, and brings them up to date for all keys of a batch at once. Nulls do not count,
+as in Spark. No I/O.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend_client.columnar import reductions
+from backend_client.columnar.reductions import Groups
+from backend_client.columnar.values import Bools
+from storage.errors import InvalidInputError
+
+_TOP_MAX = 1000
+
+
+@dataclass(frozen=True)
+class Aggregation(ABC):
+    """
+    An aggregation of one column.
+
+    Args:
+        column: Of the input.
+        name: Of the output's column; by default what Spark would call it.
+    """
+
+    column: str
+    name: str | None = None
+
+    def alias(self, name: str) -> Self:
+        """Return the aggregation with another name of its output column."""
+        return replace(self, name=name)
+
+    @property
+    def output_name(self) -> str:
+        """The name of the output's column."""
+        return self.name or f"{type(self).__name__.lower()}({self.column})"
+
+    def _kind(self, rows: pa.Schema) -> pa.DataType:
+        if self.column not in rows.names:
+            raise InvalidInputError(f"{self.output_name}: the input has no column {self.column!r}")
+        return rows.field(self.column).type
+
+    @abstractmethod
+    def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
+        """
+        Return the types of the state's columns.
+
+        Raises:
+            InvalidInputError: The column is missing or of a type that cannot be aggregated so.
+        """
+
+    def result_type(self, rows: pa.Schema) -> pa.DataType:
+        """Return the type of the result."""
+        return self.state_types(rows)[0]
+
+    @abstractmethod
+    def update(self, rows: pa.RecordBatch, groups: Groups, old: Sequence[pa.Array], known: Bools) -> list[pa.Array]:
+        """
+        Return the state with these rows.
+
+        Args:
+            rows: Of all groups.
+            groups: The rows of each key.
+            old: The state's columns, one row per key.
+            known: Which keys have state.
+        """
+
+    def result(self, state: Sequence[pa.Array]) -> pa.Array:
+        """Return the results, one per key."""
+        return state[0]
+
+
+@dataclass(frozen=True)
+class Count(Aggregation):
+    """Number of rows, or of values of a column."""
+
+    column: str = "1"
+
+    def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
+        """Return one number."""
+        if self.column != "1":
+            self._kind(rows)
+        return [pa.int64()]
+
+    def update(self, rows: pa.RecordBatch, groups: Groups, old: Sequence[pa.Array], known: Bools) -> list[pa.Array]:
+        """Add."""
+        values = rows.column(self.column) if self.column != "1" else None
+        before = pc.fill_null(old[0], 0).to_numpy(zero_copy_only=False)
+        return [pa.array(before + reductions.count(values, groups))]
+
+
+@dataclass(frozen=True)
+class Sum(Aggregation):
+    """Sum of numbers: a long of integers, a double of floats, a decimal of decimals; null without values."""
+
+    def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
+        """Return the sum's."""
+        return [reductions.sum_type(self._kind(rows))]
+
+    def update(self, rows: pa.RecordBatch, groups: Groups, old: Sequence[pa.Array], known: Bools) -> list[pa.Array]:
+        """Add."""
+        kind = old[0].type
+        new = reductions.total(rows.column(self.column), groups, kind)
+        if not known.any():
+            return [new]
+        return [reductions.total(reductions.beside(old[0], new), reductions.pairs(len(new)), kind)]
+
+
+@dataclass(frozen=True)
+class _Extreme(Aggregation):
+    _greatest = False
+
+    def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
+        """Return the column's."""
+        kind = self._kind(rows)
+        if pa.types.is_nested(kind):
+            raise InvalidInputError(f"{self.output_name}: values of type {kind} have no order here")
+        return [kind]
+
+    def update(self, rows: pa.RecordBatch, groups: Groups, old: Sequence[pa.Array], known: Bools) -> list[pa.Array]:
+        """Compare."""
+        new = reductions.extreme(rows.column(self.column), groups, greatest=self._greatest)
+        if not known.any():
+            return [new]
+        both = reductions.beside(old[0], new)
+        return [reductions.extreme(both, reductions.pairs(len(new)), greatest=self._greatest)]
+
+
+@dataclass(frozen=True)
+class Min(_Extreme):
+    """Least value; null without values. Not-a-number is greater than all other numbers."""
+
+
+@dataclass(frozen=True)
+class Max(_Extreme):
+    """Greatest value; null without values. Not-a-number is greater than all other numbers."""
+
+    _greatest = True
+
+
+@dataclass(frozen=True)
+class Mean(Aggregation):
+    """Mean of numbers as a double; null without values."""
+
+    @property
+    def output_name(self) -> str:
+        """The name of the output's column, Spark's."""
+        return self.name or f"avg({self.column})"
+
+    def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
+        """Return sum and number."""
+        reductions.sum_type(self._kind(rows))
+        return [pa.float64(), pa.int64()]
+
+    def update(self, rows: pa.RecordBatch, groups: Groups, old: Sequence[pa.Array], known: Bools) -> list[pa.Array]:
+        """Add."""
+        values = rows.column(self.column).cast(pa.float64(), safe=False)
+        sums = pc.fill_null(reductions.total(values, groups, pa.float64()), 0.0)
+        number = pa.array(reductions.count(values, groups))
+        return [pc.add(pc.fill_null(old[0], 0.0), sums), pc.add(pc.fill_null(old[1], 0), number)]
+
+    def result(self, state: Sequence[pa.Array]) -> pa.Array:
+        """Divide."""
+        sums, numbers = (column.to_numpy(zero_copy_only=False) for column in state)
+        empty = numbers == 0
+        return pa.array(sums / np.where(empty, 1, numbers), mask=empty)
+
+
+@dataclass(frozen=True)
+class TopK(Aggregation):
+    """
+    The greatest values in descending order, as a list.
+
+    Args:
+        limit: How many; 1 to 1000.
+    """
+
+    limit: int = 10
+
+    def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
+        """Return one column per value."""
+        if not 1 <= self.limit <= _TOP_MAX:
+            raise InvalidInputError(f"{self.output_name}: limit must be 1 to {_TOP_MAX}, it is {self.limit}")
+        return Min(self.column, self.output_name).state_types(rows) * self.limit
+
+    def result_type(self, rows: pa.Schema) -> pa.DataType:
+        """Return a list."""
+        return pa.list_(self._kind(rows))
+
+    def update(self, rows: pa.RecordBatch, groups: Groups, old: Sequence[pa.Array], known: Bools) -> list[pa.Array]:
+        """Choose among the old and the new values."""
+        number = len(groups.starts)
+        new = reductions.leading(rows.column(self.column), groups, self.limit)
+        if not known.any():
+            return new
+        both = pa.concat_arrays([*old, *new])
+        by_key = both.take(pa.array(np.arange(len(both)).reshape(-1, number).T.reshape(-1)))
+        width = 2 * self.limit
+        return reductions.leading(by_key, Groups(np.arange(0, number * width, width), number * width), self.limit)
+
+    def result(self, state: Sequence[pa.Array]) -> pa.Array:
+        """Collect the values of each key."""
+        number = len(state[0])
+        both = pa.concat_arrays(list(state))
+        by_key = both.take(pa.array(np.arange(len(both)).reshape(-1, number).T.reshape(-1)))
+        valid = by_key.is_valid().to_numpy(zero_copy_only=False).reshape(number, -1)
+        offsets = np.concatenate([[0], np.cumsum(valid.sum(axis=1))])
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), by_key.drop_null())
+
+
+@dataclass(frozen=True)
+class Last(Aggregation):
+    """
+    The value of the newest row.
+
+    Args:
+        by: The column that tells which row is newest, such as its event time; rows where it is null do not count.
+            Of equally new rows, the one with the greatest value counts, so that the result never depends on chance.
+    """
+
+    by: str = ""
+
+    def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
+        """Return value and time."""
+        if not self.by:
+            raise InvalidInputError(f"{self.output_name}: by=… has to name the column that tells which row is newest")
+        return [*Min(self.column, self.output_name).state_types(rows), *Min(self.by).state_types(rows)]
+
+    def update(self, rows: pa.RecordBatch, groups: Groups, old: Sequence[pa.Array], known: Bools) -> list[pa.Array]:
+        """Choose among old and new values."""
+        columns = [rows.column(self.by), rows.column(self.column)]
+        by, value = reductions.by_order(columns, groups, greatest=True)
+        if known.any():
+            both = [reductions.beside(old[1], by), reductions.beside(old[0], value)]
+            by, value = reductions.by_order(both, reductions.pairs(len(by)), greatest=True)
+        return [value, by]

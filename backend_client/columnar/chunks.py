@@ -1,0 +1,138 @@
+"""
+Sorted Arrow batches of a partition as parts in which every key is whole. No I/O.
+
+A part has about `ROWS` rows, or as many as its only key has: what is in memory at a time is one part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend_client.columnar.keys import KeyColumns
+from backend_client.columnar.values import Bools, Ints
+
+ROWS = 1 << 17
+BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """
+    Some keys with all their rows.
+
+    Args:
+        key_groups: Of each key.
+        keys: The key columns, one row per key.
+        encoded: The bytes of each key.
+        rows: Of all keys.
+        starts: Number of each key's first row.
+        is_last: Whether the partition ends here.
+    """
+
+    key_groups: list[int]
+    keys: list[pa.Array]
+    encoded: list[bytes]
+    rows: pa.RecordBatch
+    starts: Ints
+    is_last: bool
+
+
+class KeyChunks:
+    """
+    Splits the batches of one partition.
+
+    Args:
+        batches: Sorted by key group and key. Columns: key group, key columns, columns of the rows.
+        keys: The operator's keys.
+        rows: The columns of the rows, as processors see them.
+    """
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], keys: KeyColumns, rows: pa.Schema) -> None:
+        self._batches = (batch for batch in batches if batch.num_rows)
+        self._keys = keys
+        self._rows = rows
+        self.rows_seen = 0
+        self.keys_seen = 0
+
+    def __iter__(self) -> Iterator[Chunk]:
+        held: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in self._batches:
+            held.append(batch)
+            self.rows_seen += batch.num_rows
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            if rows >= ROWS or size >= BYTES:
+                joined = _joined(held)
+                starts = self._starts(joined)
+                if len(starts) > 1:
+                    yield self._chunk(joined, starts[:-1], int(starts[-1]), is_last=False)
+                    joined = joined.slice(int(starts[-1]))
+                # Of a key that goes on, twice as many rows are collected before its end is looked for again.
+                held, rows, size = [joined], joined.num_rows - ROWS, joined.nbytes - BYTES
+                rows, size = max(rows, 0), max(size, 0)
+        if held:
+            joined = _joined(held)
+            yield self._chunk(joined, self._starts(joined), joined.num_rows, is_last=True)
+
+    def _chunk(self, batch: pa.RecordBatch, starts: Ints, end: int, *, is_last: bool) -> Chunk:
+        first_row = 1 + len(self._keys.fields)
+        at = pa.array(starts)
+        columns = [
+            column.take(at).cast(field.type)
+            for column, field in zip(batch.columns[1:first_row], self._keys.fields, strict=True)
+        ]
+        rows = [
+            column.slice(0, end).cast(field.type)
+            for column, field in zip(batch.columns[first_row:], self._rows, strict=True)
+        ]
+        self.keys_seen += len(starts)
+        return Chunk(
+            key_groups=batch.column(0).take(at).to_pylist(),
+            keys=columns,
+            encoded=self._keys.encode(columns),
+            rows=pa.RecordBatch.from_arrays(rows, schema=self._rows),
+            starts=starts,
+            is_last=is_last,
+        )
+
+    def _starts(self, batch: pa.RecordBatch) -> Ints:
+        """Return where keys begin."""
+        differs = np.ones(batch.num_rows, np.bool_)
+        differs[1:] = False
+        columns = batch.columns[1 : 1 + len(self._keys.fields)]
+        if any(pa.types.is_nested(column.type) for column in columns):
+            encoded = self._keys.encode(columns)
+            differs[1:] = np.fromiter((a != b for a, b in pairwise(encoded)), np.bool_, len(encoded) - 1)
+        else:
+            for column in columns:
+                differs[1:] |= _differs(column)
+        starts: Ints = np.flatnonzero(differs)
+        return starts
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    table = pa.Table.from_batches(batches).combine_chunks()
+    return pa.RecordBatch.from_arrays([column.chunk(0) for column in table.columns], schema=table.schema)
+
+
+def _differs(column: pa.Array) -> Bools:
+    """Return for all rows but the first whether this part of the key differs from that of the row before."""
+    if pa.types.is_null(column.type):
+        return np.zeros(len(column) - 1, np.bool_)
+    if pa.types.is_floating(column.type):
+        # Spark has made all zeros and all not-a-numbers equal, so keys are equal if their bits are.
+        column = column.view(pa.int64() if column.type.bit_width == 64 else pa.int32())
+    before, after = column.slice(0, len(column) - 1), column.slice(1)
+    differs = pc.not_equal(before, after)
+    if column.null_count:
+        differs = pc.if_else(pc.is_valid(differs), differs, pc.xor(pc.is_null(before), pc.is_null(after)))
+    result: Bools = differs.to_numpy(zero_copy_only=False)
+    return result

@@ -1,0 +1,83 @@
+"""
+The keys of a batch as bytes and back, all at once: the same bytes as `backend_client.codec.KeyCodec` makes of each.
+
+No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import msgpack
+import pyarrow as pa
+
+from backend_client.codec import KeyCodec
+from storage.errors import CorruptDataError
+
+
+class KeyColumns:
+    """
+    Encodes and decodes the key columns of one operator.
+
+    Args:
+        key_schema: Spark's JSON text of the struct of the key columns.
+        fields: The same columns for Arrow.
+    """
+
+    def __init__(self, key_schema: str, fields: pa.Schema) -> None:
+        self.fields = fields
+        self._encode = KeyCodec(key_schema).encode_all
+        self._pack = msgpack.Packer().pack
+
+    def encode(self, columns: Sequence[pa.Array]) -> list[bytes]:
+        """Return one key's bytes per row."""
+        return self._encode(zip(*map(_to_python, columns), strict=True))
+
+    def encode_numbers(self, numbers: Sequence[int]) -> list[bytes]:
+        """Return the bytes of numbers that follow a key, such as the begin of a window."""
+        return list(map(self._pack, numbers))
+
+    def decode(self, keys: Sequence[bytes], *, with_number: bool) -> tuple[pa.RecordBatch, list[int]]:
+        """
+        Return the key columns of encoded keys, and the numbers behind them where there are such.
+
+        Raises:
+            CorruptDataError: They are no keys of this schema.
+        """
+        try:
+            unpacker = msgpack.Unpacker(use_list=True, strict_map_key=False)
+            unpacker.feed(b"".join(keys))
+            parts = list(unpacker)
+            numbers = parts[1::2] if with_number else []
+            rows = parts[::2] if with_number else parts
+            if len(rows) != len(keys) or any(len(row) != len(self.fields) for row in rows):
+                raise ValueError("they have other columns")
+            columns = list(zip(*rows, strict=True)) or [()] * len(self.fields)
+            arrays = [
+                pa.array([_plain(value, field.type) for value in column], field.type)
+                for column, field in zip(columns, self.fields, strict=True)
+            ]
+        except (ValueError, TypeError, ArithmeticError, pa.ArrowException, msgpack.UnpackException) as error:
+            raise CorruptDataError(f"stored keys of columnar state cannot be read: {error}") from error
+        return pa.RecordBatch.from_arrays(arrays, schema=self.fields), numbers
+
+
+def _to_python(column: pa.Array) -> list[Any]:
+    if column.null_count == 0 and (pa.types.is_integer(column.type) or pa.types.is_float64(column.type)):
+        return column.to_numpy().tolist()  # type: ignore[no-any-return]
+    return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    """Return what Arrow takes for a value of this type; moments are numbers to it as they are in keys."""
+    if value is None:
+        return None
+    if pa.types.is_decimal(kind):
+        return Decimal(value)
+    if pa.types.is_struct(kind):
+        return {field.name: _plain(part, field.type) for field, part in zip(kind, value, strict=True)}
+    if pa.types.is_list(kind):
+        return [_plain(part, kind.value_type) for part in value]
+    return value

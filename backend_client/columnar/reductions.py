@@ -1,0 +1,183 @@
+"""
+Many small groups reduced at once: what ready-made aggregations are made of.
+
+Values are ordered as in Spark: not-a-number is greater than all other numbers, text is compared by its bytes; nulls
+never count. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import localcontext
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend_client.columnar.values import Bools, Ints
+from storage.errors import InvalidInputError
+
+_EXACT_DIGITS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Neighbouring rows that belong together; each group has at least one."""
+
+    starts: Ints
+    rows: int
+
+    @property
+    def sizes(self) -> Ints:
+        """How many rows each group has."""
+        return np.diff(self.starts, append=self.rows)
+
+    @property
+    def of_rows(self) -> Ints:
+        """The number of each row's group."""
+        return np.repeat(np.arange(len(self.starts)), self.sizes)
+
+
+def count(values: pa.Array | None, groups: Groups) -> Ints:
+    """Return how many values each group has, or how many rows."""
+    if values is None or values.null_count == 0:
+        return groups.sizes
+    sums: Ints = np.add.reduceat(_valid(values).astype(np.int64), groups.starts)
+    return sums
+
+
+def sum_type(kind: pa.DataType) -> pa.DataType:
+    """
+    Return the type of a sum, as in Spark.
+
+    Raises:
+        InvalidInputError: There is no sum of this type.
+    """
+    if pa.types.is_integer(kind):
+        return pa.int64()
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    if pa.types.is_decimal128(kind):
+        return pa.decimal128(min(38, kind.precision + 10), kind.scale)
+    raise InvalidInputError(f"there is no sum of values of type {kind}")
+
+
+def total(values: pa.Array, groups: Groups, kind: pa.DataType) -> pa.Array:
+    """
+    Return the sum of each group, null without values.
+
+    Args:
+        values: Numbers.
+        groups: Of the values.
+        kind: The type of the sums.
+
+    Raises:
+        InvalidInputError: A sum does not fit its type.
+    """
+    empty = count(values, groups) == 0
+    if pa.types.is_floating(kind):
+        with np.errstate(invalid="ignore"):  # of infinities
+            sums = np.add.reduceat(_numbers(values, 0).astype(np.float64), groups.starts)
+        return pa.array(sums, kind, mask=empty)
+    if pa.types.is_integer(kind):
+        numbers = _numbers(values, 0).astype(np.int64)
+        if np.abs(np.add.reduceat(numbers.astype(np.float64), groups.starts)).max(initial=0.0) < 2.0**62:
+            return pa.array(np.add.reduceat(numbers, groups.starts), kind, mask=empty)
+    exact = np.array([0 if value is None else value for value in values.to_pylist()], object)
+    with localcontext(prec=_EXACT_DIGITS):
+        exact_sums = np.add.reduceat(exact, groups.starts).tolist()
+    try:
+        return pa.array([None if no else value for value, no in zip(exact_sums, empty, strict=True)], kind)
+    except (pa.ArrowException, OverflowError) as error:
+        raise InvalidInputError(f"a sum does not fit the type {kind}: {error}") from error
+
+
+def extreme(values: pa.Array, groups: Groups, *, greatest: bool) -> pa.Array:
+    """Return the greatest or least value of each group, null without values."""
+    kind = values.type
+    if not _is_numeric(kind):
+        return by_order([values], groups, greatest=greatest)[0]
+    empty = pa.array(count(values, groups) == 0)
+    if pa.types.is_floating(kind):
+        raw, least, most = values, -np.inf, np.nan
+    else:
+        raw = values if pa.types.is_integer(kind) else values.view(pa.int64() if kind.bit_width == 64 else pa.int32())
+        bounds = np.iinfo(raw.type.to_pandas_dtype())
+        least, most = bounds.min, bounds.max
+    if greatest:
+        found = pa.array(np.maximum.reduceat(_numbers(raw, least), groups.starts))
+    else:
+        found = pa.array(np.fmin.reduceat(_numbers(raw, most), groups.starts))
+    return pc.if_else(empty, pa.scalar(None, kind), found.view(kind))
+
+
+def by_order(columns: Sequence[pa.Array], groups: Groups, *, greatest: bool) -> list[pa.Array]:
+    """Return each group's first or last row by these columns; rows with a null in the first do not count."""
+    order, group = _ordered(columns, groups, descending=greatest)
+    first = np.flatnonzero(np.diff(group, prepend=-1))
+    found = np.full(len(groups.starts), -1, np.int64)
+    found[group[first]] = order[first]
+    rows = pa.array(found, mask=found < 0)
+    return [column.take(rows) for column in columns]
+
+
+def leading(values: pa.Array, groups: Groups, limit: int) -> list[pa.Array]:
+    """Return each group's greatest values: an array of the first ones, one of the second ones, …; null for none."""
+    order, group = _ordered([values], groups, descending=True)
+    begins = np.flatnonzero(np.diff(group, prepend=-1))
+    rank = np.arange(len(group)) - np.repeat(begins, np.diff(begins, append=len(group)))
+    slots = np.full((limit, len(groups.starts)), -1, np.int64)
+    taken = rank < limit
+    slots[rank[taken], group[taken]] = order[taken]
+    return [values.take(pa.array(slot, mask=slot < 0)) for slot in slots]
+
+
+def beside(old: pa.Array, new: pa.Array) -> pa.Array:
+    """Return old and new values in turn; `pairs` are their groups."""
+    both = pa.concat_arrays([old, new])
+    return both.take(pa.array(np.arange(len(both)).reshape(2, -1).T.reshape(-1)))
+
+
+def pairs(number: int) -> Groups:
+    """Return the groups of `beside`."""
+    return Groups(np.arange(0, 2 * number, 2), 2 * number)
+
+
+def _ordered(columns: Sequence[pa.Array], groups: Groups, *, descending: bool) -> tuple[Ints, Ints]:
+    """Return row numbers by group and columns, without those of nulls in the first column, and their groups."""
+    names = [f"c{position}" for position in range(2 * len(columns))]
+    direction = "descending" if descending else "ascending"
+    keys: list[pa.Array] = []
+    for column in columns:
+        # Arrow puts not-a-number last in both directions.
+        keys += [
+            pc.is_nan(column) if pa.types.is_floating(column.type) else pa.repeat(pa.scalar(False), groups.rows),
+            column,
+        ]
+    table = pa.table([pa.array(groups.of_rows), *keys], ["group", *names])
+    order = pc.sort_indices(table, [("group", "ascending"), *((name, direction) for name in names)]).to_numpy()
+    order = order[_valid(columns[0])[order]].astype(np.int64)
+    return order, groups.of_rows[order]
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind)
+        or (pa.types.is_floating(kind) and kind.bit_width > 16)
+        or pa.types.is_timestamp(kind)
+        or pa.types.is_date32(kind)
+    )
+
+
+def _valid(values: pa.Array) -> Bools:
+    valid: Bools = values.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+def _numbers(values: pa.Array, fill: float) -> npt.NDArray[Any]:
+    filled = values if values.null_count == 0 else pc.fill_null(values, pa.scalar(fill, values.type))
+    numbers: npt.NDArray[Any] = filled.to_numpy(zero_copy_only=False)
+    return numbers

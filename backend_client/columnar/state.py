@@ -1,0 +1,193 @@
+"""
+The state of a columnar operator in its table: read for many keys at once, written as sorted columns of a change set.
+
+An entry lies at key group | state id | key (| begin of its window). Where state ends by itself, the first 8 bytes of
+the value are its end, and an *index* entry without value lies at key group | index id | end (8 bytes, so that ascending
+bytes are ascending times) | key: that is how ended state is found without a look at all of it. Both are ordinary
+entries of table and log, so restore, parallelism, snapshots and compaction know nothing of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend_client.columnar.values import Bools, Ints, StateColumns
+from backend_client.keyed_state import table_key
+from storage.errors import CorruptDataError
+from storage.model import KeyGroupRange
+
+STATE, INDEX = "columns", "ends"
+"""Names of an operator's two variables; they are also their kinds."""
+
+_END = struct.Struct(">Q")
+_SIGN = 1 << 63
+_ENDED_MAX = 100_000
+
+ReadMany = Callable[[list[bytes], float], list[bytes | None]]
+ScanBetween = Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """State of some keys, one row per key; `ends_ms` counts where there is state that ends."""
+
+    columns: pa.RecordBatch
+    present: Bools
+    ends_ms: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Changed entries by ascending keys, each once; a value of null deletes."""
+
+    keys: pa.Array
+    values: pa.Array
+
+    def pieces(self, size_bytes: int) -> Iterator[Changes]:
+        """Yield the changes in parts of about this size."""
+        total = self.keys.nbytes + self.values.nbytes
+        rows = max(1, len(self.keys) // (total // size_bytes + 1) + 1)
+        for begin in range(0, len(self.keys), rows):
+            yield Changes(self.keys.slice(begin, rows), self.values.slice(begin, rows))
+
+
+class ColumnarState:
+    """
+    Reads and encodes the entries of one task.
+
+    Args:
+        codec: Of the state's columns.
+        key_groups: Those of the partition.
+        state_id: Of the entries.
+        index_id: Of the index of ends; None if state does not end by itself.
+        read_many: Reads table entries, given with the share of the table in which they lie.
+        scan: Yields the table's entries from a key up to another one, without it.
+    """
+
+    def __init__(
+        self,
+        codec: StateColumns,
+        key_groups: KeyGroupRange,
+        state_id: int,
+        index_id: int | None,
+        read_many: ReadMany,
+        scan: ScanBetween,
+    ) -> None:
+        self._codec = codec
+        self._key_groups = key_groups
+        self._index_id = index_id
+        self._read_many = read_many
+        self._scan = scan
+        groups = range(key_groups.first, key_groups.last + 1)
+        self._heads = {group: table_key(group, state_id, b"") for group in groups}
+        self._index_heads = {group: table_key(group, index_id, b"") for group in groups} if index_id is not None else {}
+
+    def entries(self, key_groups: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
+        """Return the table keys of encoded keys."""
+        heads = self._heads
+        return [heads[group] + key for group, key in zip(key_groups, keys, strict=True)]
+
+    def read(self, entries: list[bytes], watermark_ms: int | None) -> Found:
+        """
+        Return the state of these entries; what ended is not there any more.
+
+        Raises:
+            CorruptDataError: A stored value cannot be read.
+        """
+        first, last = (int.from_bytes(entry[:2], "big") for entry in (entries[0], entries[-1]))
+        covered = (last - first + 1) / (self._key_groups.last - self._key_groups.first + 1)
+        values = self._read_many(entries, covered)
+        ends = np.zeros(len(values), np.int64)
+        if self._index_id is not None:
+            values, ends = self._without_ends(values)
+            if watermark_ms is not None:
+                ended = ends <= watermark_ms
+                values = [None if gone else value for value, gone in zip(values, ended.tolist(), strict=True)]
+        columns, present = self._codec.decode(values)
+        return Found(columns, present, ends)
+
+    def changes(
+        self, entries: list[bytes], found: Found, state: pa.RecordBatch, keep: Bools | None, ends_ms: Ints | None
+    ) -> Changes:
+        """Return what has to be written so that these entries have this state."""
+        values = self._codec.encode(state)
+        keys = pa.array(entries, pa.binary())
+        if ends_ms is not None:
+            values = _with_ends(ends_ms, values)
+        if keep is not None:
+            values = pc.if_else(pa.array(keep), values, pa.scalar(None, pa.binary()))
+            needed = keep | found.present
+            keys, values = keys.filter(pa.array(needed)), values.filter(pa.array(needed))
+        if ends_ms is not None:
+            kept = np.ones(len(entries), np.bool_) if keep is None else keep
+            moved = ends_ms != found.ends_ms
+            old = np.flatnonzero(found.present & (moved | ~kept)).tolist()
+            new = np.flatnonzero(kept & (moved | ~found.present)).tolist()
+            index = [self._index_key(entries[at], int(found.ends_ms[at])) for at in old]
+            index += [self._index_key(entries[at], int(ends_ms[at])) for at in new]
+            marks = [None] * len(old) + [b""] * len(new)
+            keys = pa.concat_arrays([keys, pa.array(index, pa.binary())])
+            values = pa.concat_arrays([values, pa.array(marks, pa.binary())])
+        return _sorted(keys, values)
+
+    def ended(self, watermark_ms: int) -> Iterator[tuple[list[bytes], pa.RecordBatch, Changes]]:
+        """
+        Yield what ends at this watermark: keys as they follow the state id, their state, changes that remove it.
+
+        Raises:
+            CorruptDataError: The index names an entry that is not there.
+        """
+        keys: list[bytes] = []
+        found: list[bytes] = []
+        for group, head in self._index_heads.items():
+            for index_key, _ in self._scan(head, head + _end(watermark_ms + 1)):
+                keys.append(self._heads[group] + index_key[len(head) + _END.size :])
+                found.append(index_key)
+                if len(keys) >= _ENDED_MAX:
+                    yield self._removed(keys, found)
+                    keys, found = [], []
+        if keys:
+            yield self._removed(keys, found)
+
+    def _removed(self, entries: list[bytes], index: list[bytes]) -> tuple[list[bytes], pa.RecordBatch, Changes]:
+        order = sorted(range(len(entries)), key=entries.__getitem__)
+        entries = [entries[at] for at in order]
+        values, _ = self._without_ends(self._read_many(entries, 1.0))
+        columns, present = self._codec.decode(values)
+        if not present.all():
+            raise CorruptDataError("the index of a columnar operator's state names entries that are not there")
+        gone = pa.array([*entries, *index], pa.binary())
+        return [entry[4:] for entry in entries], columns, _sorted(gone, pa.nulls(len(gone), pa.binary()))
+
+    def _index_key(self, entry: bytes, end_ms: int) -> bytes:
+        return self._index_heads[int.from_bytes(entry[:2], "big")] + _end(end_ms) + entry[4:]
+
+    def _without_ends(self, values: list[bytes | None]) -> tuple[list[bytes | None], Ints]:
+        heads = b"".join(value[:8] if value is not None else bytes(8) for value in values)
+        if len(heads) != 8 * len(values):
+            raise CorruptDataError("a stored value of columnar state cannot be read: it is shorter than its end")
+        ends = (np.frombuffer(heads, ">u8") ^ np.uint64(_SIGN)).astype(np.uint64).view(np.int64)
+        return [None if value is None else value[8:] for value in values], ends
+
+
+def _end(end_ms: int) -> bytes:
+    return _END.pack(end_ms + _SIGN)
+
+
+def _with_ends(ends_ms: Ints, values: pa.Array) -> pa.Array:
+    heads = (ends_ms.view(np.uint64) ^ np.uint64(_SIGN)).astype(">u8")
+    binary = pa.Array.from_buffers(pa.binary(8), len(values), [None, pa.py_buffer(heads)]).cast(pa.binary())
+    return pc.binary_join_element_wise(binary, values, pa.scalar(b"", pa.binary()))
+
+
+def _sorted(keys: pa.Array, values: pa.Array) -> Changes:
+    if len(keys) > 1 and not pc.all(pc.less(keys.slice(0, len(keys) - 1), keys.slice(1))).as_py():
+        order = pc.sort_indices(keys)
+        keys, values = keys.take(order), values.take(order)
+    return Changes(keys, values)

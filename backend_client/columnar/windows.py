@@ -1,0 +1,97 @@
+"""
+Windows over event time: which rows belong to which, and when one is over.
+
+A window is ``[start, start + size)``; a row whose time is null belongs to none, and rows of a window that is over are
+dropped, as Spark does. No I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend_client.columnar.values import Ints
+from storage.errors import InvalidInputError
+
+START, END = "window_start", "window_end"
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class Assigned(NamedTuple):
+    """Rows with a window each; a row of several overlapping windows is there several times."""
+
+    rows: Ints
+    starts_us: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows of one size over a column; made by `tumbling` and `sliding`."""
+
+    column: str
+    size_us: int
+    slide_us: int
+    offset_us: int
+
+    def check(self, rows: pa.Schema) -> None:
+        """
+        Check that windows can be made over these rows.
+
+        Raises:
+            InvalidInputError: The column is missing or holds no timestamps.
+        """
+        if self.column not in rows.names or not pa.types.is_timestamp(rows.field(self.column).type):
+            raise InvalidInputError(f"windows need a timestamp column; {self.column!r} is none of the input")
+
+    def fields(self, rows: pa.Schema) -> list[pa.Field]:
+        """Return the two columns that windows add to a key."""
+        kind = rows.field(self.column).type
+        return [pa.field(START, kind), pa.field(END, kind)]
+
+    def assign(self, times: pa.Array, watermark_ms: int | None) -> Assigned:
+        """Return the windows of rows with these times, without windows that are over."""
+        valid = np.flatnonzero(pc.is_valid(times).to_numpy(zero_copy_only=False))
+        micros = times.cast(pa.timestamp("us", times.type.tz)).view(pa.int64())
+        at = pc.fill_null(micros, 0).to_numpy(zero_copy_only=False)[valid]
+        newest = at - (at - self.offset_us) % self.slide_us
+        rows, starts = [], []
+        for back in range(-(-self.size_us // self.slide_us)):
+            start = newest - back * self.slide_us
+            inside = start + self.size_us > at
+            if watermark_ms is not None:
+                inside &= start + self.size_us > watermark_ms * 1000
+            rows.append(valid[inside])
+            starts.append(start[inside])
+        return Assigned(np.concatenate(rows), np.concatenate(starts))
+
+    def columns(self, starts_us: Ints, kind: pa.DataType) -> list[pa.Array]:
+        """Return begins and ends as timestamps of this type."""
+        micros = pa.timestamp("us", kind.tz)
+        return [pa.array(starts_us + part, pa.int64()).view(micros).cast(kind) for part in (0, self.size_us)]
+
+    def ends_ms(self, starts_us: Ints) -> Ints:
+        """Return the watermark from which on each window is over."""
+        ends: Ints = -(-(starts_us + self.size_us) // 1000)
+        return ends
+
+
+def tumbling(column: str, size: timedelta, offset: timedelta = timedelta(0)) -> Windows:
+    """Make windows that follow each other without gap; `offset` shifts them against 1970-01-01 00:00 UTC."""
+    return sliding(column, size, size, offset)
+
+
+def sliding(column: str, size: timedelta, slide: timedelta, offset: timedelta = timedelta(0)) -> Windows:
+    """
+    Make windows that begin every `slide` and so overlap.
+
+    Raises:
+        InvalidInputError: A duration is not positive, or there would be gaps.
+    """
+    if not timedelta(0) < slide <= size:
+        raise InvalidInputError(f"windows need 0 < slide <= size; slide is {slide}, size is {size}")
+    return Windows(column, size // _MICROSECOND, slide // _MICROSECOND, offset // _MICROSECOND)

@@ -1,0 +1,261 @@
+"""How a processor of the columnar API is called, and what the driver finds out about it before the query starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructField, StructType
+
+from backend_client.batch_time import BatchTime
+from backend_client.columnar.chunks import Chunk, KeyChunks
+from backend_client.columnar.keys import KeyColumns
+from backend_client.columnar.processor import BatchMoment, ColumnarProcessor, KeyBatch, OutputMode
+from backend_client.columnar.state import INDEX, STATE, ColumnarState
+from backend_client.columnar.values import Ints, StateColumns
+from backend_client.log_writer import LogWriter
+from backend_client.state_table import StateTable
+from dstl_service.wire import StateInfo
+from storage.errors import InvalidInputError
+from storage.model import KeyGroupRange
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnarPlan:
+    """
+    A columnar operator as its tasks need it.
+
+    Args:
+        processor: The user's.
+        output_mode: Of the query.
+        keys: The grouping columns.
+        rows: The input's columns.
+        is_first: Whether its rows come from the stream. What an operator before it puts out for a watermark is not late
+            for that watermark, so behind one, that of the batch before counts.
+    """
+
+    processor: ColumnarProcessor
+    output_mode: OutputMode
+    keys: pa.Schema
+    rows: pa.Schema
+    is_first: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        processor: ColumnarProcessor,
+        output_mode: str,
+        input_schema: StructType,
+        key_columns: Sequence[str],
+        *,
+        is_first: bool = True,
+    ) -> ColumnarPlan:
+        """
+        Join a processor with its input.
+
+        Raises:
+            InvalidInputError: They do not fit.
+        """
+        if not isinstance(processor, ColumnarProcessor):
+            raise InvalidInputError(f"a ColumnarProcessor is needed, not {type(processor).__name__}")
+        mode: OutputMode = "append" if output_mode.lower() == "append" else "update"
+        rows = to_arrow_schema(input_schema, timezone="UTC")
+        keys = to_arrow_schema(StructType([input_schema[name] for name in key_columns]), timezone="UTC")
+        processor.check(rows, mode)
+        return cls(processor, mode, keys, rows, is_first)
+
+    def moment(self, time: BatchTime | None) -> BatchMoment:
+        """Return what the processor is told of a batch; a watermark of 0 is none."""
+        if time is None:
+            return BatchMoment(self.output_mode)
+        watermark_ms = time.watermark_ms if self.is_first else time.previous_watermark_ms
+        return BatchMoment(self.output_mode, watermark_ms or None, time.timestamp_ms)
+
+    @property
+    def all_keys(self) -> pa.Schema:
+        """The columns of the keys that the processor sees."""
+        windows = self.processor.windows
+        return pa.schema([*self.keys, *(windows.fields(self.rows) if windows is not None else ())])
+
+    def states(self) -> dict[str, StateInfo]:
+        """
+        Return the operator's state variables.
+
+        Raises:
+            InvalidInputError: A field of the state is of an impossible type.
+        """
+        schema = self.processor.state_schema(self.rows)
+        StateColumns(schema)
+        states = {STATE: StateInfo(1, STATE, from_arrow_schema(schema).json())}
+        if self.processor.windows is not None or self.processor.expires:
+            states[INDEX] = StateInfo(2, INDEX, StructType().json())
+        return states
+
+    def check_stored(self, operator: str, stored: Mapping[str, StateInfo]) -> None:
+        """
+        Compare the state's columns with those of stored state, whose bytes can be read with these only.
+
+        Raises:
+            InvalidInputError: They differ; names the first that does.
+        """
+        if STATE not in stored:
+            return
+        old = [(field.name, field.dataType.simpleString()) for field in _fields(stored[STATE].schema)]
+        new = [(field.name, field.dataType.simpleString()) for field in _fields(self.states()[STATE].schema)]
+        if old != new or (INDEX in stored) != (INDEX in self.states()):
+            ends = [("state that ends", "") if INDEX in states else None for states in (stored, self.states())]
+            pairs = [*zip_longest(old, new), (ends[0], ends[1])]
+            was, now = (
+                "no such column" if part is None else " ".join(part).strip()
+                for part in next(pair for pair in pairs if pair[0] != pair[1])
+            )
+            raise InvalidInputError(
+                f"the columnar state of operator {operator!r} was stored with {was} where its processor has {now}; "
+                "columnar state never changes its columns: go back to them, or give the operator another name=…"
+            )
+
+    def output_schema(self) -> StructType:
+        """
+        Return the columns of the output.
+
+        Raises:
+            InvalidInputError: The processor does not say it.
+        """
+        schema = self.processor.output_schema(self.all_keys, self.rows)
+        if schema is None:
+            raise InvalidInputError(f"{type(self.processor).__name__} has no output_schema; give outputStructType")
+        return from_arrow_schema(schema)
+
+
+def _fields(schema: str) -> list[StructField]:
+    return StructType.fromJson(json.loads(schema)).fields
+
+
+class ColumnarCalls:
+    """
+    Calls a processor for the rows of one partition.
+
+    Args:
+        plan: The operator.
+        key_schema: Of the grouping key, Spark's JSON.
+        states: Its variables.
+        key_groups: Those of the partition.
+        moment: Of the batch.
+        preemptive_bytes: Change sets of about this size are sent while rows still flow.
+    """
+
+    def __init__(
+        self,
+        plan: ColumnarPlan,
+        key_schema: str,
+        states: dict[str, StateInfo],
+        key_groups: KeyGroupRange,
+        moment: BatchMoment,
+        preemptive_bytes: int,
+    ) -> None:
+        self._plan = plan
+        self._processor = plan.processor
+        self._keys = KeyColumns(key_schema, plan.keys)
+        self._states = states
+        self._key_groups = key_groups
+        self._moment = moment
+        self._preemptive_bytes = preemptive_bytes
+        self.rows_seen = 0
+        self.keys_seen = 0
+
+    def run(self, batches: Iterable[pa.RecordBatch], table: StateTable, writer: LogWriter) -> Iterator[pa.RecordBatch]:
+        """Yield what the processor puts out: for state that ends first, then for the rows."""
+        index = self._states.get(INDEX)
+        state = ColumnarState(
+            StateColumns(self._processor.state_schema(self._plan.rows)),
+            self._key_groups,
+            self._states[STATE].id,
+            index.id if index is not None else None,
+            table.get_many,
+            table.between,
+        )
+        yield from self._end(state, writer)
+        chunks = KeyChunks(batches, self._keys, self._plan.rows)
+        for chunk in chunks:
+            yield from self._process(chunk, state, writer)
+        self.rows_seen, self.keys_seen = chunks.rows_seen, chunks.keys_seen
+
+    def _end(self, state: ColumnarState, writer: LogWriter) -> Iterator[pa.RecordBatch]:
+        """Remove the state that ends with the batch's watermark: a set of its own, before those of the rows."""
+        windows, watermark_ms = self._processor.windows, self._moment.watermark_ms
+        if watermark_ms is None:
+            return
+        for encoded, columns, changes in state.ended(watermark_ms):
+            keys, starts = self._keys.decode(encoded, with_number=windows is not None)
+            if windows is not None:
+                keys = self._with_windows(keys.columns, np.array(starts, np.int64))
+            output = self._processor.expired(keys, columns, self._plan.rows, self._moment)
+            for piece in changes.pieces(self._preemptive_bytes):
+                writer.append_columns(piece.keys, piece.values, preemptive=True)
+            if output is not None:
+                yield output
+
+    def _process(self, chunk: Chunk, state: ColumnarState, writer: LogWriter) -> Iterator[pa.RecordBatch]:
+        windows = self._processor.windows
+        if windows is None:
+            keys = pa.RecordBatch.from_arrays(chunk.keys, schema=self._plan.keys)
+            entries = state.entries(chunk.key_groups, chunk.encoded)
+            rows, starts, ends_ms = chunk.rows, chunk.starts, None
+        else:
+            assigned = windows.assign(chunk.rows.column(windows.column), self._moment.watermark_ms)
+            if not len(assigned.rows):
+                return
+            of_row = np.searchsorted(chunk.starts, assigned.rows, side="right") - 1
+            order = np.lexsort((assigned.rows, assigned.starts_us, of_row))
+            of_row, begins = of_row[order], assigned.starts_us[order]
+            starts = np.flatnonzero((np.diff(of_row, prepend=-1) != 0) | (np.diff(begins, prepend=begins[0]) != 0))
+            rows = chunk.rows.take(pa.array(assigned.rows[order]))
+            at, begins = of_row[starts], begins[starts]
+            keys = self._with_windows([column.take(pa.array(at)) for column in chunk.keys], begins)
+            numbers = self._keys.encode_numbers(begins.tolist())
+            entries = state.entries(
+                [chunk.key_groups[i] for i in at.tolist()],
+                [chunk.encoded[i] + number for i, number in zip(at.tolist(), numbers, strict=True)],
+            )
+            ends_ms = windows.ends_ms(begins)
+        found = state.read(entries, self._moment.watermark_ms)
+        results = self._processor.process(KeyBatch(keys, rows, starts, found.columns, found.present, self._moment))
+        if windows is None and self._processor.expires:
+            ends_ms = results.expires_ms
+        changes = state.changes(entries, found, results.state, results.keep, ends_ms)
+        for piece in changes.pieces(self._preemptive_bytes):
+            writer.append_columns(piece.keys, piece.values, preemptive=not chunk.is_last)
+        if results.output is not None:
+            yield results.output
+
+    def _with_windows(self, keys: Sequence[pa.Array], starts_us: Ints) -> pa.RecordBatch:
+        windows = self._processor.windows
+        assert windows is not None
+        kind = self._plan.rows.field(windows.column).type
+        return pa.RecordBatch.from_arrays([*keys, *windows.columns(starts_us, kind)], schema=self._plan.all_keys)
+
+
+def fitted(output: pa.RecordBatch, names: Sequence[str], types: Sequence[Any]) -> list[pa.Array]:
+    """
+    Return the columns of a processor's output with the types that Spark expects.
+
+    Raises:
+        InvalidInputError: A column is missing or of another type.
+    """
+    if set(output.schema.names) != set(names):
+        raise InvalidInputError(
+            f"the processor's output has the columns {', '.join(output.schema.names)}, its schema {', '.join(names)}"
+        )
+    columns = []
+    for name, kind in zip(names, types, strict=True):
+        try:
+            columns.append(output.column(name).cast(kind))
+        except (pa.ArrowException, ValueError) as error:
+            raise InvalidInputError(f"output column {name!r} is of type {kind}: {error}") from error
+    return columns

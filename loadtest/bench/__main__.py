@@ -1,0 +1,112 @@
+"""
+Run the workloads: ``python -m loadtest.bench [--only NAME,NAME] [--short] [--strict]``.
+
+Each line runs the same processor over the same rows on both sides, one behind the other, on the same disk: first
+Spark's operator (RocksDB state store with changelog), then this backend. The first batches warm both up; the median of
+the following ones counts. Prints the table and writes ``reports/bench.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from loadtest.bench.workloads import WORKLOADS, Comparison, Run, Workload
+from loadtest.bench_smoke import measure, new_session, new_stream, open_backend
+from loadtest.report import Figure, Goal, format_number, strict_exit_code, write_report_json
+
+REPORT = Path("reports/bench.json")
+SHORT_ROWS = 500
+SLOW_ROWS = 50_000
+"""Batches of more rows than this take Spark many seconds each: fewer of them are run."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was asked for; return the exit code."""
+    names = [workload.name for workload in WORKLOADS]
+    parser = argparse.ArgumentParser(description="Compare with Spark's own transformWithState.")
+    parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(names)}; without it, all")
+    parser.add_argument("--short", action="store_true", default=_is_set("SHORT"), help="few rows (SHORT=1)")
+    parser.add_argument("--strict", action="store_true", default=_is_set("STRICT"), help="fail if a goal is missed")
+    options = parser.parse_args(arguments)
+    wanted = options.only.split(",") if options.only else names
+    if unknown := sorted(set(wanted) - set(names)):
+        parser.error(f"there is no workload {', '.join(unknown)}; there are {', '.join(names)}")
+    folder = Path(tempfile.mkdtemp(prefix="dstl-bench-"))
+    spark = new_session(folder)
+    figures: list[Figure] = []
+    try:
+        for workload in WORKLOADS:
+            if workload.name in wanted:
+                print(workload.title, flush=True)
+                for comparison in workload.comparisons:
+                    place = folder / workload.name / comparison.name.replace(" ", "-")
+                    figures += compare(spark, workload, comparison, place, short=options.short)
+                    write_report_json(REPORT, figures)  # after each, so that a failure later leaves what is known
+    finally:
+        spark.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    return strict_exit_code(figures) if options.strict else 0
+
+
+def compare(
+    spark: SparkSession, workload: Workload, comparison: Comparison, folder: Path, *, short: bool
+) -> list[Figure]:
+    """Run one comparison and print its line; what fails is a figure that was not measured."""
+    spark.conf.set("spark.sql.shuffle.partitions", str(workload.partitions))
+    medians: dict[str, float | None] = {}
+    for side, run in (("Spark", comparison.spark), ("DSTL", comparison.ours)):
+        try:
+            medians[side] = statistics.median(_times(spark, workload, run, folder / side, side=side, short=short))
+        except Exception:  # noqa: BLE001 - whatever it is, the other lines are still wanted
+            traceback.print_exc()
+            medians[side] = None
+    theirs, ours = medians["Spark"], medians["DSTL"]
+    ratio = theirs / ours if theirs is not None and ours is not None else None
+    name = f"{workload.title}: {comparison.name}"
+    figures = [
+        Figure(f"{name}, Spark, median trigger", theirs, "ms"),
+        Figure(f"{name}, DSTL, median trigger", ours, "ms"),
+        Figure(f"{name}, Spark / DSTL", ratio, "ratio", Goal(">=", comparison.goal)),
+    ]
+    verdict = "holds" if figures[-1].holds else "MISSED"
+    print(
+        f"  {comparison.name:12} Spark {format_number(theirs):>8} ms   DSTL {format_number(ours):>8} ms   "
+        f"ratio {format_number(ratio):>6}  {figures[-1].goal}  {verdict}",
+        flush=True,
+    )
+    return figures
+
+
+def _times(spark: SparkSession, workload: Workload, run: Run, folder: Path, *, side: str, short: bool) -> list[int]:
+    rows, keys = workload.rows, workload.keys
+    if short:
+        rows, keys = min(rows, SHORT_ROWS), min(keys, SHORT_ROWS)
+        warm_up, measured = 1, 1
+    elif side == "Spark" and rows > SLOW_ROWS:
+        warm_up, measured = 1, 3
+    else:
+        warm_up, measured = 4, 7
+    frame = new_stream(spark, rows, keys)
+    if side == "Spark":
+        return measure(run(frame, None).writeStream.outputMode(workload.output_mode), folder, warm_up, measured)
+    with open_backend(folder, workload.partitions) as backend:
+        writer = run(frame, backend).writeStream.outputMode(workload.output_mode)
+        return measure(writer, folder, warm_up, measured)
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "0") not in ("", "0")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""The workloads: which rows, which operators on which side, and which ratio is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backend_client import ChangelogStateBackend
+from backend_client.columnar import Aggregate, Count, Sum
+from loadtest.bench.processors import OUTPUT, Appends, MapUpdates, PandasTotals, Sizes, Timers
+from loadtest.bench_smoke import OUTPUT as TOTALS
+from loadtest.bench_smoke import Totals
+
+Side = Literal["Spark", "DSTL"]
+Run = Callable[[DataFrame, ChangelogStateBackend | None], Any]
+"""Puts operators on a stream: the backend's, or without one Spark's own; the result has a ``writeStream``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One API of Spark's, and what of this backend is compared with it."""
+
+    name: str
+    spark: Run
+    ours: Run
+    goal: float
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A line of the table: a name for ONLY=, what it is, rows and keys of a batch, partitions, and what is compared."""
+
+    name: str
+    title: str
+    rows: int
+    keys: int
+    comparisons: tuple[Comparison, ...]
+    partitions: int = 4
+    output_mode: str = "update"
+
+
+def rows(processor: Callable[[], Any], output: str, time_mode: str = "None", mode: str = "Update") -> Run:
+    """Return an operator of the Row API."""
+
+    def run(frame: DataFrame, backend: ChangelogStateBackend | None) -> Any:
+        grouped = frame.groupBy("k")
+        if backend is None:
+            return grouped.transformWithState(processor(), output, mode, time_mode)
+        return backend.transform_with_state(grouped, processor(), output, mode, time_mode)
+
+    return run
+
+
+def pandas(frame: DataFrame, backend: ChangelogStateBackend | None) -> Any:
+    """Put count and sum of the pandas API on a stream."""
+    owner: Any = frame.groupBy("k") if backend is None else backend
+    if backend is None:
+        return owner.transformWithStateInPandas(PandasTotals(), TOTALS, "Update", "None")
+    return owner.transform_with_state_in_pandas(frame.groupBy("k"), PandasTotals(), TOTALS, "Update", "None")
+
+
+def columns(frame: DataFrame, backend: ChangelogStateBackend | None) -> Any:
+    """Put count and sum of the columnar API on a stream."""
+    assert backend is not None
+    return backend.transform_columns(frame.groupBy("k"), Aggregate(Count(name="n"), Sum("v", name="s")))
+
+
+def timers(frame: DataFrame, backend: ChangelogStateBackend | None) -> Any:
+    """Put timers on a stream with a watermark."""
+    return rows(Timers, OUTPUT, "EventTime")(frame.withWatermark("timestamp", "0 seconds"), backend)
+
+
+def chain(frame: DataFrame, backend: ChangelogStateBackend | None) -> Any:
+    """Put two operators on a stream, one behind the other."""
+    first = rows(Totals, TOTALS, mode="Append")(frame, backend)
+    return rows(Sizes, OUTPUT, mode="Append")(first.withColumn("k", (F.col("k") % 1000).cast("int")), backend)
+
+
+def _row_api(processor: Callable[[], Any], output: str, goal: float) -> Comparison:
+    run = rows(processor, output)
+    return Comparison("Row API", run, run, goal)
+
+
+WORKLOADS = (
+    Workload(
+        "many-keys",
+        "200,000 rows, 200,000 keys, one get and one update per key",
+        200_000,
+        200_000,
+        (_row_api(Totals, TOTALS, 15), Comparison("pandas API", pandas, pandas, 40)),
+    ),
+    Workload(
+        "few-keys",
+        "200,000 rows, 20,000 keys",
+        200_000,
+        20_000,
+        (_row_api(Totals, TOTALS, 5), Comparison("pandas API", pandas, pandas, 20)),
+    ),
+    Workload(
+        "list", "list state, append 1 element per row, 20,000 keys", 200_000, 20_000, (_row_api(Appends, OUTPUT, 8),)
+    ),
+    Workload(
+        "map",
+        "map state, 10 entries per key, update 1, read 3",
+        100_000,
+        20_000,
+        (_row_api(MapUpdates, OUTPUT, 8),),
+    ),
+    Workload(
+        "timers",
+        "timers: one event-time timer per key registered and expired",
+        50_000,
+        50_000,
+        (Comparison("Row API", timers, timers, 8),),
+    ),
+    Workload(
+        "columnar",
+        "columnar count+sum, 200,000 rows, 200,000 keys",
+        200_000,
+        200_000,
+        (Comparison("Row API", rows(Totals, TOTALS), columns, 40),),
+    ),
+    Workload(
+        "small",
+        "small batches: 1,000 rows, 1,000 keys, 8 partitions",
+        1_000,
+        1_000,
+        (_row_api(Totals, TOTALS, 1.3), Comparison("pandas API", pandas, pandas, 1.3)),
+        partitions=8,
+    ),
+    Workload(
+        "chain",
+        "two operators in a chain, 200,000 rows",
+        200_000,
+        20_000,
+        (Comparison("Row API", chain, chain, 8),),
+        output_mode="append",
+    ),
+)

@@ -1,0 +1,34 @@
+"""`make bench`, with few rows: every line can be measured on both sides."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.spark
+
+
+def test_line_is_measured_on_both_sides(tmp_path: Path) -> None:
+    """A line gives two medians and their ratio with its goal, in the report and on the terminal."""
+    command = [sys.executable, "-m", "loadtest.bench", "--only", "columnar", "--short"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+    figures = json.loads((tmp_path / "reports/bench.json").read_text(encoding="utf-8"))
+    assert [figure["unit"] for figure in figures] == ["ms", "ms", "ratio"]
+    theirs, ours, ratio = (figure["value"] for figure in figures)
+    assert ratio == pytest.approx(theirs / ours)
+    assert figures[2]["goal"] == ">= 40"
+    assert "Row API" in done.stdout
+
+
+def test_unknown_line_is_refused(tmp_path: Path) -> None:
+    """A name that there is not ends the run at once, and says which ones there are."""
+    command = [sys.executable, "-m", "loadtest.bench", "--only", "nothing"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "many-keys" in done.stderr

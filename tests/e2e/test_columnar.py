@@ -1,0 +1,152 @@
+"""
+Columnar operators in Spark: over restarts, other parallelism, snapshots and lost tables, and by windows.
+
+A failure means that columnar state is not what other state is: in the log, the snapshots and the table alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from backend_client import ChangelogStateBackend
+from backend_client.columnar import Aggregate, Count, Deduplicate, Sum, tumbling
+from storage.errors import InvalidInputError
+from tests.e2e.support import Collected, expected_output, random_input, read_input, run_to_end, write_input
+
+pytestmark = pytest.mark.spark
+
+TOTALS = Aggregate(Count(name="n"), Sum("v", name="s"))
+BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+
+
+def test_state_moves_with_its_keys(
+    spark: SparkSession,
+    make_backend: Callable[..., ChangelogStateBackend],
+    local_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """I14: output is that of plain Python over restarts, 2, 3 and 1 partitions, lost tables and snapshots."""
+    monkeypatch.setenv("DSTL_MATERIALIZATION_ENABLED", "true")
+    for name, value in (("INTERVAL_S", "1"), ("LOG_RATIO", "0"), ("LOG_FLOOR_BYTES", "1")):
+        monkeypatch.setenv(f"DSTL_MATERIALIZATION_{name}", value)
+    files = random_input(seed=5, batches=7, rows=400, keys=60)
+    output = Collected()
+    for parallelism, batches in ((2, 3), (3, 5), (1, 7)):
+        write_input(tmp_path / "input", files[:batches])
+        backend = make_backend(parallelism=parallelism, max_parallelism=16)
+        grouped = read_input(spark, tmp_path / "input").groupBy("k")
+        result = backend.transform_columns(grouped, TOTALS, name="totals")
+        run_to_end(result.writeStream.outputMode("update"), tmp_path / "checkpoint", output)
+        shutil.rmtree(local_dir / "tables", ignore_errors=True)
+        for tables in local_dir.glob("*/tables"):
+            shutil.rmtree(tables)
+
+    assert output.batches == expected_output(files)
+
+
+def test_operators_can_be_chained(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """A columnar operator reads what another operator puts out, with stateless steps between them."""
+    files = random_input(seed=6, batches=2, rows=100, keys=20)
+    write_input(tmp_path / "input", files)
+    output = Collected()
+    backend = make_backend()
+    first = backend.transform_columns(read_input(spark, tmp_path / "input").groupBy("k"), TOTALS, name="keys")
+    sizes = first.withColumn("many", F.col("n") > 5).groupBy("many")
+    second = backend.transform_columns(sizes, Aggregate(Count(name="keys")), name="sizes")
+    run_to_end(second.writeStream.outputMode("update"), tmp_path / "checkpoint", output)
+
+    seen = {True: 0, False: 0}
+    for batch, rows in expected_output(files).items():
+        changed = {n > 5 for _, n, _ in rows}
+        for _, n, _ in rows:
+            seen[n > 5] += 1
+        assert output.batches[batch] == sorted([(many, seen[many]) for many in changed], key=repr)
+
+
+def write_events(folder: Path, batches: list[list[tuple[str, float]]]) -> None:
+    """Write one JSON file of (key, seconds behind BEGIN) per batch."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, rows in enumerate(batches):
+        path = folder / f"{number:05d}.json"
+        lines = [json.dumps({"k": key, "at": (BEGIN + second * SECOND).isoformat()}) for key, second in rows]
+        path.write_text("\n".join(lines), encoding="utf-8")
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+
+def events(spark: SparkSession, folder: Path) -> DataFrame:
+    return read_input(spark, folder, "k string, at timestamp").withWatermark("at", "5 seconds")
+
+
+def seconds(value: Any) -> float:
+    return float((value.astimezone(UTC) - BEGIN) / SECOND)
+
+
+def test_windows_end_and_late_rows_are_dropped(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """Each window is put out once, when Spark's watermark has passed it, over a restart; late rows do not count."""
+    batches = [
+        [("a", 1), ("a", 9), ("b", 3), ("a", 11)],
+        [("a", 2), ("b", 16)],  # the watermark was 6: in time; it goes on to 11
+        [("a", 3), ("a", 12)],  # the first windows are over, and one row is late
+        [("c", 40)],
+        [("c", 41)],
+    ]
+    output = Collected()
+    for part in (2, 5):
+        write_events(tmp_path / "input", batches[:part])
+        backend = make_backend(parallelism=part)
+        grouped = events(spark, tmp_path / "input").groupBy("k")
+        processor = Aggregate(Count(name="n"), windows=tumbling("at", 10 * SECOND))
+        result = backend.transform_columns(grouped, processor, outputMode="Append")
+        run_to_end(result.writeStream.outputMode("append"), tmp_path / "checkpoint", output)
+
+    got = [
+        (batch, key, seconds(begin), seconds(end), n)
+        for batch, rows in sorted(output.batches.items())
+        for key, begin, end, n in rows
+    ]
+    assert got == [(2, "a", 0, 10, 3), (2, "b", 0, 10, 1), (4, "a", 10, 20, 2), (4, "b", 10, 20, 1)]
+
+
+def test_repetitions_are_dropped(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """Of rows with the same key within a time, one passes, with all its columns."""
+    write_events(tmp_path / "input", [[("a", 1), ("a", 2), ("b", 2)], [("a", 5), ("c", 6)], [("a", 11)]])
+    output = Collected()
+    grouped = events(spark, tmp_path / "input").groupBy("k")
+    result = make_backend().transform_columns(grouped, Deduplicate("at", within=10 * SECOND), outputMode="Append")
+    run_to_end(result.writeStream.outputMode("append"), tmp_path / "checkpoint", output)
+
+    got = {batch: [(key, seconds(at)) for key, at in rows] for batch, rows in output.batches.items()}
+    assert got == {0: [("a", 1), ("b", 2)], 1: [("c", 6)], 2: [("a", 11)]}
+
+
+def test_other_processor_is_refused(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """I15: state of other columns than the stored ones is refused at the start, with the field's name."""
+    write_input(tmp_path / "input", random_input(seed=7, batches=1, rows=10, keys=3))
+    frame = read_input(spark, tmp_path / "input")
+    run = make_backend().transform_columns(frame.groupBy("k"), TOTALS, name="totals").writeStream
+    run_to_end(run, tmp_path / "checkpoint", Collected())
+
+    other = Aggregate(Count(name="n"), Sum("v", name="total"))
+    run = make_backend().transform_columns(frame.groupBy("k"), other, name="totals").writeStream
+    with pytest.raises(InvalidInputError, match=r"s\.0"):
+        run_to_end(run, tmp_path / "checkpoint", Collected())

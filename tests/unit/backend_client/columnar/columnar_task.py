@@ -1,0 +1,91 @@
+"""A columnar operator without Spark: its real calls over a table that is a dictionary, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from backend_client.columnar import BatchMoment, ColumnarProcessor
+from backend_client.spark.columnar_calls import ColumnarCalls, ColumnarPlan
+from storage.change_set import decode_change_set, encode_sorted
+from storage.model import KeyGroupRange
+
+KEY_GROUPS = KeyGroupRange(2, 5)
+
+
+class Table:
+    """What `StateTable` does for columnar operators, in memory."""
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, bytes] = {}
+
+    def get_many(self, keys: list[bytes], covered: float) -> list[bytes | None]:
+        assert 0 < covered <= 1
+        return [self.entries.get(key) for key in keys]
+
+    def between(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return iter(sorted((key, value) for key, value in self.entries.items() if low <= key < high))
+
+
+class Writer:
+    """Keeps change sets as they are stored; the table gets them behind the batch (I1)."""
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+
+    def append_columns(self, keys: pa.Array, values: pa.Array, *, preemptive: bool) -> None:
+        ordered = keys.to_pylist()
+        assert ordered == sorted(set(ordered)), "a change set is sorted, and has each key once"
+        self.payloads.append(encode_sorted(keys, values))
+
+    def apply(self, table: Table) -> None:
+        for payload in self.payloads:
+            for key, value in decode_change_set(payload, "a test"):
+                if value is None:
+                    table.entries.pop(key, None)
+                else:
+                    table.entries[key] = value
+
+
+class Task:
+    """One partition of an operator, grouped by the column ``k``."""
+
+    def __init__(self, processor: ColumnarProcessor, rows: pa.Schema, output_mode: str = "Update") -> None:
+        self.rows = rows
+        self.plan = ColumnarPlan.of(processor, output_mode, from_arrow_schema(rows), ["k"])
+        self.table = Table()
+        self.preemptive_bytes = 1 << 20
+
+    def run(self, rows: Sequence[dict[str, Any]], watermark_ms: int | None = None, batch_rows: int = 3) -> list[Any]:
+        """Run one batch, and return its output as dictionaries."""
+        ordered = sorted(rows, key=lambda row: (key_group(row["k"]), str(type(row["k"])), row["k"] or 0))
+        batches = [self._batch(ordered[at : at + batch_rows]) for at in range(0, len(ordered), batch_rows)]
+        moment = BatchMoment(self.plan.output_mode, watermark_ms, 0)
+        calls = ColumnarCalls(
+            self.plan,
+            from_arrow_schema(self.plan.keys).json(),
+            self.plan.states(),
+            KEY_GROUPS,
+            moment,
+            self.preemptive_bytes,
+        )
+        writer = Writer()
+        outputs = list(calls.run(batches, self.table, writer))  # type: ignore[arg-type]
+        assert calls.rows_seen == len(rows)
+        writer.apply(self.table)
+        return [row for output in outputs for row in output.to_pylist()]
+
+    def _batch(self, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
+        columns = [pa.array([row[field.name] for row in rows], field.type) for field in self.rows]
+        groups = pa.array([key_group(row["k"]) for row in rows], pa.int32())
+        key = columns[self.rows.names.index("k")]
+        names = ["__dstl_key_group", "__dstl_key_0", *self.rows.names]
+        return pa.RecordBatch.from_arrays([groups, key, *columns], names)
+
+
+def key_group(key: int | None) -> int:
+    """Spread keys over the partition's key groups."""
+    return KEY_GROUPS.first + (key or 0) % (KEY_GROUPS.last - KEY_GROUPS.first + 1)

@@ -1,0 +1,213 @@
+"""Ready-made aggregations against plain Python, over several batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend_client.columnar import Aggregate, Aggregation, ApproxDistinct, Count, Last, Max, Mean, Min, Sum, TopK
+from storage.errors import CorruptDataError, InvalidInputError
+from tests.unit.backend_client.columnar.columnar_task import Task
+
+KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "long": (pa.int64(), st.integers(-(1 << 55), 1 << 55)),
+    "byte": (pa.int8(), st.integers(-128, 127)),
+    "double": (pa.float64(), st.sampled_from([0.0, -2.5, 1e9, math.nan, math.inf, -math.inf])),
+    "float": (pa.float32(), st.sampled_from([0.0, -2.5, 8.0, math.nan])),
+    "decimal": (pa.decimal128(9, 2), st.decimals(-999, 999, places=2)),
+    "string": (pa.string(), st.text("aé", max_size=2)),
+    "binary": (pa.binary(), st.binary(max_size=1)),
+    "boolean": (pa.bool_(), st.booleans()),
+    "date": (pa.date32(), st.dates(date(1900, 1, 1), date(2100, 1, 1))),
+    "timestamp": (
+        pa.timestamp("us", "UTC"),
+        st.datetimes(datetime(1900, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)),
+    ),
+}
+NUMBERS = ("long", "byte", "double", "float", "decimal")
+
+
+@st.composite
+def batches(draw: st.DrawFn, kind: str) -> list[list[dict[str, Any]]]:
+    """Draw batches of rows: few keys, one of them null, and null values."""
+    rows = st.fixed_dictionaries(
+        {"k": st.none() | st.integers(-1, 3), "v": st.none() | KINDS[kind][1], "t": st.none() | st.integers(0, 5)}
+    )
+    return draw(st.lists(st.lists(rows, max_size=12), min_size=1, max_size=3))
+
+
+def rows_schema(kind: str) -> pa.Schema:
+    return pa.schema([("k", pa.int32()), ("v", KINDS[kind][0]), ("t", pa.int64())])
+
+
+def order(value: Any) -> Any:
+    """Order values as Spark does: not-a-number is the greatest."""
+    return (isinstance(value, float) and math.isnan(value), value)
+
+
+def check(aggregation: Aggregation, kind: str, given_batches: Any, model: Callable[[list[Any]], Any]) -> None:
+    """Compare each batch's output with the model, which gets all rows of a key so far."""
+    task, seen = Task(Aggregate(aggregation.alias("r")), rows_schema(kind)), {}
+    for rows in given_batches:
+        for row in rows:
+            seen.setdefault(row["k"], []).append(row)
+        output = task.run(rows)
+        got = {row["k"]: row["r"] for row in output}
+        expected = {key: model(seen[key]) for key in {row["k"] for row in rows}}
+        assert len(got) == len(output)
+        assert got.keys() == expected.keys()
+        for key, value in expected.items():
+            assert same(got[key], value), (key, got[key], value)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return (math.isnan(a) and math.isnan(b)) or a == b or math.isclose(a, b, rel_tol=1e-6)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def values(rows: list[Any]) -> list[Any]:
+    return [row["v"] for row in rows if row["v"] is not None]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25)
+@given(st.data())
+def test_order_aggregations_equal_model(kind: str, data: st.DataObject) -> None:
+    """Least, greatest, top and number of values of every type are those of plain Python, nulls left out."""
+    drawn = data.draw(batches(kind))
+    check(Count("v"), kind, drawn, lambda rows: len(values(rows)))
+    check(Min("v"), kind, drawn, lambda rows: min(values(rows), key=order, default=None))
+    check(Max("v"), kind, drawn, lambda rows: max(values(rows), key=order, default=None))
+    check(TopK("v", limit=3), kind, drawn, lambda rows: sorted(values(rows), key=order, reverse=True)[:3])
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+@settings(max_examples=25)
+@given(st.data())
+def test_sums_and_means_equal_model(kind: str, data: st.DataObject) -> None:
+    """Sums and means of all kinds of numbers are those of plain Python; of no values they are null."""
+    drawn = data.draw(batches(kind))
+    check(Count(), kind, drawn, len)
+    check(Sum("v"), kind, drawn, lambda rows: sum(values(rows)) if values(rows) else None)
+    check(
+        Mean("v"),
+        kind,
+        drawn,
+        lambda rows: float(sum(map(float, values(rows))) / len(values(rows))) if values(rows) else None,
+    )
+
+
+@pytest.mark.parametrize("kind", ["long", "string", "double"])
+@settings(max_examples=25)
+@given(st.data())
+def test_last_value_equals_model(kind: str, data: st.DataObject) -> None:
+    """The last value is that of the newest row, of equally new ones the greatest; a null may be it."""
+
+    def model(rows: list[Any]) -> Any:
+        timed = [row for row in rows if row["t"] is not None]
+        if not timed:
+            return None
+        newest = max(row["t"] for row in timed)
+        return max((row["v"] for row in timed if row["t"] == newest and row["v"] is not None), key=order, default=None)
+
+    check(Last("v", by="t"), kind, data.draw(batches(kind)), model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25)
+@given(st.data())
+def test_few_distinct_values_are_exact(kind: str, data: st.DataObject) -> None:
+    """Of so few values, the number of distinct ones is exact; all not-a-numbers are one, null does not count."""
+    drawn = data.draw(batches(kind))
+    check(ApproxDistinct("v"), kind, drawn, lambda rows: len({repr(value) for value in values(rows)}))
+
+
+def test_distinct_values_are_about_right() -> None:
+    """Of many values over several batches, the estimate is within four times its relative error."""
+    task = Task(Aggregate(ApproxDistinct("v", "r", log2_size=11)), rows_schema("long"))
+    for batch in range(3):
+        rows = [{"k": 1, "v": value, "t": 0} for value in range(batch * 4000, batch * 4000 + 8000)]
+        [result] = task.run(rows, batch_rows=1000)
+    assert result["r"] == pytest.approx(16_000, rel=4 * 0.83 / math.sqrt(1 << 11))
+
+
+def test_sums_beyond_floats_are_exact() -> None:
+    """A sum of whole numbers is exact to the last digit, however large."""
+    task = Task(Aggregate(Sum("v", "r")), rows_schema("long"))
+    row = {"k": 1, "t": 0}
+    task.run([{**row, "v": (1 << 62) - 1}, {**row, "v": (1 << 62) - 1}])
+    assert [out["r"] for out in task.run([{**row, "v": 1}])] == [(1 << 63) - 1]
+
+
+def test_overflow_is_an_error() -> None:
+    """A sum that does not fit a long is refused, as Spark does by default, and not wrapped around."""
+    task = Task(Aggregate(Sum("v")), rows_schema("long"))
+    with pytest.raises(InvalidInputError, match="does not fit"):
+        task.run([{"k": 1, "v": (1 << 62), "t": 0}, {"k": 1, "v": 1 << 62, "t": 0}])
+
+
+def test_several_aggregations_share_a_key() -> None:
+    """Aggregations side by side keep their own columns."""
+    task = Task(Aggregate(Count(), Mean("v"), TopK("v", "top", limit=2), Max("t", "newest")), rows_schema("double"))
+    rows = [{"k": 1, "v": float(value), "t": value} for value in (3, 1, 2)]
+    expected = {"k": 1, "count(1)": 3, "avg(v)": 2.0, "top": [3.0, 2.0], "newest": 3}
+    assert task.run(rows) == [expected]
+    assert task.run(rows) == [{**expected, "count(1)": 6, "top": [3.0, 3.0]}]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "words"),
+    [
+        (Sum("nothing"), "no column 'nothing'"),
+        (Sum("s"), "no sum"),
+        (TopK("v", limit=0), "limit"),
+        (Last("v"), "by="),
+        (ApproxDistinct("v", log2_size=3), "log2_size"),
+    ],
+)
+def test_impossible_aggregation_is_refused(aggregation: Aggregation, words: str) -> None:
+    """What cannot be aggregated is refused when the query is made, with words that say why."""
+    rows = pa.schema([("k", pa.int32()), ("v", pa.int64()), ("s", pa.string())])
+    with pytest.raises(InvalidInputError, match=words):
+        Task(Aggregate(aggregation), rows).plan.states()
+
+
+def test_append_needs_windows() -> None:
+    """Without windows there is no final result, so append mode is refused, as in Spark."""
+    with pytest.raises(InvalidInputError, match="windows"):
+        Task(Aggregate(Count()), rows_schema("long"), "Append")
+
+
+def test_damaged_sketch_is_an_error() -> None:
+    """I10, I15: a stored sketch that is none is refused by the library that reads it."""
+    task = Task(Aggregate(ApproxDistinct("v")), rows_schema("long"))
+    task.run([{"k": 1, "v": 1, "t": 0}])
+    [(key, value)] = task.table.entries.items()
+    task.table.entries[key] = value[:6] + b"\xff" * (len(value) - 6)
+    with pytest.raises(CorruptDataError, match="sketch"):
+        task.run([{"k": 1, "v": 1, "t": 0}])
+
+
+def test_unused_types_are_named() -> None:
+    """Times and decimals are aggregated with the types that Spark has for them."""
+    rows = pa.schema([("k", pa.int32()), ("v", pa.decimal128(9, 2)), ("t", pa.timestamp("us", "UTC"))])
+    task = Task(Aggregate(Sum("v", "s"), Last("v", "l", by="t")), rows)
+    at = datetime(2024, 1, 1, tzinfo=UTC)
+    out = task.run([{"k": 1, "v": Decimal("1.25"), "t": at}, {"k": 1, "v": Decimal(2), "t": at - timedelta(1)}])
+    assert out == [{"k": 1, "s": Decimal("3.25"), "l": Decimal("1.25")}]
+    assert [field.dataType.simpleString() for field in task.plan.output_schema()] == [
+        "int",
+        "decimal(19,2)",
+        "decimal(9,2)",
+    ]

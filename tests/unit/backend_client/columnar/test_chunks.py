@@ -1,0 +1,109 @@
+"""Parts of a partition in which every key is whole, and processors of users."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from backend_client.columnar import Aggregate, ColumnarProcessor, Count, KeyBatch, KeyResults, Sum, chunks, tumbling
+from backend_client.columnar.keys import KeyColumns
+from storage.errors import InvalidInputError
+from tests.unit.backend_client.columnar.columnar_task import Task
+
+ROWS = pa.schema([("k", pa.int32()), ("v", pa.int64())])
+
+
+@given(st.lists(st.none() | st.integers(0, 9), max_size=60), st.integers(1, 7), st.integers(1, 12))
+def test_keys_are_whole(keys: list[int | None], batch_rows: int, chunk_rows: int) -> None:
+    """However rows are cut into batches and parts, each key is processed once, with all its rows."""
+    task = Task(Aggregate(Count(), Sum("v")), ROWS)
+    task.preemptive_bytes = 50
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunks, "ROWS", chunk_rows)
+        for times in (1, 2):
+            got = task.run([{"k": key, "v": at} for at, key in enumerate(keys)], batch_rows=batch_rows)
+            sums: Counter[int | None] = Counter()
+            for at, key in enumerate(keys):
+                sums[key] += at
+            counts = Counter(keys)
+            assert sorted(got, key=repr) == sorted(
+                ({"k": key, "count(1)": n * times, "sum(v)": sums[key] * times} for key, n in counts.items()), key=repr
+            )
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1.5, 1.5, float("nan"), float("nan"), None, None], pa.float64()),
+        (["a", "a", "b", "b", None, None], pa.string()),
+        ([{"x": [1]}, {"x": [1]}, {"x": [2]}, {"x": [2]}, None, None], pa.struct([("x", pa.list_(pa.int64()))])),
+        ([None] * 6, pa.null()),
+    ],
+)
+def test_equal_keys_are_one(values: list[Any], kind: pa.DataType) -> None:
+    """Keys of every type are told apart as Spark does: nulls are one key, and so are all not-a-numbers."""
+    fields = pa.schema([("k", kind)])
+    column = pa.array(values, kind)
+    batch = pa.RecordBatch.from_arrays([pa.array([0] * 6, pa.int32()), column, column], ["g", "k0", "k"])
+    keys = KeyColumns(from_arrow_schema(fields).json(), fields)
+    [chunk] = chunks.KeyChunks([batch], keys, fields)
+    assert chunk.starts.tolist() == ([0] if kind == pa.null() else [0, 2, 4])
+    assert len(chunk.encoded) == len(set(chunk.encoded)) == len(chunk.starts)
+
+
+class Longest(ColumnarProcessor):
+    """A user's processor: keeps the greatest value, and forgets a key when a negative one comes."""
+
+    def state_schema(self, rows: pa.Schema) -> pa.Schema:
+        return pa.schema([("most", pa.int64())])
+
+    def process(self, batch: KeyBatch) -> KeyResults:
+        values = batch.rows.column("v").to_numpy()
+        new = np.maximum.reduceat(values, batch.starts)
+        old = batch.state.column(0).fill_null(-1).to_numpy()
+        forget = np.minimum.reduceat(values, batch.starts) < 0
+        assert len(batch.key_of_row) == batch.rows.num_rows
+        most = pa.array(np.maximum(new, old))
+        output = pa.RecordBatch.from_arrays([batch.keys.column(0), most], ["k", "most"])
+        return KeyResults(pa.RecordBatch.from_arrays([most], ["most"]), output, keep=~forget)
+
+
+def test_state_can_be_removed() -> None:
+    """A processor keeps state of the keys it names; of the others nothing stays, and nothing is logged for nothing."""
+    task = Task(Longest(), ROWS)
+    task.run([{"k": 1, "v": 5}, {"k": 2, "v": -1}])
+    assert len(task.table.entries) == 1
+    assert task.run([{"k": 1, "v": 3}, {"k": 1, "v": -1}]) == [{"k": 1, "most": 5}]
+    assert task.table.entries == {}
+
+
+def test_output_schema_is_asked_for() -> None:
+    """A processor that does not know its output's columns needs them from its user."""
+    with pytest.raises(InvalidInputError, match="outputStructType"):
+        Task(Longest(), ROWS).plan.output_schema()
+
+
+@pytest.mark.parametrize(
+    ("processor", "words"),
+    [
+        (Aggregate(Count(name="n"), Sum("v", name="t")), r"s\.0 bigint where its processor has t\.0 bigint"),
+        (Aggregate(Count(name="n")), "no such column"),
+        (Aggregate(Sum("v", name="s"), Count(name="n")), r"n\.0"),
+        (Aggregate(Count(name="n"), Sum("v", name="s"), windows=tumbling("at", timedelta(1))), "state that ends"),
+    ],
+)
+def test_other_columns_than_stored_are_refused(processor: Aggregate, words: str) -> None:
+    """I15: values can only be read with the columns that they were written with; others are refused by name."""
+    rows = pa.schema([*ROWS, ("at", pa.timestamp("us", "UTC"))])
+    stored = Task(Aggregate(Count(name="n"), Sum("v", name="s")), rows).plan
+    stored.check_stored("totals", stored.states())
+    with pytest.raises(InvalidInputError, match=words):
+        Task(processor, rows).plan.check_stored("totals", stored.states())

@@ -1,0 +1,79 @@
+"""Repetitions of a key within a time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend_client.columnar import Deduplicate
+from storage.errors import InvalidInputError
+from tests.unit.backend_client.columnar.columnar_task import Task
+from tests.unit.backend_client.columnar.test_windows import BEGIN, ROWS, SECOND, ms, row
+
+
+def seconds(output: list[Any]) -> list[tuple[Any, float]]:
+    return sorted(((out["k"], (out["at"] - BEGIN) / SECOND) for out in output), key=repr)
+
+
+def test_repetitions_are_dropped() -> None:
+    """One row passes, then none for a while, also over batches; late rows and rows without time are dropped."""
+    task = Task(Deduplicate("at", within=10 * SECOND), ROWS)
+
+    assert seconds(task.run([row(1, 5), row(1, 3), row(1, 13), row(2, 3), row(None, 3)])) == [
+        (1, 13),
+        (1, 3),
+        (2, 3),
+        (None, 3),
+    ]
+    assert seconds(task.run([row(1, 22), row(1, 4), row(2, 13), row(1, None)], ms(0))) == [(2, 13)]
+    assert seconds(task.run([row(1, 23), row(1, 22), row(3, 22)], ms(22))) == [(1, 23)]
+    assert seconds(task.run([row(1, 32), row(2, 23)], ms(22.5))) == [(2, 23)]
+
+
+def test_state_ends_with_the_watermark() -> None:
+    """State goes when the watermark has passed its time, without any row of its key."""
+    task = Task(Deduplicate("at", within=10 * SECOND), ROWS)
+    task.run([row(key, 1) for key in range(20)])
+    assert len(task.table.entries) == 40
+    task.run([row(1, 12)], ms(10.999))
+    assert len(task.table.entries) == 40
+    task.run([], ms(11))
+    assert len(task.table.entries) == 2
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.none() | st.integers(0, 1), st.integers(0, 60)), max_size=8), st.integers(0, 15)
+        ),
+        max_size=4,
+    )
+)
+def test_passed_rows_equal_model(given_batches: list[Any]) -> None:
+    """I14: which rows pass is what going through them by time gives, whatever state has ended meanwhile."""
+    task = Task(Deduplicate("at", within=10 * SECOND), ROWS)
+    last: dict[Any, int] = {}
+    watermark = 0
+    for rows, advance in given_batches:
+        watermark += advance
+        last = {key: second for key, second in last.items() if second + 10 > watermark}
+        passed = []
+        for key, second in sorted(rows, key=lambda each: each[1]):
+            if second > watermark and (key not in last or second >= last[key] + 10):
+                last[key] = second
+                passed.append((key, float(second)))
+        got = seconds(task.run([row(key, second) for key, second in rows], ms(watermark)))
+
+        assert got == sorted(passed, key=repr)
+        assert len(task.table.entries) == 2 * len(last)
+
+
+def test_impossible_arguments_are_refused() -> None:
+    """A column without times, or no time at all, is refused when the query is made."""
+    for column, within in (("v", SECOND), ("at", timedelta(0))):
+        with pytest.raises(InvalidInputError):
+            Task(Deduplicate(column, within), ROWS)

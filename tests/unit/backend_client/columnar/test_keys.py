@@ -1,0 +1,54 @@
+"""Keys of a batch as bytes and back."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from backend_client.codec import KeyCodec
+from backend_client.columnar.keys import KeyColumns
+from storage.errors import CorruptDataError
+
+COLUMNS = {
+    "i": pa.array([1, -5, None], pa.int32()),
+    "s": pa.array(["a", "", None]),
+    "d": pa.array([0.5, float("inf"), None]),
+    "b": pa.array([True, False, None]),
+    "x": pa.array([b"\x00", b"", None]),
+    "day": pa.array([date(2024, 2, 29), date(1, 1, 1), None]),
+    "at": pa.array(
+        [datetime(2024, 1, 1, 1, tzinfo=UTC), datetime(1960, 1, 1, tzinfo=UTC), None], pa.timestamp("us", "UTC")
+    ),
+    "m": pa.array([Decimal("1.50"), Decimal("-0.01"), None], pa.decimal128(10, 2)),
+    "p": pa.array(
+        [{"a": 1, "b": ["x"]}, {"a": None, "b": []}, None], pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])
+    ),
+}
+
+
+@pytest.mark.parametrize("names", [["i"], ["s", "i"], list(COLUMNS)])
+def test_keys_come_back(names: list[str]) -> None:
+    """Keys are the bytes that other operators use, and columns come back, with numbers behind them or without."""
+    batch = pa.RecordBatch.from_pydict({name: COLUMNS[name] for name in names})
+    schema = from_arrow_schema(batch.schema).json()
+    keys = KeyColumns(schema, batch.schema)
+    encoded = keys.encode(batch.columns)
+    numbers = [0, -7, 1 << 40]
+    behind = [key + number for key, number in zip(encoded, keys.encode_numbers(numbers), strict=True)]
+
+    rows = list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+    assert encoded == list(map(KeyCodec(schema).encode, rows))
+    assert keys.decode(encoded, with_number=False) == (batch, [])
+    assert keys.decode(behind, with_number=True) == (batch, numbers)
+
+
+@pytest.mark.parametrize("damaged", [b"\x92\x01\x02", b"\xc1", b"\x91\xa1a", b"\x01"])
+def test_damaged_keys_are_an_error(damaged: bytes) -> None:
+    """I10: what is no key of these columns is refused."""
+    fields = pa.schema([("i", pa.int32())])
+    with pytest.raises(CorruptDataError, match="keys"):
+        KeyColumns(from_arrow_schema(fields).json(), fields).decode([damaged], with_number=False)

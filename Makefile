@@ -27,7 +27,7 @@ export PYSPARK_DRIVER_PYTHON := $(PY)
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 
 ##@ Use it
-.PHONY: help setup demo bench bench-smoke bench-service chaos-service chaos-blocks load load-web stack stack-check
+.PHONY: help setup demo bench bench-growth bench-smoke bench-service chaos-service chaos-blocks load load-web stack stack-check
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -41,6 +41,9 @@ demo: $(STAMP) ## Run the flights example, kill it, resume it, compare it; STRIC
 
 bench: $(STAMP) ## Compare with Spark's transformWithState, workload by workload; ONLY=small,list, SHORT=1 (few rows), STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench $(if $(ONLY),--only $(ONLY))
+
+bench-growth: $(STAMP) ## Measure 100 thousand to 10 million keys, and 5 million rows in one partition; ONLY=memory, SHORT=1, STRICT=1
+	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench.growth $(if $(ONLY),--only $(ONLY))
 
 bench-smoke: $(STAMP) ## Compare with Spark's own transformWithState; prints the ratio
 	$(PY) -m loadtest.bench_smoke

@@ -169,13 +169,17 @@ def new_session(folder: Path) -> SparkSession:
     return session
 
 
-def new_stream(spark: SparkSession, rows: int, keys: int) -> DataFrame:
-    """Return a stream of batches of so many rows: key `k`, number `v`, event time `timestamp`, a second per batch."""
+def new_stream(spark: SparkSession, rows: int, keys: int, *, with_time: bool = False) -> DataFrame:
+    """
+    Return a stream of batches of so many rows: key `k` and number `v`.
+
+    `with_time` adds the event time `timestamp`, which goes on by a second per batch.
+    """
     rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2)
     rate = rate.option("startTimestamp", 1_000_000).option("advanceMillisPerBatch", 1000)
     # Multiplying by an odd number permutes the values, so every batch has each key equally often.
     key = F.pmod(F.col("value") * 7919, F.lit(keys)).cast("int")
-    return rate.load().select(key.alias("k"), F.col("value").cast("double").alias("v"), "timestamp")
+    return rate.load().select(key.alias("k"), F.col("value").cast("double").alias("v"), *["timestamp"] * with_time)
 
 
 class _Measured(Exception):  # noqa: N818 - no error: it ends a query between two batches

@@ -96,7 +96,7 @@ def _times(spark: SparkSession, workload: Workload, run: Run, folder: Path, *, s
         warm_up, measured = 1, 3
     else:
         warm_up, measured = 4, 7
-    frame = new_stream(spark, rows, keys)
+    frame = new_stream(spark, rows, keys, with_time=workload.with_time)
     if side == "Spark":
         return measure(run(frame, None).writeStream.outputMode(workload.output_mode), folder, warm_up, measured)
     with open_backend(folder, workload.partitions) as backend:

@@ -41,6 +41,7 @@ class Workload:
     comparisons: tuple[Comparison, ...]
     partitions: int = 4
     output_mode: str = "update"
+    with_time: bool = False
 
 
 def rows(processor: Callable[[], Any], output: str, time_mode: str = "None", mode: str = "Update") -> Run:
@@ -116,6 +117,7 @@ WORKLOADS = (
         50_000,
         50_000,
         (Comparison("Row API", timers, timers, 8),),
+        with_time=True,
     ),
     Workload(
         "columnar",

@@ -1,0 +1,212 @@
+"""
+What large state and large batches cost: ``python -m loadtest.bench.growth [--only growth,memory] [--short]``.
+
+Growth: one query whose state grows from 100,000 to 10 million keys; at each size batches of 200,000 rows touch 100,000
+keys that are spread evenly over the table, so that only the size differs. Memory: one batch of 5 million rows in one
+partition, among them a key with a million rows, with 1 GB for the Python worker.
+
+Prints the curve and writes ``reports/bench-growth.json`` and ``reports/bench-growth.html``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+from loadtest.bench_smoke import OUTPUT, Totals, new_session, open_backend
+from loadtest.report import (
+    Figure,
+    Goal,
+    HtmlReport,
+    Series,
+    format_number,
+    is_strict,
+    line_plot,
+    strict_exit_code,
+    write_report_json,
+)
+
+ROWS = 200_000
+KEYS_TOUCHED = 100_000
+SIZES = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
+MEASURED = 7
+LEAST_SHARE = 0.6
+BIG_ROWS = 5_000_000
+BIG_KEY_ROWS = 1_000_000
+WORKER_MB_MAX = 1024
+PARTITIONS = 4
+_BATCH_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A run of batches: `keys` are added behind `first_key`, or if there are none, existing ones are touched."""
+
+    first_batch: int
+    batches: int
+    first_key: int
+    keys: int
+    size: int
+
+
+def stages(sizes: Sequence[int], rows: int, measured: int) -> list[Stage]:
+    """Return what fills the state up to each size, and what measures there."""
+    result: list[Stage] = []
+    batch = size = 0
+    for wanted in sizes:
+        fill = -(-(wanted - size) // rows)
+        result.append(Stage(batch, fill, size, wanted - size, wanted))
+        result.append(Stage(batch + fill, measured, 0, 0, wanted))
+        batch, size = batch + fill + measured, wanted
+    return result
+
+
+def key_of(plan: Sequence[Stage], rows: int, touched: int) -> str:
+    """Return the SQL of a row's key, of the number `value` that the source gives it."""
+    cases = []
+    for stage in plan:
+        number = f"(value - {stage.first_batch * rows})"
+        stride = stage.size // touched
+        key = (
+            f"{stage.first_key} + pmod({number}, {stage.keys})"
+            if stage.keys
+            else f"pmod(pmod({number} * 7919, {touched}) * {stride} + (value div {rows}) * 31, {stage.size})"
+        )
+        cases.append(f"when value < {(stage.first_batch + stage.batches) * rows} then {key}")
+    return f"cast(case {' '.join(cases)} else 0 end as int)"
+
+
+class _EnoughError(Exception):
+    """All batches were measured."""
+
+
+def growth(
+    spark: SparkSession, folder: Path, sizes: Sequence[int], rows: int, touched: int, measured: int = MEASURED
+) -> list[Figure]:
+    """Measure rows/s at each size of the state."""
+    plan = stages(sizes, rows, measured)
+    last = plan[-1].first_batch + plan[-1].batches
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2).load()
+    stream = rate.select(F.expr(key_of(plan, rows, touched)).alias("k"), F.col("value").cast("double").alias("v"))
+
+    def save(batch: DataFrame, batch_id: int) -> None:
+        if batch_id >= last:
+            raise _EnoughError
+        batch.write.format("noop").mode("overwrite").save()
+
+    with open_backend(folder, PARTITIONS) as backend:
+        result = backend.transform_with_state(stream.groupBy("k"), Totals(), OUTPUT, "Update", "None")
+        writer = result.writeStream.foreachBatch(save).option("checkpointLocation", str(folder / "checkpoint"))
+        query = writer.start()
+        try:
+            query.awaitTermination(_BATCH_TIMEOUT_S * last)
+        except StreamingQueryException as error:
+            if _EnoughError.__name__ not in str(error):
+                raise
+        finally:
+            query.stop()
+        times = {batch.batch_id: batch.state_ms + batch.checkpoint_ms for batch in backend.recent_progress}
+    points = []
+    for stage in plan[1::2]:
+        taken = [times[batch] for batch in range(stage.first_batch + 1, stage.first_batch + stage.batches)]
+        points.append((float(stage.size), rows / statistics.median(taken) * 1000))
+        print(f"{stage.size:>12,} keys  {points[-1][1]:>9,.0f} rows/s", flush=True)
+    figures = [Figure(f"rows/s at {format_number(size)} keys", speed, "rows/s") for size, speed in points]
+    share = points[-1][1] / points[0][1]
+    figures.append(Figure("speed at the largest state / at the smallest", share, "ratio", Goal(">=", LEAST_SHARE)))
+    page = HtmlReport("Cost of growth", f"Batches of {rows:,} rows on {touched:,} keys, at growing numbers of keys.")
+    page.add_plot(line_plot("Speed by size of the state", "keys", "rows/s", [Series("rows/s", points)]))
+    page.add_figures(figures)
+    page.write(Path("reports/bench-growth.html"))
+    return figures
+
+
+class Counting(StatefulProcessor):
+    """Keeps a list with an element per row, and yields how large the worker has become."""
+
+    def init(self, handle: Any) -> None:
+        """Ask for the state."""
+        self._count = handle.getValueState("count", "n long")
+        self._seen = handle.getListState("seen", "v double")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        """Append every row of the large key, and count all."""
+        n = 0
+        for row in rows:
+            n += 1
+            if key[0] == 0:
+                self._seen.appendValue((row.v,))
+        self._count.update((n,))
+        yield Row(k=key[0], n=n, peak_kb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def memory(spark: SparkSession, folder: Path, rows: int, key_rows: int) -> list[Figure]:
+    """Run one batch of so many rows in one partition, so many of them of one key; return the worker's peak."""
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2).load()
+    key = f"if(value % {rows // key_rows} = 0, 0, cast(value as int))"
+    stream = rate.select(F.expr(key).alias("k"), F.col("value").cast("double").alias("v"))
+    found: list[Row] = []
+
+    def save(batch: DataFrame, _: int) -> None:
+        found.append(batch.agg(F.sum("n").alias("rows"), F.max("n").alias("most"), F.max("peak_kb")).collect()[0])
+
+    with open_backend(folder, 1) as backend:
+        result = backend.transform_with_state(
+            stream.groupBy("k"), Counting(), "k int, n long, peak_kb long", "Update", "None"
+        )
+        writer = result.writeStream.foreachBatch(save).option("checkpointLocation", str(folder / "checkpoint"))
+        writer.trigger(once=True).start().awaitTermination()
+    [(seen, most, peak_kb)] = found
+    print(f"{seen:,} rows in one partition, {most:,} of one key: worker at most {peak_kb / 1024:,.0f} MB", flush=True)
+    return [
+        Figure("rows of the partition", seen, "rows", Goal(">=", rows)),
+        Figure("rows of the largest key", most, "rows", Goal(">=", key_rows)),
+        Figure("peak memory of the worker", peak_kb / 1024, "MB", Goal("<=", WORKER_MB_MAX)),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was asked for; return the exit code."""
+    parser = argparse.ArgumentParser(description="Measure the cost of large state and large batches.")
+    parser.add_argument("--only", default="growth,memory", help="growth, memory or both")
+    parser.add_argument("--short", action="store_true", default=os.environ.get("SHORT", "0") not in ("", "0"))
+    options = parser.parse_args(arguments)
+    wanted = options.only.split(",")
+    if unknown := sorted(set(wanted) - {"growth", "memory"}):
+        parser.error(f"there is no {', '.join(unknown)}; there are growth and memory")
+    scale = 100 if options.short else 1
+    folder = Path(tempfile.mkdtemp(prefix="dstl-growth-"))
+    spark = new_session(folder)
+    figures: list[Figure] = []
+    try:
+        if "growth" in wanted:
+            sizes = [size // scale for size in SIZES]
+            figures += growth(spark, folder / "growth", sizes, ROWS // scale, KEYS_TOUCHED // scale)
+        if "memory" in wanted:
+            figures += memory(spark, folder / "memory", BIG_ROWS // scale, BIG_KEY_ROWS // scale)
+    finally:
+        spark.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    write_report_json(Path("reports/bench-growth.json"), figures)
+    return strict_exit_code(figures) if is_strict() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,8 +1,8 @@
 """
 The state backend for PySpark: keeps a streaming operator's state in local tables and its changes in a shared log.
 
-`ChangelogStateBackend` is the entry point, `StateTester` the one for unit tests. Importing this package does not import
-PySpark; the names are resolved when they are first used.
+`ChangelogStateBackend` is the entry point, `StateTester` the one for unit tests,
+`join_streams` joins streams. Importing this package does not import PySpark; the names are resolved when they are first used.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from backend_client.progress import BatchProgress as BatchProgress
     from backend_client.spark.backend import ChangelogStateBackend as ChangelogStateBackend
+    from backend_client.spark.stream_join import join_streams as join_streams
     from backend_client.testing import StateTester as StateTester
 
-__all__ = ["BatchProgress", "ChangelogStateBackend", "StateTester"]
+__all__ = ["BatchProgress", "ChangelogStateBackend", "StateTester", "join_streams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,4 +31,8 @@ def __getattr__(name: str) -> Any:
         from backend_client.testing import StateTester
 
         return StateTester
+    if name == "join_streams":
+        from backend_client.spark.stream_join import join_streams
+
+        return join_streams
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

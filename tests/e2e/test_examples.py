@@ -1,0 +1,94 @@
+"""
+The small examples, interrupted in the middle, against batch computations of the same answers.
+
+A failure means that an example shows a wrong result, or that its state did not survive a restart.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from backend_client import ChangelogStateBackend
+from examples import common, fraud, sessions
+
+pytestmark = pytest.mark.spark
+
+MakeBackend = Callable[..., ChangelogStateBackend]
+
+
+@pytest.fixture
+def utc(spark: SparkSession) -> Any:
+    """Let the session, as that of the examples, show moments in UTC."""
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    yield spark
+    spark.conf.set("spark.sql.session.timeZone", str(before))
+
+
+def run_in_two_parts(example: ModuleType, spark: SparkSession, make_backend: MakeBackend, folder: Path) -> pd.DataFrame:
+    """Run an example over the first files, then, with another parallelism, over the others; return its output."""
+    example.write_input(folder / "all")
+    files = sorted((folder / "all").iterdir())
+    (folder / "input").mkdir()
+    for parallelism, part in ((2, files[:4]), (3, files[4:])):
+        for file in part:
+            shutil.copy2(file, folder / "input")
+        common.run_to_end(example.build(spark, make_backend(parallelism=parallelism), folder / "input"), folder)
+    assert example.show(common.read_output(folder))
+    return common.read_output(folder)
+
+
+def in_order(frame: pd.DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(map(tuple, frame.to_numpy().tolist()))
+
+
+def test_sessions_are_those_of_session_window(utc: SparkSession, make_backend: MakeBackend, tmp_path: Path) -> None:
+    """Each session comes once, with the clicks that Spark's batch aggregation over session windows counts."""
+    output = run_in_two_parts(sessions, utc, make_backend, tmp_path)
+    clicks = utc.read.schema(sessions.CLICKS).json(str(tmp_path / "all")).where("user != 'next day'")
+    windows = clicks.groupBy("user", F.session_window("time", "10 minutes").alias("w")).count()
+    expected = windows.select("user", "w.start", "w.end", "count").toPandas()
+
+    output["begin"], output["end"] = (output[name].dt.tz_convert(None) for name in ("begin", "end"))
+    assert len(expected) > 1000
+    assert in_order(output) == in_order(expected)
+
+
+def test_fraud_events_are_those_of_pandas(utc: SparkSession, make_backend: MakeBackend, tmp_path: Path) -> None:
+    """Each rule finds what pandas finds over all payments at once, and each case is closed once."""
+    output = run_in_two_parts(fraud, utc, make_backend, tmp_path)
+    rows = pd.concat([pd.read_json(path, lines=True) for path in sorted((tmp_path / "all").iterdir())])
+    rows["time"] = pd.to_datetime(rows["time"], utc=True, format="ISO8601")
+    rows = rows.sort_values(["card", "time"], ignore_index=True)
+    cards = rows.groupby("card")
+    in_a_minute = rows.set_index("time").groupby("card")["cents"].rolling("60s").count().to_numpy()
+    hours = cards["time"].diff().dt.total_seconds() / 3600
+    north, east = (np.radians(rows[name]) for name in ("latitude", "longitude"))
+    north_before, east_before = north.groupby(rows["card"]).shift(), east.groupby(rows["card"]).shift()
+    half = np.sin((north - north_before) / 2) ** 2
+    half += np.cos(north) * np.cos(north_before) * np.sin((east - east_before) / 2) ** 2
+    far = 2 * 6371 * np.arcsin(np.sqrt(half))
+    rate, travel = in_a_minute >= 5, (far > 100) & (far > 900 * hours)
+    findings = pd.concat([rows[rate].assign(event="rate"), rows[travel].assign(event="travel")]).assign(findings=1)
+    found = rows.assign(findings=rate.astype(int) + travel.astype(int))[rate | travel].copy()
+    gap = found.groupby("card")["time"].diff() >= pd.Timedelta(minutes=10)
+    found["case"] = gap.groupby(found["card"]).cumsum()
+    cases = found.groupby(["card", "case"]).agg(
+        time=("time", "max"), findings=("findings", "sum"), cents=("cents", "sum")
+    )
+    cases = cases.reset_index().assign(event="case", time=lambda case: case["time"] + pd.Timedelta(minutes=10))
+    columns = ["card", "time", "event", "findings", "cents"]
+    expected = pd.concat([findings[columns], cases[columns]])
+
+    assert set(expected["event"]) == {"rate", "travel", "case"}
+    assert in_order(output[columns]) == in_order(expected)

@@ -1,8 +1,8 @@
 """
 The state backend for PySpark: keeps a streaming operator's state in local tables and its changes in a shared log.
 
-`ChangelogStateBackend` is the entry point, `StateTester` the one for unit tests,
-`join_streams` joins streams. Importing this package does not import PySpark; the names are resolved when they are first used.
+`ChangelogStateBackend` is the entry point, `StateTester` the one for unit tests; `join_streams` joins streams. To
+import this package is not to import PySpark; the names are resolved when they are first used.
 """
 
 from __future__ import annotations

@@ -118,9 +118,10 @@ def end_lives(
             ]
             for combination in product(*living):
                 newest = max(life.begin for life in combination if life is not None)
-                if all((last := last_ends[at]) is None or last < newest for at in left_out):
+                if all((met := last_ends[at]) is None or met < newest for at in left_out):
                     yield combination
-        last_ends[position] = end
+        last = last_ends[position]
+        last_ends[position] = end if last is None else max(last, end)  # a wait that was made shorter ends rows earlier
 
 
 def _has_begun(side: Side, moment: int) -> bool:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StringType, StructType
 
 from backend_client.batch_time import BatchTime, TimeMode
+from backend_client.declared_states import merge_states
 from backend_client.keyed_state import KeyedState
 from backend_client.spark.processor import declare_states
 from backend_client.spark.row_calls import RowCalls, Timing
@@ -35,9 +36,9 @@ Known = tuple[int, int | None, int]
 """A row as the model has it: input, time in microseconds, id."""
 
 rows = st.tuples(
-    st.sampled_from([("a", 1), ("a", 2), ("b", 1), (None, 1)]), st.integers(0, 2), st.none() | st.integers(0, 60)
+    st.sampled_from([("a", 1), ("a", 2), ("b", 1), (None, 1)]), st.integers(0, 2), st.none() | st.integers(0, 24)
 )
-batches = st.lists(st.tuples(st.integers(0, 6), st.lists(rows, max_size=7)), min_size=1, max_size=8)
+batches = st.lists(st.tuples(st.integers(0, 4), st.lists(rows, max_size=7)), min_size=1, max_size=8)
 
 
 def joined(how: str, known: Sequence[Known], waits: Sequence[int]) -> Iterator[tuple[int | None, ...]]:
@@ -86,7 +87,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StateTable]:
 @pytest.mark.parametrize("how", HOW)
 @given(
     script=batches,
-    waits=st.tuples(*[st.integers(0, 30)] * 3),
+    waits=st.tuples(*[st.integers(0, 9)] * 3),
     preemptive_bytes=st.sampled_from([1, 300, 1 << 20]),
 )
 @example(  # b meets a and c, which do not meet each other: two maximal combinations
@@ -113,7 +114,8 @@ def test_join_is_what_its_definition_says(
                 parts = [(row_id,) if part == at else None for at in range(3)]
                 by_key.setdefault(key, []).append((*key, None, micros, *parts))
         processor = StreamJoin(inputs, how, ["k", "l", "time", "i0", "i1", "i2"])
-        states = declare_states("join", processor, no_text, TimeMode.EVENT)
+        declared, _ = declare_states("join", processor, no_text, TimeMode.EVENT)
+        states = merge_states("join", {}, declared)
         timing = Timing(TimeMode.EVENT, BatchTime(1, watermark_ms, previous_ms))
         calls = RowCalls("join", processor, states, KEY_SCHEMA, preemptive_bytes, timing=timing)
         state, sets = KeyedState(table.get, GROUPS, table.scan, number), Sets()

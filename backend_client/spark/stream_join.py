@@ -80,13 +80,14 @@ class StreamJoin(StatefulProcessor):
         for row in rows:
             begin, *parts = row[len(key) + 1 :]
             position = next(at for at, part in enumerate(parts) if part is not None)
+            values = tuple(map(parts[position].__getitem__, self._inputs[position].schema.names))
             if begin is None or None in key:  # as in SQL, nothing equals null
                 if self._required <= {position}:
-                    yield self._output(key, begin, {position: parts[position]})
+                    yield self._output(key, begin, {position: values})
                 continue
-            new = Life(begin, number, parts[position])
+            new = Life(begin, number, values)
             number += 1
-            self._waiting[position].updateValue((begin, new.number), tuple(new.row))
+            self._waiting[position].updateValue((begin, new.number), values)
             if position in sides:
                 sides[position].add(new)
             for at in range(len(parts)):

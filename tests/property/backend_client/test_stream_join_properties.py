@@ -111,7 +111,7 @@ def test_join_is_what_its_definition_says(
             if micros is None or micros > watermark_ms * 1000:  # else it is late, and no processor sees it
                 row_id = 100 * number + position
                 known.setdefault(key, []).append((part, micros, row_id))
-                parts = [(row_id,) if part == at else None for at in range(3)]
+                parts = [{"id": row_id} if part == at else None for at in range(3)]
                 by_key.setdefault(key, []).append((*key, None, micros, *parts))
         processor = StreamJoin(inputs, how, ["k", "l", "time", "i0", "i1", "i2"])
         declared, _ = declare_states("join", processor, no_text, TimeMode.EVENT)

@@ -53,7 +53,7 @@ class StreamJoin(StatefulProcessor):
     Joins the rows of one key, with ``timeMode="EventTime"``.
 
     Input columns: the keys, event time, event time in microseconds, then a struct for each of `inputs`, of which one is
-    not null. Output columns: the same without the microseconds, see `join_output`.
+    not null. Output columns: the same without the microseconds, with any of the structs null.
 
     The state of a key: the rows of each input that wait, by event time and a number; the next such number, and when
     the last row of each input ended.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -24,12 +25,12 @@ def open_session() -> SparkSession:
     """Start Spark, small enough for a laptop."""
     builder = SparkSession.builder.master("local[2]").appName("examples")
     for name, value in {
-        "spark.sql.shuffle.partitions": 2,
+        "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
-        "spark.ui.enabled": False,
-        "spark.ui.showConsoleProgress": False,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
     }.items():
-        builder = builder.config(name, str(value).lower())
+        builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
@@ -79,12 +80,15 @@ def main(
 ) -> int:
     """Run an example in a temporary folder and print its result."""
     argparse.ArgumentParser(description=description).parse_args()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         write_input(folder / "input")
         spark = open_session()
-        backend = ChangelogStateBackend(f"file://{folder / 'state'}", job="example", parallelism=2)
+        place: dict[str, Any] = {"local_dir": str(folder / "local"), "parallelism": 2}
+        backend = ChangelogStateBackend(f"file://{folder / 'state'}", job="example", **place)
         run_to_end(build(spark, backend, folder / "input"), folder)
         sys.stdout.write(show(read_output(folder)) + "\n")
         spark.stop()
+        # The sidecar that started itself would wait for its idle time to pass; here nobody else can need it.
+        os.kill(int(Path(backend.embedded_service.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
     return 0

@@ -7,6 +7,8 @@ A failure means that an example shows a wrong result, or that its state did not 
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -115,3 +117,12 @@ def test_revenue_is_that_of_a_batch(utc: SparkSession, make_backend: MakeBackend
 
     assert len(expected) > 3000
     assert in_order(output) == in_order(expected)
+
+
+def test_example_runs_as_program() -> None:
+    """``python -m examples.fraud`` prints its result, and leaves no sidecar behind that keeps its output open."""
+    command = [sys.executable, "-m", "examples.fraud"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "The most expensive cases:" in done.stdout

@@ -22,7 +22,6 @@ from pyspark.sql.streaming import StatefulProcessor
 from backend_client import ChangelogStateBackend, join_streams
 from storage.errors import InvalidInputError
 from tests.e2e.support import Collected, read_input, run_to_end
-from tests.e2e.test_states import PROVIDER
 from tests.property.backend_client.test_stream_join_properties import joined as combinations
 
 pytestmark = pytest.mark.spark
@@ -85,8 +84,6 @@ def test_join_of_two_streams_is_spark_s(
     how: str,
 ) -> None:
     """I14: duplicates, nulls, late rows and composite keys are joined as on Spark, over a restart with rescaling."""
-    before = spark.conf.get("spark.sql.streaming.stateStore.providerClass")
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", PROVIDER)
     theirs, ours, progress = Collected(), Collected(), []
     for part, numbers in enumerate((range(3), range(3, 7))):
         write_files(tmp_path / "left", numbers, seed=1, last=6)
@@ -100,7 +97,6 @@ def test_join_of_two_streams_is_spark_s(
         waits = {"l": "10 seconds", "r": timedelta(seconds=4.5)}
         result = join_streams(backend, {"l": left, "r": right}, on=["k", "n"], how=how, wait=waits)
         run_to_end(result.select(*COLUMNS).writeStream, tmp_path / "ours", ours)
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", str(before))
 
     assert all_rows(ours) == all_rows(theirs)
     assert len(all_rows(ours)) > 30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,10 @@ FILES = 4
 
 @pytest.mark.spark
 @pytest.mark.parametrize("engine", ENGINES)
-def test_engine_gives_batch_answer(tmp_path, engine):
+def test_engine_gives_batch_answer(local_dir: Path, engine: str) -> None:
     """The same job ends with the batch answer on the changelog backend and on Spark's own operator (I14)."""
     flights, weather = read_flights().iloc[:12_000], read_weather().iloc[:1_200]
-    layout = Layout(tmp_path)
+    layout = Layout(local_dir)
     prepare(layout.data, flights, weather, FILES)
     command = [sys.executable, "-m", "examples.flights", "--engine", engine]
     for name in ("data", "checkpoint", "output", "storage", "local_dir", "events", "figures"):

@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-KILLS = 4
+KILLS = 2
 
 
 def test_output_and_state_are_of_one_attempt(tmp_path: Path) -> None:

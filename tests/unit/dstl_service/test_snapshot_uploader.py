@@ -47,7 +47,6 @@ class Host:
         self.ids = FakeIds(7)
         self.known = KnownFiles()
         self.version: CheckpointRef = self.complete()
-        self.threads = ThreadPoolExecutor(4)
         self.options = (MaterializationSettings(**settings), refresh_ms)
 
     def complete(self, *uids: str, base: CheckpointRef | None = None) -> CheckpointRef:
@@ -62,11 +61,11 @@ class Host:
         return created.ref
 
     def upload(self, path: Path) -> StoredSnapshot:
-        """Store a snapshot."""
+        """Store a snapshot; when this returns, no thread is at it any more, even if it failed."""
 
-        async def run() -> StoredSnapshot:
+        async def run(threads: ThreadPoolExecutor) -> StoredSnapshot:
             settings, refresh_ms = self.options
-            uploader = SnapshotUploader(settings, self.store, self.clock, self.ids, self.threads, refresh_ms)
+            uploader = SnapshotUploader(settings, self.store, self.clock, self.ids, threads, refresh_ms)
             folder = SnapshotFolder.open(str(path), None)
             try:
                 return await uploader.store(TABLE, self.jobs, self.version, folder, self.known)
@@ -74,7 +73,8 @@ class Host:
                 folder.close()
 
         self.store.clear()
-        return asyncio.run(run())
+        with ThreadPoolExecutor(4) as threads:
+            return asyncio.run(run(threads))
 
 
 def test_index_stands_around_the_files(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ export PYSPARK_DRIVER_PYTHON := $(PY)
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 
 ##@ Use it
-.PHONY: help setup demo bench bench-growth bench-smoke bench-service chaos-service chaos-blocks load load-web stack stack-check
+.PHONY: help setup demo bench bench-growth bench-smoke bench-service chaos chaos-service chaos-blocks load load-web stack stack-check
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -50,6 +50,9 @@ bench-smoke: $(STAMP) ## Compare with Spark's own transformWithState; prints the
 
 bench-service: need-go $(STAMP) ## Measure the service's figures; ONLY=ingest,objects, SHORT=1 (seconds), STRICT=1 (goals)
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_service $(if $(ONLY),--only $(ONLY))
+
+chaos: $(STAMP) ## Kill driver, executors, workers and sidecar in 20 jobs, compare output and state; DSTL_CHAOS_SEED repeats
+	DSTL_CHAOS_RUNS=20 DSTL_CHAOS_REPORT=$(abspath reports/chaos.json) $(PYTEST) -s tests/e2e/test_chaos.py $(PYTEST_ARGS)
 
 chaos-service: need-go $(STAMP) ## Kill the service 200 times and verify what is stored; STRICT=1 fails on any loss
 	$(PY) -m loadtest.chaos_service $(CHAOS_ARGS)

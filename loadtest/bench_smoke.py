@@ -11,31 +11,19 @@ disk. The first batches warm both up; the median of the following ones counts.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
+from pyspark.sql import SparkSession
 
-from backend_client import ChangelogStateBackend
+from loadtest.bench.measuring import measure, new_session, new_stream, open_backend
+from loadtest.bench.processors import TOTALS, Totals
 from loadtest.report import Figure, Goal, is_strict, strict_exit_code, write_report_json
-
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-OUTPUT = "k int, n long, s double"
-WARM_UP_BATCHES = 3
-MEASURED_BATCHES = 5
-BATCH_TIMEOUT_S = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +42,6 @@ WORKLOADS = (
     Workload("200k rows, 20k keys", 200_000, 20_000, 4, 3.0),
     Workload("1k rows, 1k keys", 1_000, 1_000, 4, 1.0),
 )
-
-
-class Totals(StatefulProcessor):
-    """Count and sum per key: one get and one update per key and batch."""
-
-    def init(self, handle: Any) -> None:
-        """Ask for the state."""
-        self.totals = handle.getValueState("totals", "n long, s double")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
-        """Add the rows."""
-        n, s = 0, 0.0
-        for row in rows:
-            n, s = n + 1, s + row.v
-        old = self.totals.get()
-        if old is not None:
-            n, s = n + old[0], s + old[1]
-        self.totals.update((n, s))
-        yield Row(k=key[0], n=n, s=s)
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,7 +86,7 @@ def run_spark(spark: SparkSession, workload: Workload, folder: Path) -> list[int
     """Return the trigger times (ms) of the measured batches of Spark's own operator."""
     out = new_stream(spark, workload.rows, workload.keys).groupBy("k")
     result = out.transformWithState(
-        statefulProcessor=Totals(), outputStructType=OUTPUT, outputMode="Update", timeMode="None"
+        statefulProcessor=Totals(), outputStructType=TOTALS, outputMode="Update", timeMode="None"
     )
     return measure(result.writeStream.outputMode("update"), folder)
 
@@ -131,87 +97,11 @@ def run_backend(spark: SparkSession, workload: Workload, folder: Path) -> list[i
         result = backend.transform_with_state(
             new_stream(spark, workload.rows, workload.keys).groupBy("k"),
             statefulProcessor=Totals(),
-            outputStructType=OUTPUT,
+            outputStructType=TOTALS,
             outputMode="Update",
             timeMode="None",
         )
         return measure(result.writeStream.outputMode("update"), folder)
-
-
-@contextmanager
-def open_backend(folder: Path, partitions: int) -> Iterator[ChangelogStateBackend]:
-    """Give a backend with a sidecar of its own, which is stopped behind it."""
-    local = tempfile.mkdtemp(prefix="dstl-b-")  # short enough for a Unix socket
-    backend = ChangelogStateBackend(f"file://{folder}/store", job="bench", local_dir=local, parallelism=partitions)
-    try:
-        yield backend
-    finally:
-        with suppress(FileNotFoundError):  # if none was started
-            os.kill(int(Path(backend.embedded_service.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
-        shutil.rmtree(local, ignore_errors=True)
-
-
-def new_session(folder: Path) -> SparkSession:
-    """Start Spark with two cores, its RocksDB store and changelog checkpointing."""
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("dstl-bench")
-        .config("spark.sql.shuffle.partitions", str(WORKLOADS[0].partitions))
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "4g")
-        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        .config("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-        .config("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    return session
-
-
-def new_stream(spark: SparkSession, rows: int, keys: int, *, with_time: bool = False) -> DataFrame:
-    """
-    Return a stream of batches of so many rows: key `k` and number `v`.
-
-    `with_time` adds the event time `timestamp`, which goes on by a second per batch.
-    """
-    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2)
-    rate = rate.option("startTimestamp", 1_000_000).option("advanceMillisPerBatch", 1000)
-    # Multiplying by an odd number permutes the values, so every batch has each key equally often.
-    key = F.pmod(F.col("value") * 7919, F.lit(keys)).cast("int")
-    return rate.load().select(key.alias("k"), F.col("value").cast("double").alias("v"), *["timestamp"] * with_time)
-
-
-class _Measured(Exception):  # noqa: N818 - no error: it ends a query between two batches
-    """Enough batches were measured."""
-
-
-def measure(writer: Any, folder: Path, warm_up: int = WARM_UP_BATCHES, measured: int = MEASURED_BATCHES) -> list[int]:
-    """
-    Run a query into the noop sink; return the trigger times (ms) of the batches behind the first ones.
-
-    Raises:
-        TimeoutError: The batches took too long.
-    """
-    wanted = warm_up + measured
-
-    def save(batch: DataFrame, batch_id: int) -> None:
-        if batch_id >= wanted:
-            raise _Measured  # stopped from outside, a query would leave its last batch running for a while
-        batch.write.format("noop").mode("overwrite").save()
-
-    query: StreamingQuery = writer.foreachBatch(save).option("checkpointLocation", str(folder / "checkpoint")).start()
-    try:
-        query.awaitTermination(BATCH_TIMEOUT_S * wanted)
-    except StreamingQueryException as error:
-        if _Measured.__name__ not in str(error):
-            raise
-    finally:
-        query.stop()
-    progress = query.recentProgress[warm_up:wanted]
-    if len(progress) < measured:
-        raise TimeoutError(f"{len(query.recentProgress)} of {wanted} batches in time")
-    return [int(batch["durationMs"]["triggerExecution"]) for batch in progress]
 
 
 if __name__ == "__main__":

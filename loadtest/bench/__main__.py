@@ -20,9 +20,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from loadtest.bench.measuring import measure, new_session, new_stream, open_backend
 from loadtest.bench.workloads import WORKLOADS, Comparison, Run, Workload
-from loadtest.bench_smoke import measure, new_session, new_stream, open_backend
-from loadtest.report import Figure, Goal, format_number, strict_exit_code, write_report_json
+from loadtest.report import Figure, Goal, format_number, is_strict, strict_exit_code, write_report_json
 
 REPORT = Path("reports/bench.json")
 SHORT_ROWS = 500
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compare with Spark's own transformWithState.")
     parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(names)}; without it, all")
     parser.add_argument("--short", action="store_true", default=_is_set("SHORT"), help="few rows (SHORT=1)")
-    parser.add_argument("--strict", action="store_true", default=_is_set("STRICT"), help="fail if a goal is missed")
+    parser.add_argument("--strict", action="store_true", default=is_strict(), help="fail if a goal is missed")
     options = parser.parse_args(arguments)
     wanted = options.only.split(",") if options.only else names
     if unknown := sorted(set(wanted) - set(names)):

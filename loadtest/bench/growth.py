@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
-from loadtest.bench_smoke import OUTPUT, Totals, new_session, open_backend
+from loadtest.bench.measuring import measure, new_session, open_backend
+from loadtest.bench.processors import TOTALS, Totals
 from loadtest.report import (
     Figure,
     Goal,
@@ -49,7 +49,6 @@ BIG_ROWS = 5_000_000
 BIG_KEY_ROWS = 1_000_000
 WORKER_MB_MAX = 1024
 PARTITIONS = 4
-_BATCH_TIMEOUT_S = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +89,6 @@ def key_of(plan: Sequence[Stage], rows: int, touched: int) -> str:
     return f"cast(case {' '.join(cases)} else 0 end as int)"
 
 
-class _EnoughError(Exception):
-    """All batches were measured."""
-
-
 def growth(
     spark: SparkSession, folder: Path, sizes: Sequence[int], rows: int, touched: int, measured: int = MEASURED
 ) -> list[Figure]:
@@ -103,23 +98,9 @@ def growth(
     rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2).load()
     stream = rate.select(F.expr(key_of(plan, rows, touched)).alias("k"), F.col("value").cast("double").alias("v"))
 
-    def save(batch: DataFrame, batch_id: int) -> None:
-        if batch_id >= last:
-            raise _EnoughError
-        batch.write.format("noop").mode("overwrite").save()
-
     with open_backend(folder, PARTITIONS) as backend:
-        result = backend.transform_with_state(stream.groupBy("k"), Totals(), OUTPUT, "Update", "None")
-        writer = result.writeStream.foreachBatch(save).option("checkpointLocation", str(folder / "checkpoint"))
-        query = writer.start()
-        try:
-            query.awaitTermination(_BATCH_TIMEOUT_S * last)
-        except StreamingQueryException as error:
-            if _EnoughError.__name__ not in str(error):
-                raise
-        finally:
-            query.stop()
-        times = {batch.batch_id: batch.state_ms + batch.checkpoint_ms for batch in backend.recent_progress}
+        result = backend.transform_with_state(stream.groupBy("k"), Totals(), TOTALS, "Update", "None")
+        times = measure(result.writeStream, folder, 0, last)
     points = []
     for stage in plan[1::2]:
         taken = [times[batch] for batch in range(stage.first_batch + 1, stage.first_batch + stage.batches)]

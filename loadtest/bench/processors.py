@@ -10,6 +10,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 OUTPUT = "k int, n long"
+TOTALS = "k int, n long, s double"
 ENTRIES = 10
 READS = 3
 
@@ -17,6 +18,25 @@ READS = 3
 class _Processor(StatefulProcessor):
     def close(self) -> None:
         """Nothing to close."""
+
+
+class Totals(_Processor):
+    """Count and sum per key: one get and one update per key and batch."""
+
+    def init(self, handle: Any) -> None:
+        """Ask for the state."""
+        self.totals = handle.getValueState("totals", "n long, s double")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        """Add the rows."""
+        n, s = 0, 0.0
+        for row in rows:
+            n, s = n + 1, s + row.v
+        old = self.totals.get()
+        if old is not None:
+            n, s = n + old[0], s + old[1]
+        self.totals.update((n, s))
+        yield Row(k=key[0], n=n, s=s)
 
 
 class PandasTotals(_Processor):

@@ -11,9 +11,7 @@ from pyspark.sql import functions as F
 
 from backend_client import ChangelogStateBackend
 from backend_client.columnar import Aggregate, Count, Sum
-from loadtest.bench.processors import OUTPUT, Appends, MapUpdates, PandasTotals, Sizes, Timers
-from loadtest.bench_smoke import OUTPUT as TOTALS
-from loadtest.bench_smoke import Totals
+from loadtest.bench.processors import OUTPUT, TOTALS, Appends, MapUpdates, PandasTotals, Sizes, Timers, Totals
 
 Side = Literal["Spark", "DSTL"]
 Run = Callable[[DataFrame, ChangelogStateBackend | None], Any]

@@ -46,14 +46,6 @@ def sidecar(folder: Path) -> Iterator[Sidecar]:
     made.kill()
 
 
-@pytest.fixture
-def job(sidecar: Sidecar) -> Iterator[Job]:
-    """Return a job on it."""
-    made = Job(sidecar)
-    yield made
-    made.close()
-
-
 def materialized(job: Job, count: int = 2) -> bool:
     """Tell whether the newest state has materializations of so many tables."""
     return job.base is not None and len(job.view().materializations) >= count

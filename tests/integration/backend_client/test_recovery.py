@@ -43,14 +43,6 @@ def sidecar() -> Iterator[Sidecar]:
         made.kill()
 
 
-@pytest.fixture
-def job(sidecar: Sidecar) -> Iterator[Job]:
-    """Return a job on it."""
-    made = Job(sidecar)
-    yield made
-    made.close()
-
-
 def work(job: Job, *, materialization: bool, compaction: bool) -> None:
     """Execute batches until what is switched on has replaced some of the log."""
     known = {handle.uid for handle in job.view().materializations} if job.base else set()

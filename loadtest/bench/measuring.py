@@ -1,0 +1,100 @@
+"""What benchmarks of operators share: a session, a stream, a backend, and how the batches of a query are timed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+
+from backend_client import ChangelogStateBackend
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+WARM_UP_BATCHES = 3
+MEASURED_BATCHES = 5
+BATCH_TIMEOUT_S = 120
+
+
+@contextmanager
+def open_backend(folder: Path, partitions: int) -> Iterator[ChangelogStateBackend]:
+    """Give a backend with a sidecar of its own, which is stopped behind it."""
+    local = tempfile.mkdtemp(prefix="dstl-b-")  # short enough for a Unix socket
+    backend = ChangelogStateBackend(f"file://{folder}/store", job="bench", local_dir=local, parallelism=partitions)
+    try:
+        yield backend
+    finally:
+        with suppress(FileNotFoundError):  # if none was started
+            os.kill(int(Path(backend.embedded_service.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
+        shutil.rmtree(local, ignore_errors=True)
+
+
+def new_session(folder: Path) -> SparkSession:
+    """Start Spark with two cores, its RocksDB store and changelog checkpointing."""
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("dstl-bench")
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "4g")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+        .config("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+def new_stream(spark: SparkSession, rows: int, keys: int, *, with_time: bool = False) -> DataFrame:
+    """
+    Return a stream of batches of so many rows: key `k` and number `v`.
+
+    `with_time` adds the event time `timestamp`, which goes on by a second per batch.
+    """
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2)
+    rate = rate.option("startTimestamp", 1_000_000).option("advanceMillisPerBatch", 1000)
+    # Multiplying by an odd number permutes the values, so every batch has each key equally often.
+    key = F.pmod(F.col("value") * 7919, F.lit(keys)).cast("int")
+    return rate.load().select(key.alias("k"), F.col("value").cast("double").alias("v"), *["timestamp"] * with_time)
+
+
+class _Measured(Exception):  # noqa: N818 - no error: it ends a query between two batches
+    """Enough batches were measured."""
+
+
+def measure(writer: Any, folder: Path, warm_up: int = WARM_UP_BATCHES, measured: int = MEASURED_BATCHES) -> list[int]:
+    """
+    Run a query into the noop sink; return the trigger times (ms) of the batches behind the first ones.
+
+    Raises:
+        TimeoutError: The batches took too long.
+    """
+    wanted = warm_up + measured
+
+    def save(batch: DataFrame, batch_id: int) -> None:
+        if batch_id >= wanted:
+            raise _Measured  # stopped from outside, a query would leave its last batch running for a while
+        batch.write.format("noop").mode("overwrite").save()
+
+    query: StreamingQuery = writer.foreachBatch(save).option("checkpointLocation", str(folder / "checkpoint")).start()
+    try:
+        query.awaitTermination(BATCH_TIMEOUT_S * wanted)
+    except StreamingQueryException as error:
+        if _Measured.__name__ not in str(error):
+            raise
+    finally:
+        query.stop()
+    progress = query.recentProgress[warm_up:wanted]
+    if len(progress) < measured:
+        raise TimeoutError(f"{len(query.recentProgress)} of {wanted} batches in time")
+    return [int(batch["durationMs"]["triggerExecution"]) for batch in progress]

@@ -35,6 +35,7 @@ from backend_client.spark.late_rows import OnTime
 from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.row_calls import OUTPUT_ROWS, RowCalls, Timing
 from backend_client.spark.rows import GroupedRows, RowsToArrow
+from backend_client.spark.worker import spare_garbage_collection
 from backend_client.state_deletion import deletions, hide
 from backend_client.state_table import StateTable
 from dstl_service.wire import ChangeSetRef, CheckpointRef, StateInfo
@@ -177,6 +178,7 @@ class OperatorTask:
             raise
         finally:
             table.close()
+            spare_garbage_collection()
 
     def _work(
         self, on_time: OnTime, table: StateTable, key_groups: KeyGroupRange, writer: LogWriter, to_arrow: RowsToArrow

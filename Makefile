@@ -75,7 +75,7 @@ stack-check: need-go $(STAMP) ## Run a job on such a stack, then stop it
 ##@ Test it
 .PHONY: test lint types tidy check test-unit test-integration test-e2e fuzz-api
 
-test: need-go lint types ## Run everything: ruff, mypy and all tests, in two processes (WORKERS=1: in one)
+test: need-go need-mvn lint types ## Run everything: ruff, mypy and all tests, in two processes (WORKERS=1: in one)
 	$(PYTEST) --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
 
 check: lint types tidy ## Run what takes seconds: ruff, mypy and the rules of tests/test_tidy.py
@@ -96,7 +96,7 @@ test-unit: $(STAMP) ## Run the tests that need neither Spark nor a server
 test-integration: need-go $(STAMP) ## Run the tests with a real S3 server or a Spark session
 	$(PYTEST) -m "(integration or spark) and not e2e" $(PYTEST_ARGS)
 
-test-e2e: need-go $(STAMP) ## Run the tests of the whole system, kills included
+test-e2e: need-go need-mvn $(STAMP) ## Run the tests of the whole system, kills included
 	$(PYTEST) -m e2e $(PYTEST_ARGS)
 
 fuzz-api: $(STAMP) ## Fuzz the service by its OpenAPI document; EXAMPLES=1000 takes longer
@@ -130,13 +130,16 @@ clean: ## Remove environment, caches, reports and built test programs
 	rm -rf build dist reports spark-warehouse metastore_db derby.log artifacts
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: prerequisites need-go
+.PHONY: prerequisites need-go need-mvn
 
 prerequisites:
 	@tools/check_prerequisites.sh python java
 
 need-go:
 	@tools/check_prerequisites.sh go
+
+need-mvn:
+	@tools/check_prerequisites.sh mvn
 
 # Nothing is fetched that has no hash: first what builds wheels, then the wheels, last the project itself.
 PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check --no-deps

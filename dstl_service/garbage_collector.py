@@ -3,7 +3,8 @@ Finds and deletes orphans: objects that neither a retained checkpoint nor a save
 
 An object is deleted only if all of this holds (I11): no retained checkpoint and no savepoint names it, it is older than
 the minimum age, and it holds nothing that the running batch may yet name. A batch may take any time, so no age tells
-that; the object does: its sets are of the next checkpoint and of the epoch that may complete it. Objects are listed
+that; the object does: its sets are of the next checkpoint and of the epoch that may complete it, and the index of a
+snapshot says at which checkpoint its table stood (`materialization_index`). Objects are listed
 *before* the manifests are read: one that becomes part of a checkpoint in between is of the next one, and one that was
 part of a checkpoint before is named. Manifests of subsumed checkpoints that their coordinator left behind are deleted
 before objects, so that none names what is gone.
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import Manifest, ManifestKind
-from dstl_service.materialization_index import named_by, named_by_young
+from dstl_service.materialization_index import named_by, named_by_waiting
 from dstl_service.retention import CHECKPOINTS_MAX, manifests_to_keep, object_keys
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock
@@ -101,7 +102,9 @@ def collect_garbage(
     if kept:
         subsumed, staying = _divide_subsumed(jobs, kept[-1].ref, now_ms - age_min_ms)
         # A manifest that stays is whole, also where nobody needs it any more.
-        named = _named(jobs, [*kept, *staying], store) | named_by_young(objects, store, now_ms, age_min_ms)
+        named = _named(jobs, [*kept, *staying], store)
+        unnamed_now = [info for info in objects if info.key not in named]
+        named |= named_by_waiting(unnamed_now, store, now_ms, age_min_ms, kept[0].id)
     else:
         # Either nothing was completed yet, or the manifests were lost and these objects are all that is left.
         named = {info.key for info in objects}
@@ -173,7 +176,7 @@ def _divide_subsumed(
 def _is_unfinished(store: ObjectStore, info: ObjectInfo, newest_id: int, epoch: int) -> bool:
     """Say whether an object holds sets of the next checkpoint from a driver that may still complete it."""
     if not info.key.endswith(".seg"):
-        return False  # a snapshot's; the index that it began with keeps it while it is young
+        return False  # a snapshot's; the index that it began with keeps it
     try:
         entries = read_index(store, info.key, info.size_bytes)
     except (CorruptDataError, NotFoundError):  # no checkpoint can name it

@@ -193,6 +193,8 @@ def operators_to_json(operators: Iterable[OperatorInfo]) -> list[dict[str, Any]]
                 for name, state in operator.states.items()
             },
         }
+        | ({} if operator.time_mode is None else {"time_mode": operator.time_mode})
+        | ({} if operator.output_mode is None else {"output_mode": operator.output_mode})
         for operator in operators
     ]
 
@@ -205,6 +207,8 @@ def operators_from_json(documents: Iterable[dict[str, Any]]) -> tuple[OperatorIn
             document["parallelism"],
             document["key_schema"],
             {name: StateInfo(**state) for name, state in document["states"].items()},
+            document.get("time_mode"),
+            document.get("output_mode"),
         )
         for document in documents
     )

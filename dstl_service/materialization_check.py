@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dstl_service.job_store import JobStore
-from dstl_service.materialization_index import index_key, read_index
+from dstl_service.materialization_index import index_key, may_enter, read_index
 from dstl_service.truncation import would_count
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock
@@ -45,7 +45,7 @@ def choose_materializations(
         base: The checkpoint on which the new one builds.
         reported: Handles as tasks reported them; of several attempts the same one may come twice.
         clock: Compared with the store's time of modification; minutes of difference do not matter.
-        handover_ms: How old an index may be.
+        handover_ms: How old an index may be that is not awaited.
         patience_ms: No further handle is looked at after this time; those that are left are reported again.
     """
     accepted: dict[str, MaterializationHandle] = {}
@@ -58,7 +58,7 @@ def choose_materializations(
             handle = MaterializationHandle.from_dict(data)
             state = jobs.state(base)
             if handle.uid not in accepted and all(item.uid != handle.uid for item in state.materializations):
-                _check(store, jobs, job, base, handle, clock, handover_ms)
+                check_handle(store, jobs, job, base, handle, clock, handover_ms)
                 accepted[handle.uid] = handle
         except DstlError as error:
             refused += 1
@@ -66,7 +66,7 @@ def choose_materializations(
     return list(accepted.values()), refused
 
 
-def _check(
+def check_handle(
     store: ObjectStore,
     jobs: JobStore,
     job: str,
@@ -75,7 +75,14 @@ def _check(
     clock: Clock,
     handover_ms: int,
 ) -> None:
-    """Raise what speaks against a handle."""
+    """
+    Raise what speaks against a handle, whose files are taken to be whole.
+
+    Raises:
+        InvalidInputError: It does not belong to the state, or its objects may be gone.
+        CorruptDataError: Its index cannot be read.
+        NotFoundError: Its index is gone.
+    """
     state = jobs.state(base)
     if handle.index_key != index_key(job, handle.operator, handle.key_groups, handle.uid):
         raise InvalidInputError(f"{handle.index_key} is no index of job {job!r}")
@@ -83,7 +90,8 @@ def _check(
         raise InvalidInputError(f"job {job!r} has no key groups {handle.key_groups.to_text()}")
     if not would_count(state, handle):
         raise InvalidInputError(f"materialization {handle.uid} is no newer than what the state has")
-    if clock.now_ms() - store.head(handle.index_key).modified_ms > handover_ms:
+    age_ms = clock.now_ms() - store.head(handle.index_key).modified_ms
+    if not may_enter(handle.checkpoint_id, base.id, age_ms, handover_ms):
         raise InvalidInputError(f"materialization {handle.uid} is too old to enter a checkpoint")
     index = read_index(store, handle)
     if index.job_uid != jobs.job_uid:

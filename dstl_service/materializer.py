@@ -4,7 +4,8 @@ Materialization on a sidecar: asks tasks for snapshots when they are due, and ha
 A restore tells which table stands where and what was logged, so each is a chance to ask its task for a snapshot. The
 task hands a folder of hard links over and goes on. When the snapshot is stored, its handle is kept until a checkpoint
 names it: it travels with the next restore to a task, with that task's receipt to the driver, and from there to the
-coordinator. Whatever goes wrong ends one materialization, and nothing else.
+coordinator. If this process ends before, the next one finds it (`awaited_snapshots`). Whatever goes wrong ends one
+materialization, and nothing else.
 
 All methods run on the event loop.
 """
@@ -22,9 +23,10 @@ from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
 
+from dstl_service.awaited_snapshots import find_awaited
 from dstl_service.job_store import JobStore
 from dstl_service.materialization_check import choose_materializations
-from dstl_service.materialization_index import handover_ms_max
+from dstl_service.materialization_index import handover_ms_max, may_enter
 from dstl_service.materialization_metrics import GaugeValues, MaterializationMetrics
 from dstl_service.materialization_policy import MaterializationSettings, Schedule
 from dstl_service.restore import RestorePlan, plan_restore
@@ -114,6 +116,7 @@ class Materializer:
         """
         try:
             table = self._tables.get(table_id)
+            is_new = table is None
             if table is None:
                 table = self._add(table_id)
                 if not plan.is_full:
@@ -121,6 +124,8 @@ class Materializer:
                     key = (table_id.operator, table_id.key_groups)
                     plan = await self._in_thread(plan_restore, jobs, *key, None, want)
             self._count_log(table.schedule, plan)
+            if is_new and self._settings.enabled:
+                await self._find_awaited(table_id, table, jobs, want)
             await self._drop_named(table_id, table, jobs, want)
             return Offer(self._ask(table_id, table), table.stored)
         except DstlError as error:
@@ -216,6 +221,22 @@ class Materializer:
                 schedule.table_bytes, *(item.handle.size_bytes for item in plan.materializations)
             )
 
+    async def _find_awaited(self, table_id: TableId, table: _Table, jobs: JobStore, want: CheckpointRef) -> None:
+        """Take up what an earlier process stored and no checkpoint has taken in."""
+        found = await self._in_thread(find_awaited, self._store, jobs, table_id, want, self._clock, self._handover_ms)
+        if found is None or table.stored is not None or table.path is not None:
+            return
+        table.stored, age_ms = found
+        now_ms = self._clock.monotonic_ms()
+        table.stored_ms = now_ms - age_ms
+        table.schedule.completed(now_ms, table.stored.size_bytes)
+        logger.info("stored materialization found", extra={**_names(table_id), "uid": table.stored.uid})
+
+    def _may_enter(self, table: _Table, want: CheckpointRef) -> bool:
+        """Say whether the checkpoint after `want` may take in what is stored."""
+        age_ms = self._clock.monotonic_ms() - table.stored_ms
+        return table.stored is not None and may_enter(table.stored.checkpoint_id, want.id, age_ms, self._handover_ms)
+
     async def _drop_named(self, table_id: TableId, table: _Table, jobs: JobStore, want: CheckpointRef) -> None:
         """Forget a handle that a checkpoint names, that none needs any more, or that is too old for one to take it."""
         stored = table.stored
@@ -225,7 +246,7 @@ class Materializer:
         if any(handle.uid == stored.uid for handle in state.materializations) or not would_count(state, stored):
             table.stored = None
             table.schedule.named()
-        elif self._clock.monotonic_ms() - table.stored_ms > self._handover_ms:
+        elif not self._may_enter(table, want):
             table.stored = None
             logger.warning("materialization was taken by no checkpoint", extra={**_names(table_id), "uid": stored.uid})
             self._count_failure(table_id, table, must_report=table.schedule.untaken(self._clock.monotonic_ms()))

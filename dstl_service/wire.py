@@ -131,12 +131,18 @@ class StateInfo:
 
 @dataclass(frozen=True, slots=True)
 class OperatorInfo:
-    """What a job's manifest says of one operator; `parallelism` may differ from checkpoint to checkpoint."""
+    """
+    What a job's manifest says of one operator; `parallelism` may differ from checkpoint to checkpoint.
+
+    `time_mode` and `output_mode` are Spark's names; None where a program that did not store them yet wrote it.
+    """
 
     name: Name
     parallelism: Parallelism
     key_schema: str
     states: dict[str, StateInfo]
+    time_mode: ShortText | None = None
+    output_mode: ShortText | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check what set-up cannot install by itself, and say how to get what is missing.
 #
-#   tools/check_prerequisites.sh python java go
+#   tools/check_prerequisites.sh python java go mvn
 set -euo pipefail
 
 failed=0
@@ -52,6 +52,15 @@ check_go() { # older ones cannot fetch the Go version that the S3 server's modul
             "Debian, Ubuntu:  apt-get install golang-go, where that is new enough" \
             "macOS:           brew install go" \
             "Elsewhere:       the archive from go.dev, unpacked, its bin folder on the path"
+    fi
+}
+
+check_mvn() { # any that runs on this Java
+    if ! mvn -version >/dev/null 2>&1; then
+        missing "Maven, for the tests: it fetches a Kafka broker and Spark's Kafka connector (mvn does not run)" \
+            "Debian, Ubuntu:  apt-get install maven" \
+            "macOS:           brew install maven" \
+            "Elsewhere:       the archive from maven.apache.org, unpacked, its bin folder on the path"
     fi
 }
 

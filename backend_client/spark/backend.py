@@ -236,11 +236,11 @@ class ChangelogStateBackend:
         Raises:
             InvalidInputError: An argument is impossible, or the processor does not fit the input.
         """
-        _check_mode(outputMode)
+        output_mode = _output_mode(outputMode)
         name = name or type(processor).__name__
         validate_operator(name)
         given = self._input(grouped, name)
-        plan = ColumnarPlan.of(processor, outputMode, given.schema, given.key_columns, is_first=not given.operators)
+        plan = ColumnarPlan.of(processor, output_mode, given.schema, given.key_columns, is_first=not given.operators)
         output_schema = outputStructType or plan.output_schema()
         if isinstance(output_schema, str):
             output_schema = _parse(given.source.sparkSession, output_schema)
@@ -253,6 +253,7 @@ class ChangelogStateBackend:
             states=plan.states(),
             parallelism=parallelism,
             steps=given.steps,
+            output_mode=output_mode,
         )
         return self._result(given, operator)
 
@@ -270,7 +271,7 @@ class ChangelogStateBackend:
         parallelism: int | None,
         pandas: bool = False,
     ) -> StatefulDataFrame:
-        _check_mode(outputMode)
+        output_mode = _output_mode(outputMode)
         time_mode = TimeMode.of(timeMode)
         name = name or type(statefulProcessor).__name__
         validate_operator(name)
@@ -293,6 +294,7 @@ class ChangelogStateBackend:
             steps=given.steps,
             pandas=pandas,
             time_mode=time_mode,
+            output_mode=output_mode,
             initial=None if initialState is None else initial_state_of(initialState, key_types, grouping_columns),
         )
         if time_mode is TimeMode.EVENT and operator.event_time is None:
@@ -341,9 +343,11 @@ def _parse(spark: SparkSession, text: str) -> StructType:
     return parsed
 
 
-def _check_mode(output_mode: str) -> None:
-    if output_mode.lower() not in ("update", "append"):
-        raise InvalidInputError(f"outputMode must be 'Update' or 'Append', it is {output_mode!r}")
+def _output_mode(text: str) -> str:
+    """Return a mode by Spark's name; `InvalidInputError` for others than are served."""
+    if text.lower() not in ("update", "append"):
+        raise InvalidInputError(f"outputMode must be 'Update' or 'Append', it is {text!r}")
+    return text.capitalize()
 
 
 def _streaming_source(grouped: Any) -> DataFrame:

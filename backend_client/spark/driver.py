@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.coordinator import JobSession, connect
 from backend_client.declared_states import ids_to_delete, merge_states
+from backend_client.operator_modes import check_modes
 from backend_client.progress import BatchProgress
 from backend_client.schema_change import key_difference
 from backend_client.spark.checkpoint_log import CheckpointLog
@@ -279,7 +280,7 @@ def _operator_infos(frame: StatefulDataFrame, session: JobSession) -> list[Opera
     Join what the query says of its operators with what the newest checkpoint says.
 
     Raises:
-        InvalidInputError: A key or state schema differs, or an operator with state is missing.
+        InvalidInputError: A key, a state schema or a mode differs, or an operator with state is missing.
     """
     stored = {info.name: info for info in session.latest.operators} if session.latest else {}
     missing = stored.keys() - {operator.name for operator in frame.operators}
@@ -299,8 +300,10 @@ def _operator_infos(frame: StatefulDataFrame, session: JobSession) -> list[Opera
         if known is not None and isinstance(operator.processor, ColumnarPlan):
             operator.processor.check_stored(operator.name, known.states)
         states = merge_states(operator.name, known.states if known else {}, operator.states)
-        info = OperatorInfo(operator.name, parallelism, operator.key_schema.json(), states)
+        modes = (operator.time_mode.value, operator.output_mode)
+        info = OperatorInfo(operator.name, parallelism, operator.key_schema.json(), states, *modes)
         if known is not None:
+            check_modes(known, info)
             difference = key_difference(json.loads(known.key_schema), json.loads(info.key_schema))
             if difference is not None:
                 raise InvalidInputError(

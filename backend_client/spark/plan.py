@@ -104,6 +104,7 @@ class Operator:
     order: tuple[str, ...] = ()
     """Columns by which the rows of a key are sorted."""
     time_mode: TimeMode = TimeMode.NONE
+    output_mode: str = "Update"
 
     @property
     def key_schema(self) -> StructType:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stack.servers import S3Server, ServerError, go_program
+from tests.stack.servers import S3Server, ServerError, go_program, maven_jars
 
 pytestmark = pytest.mark.integration
 
@@ -27,6 +27,18 @@ def test_built_program_is_not_built_again(tmp_path: Path, monkeypatch: pytest.Mo
     program.parent.mkdir()
     program.touch()
     assert go_program("some", "example.org/some", "v1.0.0") == program
+
+
+def test_missing_maven_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Maven, jars that are there are used, and the error for others tells what is missing."""
+    monkeypatch.setenv("DSTL_STACK_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "some.jar").touch()
+
+    assert maven_jars("there", programs=["example.org:some:1"]) == [tmp_path / "there" / "some.jar"]
+    with pytest.raises(ServerError, match=r"example.org:other:1 must be fetched once.*no Maven \(mvn\) on PATH"):
+        maven_jars("missing", single=["example.org:other:1"])
 
 
 def test_failed_start_quotes_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

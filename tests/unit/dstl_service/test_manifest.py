@@ -168,3 +168,14 @@ def test_states_without_history_are_written_as_before() -> None:
 
     assert document["states"]["a"] == {"id": 1, "kind": "value", "schema": "{}"}
     assert operators_from_json([document]) == (operator,)
+
+
+def test_operators_without_modes_are_written_as_before() -> None:
+    """I15: an operator keeps its modes; one of a program that did not store them looks as it did, and is read."""
+    before = OperatorInfo("op", 1, "{}", {})
+    since = replace(before, time_mode="EventTime", output_mode="Append")
+
+    documents = operators_to_json([before, since])
+
+    assert documents[0].keys() == {"name", "parallelism", "key_schema", "states"}
+    assert operators_from_json(documents) == (before, since)

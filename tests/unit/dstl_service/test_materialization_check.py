@@ -9,7 +9,7 @@ import pytest
 
 from dstl_service.manifest import ManifestKind
 from dstl_service.materialization_check import choose_materializations
-from dstl_service.materialization_index import MaterializationIndex
+from dstl_service.materialization_index import AWAITED_AGE_MAX_MS, MaterializationIndex
 from dstl_service.wire import CheckpointRef
 from storage.memory_store import MemoryStore
 from storage.model import KeyGroupRange, MaterializationHandle, ObjectInfo
@@ -102,9 +102,20 @@ def test_damaged_report_is_refused() -> None:
 
 def test_old_snapshot_is_refused() -> None:
     """I11: what the garbage collector may be about to take enters no state."""
-    coordinator = Coordinator()
+    coordinator = Coordinator(6)
     handle = coordinator.stored()
     coordinator.clock.advance(HANDOVER_MS)
+    assert coordinator.choose(handle.to_dict()) == ([handle], 0)
+    coordinator.clock.advance(1)
+
+    assert coordinator.choose(handle.to_dict()) == ([], 1)
+
+
+def test_old_snapshot_of_the_newest_checkpoints_is_taken() -> None:
+    """I13: a snapshot for which the next checkpoint is one of the first to come is taken hours later, too."""
+    coordinator = Coordinator()
+    handle = coordinator.stored()
+    coordinator.clock.advance(AWAITED_AGE_MAX_MS // 2)
     assert coordinator.choose(handle.to_dict()) == ([handle], 0)
     coordinator.clock.advance(1)
 

@@ -12,6 +12,7 @@ import pytest
 
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
 from dstl_service.job_store import JobStore
+from dstl_service.materialization_index import AWAITED_AGE_MAX_MS
 from dstl_service.materialization_policy import MaterializationSettings
 from dstl_service.settings import GcSettings
 from dstl_service.wire import decode_frames
@@ -26,6 +27,7 @@ from tests.unit.dstl_service.snapshots import FILES, snapshot_folder
 from tests.waiting import wait_until
 
 EAGER = MaterializationSettings(log_floor_bytes=0, log_ratio=0, interval_s=1, upload_attempts_max=1)
+HOURS_MS = 5 * 3_600_000
 SIZE = sum(map(len, FILES.values()))
 
 
@@ -128,11 +130,72 @@ def test_snapshot_that_no_checkpoint_takes_is_made_again(store: FaultyStore, tmp
     with service(store, materialization=EAGER, **ages) as life:
         tasks = Tasks(life)
         tasks.stored(snapshot_folder(tmp_path / "s"))
-        plan = wait_until(lambda: plan if (plan := tasks.plan())["materialize"] else None)
+        assert tasks.metric("dstl_materialization_log_bytes") == 0
+        for _ in range(3):
+            tasks.batch()
+        wait_until(lambda: tasks.plan()["materialized"] is None)
 
-        assert plan["materialized"] is None
-        assert tasks.metric("dstl_materialization_log_bytes") == len(b"payload")
+        assert tasks.metric("dstl_materialization_log_bytes") == 4 * len(b"payload")
         assert tasks.metric("dstl_materializations_failed_total") == 1
+
+
+def test_snapshot_waits_for_a_batch_that_comes_hours_later(tmp_path: Path) -> None:
+    """I11, I13: where batches are hours apart, the next one takes the snapshot, and no collection takes its objects."""
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    with service(store, clock, materialization=EAGER) as life:
+        tasks = Tasks(life)
+        handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+        for _ in range(2):
+            clock.advance(HOURS_MS)
+            assert collect_garbage(store, opened(store), "job", clock).orphans == []
+            assert tasks.plan()["materialized"] == handle
+        tasks.batch(handle)
+        clock.advance(HOURS_MS)
+        assert collect_garbage(store, opened(store), "job", clock).orphans == []
+
+        assert view(store, tasks)[0] == (MaterializationHandle.from_dict(handle),)
+        assert {header["name"]: payload for header, payload in tasks.frames() if header["kind"] == "file"} == FILES
+
+
+def test_next_process_finds_the_snapshot_that_waits(tmp_path: Path) -> None:
+    """I13: a sidecar that starts for the next batch offers what the one before had stored, and asks for no other."""
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    with service(store, clock, materialization=EAGER) as life:
+        tasks = Tasks(life)
+        handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+    clock.advance(HOURS_MS)
+    with service(store, clock, materialization=EAGER) as tasks.life:
+        tasks.life.open()
+        plan = tasks.plan()
+        assert (plan["materialized"], plan["materialize"]) == (handle, False)
+        tasks.batch(handle)
+        assert len(view(store, tasks)[0]) == 1
+    with service(store, clock, materialization=EAGER) as tasks.life:
+        assert tasks.plan()["materialized"] is None
+
+
+@pytest.mark.parametrize(
+    "fault", ["a file is missing", "too many checkpoints", "too old", "too young", "damaged index"]
+)
+def test_next_process_offers_only_what_is_whole(tmp_path: Path, fault: str) -> None:
+    """I11: a snapshot whose process died in between, or which is not awaited any more, is not offered."""
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    with service(store, clock, materialization=EAGER) as life:
+        tasks = Tasks(life)
+        handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+        for _ in range(3 * (fault == "too many checkpoints")):
+            tasks.batch()
+    clock.advance({"too old": AWAITED_AGE_MAX_MS, "too young": 60_000}.get(fault, HOURS_MS))
+    if fault == "a file is missing":
+        store.delete([next(info.key for info in store.list("job/materialized/") if info.key.endswith(".sst"))])
+    if fault == "damaged index":
+        store.put(handle["index"], b"{}")
+
+    with service(store, clock, materialization=EAGER) as tasks.life:
+        assert tasks.plan()["materialized"] is None
 
 
 def test_nobody_is_asked_twice(tasks: Tasks) -> None:
@@ -247,6 +310,8 @@ def test_garbage_of_materializations_is_collected(tmp_path: Path) -> None:
         tasks = Tasks(life)
         tasks.batch(tasks.stored(snapshot_folder(tmp_path / "named")))
         tasks.stored(snapshot_folder(tmp_path / "unnamed", _000011=b"of the unnamed"))
+        for _ in range(3):
+            tasks.batch()
     jobs = opened(store)
     everything = {info.key for info in store.list("job/materialized/")}
     clock = FakeClock(int(time.time() * 1000))

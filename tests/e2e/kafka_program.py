@@ -1,0 +1,113 @@
+"""
+The driver of the Kafka test: a job from one topic to another, up to what is there, or killed in the middle of a batch.
+
+``--die-in-batch`` kills the process when the batch's rows are in Kafka and its checkpoint does not exist yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from backend_client import ChangelogStateBackend
+from backend_client.coordinator import JobSession
+from tests.e2e.support import INPUT, OUTPUT, Totals
+
+PARTITIONS = 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--servers", required=True)
+    parser.add_argument("--jars", required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--local-dir", required=True)
+    parser.add_argument("--produce", type=Path, required=True, help="rows for the input's topic")
+    parser.add_argument("--die-in-batch", type=int)
+    options = parser.parse_args()
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName("dstl-kafka")
+        .config("spark.jars", options.jars)
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # it lives for seconds
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.warehouse.dir", str(options.folder / "warehouse"))
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    produce(spark, options.servers, json.loads(options.produce.read_text(encoding="utf-8")))
+    if options.die_in_batch is not None:
+        die_before_checkpoint(options.die_in_batch)
+    run(spark, options)
+    seen = (
+        spark.read.format("kafka")
+        .options(**{"kafka.bootstrap.servers": options.servers, "subscribe": "out"})
+        .load()
+        .select(F.col("key").cast("string"), F.from_json(F.col("value").cast("string"), OUTPUT).alias("row"))
+        .select("key", "row.*")
+    )
+    rows = json.dumps([list(row) for row in seen.collect()])
+    (options.folder / "out.json").write_text(rows, encoding="utf-8")
+
+
+def produce(spark: SparkSession, servers: str, rows: list[tuple[str | None, float]]) -> None:
+    """Append rows to the input's topic; those of a key stay in order, for they go to one partition."""
+    messages = [(json.dumps({"k": k, "v": v}), len(k or "") % PARTITIONS) for k, v in rows]
+    frame = spark.createDataFrame(messages, "value string, partition int").coalesce(1)
+    frame.write.format("kafka").options(**{"kafka.bootstrap.servers": servers, "topic": "in"}).save()
+
+
+def die_before_checkpoint(batch_id: int) -> None:
+    """Let this process die when it is to complete a checkpoint."""
+    complete = JobSession.complete
+
+    def dying(self: JobSession, checkpoint_id: int, plan: Any) -> Any:
+        if checkpoint_id == batch_id:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return complete(self, checkpoint_id, plan)
+
+    JobSession.complete = dying  # type: ignore[method-assign]
+
+
+def run(spark: SparkSession, options: argparse.Namespace) -> None:
+    """Run the job over all that is in its topic."""
+    stream = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", options.servers)
+        .option("subscribe", "in")
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", 100)
+        .load()
+        .select(F.from_json(F.col("value").cast("string"), INPUT).alias("row"))
+        .select("row.*")
+    )
+    backend = ChangelogStateBackend(
+        f"file://{options.folder / 'store'}", job="job", local_dir=options.local_dir, parallelism=2
+    )
+    totals = backend.transform_with_state(stream.groupBy("k"), Totals(), OUTPUT, "Update", "None")
+    query = (
+        totals.selectExpr("k as key", "to_json(struct(k, n, s)) as value")
+        .writeStream.format("kafka")
+        .option("kafka.bootstrap.servers", options.servers)
+        .option("topic", "out")
+        .option("checkpointLocation", str(options.folder / "chk"))
+        .outputMode("update")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main()

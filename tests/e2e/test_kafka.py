@@ -1,0 +1,59 @@
+"""A job from Kafka to Kafka, on a real broker, with Spark's own connector."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.support import expected_state, random_input, stored_totals
+from tests.stack.servers import KafkaBroker, connector_jars
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_program(
+    broker: KafkaBroker, folder: Path, local_dir: Path, rows: list[tuple[str | None, float]], *more: str
+) -> int:
+    """Let a process send rows and run the job; return how it ended."""
+    (folder / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+    command = [sys.executable, "-m", "tests.e2e.kafka_program", "--servers", broker.servers]
+    command += ["--jars", ",".join(map(str, connector_jars())), "--folder", str(folder)]
+    command += ["--local-dir", str(local_dir), "--produce", str(folder / "rows.json"), *more]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+    return subprocess.run(command, check=False, cwd=folder, timeout=240, env=environment).returncode
+
+
+def test_job_from_topic_to_topic_is_killed_and_goes_on(tmp_path: Path, local_dir: Path) -> None:
+    """
+    I14: each row of the output is in its topic, and only those of the batch that was killed are there twice.
+
+    The driver dies when the second batch is in Kafka and its checkpoint is not: a new driver executes it again, from
+    the same offsets and the same state. A row says how many values of its key there were, and their sum.
+    """
+    files = random_input(seed=70, batches=2, rows=240, keys=20)
+    with KafkaBroker() as broker:
+        assert run_program(broker, tmp_path, local_dir, files[0], "--die-in-batch", "1") == -signal.SIGKILL
+        assert run_program(broker, tmp_path, local_dir, files[1]) == 0
+
+    possible: dict[str | None, list[tuple[int, float]]] = defaultdict(list)
+    for key, value in [row for rows in files for row in rows]:
+        n, s = possible[key][-1] if possible[key] else (0, 0.0)
+        possible[key].append((n + 1, s + value))
+    seen = [tuple(row) for row in json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))]
+    times = Counter((k, (n, s)) for key, k, n, s in seen if key == k)
+    assert len(seen) == times.total()
+    assert all(row in possible[key] for key, row in times)
+    assert all((key, rows[-1]) in times for key, rows in possible.items())
+    repeated = [key for (key, _), count in times.items() if count > 1]
+    assert set(times.values()) == {1, 2}
+    assert len(repeated) == len(set(repeated)) > 10
+    assert stored_totals(f"file://{tmp_path / 'store'}", "job") == expected_state(files)

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("backend_client")
 
 STALE_OUTPUT = "DSTL_STALE_OUTPUT"
-_ADAPTIVE = "spark.sql.adaptive.enabled"
+_OPERATORS_SETTINGS = {"spark.sql.adaptive.enabled": "false", "spark.sql.inMemoryColumnarStorage.compressed": "false"}
 
 
 class BatchRunner:
@@ -141,7 +141,7 @@ class BatchRunner:
         kept: list[DataFrame] = []
         started = time.perf_counter()
         try:
-            with _without_adaptive_execution(frame.sparkSession):
+            with _set_for_operators(frame.sparkSession):
                 for operator, info in zip(self._operators, self._infos, strict=True):
                     output = self._run_operator(operator, info, _apply(operator.steps, frame), context).persist()
                     kept.append(output)
@@ -194,7 +194,8 @@ class BatchRunner:
         )
         if initial is not None:
             operator, frame = initial.joined(operator, frame)
-        placed = operator.place(frame, info.parallelism, max_parallelism, self._anchors.pin, times)
+        pin = self._anchors.pin if self._anchors.are_of_use else None
+        placed = operator.place(frame, info.parallelism, max_parallelism, pin, times)
         return placed.mapInArrow(task.__call__, task.output_schema())
 
     def _time(self, batch_id: int) -> BatchTime | None:
@@ -316,19 +317,22 @@ def _operator_infos(frame: StatefulDataFrame, session: JobSession) -> list[Opera
 
 
 @contextmanager
-def _without_adaptive_execution(spark: SparkSession) -> Iterator[None]:
+def _set_for_operators(spark: SparkSession) -> Iterator[None]:
     """
-    Plan the operators' jobs once, up front.
+    Plan the operators' jobs once, up front, and keep their output as it is.
 
-    Their partitions are given, so adaptive execution finds nothing to improve, and it would make three jobs of one. A
-    user's function gets its session as it was.
+    Their partitions are given, so adaptive execution finds nothing to improve, and it would make three jobs of one.
+    Output is kept for a moment only, which is shorter than compressing it takes. A user's function gets its session as
+    it was.
     """
-    before = spark.conf.get(_ADAPTIVE)
-    spark.conf.set(_ADAPTIVE, "false")
+    before = {name: spark.conf.get(name) for name in _OPERATORS_SETTINGS}
+    for name, value in _OPERATORS_SETTINGS.items():
+        spark.conf.set(name, value)
     try:
         yield
     finally:
-        spark.conf.set(_ADAPTIVE, str(before))
+        for name, old in before.items():
+            spark.conf.set(name, str(old))
 
 
 def _apply(steps: Sequence[Step], frame: DataFrame) -> DataFrame:
@@ -354,12 +358,13 @@ def _checked(output: DataFrame, receipts: Sequence[Receipt]) -> DataFrame:
     Return the output's rows without the marker rows, failing where a marker is not of an accepted attempt.
 
     The condition asks for the partition's id to be non-deterministic in Spark's eyes: it must neither be merged with a
-    user's filter nor moved behind it, or a marker could be dropped before it is checked.
+    user's filter nor moved behind it, or a marker could be dropped before it is checked. The attempts are one array,
+    for single numbers would be part of the code that Spark generates and compiles: each batch anew.
     """
     attempts = ", ".join(f"{receipt.attempt}L" for receipt in receipts)
     condition = (
         f"case when {ATTEMPT_COLUMN} is null then true "
-        f"when {ATTEMPT_COLUMN} in ({attempts}) and spark_partition_id() >= 0 then false "
+        f"when array_contains(array({attempts}), {ATTEMPT_COLUMN}) and spark_partition_id() >= 0 then false "
         f"else raise_error(concat('{STALE_OUTPUT} of attempt ', cast({ATTEMPT_COLUMN} as string))) end"
     )
     return output.where(condition).drop(ATTEMPT_COLUMN, RECEIPT_COLUMN)

@@ -42,10 +42,13 @@ class Anchors:
             anchors = _anchors[spark] = cls(spark)
         return anchors
 
+    @property
+    def are_of_use(self) -> bool:
+        """Whether partitions can be pinned, and there is more than one place for them."""
+        return self._obstacle is None
+
     def pin(self, rows: DataFrame, partition_column: str, parallelism: int) -> DataFrame:
         """Make the executor with a partition's anchor the preferred one; `rows` are partitioned by the column."""
-        if self._obstacle is not None:
-            return rows
         anchor = self._frames.get(parallelism)
         if anchor is None:
             numbers = self._spark.range(parallelism).select(F.col("id").cast("int").alias(partition_column))

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
-
 from backend_client.service_client import ServiceClient
 from dstl_service.wire import ChangeSetRef
-from storage.change_set import encode_change_set, encode_sorted
+from storage.change_set import ChangeColumns, encode_change_set, encode_columns
 from storage.checksum import checksum64
 from storage.model import KeyGroupRange
 
@@ -51,15 +49,15 @@ class LogWriter:
             return
         self._send(encode_change_set(changes), len(changes), preemptive=preemptive)
 
-    def append_columns(self, keys: pa.Array, values: pa.Array, *, preemptive: bool) -> None:
+    def append_columns(self, changes: ChangeColumns, *, preemptive: bool) -> None:
         """
-        Do the same with columns: `keys` are ascending, each there once; a value of null deletes.
+        Do the same with columns.
 
         Raises:
             DstlError: As `append`.
         """
-        if len(keys):
-            self._send(encode_sorted(keys, values), len(keys), preemptive=preemptive)
+        if len(changes.keys):
+            self._send(encode_columns(changes), len(changes.keys), preemptive=preemptive)
 
     def _send(self, payload: bytes, changes: int, *, preemptive: bool) -> None:
         ref = self._client.append(

@@ -12,23 +12,24 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice, takewhile
 from typing import Any, TypeAlias
 
 from backend_client.service_client import ServiceClient
 from backend_client.snapshot import IncomingSnapshot
 from backend_client.state_table import StateTable
 from dstl_service.wire import CheckpointRef
-from storage.change_set import decode_change_set
+from storage.change_set import ChangeColumns, decode_columns
 from storage.checksum import checksum64
 from storage.errors import CorruptDataError, UnavailableError, error_from_dict
 from storage.model import KeyGroupRange
 
 _KEY_GROUP = struct.Struct(">H")
 _BROKEN_STREAMS_MAX = 2
+_COPIED_AT_ONCE = 10_000
 
 Frames: TypeAlias = Iterator[tuple[dict[str, Any], bytes]]
-Changes: TypeAlias = Iterable[tuple[bytes, bytes | None]]
+Changes: TypeAlias = Iterable[ChangeColumns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def _apply(
         if plan["full"]:
             table.clear()
         left = _adopted(table, frames, key_groups) if plan.get("snapshots") == 1 else frames
-        changes = table.advance(_changes(table, left), want)
+        changes = table.advance_columns(_changes(table, left), want)
         return Advance(changes, plan.get("materialize") is True, plan.get("materialized"))
 
 
@@ -131,8 +132,8 @@ def _changes(table: StateTable, frames: Frames) -> Changes:
         if header["kind"] == "snapshot":
             with table.receiving(header["index"], header["version"]) as incoming:
                 _receive(incoming, header, frames)
-                for low, high in _bounds(header):
-                    yield from _between(incoming, low, high)
+                for part in _counted(header):
+                    yield from _of_snapshot(incoming, part)
         elif header["kind"] == "segment":
             yield from _segment(header, payload)
         else:
@@ -147,28 +148,25 @@ def _receive(incoming: IncomingSnapshot, header: dict[str, Any], frames: Frames)
         incoming.take(piece, payload)
 
 
-def _between(incoming: IncomingSnapshot, low: bytes, high: bytes) -> Changes:
-    for key, value in incoming.items(low):
-        if key[:2] > high:
-            return
-        yield key, value
+def _of_snapshot(incoming: IncomingSnapshot, key_groups: KeyGroupRange) -> Changes:
+    behind = _KEY_GROUP.pack(key_groups.last + 1)
+    items = takewhile(lambda item: item[0] < behind, incoming.items(_KEY_GROUP.pack(key_groups.first)))
+    while turn := dict[bytes, bytes | None](islice(items, _COPIED_AT_ONCE)):
+        yield ChangeColumns.of(turn)
 
 
 def _segment(header: dict[str, Any], payload: bytes) -> Changes:
     source = str(header["object"])
     if f"{checksum64(payload):016x}" != header["checksum"]:
         raise CorruptDataError(f"a segment of object {source} was damaged on its way", object_key=source)
-    changes = decode_change_set(payload, source)
+    changes = decode_columns(payload, source)
     if header["counted"] == [[header["first"], header["last"]]]:
-        return changes
-    bounds = _bounds(header)
-    return ((key, value) for key, value in changes if any(low <= key[:2] <= high for low, high in bounds))
+        return [changes]
+    return map(changes.of_key_groups, _counted(header))
 
 
-def _bounds(header: dict[str, Any]) -> list[tuple[bytes, bytes]]:
-    """Return the key groups that count as the beginnings of table keys."""
-    counted = [KeyGroupRange(first, last) for first, last in header["counted"]]
-    return [(_KEY_GROUP.pack(part.first), _KEY_GROUP.pack(part.last)) for part in counted]
+def _counted(header: dict[str, Any]) -> list[KeyGroupRange]:
+    return [KeyGroupRange(first, last) for first, last in header["counted"]]
 
 
 def _reported(header: dict[str, Any]) -> Exception:

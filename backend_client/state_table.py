@@ -5,7 +5,7 @@ A table is a cache (I16): it may be lost at any time and is rebuilt from the log
 checkpoints contain (I1): the changes of a batch come in when a later batch advances the table past it.
 The version is written in the same write as the changes, or withdrawn before and set after them when they need several,
 so a process that dies in between leaves a table that knows what it is. RocksDB's own log is not used for that reason.
-Where batches are small, a table is only opened to read, and the newest changes lie in its journal (`table_journal`).
+Most batches only open a table to read; the newest changes lie in its journal then (`table_journal`).
 
 Knows rocksdict, as `snapshot` does. A table belongs to one task at a time: other tasks of the host that want the same
 key groups (speculative copies, zombies) get another *slot*. Beside a slot lie its snapshots; who opens the slot removes
@@ -24,10 +24,13 @@ from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+import pyarrow as pa
 from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch, WriteOptions
 
 from backend_client.snapshot import VERSION_KEY, IncomingSnapshot, making_snapshot, remove_left_behind
-from backend_client.table_journal import CHANGES_MAX, TableJournal
+from backend_client.table_journal import CHANGES_MAX, MISSING, TableJournal
+from storage.change_set import ChangeColumns
 from storage.errors import DstlError, UnavailableError
 
 _BATCH_CHANGES = 50_000
@@ -103,14 +106,26 @@ class StateTable:
         return sum(self._table.property_int_value(name) or 0 for name in names)
 
     def advance(self, changes: Iterable[tuple[bytes, bytes | None]], version: str) -> int:
-        """Apply changes in order (None deletes) and take the new version; return their number."""
-        left = iter(changes)
-        few = list(islice(left, CHANGES_MAX + 1))
+        """Apply changes in order (None deletes) and take the new version; return how many keys they have."""
+        return self.advance_columns(map(ChangeColumns.of, _in_turns(changes)), version)
+
+    def advance_columns(self, parts: Iterable[ChangeColumns], version: str) -> int:
+        """Do the same with parts, those of later ones over those of earlier ones."""
+        left, few, rows = iter(parts), list[ChangeColumns](), 0
+        for part in left:
+            few.append(part)
+            rows += len(part.keys)
+            if rows > CHANGES_MAX:
+                break
         if not self._is_writable and self._journal.append(few, self.version, version):
             self.get = self._reader()
-            return len(few)
+            return rows
         self._write_journal()
-        return self._write(chain(few, left), version)
+        count = self._write(chain.from_iterable(part.pairs() for part in chain(few, left)), version)
+        if rows <= CHANGES_MAX:
+            self._journal.hold(few)  # most of what will be read is in memory already
+            self.get = self._reader()
+        return count
 
     def _write(self, changes: Iterable[tuple[bytes, bytes | None]], version: str) -> int:
         batch, count, withdrawn = WriteBatch(raw_mode=True), 0, False
@@ -138,9 +153,9 @@ class StateTable:
             return
         self._table.close()
         self._table = self._open()
-        changes, version = self._journal.changes, self._journal.version
+        version = self._journal.version
         if version is not None:
-            self._write(changes.items(), version)
+            self._write(chain.from_iterable(part.pairs() for part in self._journal.latest()), version)
         self._journal.forget()
         self.get = self._reader()
 
@@ -220,31 +235,40 @@ class StateTable:
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the keys that begin with `prefix`, with their values, in key order."""
         stored = takewhile(lambda entry: entry[0][: len(prefix)] == prefix, self._stored_from(prefix))
-        if not self._journal.changes:
+        if not len(self._journal):
             return stored
         return self._journal.over(stored, prefix, _behind(prefix))
 
-    def get_many(self, keys: list[bytes], covered: float) -> list[bytes | None]:
+    def get_many(self, keys: pa.Array, covered: float) -> pa.Array:
         """
-        Return the values of many keys.
+        Return the values of many keys, null where there is none.
 
         Args:
-            keys: In any order.
+            keys: Binary, in any order.
             covered: About which share of the table lies between the first and the last key. Where many of it are
                 asked for, one scan is quicker than looking each of them up.
         """
+        if not len(self._journal):
+            return pa.array(self._stored_many(keys.to_pylist(), covered), pa.binary())
+        values, found = self._journal.find_many(keys)
+        if found.all():
+            return values
+        stored = self._stored_many(keys.filter(pa.array(~found)).to_pylist(), covered)
+        rows = np.arange(len(keys))
+        rows[~found] = len(keys) + np.arange(len(stored))
+        return pa.concat_arrays([values, pa.array(stored, pa.binary())]).take(pa.array(rows))
+
+    def _stored_many(self, keys: list[bytes], covered: float) -> list[bytes | None]:
         entries = self._table.property_int_value("rocksdb.estimate-num-keys") or 0
         if entries * covered > _SCANNED_PER_KEY * len(keys):
             values: list[bytes | None] = self._table.get(keys)  # type: ignore[arg-type, assignment]  # raw mode
-            changes = self._journal.changes
-            return [changes.get(key, value) for key, value in zip(keys, values, strict=True)] if changes else values
-        found: dict[bytes, bytes | None] = {}
+            return values
+        found: dict[bytes, bytes] = {}
         last, left = max(keys), self._table.items(from_key=min(keys))
         while block := list(islice(left, _SCANNED_AT_ONCE)):
             found.update(block)  # type: ignore[arg-type]
             if block[-1][0] >= last:  # type: ignore[operator]
                 break
-        found.update(self._journal.changes)
         return list(map(found.get, keys))
 
     def between(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -268,10 +292,18 @@ class StateTable:
 
     def _reader(self) -> Callable[[bytes], bytes | None]:
         """Return what reads one key: the table's own function, unless there is something to be read over it."""
-        changes, stored = self._journal.changes, self._table.get
-        if not changes:
+        stored, layers = self._table.get, self._journal.layers()
+        if not layers:
             return stored
-        return lambda key: changes[key] if key in changes else stored(key)
+
+        def read(key: bytes) -> bytes | None:
+            for layer in layers:
+                value = layer.get(key, MISSING)
+                if value is not MISSING:
+                    return value  # type: ignore[no-any-return]
+            return stored(key)
+
+        return read
 
     def _stored_from(self, low: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._table.items(from_key=low)  # type: ignore[return-value]  # raw mode has bytes only
@@ -299,6 +331,12 @@ class StateTable:
             return Rdict(str(self._folder), self._options)
         except Exception as error:
             raise LocalDiskError(f"no table can be opened in {self._folder}: {error}; is its disk full?") from error
+
+
+def _in_turns(changes: Iterable[tuple[bytes, bytes | None]]) -> Iterator[dict[bytes, bytes | None]]:
+    left = iter(changes)
+    while turn := dict(islice(left, _BATCH_CHANGES)):
+        yield turn
 
 
 def _behind(prefix: bytes) -> bytes | None:

@@ -1,8 +1,10 @@
 """
-A table's newest changes as a file beside it, for batches so small that opening RocksDB for writing would cost the most.
+A table's newest changes as a file beside it, so that RocksDB need not take those of each batch.
 
 Opening a table for writing, and closing it, waits several times for the disk, whatever is written; opening it to read
-takes a tenth of that. So few changes are appended here, and are read over the table, until they are worth a write.
+takes a tenth of that. And what one batch changes, the next one changes again, more often than not. So the changes of a
+few batches are appended here, in columns as they come, and are read over the table, until they are worth a write: then
+only the last change of each key is written.
 The journal belongs to the table as a cache does (I16): each record names the version at which it begins, and what does
 not follow from the table's version, or is damaged, counts for nothing. Nothing waits for the disk.
 """
@@ -11,33 +13,78 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgpack
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from storage.change_set import ChangeColumns, decode_columns, encode_columns
 from storage.checksum import checksum64
+from storage.errors import CorruptDataError
 
-CHANGES_MAX = 2048
-BYTES_MAX = 512 << 10
+CHANGES_MAX = 1 << 18
+BYTES_MAX = 16 << 20
+RECORDS_MAX = 16
+# A look-up in columns takes as long as putting about so many changes into a dictionary.
+_CHANGES_PER_LOOK_UP = 100
+_LAYER_CHANGES_MIN = 4096
+MISSING = object()
 
-Change = tuple[bytes, bytes | None]
+
+class Layer:
+    """
+    Changes of one or more batches, from which single keys are read.
+
+    Args:
+        parts: Those of later ones count.
+    """
+
+    def __init__(self, parts: Sequence[ChangeColumns]) -> None:
+        self._parts = parts
+        self._left = sum(len(part.keys) for part in parts)
+        self.get: Callable[[bytes, object], Any] = self._looked_up
+        """Returns a key's last change, or what is given with it if it was not changed."""
+
+    def _looked_up(self, key: bytes, missing: object) -> Any:
+        self._left -= _CHANGES_PER_LOOK_UP * len(self._parts)
+        if self._left < 0:
+            changes: dict[bytes, bytes | None] = {}
+            for part in self._parts:
+                changes.update(part.pairs())
+            self.get = changes.get
+            return changes.get(key, missing)
+        for part in reversed(self._parts):
+            at = bisect_left(_Values(part.keys), key)
+            if at < len(part.keys) and part.keys[at].as_py() == key:
+                return part.values[at].as_py()
+        return missing
 
 
 class TableJournal:
     """
     What is to be read over one table.
 
-    `changes` has the last change per key, `version` the checkpoint to which they lead; it is None without any.
+    `version` is the checkpoint to which the changes lead; None without any.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._size_bytes = 0
-        self._keys: list[bytes] = []
-        self.changes: dict[bytes, bytes | None] = {}
+        self._parts: list[ChangeColumns] = []
+        self._records = 0
+        self._rows = 0
+        self._sorted: tuple[list[bytes], dict[bytes, bytes | None]] | None = None
         self.version: str | None = None
+
+    def __len__(self) -> int:
+        """Return the number of changes; a key that was changed several times counts as often."""
+        return self._rows
 
     @property
     def is_kept(self) -> bool:
@@ -46,24 +93,24 @@ class TableJournal:
 
     def load(self, version: str | None) -> None:
         """Read what follows from the table's version."""
-        data = self._path.read_bytes()
         at = 0
-        for begin, end, changes, behind in _records(data):
+        for begin, end, parts, behind in _records(self._path.read_bytes()):
             if begin != (self.version or version):
                 break
-            self._take(changes, end)
+            self._take(parts, end)
             at = behind
         self._size_bytes = at
 
-    def append(self, changes: Sequence[Change], version: str | None, new_version: str) -> bool:
+    def append(self, parts: Sequence[ChangeColumns], version: str | None, new_version: str) -> bool:
         """
-        Keep the changes that lead from one version to the next.
+        Keep the changes that lead from one version to the next; those of later parts count.
 
         Returns False if they are too many, or the table has no version from which they could lead on.
         """
-        if version is None or len(self.changes) + len(changes) > CHANGES_MAX:
+        rows = sum(len(part.keys) for part in parts)
+        if version is None or self._rows + rows > CHANGES_MAX or self._records >= RECORDS_MAX:
             return False
-        record = _record(changes, version, new_version)
+        record = _record(parts, version, new_version)
         if self._size_bytes + len(record) > BYTES_MAX:
             return False
         with open(self._path, "r+b") as file:
@@ -71,12 +118,17 @@ class TableJournal:
             file.seek(self._size_bytes)
             file.write(record)
         self._size_bytes += len(record)
-        self._take(changes, new_version)
+        self._take(parts, new_version)
         return True
 
     def forget(self) -> None:
         """Drop the changes from memory, for the table has them now; the file stays until `end`."""
-        self.changes, self.version, self._keys = {}, None, []
+        self._parts, self._records, self._rows, self.version, self._sorted = [], 0, 0, None, None
+
+    def hold(self, parts: Sequence[ChangeColumns]) -> None:
+        """Read changes from memory that the table has, too; the file has nothing of them."""
+        self.forget()
+        self._parts, self._rows = list(parts), sum(len(part.keys) for part in parts)
 
     def end(self, *, keep: bool) -> None:
         """Remove the file, or empty it for the next changes; only when the table's files have all that it held."""
@@ -86,53 +138,111 @@ class TableJournal:
             else:
                 os.unlink(self._path)
 
+    def latest(self) -> Iterator[ChangeColumns]:
+        """Yield the last change of each key, once, in no order."""
+        seen = pa.array([], pa.binary())
+        for part in reversed(self._parts):
+            is_new = pc.invert(pc.is_in(part.keys, value_set=seen))
+            new = ChangeColumns(part.keys.filter(is_new), part.values.filter(is_new))
+            seen = pa.concat_arrays([seen, new.keys])
+            yield new
+
+    def layers(self) -> list[Layer]:
+        """Return the changes for looking up keys, newest first: a key's change in an earlier layer counts."""
+        layers, parts, rows = [], list[ChangeColumns](), 0
+        for part in reversed(self._parts):
+            parts.insert(0, part)
+            rows += len(part.keys)
+            if rows >= _LAYER_CHANGES_MIN:
+                layers.append(Layer(parts))
+                parts, rows = [], 0
+        return [*layers, Layer(parts)] if parts else layers
+
+    def find_many(self, keys: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+        """Return the last changes of keys, null for others, and which keys were changed."""
+        rows = np.full(len(keys), -1, np.int64)
+        left = np.arange(len(keys))
+        values: list[pa.Array] = []
+        before = 0
+        for part in reversed(self._parts):
+            at = pc.index_in(keys if len(left) == len(keys) else keys.take(pa.array(left)), value_set=part.keys)
+            at = pc.fill_null(at, -1).to_numpy(zero_copy_only=False)
+            is_found = at >= 0
+            rows[left[is_found]] = before + at[is_found]
+            values.append(part.values)
+            before += len(part.values)
+            left = left[~is_found]
+            if not len(left):
+                break
+        found = rows >= 0
+        return pa.concat_arrays([*values, pa.array([], pa.binary())]).take(pa.array(rows, mask=~found)), found
+
     def over(
         self, stored: Iterator[tuple[bytes, bytes]], low: bytes, high: bytes | None
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yield stored entries, and the changes from `low` up to `high`, without it, over them, by ascending keys."""
-        begin = bisect_left(self._keys, low)
-        end = len(self._keys) if high is None else bisect_left(self._keys, high)
+        if self._sorted is None:
+            changes = dict(pair for part in self.latest() for pair in part.pairs())
+            self._sorted = sorted(changes), changes
+        keys, changes = self._sorted
+        begin = bisect_left(keys, low)
+        end = len(keys) if high is None else bisect_left(keys, high)
         if begin == end:
             yield from stored
             return
         at = begin
         for key, value in stored:
-            while at < end and self._keys[at] < key:
-                yield from self._entry(at)
+            while at < end and keys[at] < key:
+                yield from _entry(keys[at], changes)
                 at += 1
-            if at < end and self._keys[at] == key:
-                yield from self._entry(at)
+            if at < end and keys[at] == key:
+                yield from _entry(key, changes)
                 at += 1
             else:
                 yield key, value
         for rest in range(at, end):
-            yield from self._entry(rest)
+            yield from _entry(keys[rest], changes)
 
-    def _entry(self, at: int) -> Iterator[tuple[bytes, bytes]]:
-        key = self._keys[at]
-        value = self.changes[key]
-        if value is not None:
-            yield key, value
-
-    def _take(self, changes: Sequence[Change], version: str) -> None:
-        self.changes.update(changes)
+    def _take(self, parts: Sequence[ChangeColumns], version: str) -> None:
+        self._parts += parts
+        self._records += 1
+        self._rows += sum(len(part.keys) for part in parts)
+        self._sorted = None
         self.version = version
-        self._keys = sorted(self.changes)
 
 
-def _record(changes: Sequence[Change], version: str, new_version: str) -> bytes:
-    body: bytes = msgpack.packb([version, new_version, [part for change in changes for part in change]])
+class _Values(Sequence[bytes]):
+    """A binary column as a sequence of bytes, of which only those that are asked for are made."""
+
+    def __init__(self, column: pa.Array) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self._column[row].as_py()
+
+
+def _entry(key: bytes, changes: dict[bytes, bytes | None]) -> Iterator[tuple[bytes, bytes]]:
+    value = changes[key]
+    if value is not None:
+        yield key, value
+
+
+def _record(parts: Sequence[ChangeColumns], version: str, new_version: str) -> bytes:
+    body: bytes = msgpack.packb([version, new_version, [encode_columns(part, compression=None) for part in parts]])
     record: bytes = msgpack.packb([checksum64(body), body])
     return record
 
 
-def _records(data: bytes) -> Iterator[tuple[str, str, list[Change], int]]:
+def _records(data: bytes) -> Iterator[tuple[str, str, list[ChangeColumns], int]]:
     """Yield begin, end, changes, and where the next record begins; stop at what is damaged or cut off."""
     unpacker = msgpack.Unpacker(max_buffer_size=len(data) or 1)
     unpacker.feed(data)
-    with suppress(ValueError, TypeError, msgpack.UnpackException):
+    with suppress(ValueError, TypeError, msgpack.UnpackException, CorruptDataError):
         for checksum, body in unpacker:
             if checksum64(body) != checksum:
                 return
-            begin, end, flat = msgpack.unpackb(body)
-            yield begin, end, list(zip(flat[::2], flat[1::2], strict=True)), unpacker.tell()
+            begin, end, payloads = msgpack.unpackb(body)
+            yield begin, end, [decode_columns(payload, "a table's journal") for payload in payloads], unpacker.tell()

@@ -11,6 +11,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,21 +21,53 @@ from storage.checksum import BytesLike
 from storage.errors import CorruptDataError
 from storage.model import KeyGroupRange
 
+Compression: TypeAlias = Literal["zstd"] | None
+
 SCHEMA = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
 # Without Arrow's thread pool: a set has two buffers, a task one core, and handing them over costs more than it gains.
-_WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+_WRITE_OPTIONS = {
+    compression: pa.ipc.IpcWriteOptions(compression=compression, use_threads=False) for compression in ("zstd", None)
+}
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
+
+
+class ChangeColumns(NamedTuple):
+    """Changes as binary columns: keys ascending, each there once; a value of null deletes."""
+
+    keys: pa.Array
+    values: pa.Array
+
+    @classmethod
+    def of(cls, changes: Mapping[bytes, bytes | None]) -> ChangeColumns:
+        """Put changes into columns."""
+        keys = sorted(changes)
+        return cls(pa.array(keys, pa.binary()), pa.array([changes[key] for key in keys], pa.binary()))
+
+    def pairs(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield (key, value or None) in key order."""
+        return zip(self.keys.to_pylist(), self.values.to_pylist(), strict=True)
+
+    def of_key_groups(self, key_groups: KeyGroupRange) -> ChangeColumns:
+        """Return those of some key groups."""
+        begin, end = _rows_of(self.keys, key_groups)
+        return ChangeColumns(self.keys.slice(begin, end - begin), self.values.slice(begin, end - begin))
+
+    def pieces(self, size_bytes: int) -> Iterator[ChangeColumns]:
+        """Yield the changes in parts of about this size."""
+        total = self.keys.nbytes + self.values.nbytes
+        rows = max(1, len(self.keys) // (total // size_bytes + 1) + 1)
+        for begin in range(0, len(self.keys), rows):
+            yield ChangeColumns(self.keys.slice(begin, rows), self.values.slice(begin, rows))
 
 
 def encode_change_set(changes: Mapping[bytes, bytes | None]) -> bytes:
     """Return the payload of a segment; `changes` has at least one key."""
-    keys = sorted(changes)
-    return _encode([pa.array(keys, pa.binary()), pa.array([changes[key] for key in keys], pa.binary())])
+    return _encode(ChangeColumns.of(changes))
 
 
-def encode_sorted(keys: pa.Array, values: pa.Array) -> bytes:
-    """Return the payload of a segment of columns that have its types; `keys` are ascending, each there once."""
-    return _encode([keys, values])
+def encode_columns(changes: ChangeColumns, compression: Compression = "zstd") -> bytes:
+    """Return the same of columns."""
+    return _encode(changes, compression)
 
 
 def decode_change_set(payload: BytesLike, source: str) -> Iterable[tuple[bytes, bytes | None]]:
@@ -44,8 +77,18 @@ def decode_change_set(payload: BytesLike, source: str) -> Iterable[tuple[bytes, 
     Raises:
         CorruptDataError: The payload is no change set; names `source`.
     """
-    table = _decode(payload, source)
-    return zip(table.column(0).to_pylist(), table.column(1).to_pylist(), strict=True)
+    return decode_columns(payload, source).pairs()
+
+
+def decode_columns(payload: BytesLike, source: str) -> ChangeColumns:
+    """
+    Return the changes as columns.
+
+    Raises:
+        CorruptDataError: The payload is no change set; names `source`.
+    """
+    columns = _decode(payload, source).combine_chunks().columns
+    return ChangeColumns(*(column.chunk(0) if column.num_chunks else column.combine_chunks() for column in columns))
 
 
 def merge_change_sets(
@@ -96,22 +139,25 @@ def _encode_in_pieces(table: pa.Table, size_bytes_max: int) -> Iterator[tuple[by
     begins = [0, *(np.flatnonzero(np.diff(piece_of)) + 1).tolist(), table.num_rows]
     for begin, end in pairwise(begins):
         piece = table.slice(begin, end - begin).select([0, 1]).cast(SCHEMA).combine_chunks()
-        yield _encode([column.chunk(0) for column in piece.columns]), end - begin
+        yield _encode(ChangeColumns(*(column.chunk(0) for column in piece.columns))), end - begin
 
 
 def _slice(table: pa.Table, key_groups: KeyGroupRange) -> pa.Table:
-    """Return the rows of these key groups; they are neighbours, for the rows are sorted."""
-    keys = table.column(0)
-    begin = bisect_left(range(len(keys)), struct.pack(">H", key_groups.first), key=lambda row: keys[row].as_py())
-    behind = struct.pack(">H", key_groups.last + 1)
-    end = bisect_left(range(len(keys)), behind, lo=begin, key=lambda row: keys[row].as_py())
+    begin, end = _rows_of(table.column(0), key_groups)
     return table.slice(begin, end - begin)
 
 
-def _encode(columns: list[pa.Array]) -> bytes:
+def _rows_of(keys: pa.Array | pa.ChunkedArray, key_groups: KeyGroupRange) -> tuple[int, int]:
+    """Return begin and end of the rows of these key groups; they are neighbours, for the rows are sorted."""
+    begin = bisect_left(range(len(keys)), struct.pack(">H", key_groups.first), key=lambda row: keys[row].as_py())
+    behind = struct.pack(">H", key_groups.last + 1)
+    return begin, bisect_left(range(len(keys)), behind, lo=begin, key=lambda row: keys[row].as_py())
+
+
+def _encode(columns: ChangeColumns, compression: Compression = "zstd") -> bytes:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA, options=_WRITE_OPTIONS) as writer:
-        writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
+    with pa.ipc.new_stream(sink, SCHEMA, options=_WRITE_OPTIONS[compression]) as writer:
+        writer.write_batch(pa.record_batch(list(columns), schema=SCHEMA))
     payload: bytes = sink.getvalue().to_pybytes()
     return payload
 

@@ -17,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend_client.columnar.values import Bools, Ints, StateColumns
+from backend_client.columnar.values import Bools, Ints, StateColumns, split_heads
 from backend_client.keyed_state import table_key
+from storage.change_set import ChangeColumns
 from storage.errors import CorruptDataError
 from storage.model import KeyGroupRange
 
@@ -29,7 +30,7 @@ _END = struct.Struct(">Q")
 _SIGN = 1 << 63
 _ENDED_MAX = 100_000
 
-ReadMany = Callable[[list[bytes], float], list[bytes | None]]
+ReadMany = Callable[[pa.Array, float], pa.Array]
 ScanBetween = Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]]
 
 
@@ -40,21 +41,6 @@ class Found:
     columns: pa.RecordBatch
     present: Bools
     ends_ms: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """Changed entries by ascending keys, each once; a value of null deletes."""
-
-    keys: pa.Array
-    values: pa.Array
-
-    def pieces(self, size_bytes: int) -> Iterator[Changes]:
-        """Yield the changes in parts of about this size."""
-        total = self.keys.nbytes + self.values.nbytes
-        rows = max(1, len(self.keys) // (total // size_bytes + 1) + 1)
-        for begin in range(0, len(self.keys), rows):
-            yield Changes(self.keys.slice(begin, rows), self.values.slice(begin, rows))
 
 
 class ColumnarState:
@@ -88,36 +74,34 @@ class ColumnarState:
         self._heads = {group: table_key(group, state_id, b"") for group in groups}
         self._index_heads = {group: table_key(group, index_id, b"") for group in groups} if index_id is not None else {}
 
-    def entries(self, key_groups: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
+    def entries(self, key_groups: Sequence[int], keys: Sequence[bytes]) -> pa.Array:
         """Return the table keys of encoded keys."""
         heads = self._heads
-        return [heads[group] + key for group, key in zip(key_groups, keys, strict=True)]
+        return pa.array([heads[group] + key for group, key in zip(key_groups, keys, strict=True)], pa.binary())
 
-    def read(self, entries: list[bytes], watermark_ms: int | None) -> Found:
+    def read(self, entries: pa.Array, watermark_ms: int | None) -> Found:
         """
         Return the state of these entries; what ended is not there any more.
 
         Raises:
             CorruptDataError: A stored value cannot be read.
         """
-        first, last = (int.from_bytes(entry[:2], "big") for entry in (entries[0], entries[-1]))
+        first, last = (int.from_bytes(entry.as_py()[:2], "big") for entry in (entries[0], entries[-1]))
         covered = (last - first + 1) / (self._key_groups.last - self._key_groups.first + 1)
         values = self._read_many(entries, covered)
         ends = np.zeros(len(values), np.int64)
         if self._index_id is not None:
-            values, ends = self._without_ends(values)
+            values, ends = _without_ends(values)
             if watermark_ms is not None:
-                ended = ends <= watermark_ms
-                values = [None if gone else value for value, gone in zip(values, ended.tolist(), strict=True)]
+                values = pc.if_else(pa.array(ends > watermark_ms), values, pa.scalar(None, pa.binary()))
         columns, present = self._codec.decode(values)
         return Found(columns, present, ends)
 
     def changes(
-        self, entries: list[bytes], found: Found, state: pa.RecordBatch, keep: Bools | None, ends_ms: Ints | None
-    ) -> Changes:
+        self, entries: pa.Array, found: Found, state: pa.RecordBatch, keep: Bools | None, ends_ms: Ints | None
+    ) -> ChangeColumns:
         """Return what has to be written so that these entries have this state."""
-        values = self._codec.encode(state)
-        keys = pa.array(entries, pa.binary())
+        keys, values = entries, self._codec.encode(state)
         if ends_ms is not None:
             values = _with_ends(ends_ms, values)
         if keep is not None:
@@ -127,16 +111,16 @@ class ColumnarState:
         if ends_ms is not None:
             kept = np.ones(len(entries), np.bool_) if keep is None else keep
             moved = ends_ms != found.ends_ms
-            old = np.flatnonzero(found.present & (moved | ~kept)).tolist()
-            new = np.flatnonzero(kept & (moved | ~found.present)).tolist()
-            index = [self._index_key(entries[at], int(found.ends_ms[at])) for at in old]
-            index += [self._index_key(entries[at], int(ends_ms[at])) for at in new]
+            old = np.flatnonzero(found.present & (moved | ~kept))
+            new = np.flatnonzero(kept & (moved | ~found.present))
+            index = self._index_keys(entries.take(pa.array(old)), found.ends_ms[old])
+            index += self._index_keys(entries.take(pa.array(new)), ends_ms[new])
             marks = [None] * len(old) + [b""] * len(new)
             keys = pa.concat_arrays([keys, pa.array(index, pa.binary())])
             values = pa.concat_arrays([values, pa.array(marks, pa.binary())])
         return _sorted(keys, values)
 
-    def ended(self, watermark_ms: int) -> Iterator[tuple[list[bytes], pa.RecordBatch, Changes]]:
+    def ended(self, watermark_ms: int) -> Iterator[tuple[list[bytes], pa.RecordBatch, ChangeColumns]]:
         """
         Yield what ends at this watermark: keys as they follow the state id, their state, changes that remove it.
 
@@ -155,25 +139,27 @@ class ColumnarState:
         if keys:
             yield self._removed(keys, found)
 
-    def _removed(self, entries: list[bytes], index: list[bytes]) -> tuple[list[bytes], pa.RecordBatch, Changes]:
-        order = sorted(range(len(entries)), key=entries.__getitem__)
-        entries = [entries[at] for at in order]
-        values, _ = self._without_ends(self._read_many(entries, 1.0))
+    def _removed(self, entries: list[bytes], index: list[bytes]) -> tuple[list[bytes], pa.RecordBatch, ChangeColumns]:
+        entries.sort()
+        values, _ = _without_ends(self._read_many(pa.array(entries, pa.binary()), 1.0))
         columns, present = self._codec.decode(values)
         if not present.all():
             raise CorruptDataError("the index of a columnar operator's state names entries that are not there")
         gone = pa.array([*entries, *index], pa.binary())
         return [entry[4:] for entry in entries], columns, _sorted(gone, pa.nulls(len(gone), pa.binary()))
 
-    def _index_key(self, entry: bytes, end_ms: int) -> bytes:
-        return self._index_heads[int.from_bytes(entry[:2], "big")] + _end(end_ms) + entry[4:]
+    def _index_keys(self, entries: pa.Array, ends_ms: Ints) -> list[bytes]:
+        heads = self._index_heads
+        return [
+            heads[int.from_bytes(entry[:2], "big")] + _end(end_ms) + entry[4:]
+            for entry, end_ms in zip(entries.to_pylist(), ends_ms.tolist(), strict=True)
+        ]
 
-    def _without_ends(self, values: list[bytes | None]) -> tuple[list[bytes | None], Ints]:
-        heads = b"".join(value[:8] if value is not None else bytes(8) for value in values)
-        if len(heads) != 8 * len(values):
-            raise CorruptDataError("a stored value of columnar state cannot be read: it is shorter than its end")
-        ends = (np.frombuffer(heads, ">u8") ^ np.uint64(_SIGN)).astype(np.uint64).view(np.int64)
-        return [None if value is None else value[8:] for value in values], ends
+
+def _without_ends(values: pa.Array) -> tuple[pa.Array, Ints]:
+    heads, rest = split_heads(values, _END.size)
+    ends = (heads.reshape(-1).view(">u8") ^ np.uint64(_SIGN)).astype(np.uint64).view(np.int64)
+    return rest, ends
 
 
 def _end(end_ms: int) -> bytes:
@@ -186,8 +172,8 @@ def _with_ends(ends_ms: Ints, values: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(binary, values, pa.scalar(b"", pa.binary()))
 
 
-def _sorted(keys: pa.Array, values: pa.Array) -> Changes:
+def _sorted(keys: pa.Array, values: pa.Array) -> ChangeColumns:
     if len(keys) > 1 and not pc.all(pc.less(keys.slice(0, len(keys) - 1), keys.slice(1))).as_py():
         order = pc.sort_indices(keys)
         keys, values = keys.take(order), values.take(order)
-    return Changes(keys, values)
+    return ChangeColumns(keys, values)

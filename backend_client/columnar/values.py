@@ -9,7 +9,6 @@ No I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -87,18 +86,18 @@ class StateColumns:
         joined = pc.binary_join_element_wise(whole.cast(pa.large_binary()), *tails, pa.scalar(b"", pa.large_binary()))
         return joined.cast(pa.binary())
 
-    def decode(self, values: Sequence[bytes | None]) -> tuple[pa.RecordBatch, Bools]:
+    def decode(self, values: pa.Array) -> tuple[pa.RecordBatch, Bools]:
         """
-        Return one row per value, with nulls where there is none, and which values there are.
+        Return one row per binary value, with nulls where there is none, and which values there are.
 
         Raises:
             CorruptDataError: A value is not of this schema.
         """
-        present = np.fromiter((value is not None for value in values), np.bool_, len(values))
-        stored = [value for value in values if value is not None] if not present.all() else values
-        data = np.frombuffer(b"".join(stored), np.uint8)  # type: ignore[arg-type]
+        present = values.is_valid().to_numpy(zero_copy_only=False)
+        stored = values.drop_null() if values.null_count else values
+        data = _bytes(stored)
         width = self._layout.itemsize
-        sizes = np.fromiter(map(len, stored), np.int64, len(stored))  # type: ignore[arg-type]
+        sizes = np.diff(_offsets(stored)).astype(np.int64)
         if len(sizes) and sizes.min() < width:
             raise _corrupt(f"it has {sizes.min()} bytes, at least {width} are needed")
         begins = np.cumsum(sizes) - sizes
@@ -125,6 +124,43 @@ class StateColumns:
                 spread[present] = fixed[name]
                 arrays.append(_from_raw(spread, nulls, field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema), present
+
+
+def split_heads(values: pa.Array, width: int) -> tuple[npt.NDArray[np.uint8], pa.Array]:
+    """
+    Return the first bytes of each value, zeros for a null, and the values without them.
+
+    Raises:
+        CorruptDataError: A value is shorter than that.
+    """
+    present = values.is_valid().to_numpy(zero_copy_only=False)
+    stored = values.drop_null()
+    data, sizes = _bytes(stored), np.diff(_offsets(stored)).astype(np.int64)
+    if (sizes < width).any():
+        raise _corrupt("it is shorter than its end")
+    at = (np.cumsum(sizes) - sizes)[:, None] + np.arange(width)
+    heads = np.zeros((len(values), width), np.uint8)
+    heads[present] = data[at]
+    is_rest = np.ones(len(data), np.bool_)
+    is_rest[at] = False
+    rest_sizes = np.zeros(len(values), np.int64)
+    rest_sizes[present] = sizes - width
+    return heads, _binary(data[is_rest], rest_sizes, ~present)
+
+
+def _bytes(values: pa.Array) -> npt.NDArray[np.uint8]:
+    """Return the bytes of a binary array's values, one behind the other."""
+    buffer, offsets = values.buffers()[2], _offsets(values)
+    if buffer is None or not len(values):
+        return np.zeros(0, np.uint8)
+    return np.frombuffer(buffer, np.uint8)[offsets[0] : offsets[-1]]
+
+
+def _offsets(values: pa.Array) -> npt.NDArray[np.int32]:
+    buffer = values.buffers()[1]
+    if buffer is None:
+        return np.zeros(len(values) + 1, np.int32)
+    return np.frombuffer(buffer, np.int32)[values.offset : values.offset + len(values) + 1]
 
 
 def _corrupt(why: str) -> CorruptDataError:

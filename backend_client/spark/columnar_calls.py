@@ -197,7 +197,7 @@ class ColumnarCalls:
                 keys = self._with_windows(keys.columns, np.array(starts, np.int64))
             output = self._processor.expired(keys, columns, self._plan.rows, self._moment)
             for piece in changes.pieces(self._preemptive_bytes):
-                writer.append_columns(piece.keys, piece.values, preemptive=True)
+                writer.append_columns(piece, preemptive=True)
             if output is not None:
                 yield output
 
@@ -230,7 +230,7 @@ class ColumnarCalls:
             ends_ms = results.expires_ms
         changes = state.changes(entries, found, results.state, results.keep, ends_ms)
         for piece in changes.pieces(self._preemptive_bytes):
-            writer.append_columns(piece.keys, piece.values, preemptive=not chunk.is_last)
+            writer.append_columns(piece, preemptive=not chunk.is_last)
         if results.output is not None:
             yield results.output
 

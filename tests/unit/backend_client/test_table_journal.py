@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend_client import table_journal
 from backend_client.snapshot import VERSION_KEY
 from backend_client.state_table import StateTable
-from backend_client.table_journal import BYTES_MAX, CHANGES_MAX
+from backend_client.table_journal import BYTES_MAX, CHANGES_MAX, RECORDS_MAX
 
 SMALL = {f"k-{number:03}".encode(): b"0" for number in range(100)}
 
@@ -41,10 +44,17 @@ def test_small_batches_are_not_written_to_the_table(tmp_path: Path) -> None:
         assert content(tmp_path) == (f"{number}.0.u", expected)
     assert not read_only[0]
     assert all(read_only[1:6])
-    # The changes in the journal are bounded: sooner or later the table gets them.
-    assert CHANGES_MAX == 2048
-    with closing(StateTable.open(tmp_path)) as table:
-        assert len(table._journal.changes) <= CHANGES_MAX
+    # What lies in the journal is bounded: sooner or later the table gets it.
+    assert read_only.count(False) == 1 + 29 // (RECORDS_MAX + 1)
+
+
+@pytest.fixture(params=[(1, 1), (3, 1000), (4096, 100)], scope="module")
+def layered(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Divide the changes into layers of few or many, which are looked up in columns or in dictionaries."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_journal, "_LAYER_CHANGES_MIN", request.param[0])
+        patch.setattr(table_journal, "_CHANGES_PER_LOOK_UP", request.param[1])
+        yield
 
 
 @settings(max_examples=25)
@@ -56,7 +66,11 @@ def test_small_batches_are_not_written_to_the_table(tmp_path: Path) -> None:
     st.binary(max_size=2),
 )
 def test_reads_see_the_journal(
-    tmp_path_factory: pytest.TempPathFactory, batches: list[dict[bytes, bytes | None]], low: bytes, high: bytes
+    layered: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    batches: list[dict[bytes, bytes | None]],
+    low: bytes,
+    high: bytes,
 ) -> None:
     """I14: single reads, many reads and scans see the same as a plain dictionary, also deletions."""
     folder = tmp_path_factory.mktemp("table")
@@ -71,8 +85,11 @@ def test_reads_see_the_journal(
     with closing(StateTable.open(folder)) as table:
         assert not table._is_writable
         assert list(table.items()) == sorted(expected.items())
-        assert list(map(table.get, keys)) == list(map(expected.get, keys))
-        assert table.get_many(keys, 1.0) == table.get_many(keys, 1e9) == list(map(expected.get, keys))
+        for _ in range(3):
+            assert list(map(table.get, keys)) == list(map(expected.get, keys))
+        for covered in (1.0, 1e9):
+            found = table.get_many(pa.array(keys, pa.binary()), covered)
+            assert found.to_pylist() == list(map(expected.get, keys))
         shown = {key: value for key, value in table.scan(low) if key != VERSION_KEY}
         assert shown == {key: value for key, value in expected.items() if key.startswith(low)}
         shown = {key: value for key, value in table.between(low, high) if key != VERSION_KEY}
@@ -80,7 +97,7 @@ def test_reads_see_the_journal(
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("large", [CHANGES_MAX + 1, 60_000])
+@pytest.mark.parametrize("large", [CHANGES_MAX, CHANGES_MAX + 100_000])
 def test_large_batch_writes_the_table(tmp_path: Path, large: int) -> None:
     """A batch that is too large for the journal goes into the table, on top of what the journal held."""
     advanced(tmp_path, 0, dict(SMALL))
@@ -94,6 +111,31 @@ def test_large_batch_writes_the_table(tmp_path: Path, large: int) -> None:
     expected = {**SMALL, **many, b"k-001": b"1"}
     assert version == "3.0.u"
     assert found == {key: value for key, value in expected.items() if key not in (b"k-002", b"k-004")}
+
+
+def test_repeated_changes_are_written_once(tmp_path: Path) -> None:
+    """Of keys that many batches change, the table gets the last change, and deletions count."""
+    batches = 5 * RECORDS_MAX // 2
+    for number in range(batches):
+        changes: dict[bytes, bytes | None] = {b"%05d" % key: b"%d" % number for key in range(number, 3000)}
+        advanced(tmp_path, number, {**changes, b"gone": None if number % 2 else b"here"})
+    expected = {b"%05d" % key: b"%d" % min(key, batches - 1) for key in range(3000)}
+    with closing(StateTable.open(tmp_path)) as table:
+        assert dict(table.items()) == expected
+        table._write_journal()
+        assert dict(table.items()) == expected
+
+
+def test_changes_of_one_write_are_read_from_memory(tmp_path: Path) -> None:
+    """What was written is also read from memory, and is no different when the table is written again."""
+    with closing(StateTable.open(tmp_path)) as table:
+        table.advance([(b"a", b"1"), (b"b", b"1")], "0.0.u")
+        assert len(table._journal) == 2
+        table.advance([(b"a", None), (b"c", b"2")], "1.0.u")
+        assert (table.get(b"a"), table.get(b"b"), table.get(b"c")) == (None, b"1", b"2")
+        assert list(table.items()) == [(b"b", b"1"), (b"c", b"2")]
+        assert table.version == "1.0.u"
+    assert content(tmp_path) == ("1.0.u", {b"b": b"1", b"c": b"2"})
 
 
 def test_long_values_write_the_table(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from backend_client.columnar import BatchMoment, ColumnarProcessor
 from backend_client.spark.columnar_calls import ColumnarCalls, ColumnarPlan
-from storage.change_set import decode_change_set, encode_sorted
+from storage.change_set import ChangeColumns, decode_change_set, encode_columns
 from storage.model import KeyGroupRange
 
 KEY_GROUPS = KeyGroupRange(2, 5)
@@ -22,9 +22,9 @@ class Table:
     def __init__(self) -> None:
         self.entries: dict[bytes, bytes] = {}
 
-    def get_many(self, keys: list[bytes], covered: float) -> list[bytes | None]:
+    def get_many(self, keys: pa.Array, covered: float) -> pa.Array:
         assert 0 < covered <= 1
-        return [self.entries.get(key) for key in keys]
+        return pa.array([self.entries.get(key) for key in keys.to_pylist()], pa.binary())
 
     def between(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
         return iter(sorted((key, value) for key, value in self.entries.items() if low <= key < high))
@@ -36,10 +36,10 @@ class Writer:
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
 
-    def append_columns(self, keys: pa.Array, values: pa.Array, *, preemptive: bool) -> None:
-        ordered = keys.to_pylist()
+    def append_columns(self, changes: ChangeColumns, *, preemptive: bool) -> None:
+        ordered = changes.keys.to_pylist()
         assert ordered == sorted(set(ordered)), "a change set is sorted, and has each key once"
-        self.payloads.append(encode_sorted(keys, values))
+        self.payloads.append(encode_columns(changes))
 
     def apply(self, table: Table) -> None:
         for payload in self.payloads:

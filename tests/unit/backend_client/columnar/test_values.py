@@ -49,7 +49,9 @@ def test_state_comes_back_as_it_was(batch: pa.RecordBatch, data: st.DataObject) 
     codec = StateColumns(batch.schema)
     stored = codec.encode(batch).to_pylist()
     absent = data.draw(st.lists(st.booleans(), min_size=len(stored), max_size=len(stored)))
-    columns, present = codec.decode([None if gone else value for value, gone in zip(stored, absent, strict=True)])
+    columns, present = codec.decode(
+        pa.array([None if gone else value for value, gone in zip(stored, absent, strict=True)], pa.binary())
+    )
 
     columns.validate(full=True)
     assert present.tolist() == [not gone for gone in absent]
@@ -77,14 +79,14 @@ def test_damaged_value_is_an_error(damaged: bytes) -> None:
     """I10: what is no value of the schema is refused."""
     codec = StateColumns(pa.schema([("n", pa.int64())]))
     with pytest.raises(CorruptDataError, match="columnar state"):
-        codec.decode([bytes.fromhex("01 00 0100000000000000"), damaged])
+        codec.decode(pa.array([bytes.fromhex("01 00 0100000000000000"), damaged], pa.binary()))
 
 
 def test_text_longer_than_its_value_is_an_error() -> None:
     """I10: a length that points behind the value is refused."""
     codec = StateColumns(pa.schema([("t", pa.string())]))
     with pytest.raises(CorruptDataError, match="length"):
-        codec.decode([bytes.fromhex("01 00 ffffffff 61")])
+        codec.decode(pa.array([bytes.fromhex("01 00 ffffffff 61")], pa.binary()))
 
 
 def test_impossible_type_is_refused() -> None:

@@ -17,12 +17,13 @@ from pyspark.sql import DataFrame, SparkSession
 from backend_client import ChangelogStateBackend
 from tests.e2e.differential.history import SCHEMA, Feed, History
 from tests.e2e.differential.plans import Query
+from tests.e2e.support import materializations
 from tests.waiting import wait_until
 
 PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
-Batches = dict[int, Counter[str]]
-_KEY_COLUMNS = ("plan", "k")
+Batches = dict[int, Counter[tuple[str, ...]]]
+"""The rows of each batch, as texts: so that what is no number equals itself."""
 
 
 class Outputs:
@@ -33,7 +34,7 @@ class Outputs:
         self._batch_ended = batch_ended
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        self.batches[batch_id] = Counter(repr(row) for row in batch.collect())
+        self.batches[batch_id] = Counter(tuple(map(_text, row)) for row in batch.collect())
         self._batch_ended()
 
     @property
@@ -45,7 +46,7 @@ class Outputs:
 @dataclass(slots=True)
 class Engines:
     """
-    Both engines.
+    Both engines, and the figures of what was compared.
 
     Args:
         spark: Each query gets sessions of its own from it.
@@ -58,9 +59,17 @@ class Engines:
     folder: Path
     make_backend: Callable[[str, int], ChangelogStateBackend]
     local_dir: Path
-    examples: int = 0
+    plans: set[str] = field(default_factory=set)
+    """Those that have put out something."""
+    drawn_plans: set[str] = field(default_factory=set)
+    """Those whose histories were drawn by Hypothesis."""
+    mismatches: set[str] = field(default_factory=set)
+    """The queries whose outputs differ, or that fail."""
+    materialized: set[str] = field(default_factory=set)
+    """The queries that went on from a checkpoint with a snapshot."""
+    histories: int = 0
     rows: int = 0
-    mismatches: int = 0
+    outputs: int = 0
     _numbers: Iterator[int] = field(default_factory=count)
 
     def compare(self, query: Query, history: History) -> None:
@@ -68,23 +77,26 @@ class Engines:
         Run a history on both.
 
         Raises:
-            AssertionError: Their outputs differ; the message shows the first difference and the history of its key.
+            AssertionError: Their outputs differ; the message shows the first difference and the history.
         """
         name = f"{query.name}-{next(self._numbers)}"
         folder = self.folder / name
         folder.mkdir()
-        import time
-        def timed(run):
-            t=time.monotonic(); r=run(query, history, name, folder); print(query.name, run.__name__, time.monotonic()-t); return r
-        with ThreadPoolExecutor(2) as pool:
-            runs = [pool.submit(timed, run) for run in (self._theirs, self._ours)]
-        theirs, ours = (run.result() for run in runs)
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                runs = [pool.submit(run, query, history, name, folder) for run in (self._theirs, self._ours)]
+            theirs, ours = (run.result() for run in runs)
+            assert ours == theirs, _difference(query, history, theirs, ours)
+        except BaseException:
+            self.mismatches.add(query.name)
+            print(f"{query.name} differs or fails:\n{history}", flush=True)
+            raise
         shutil.rmtree(folder)
-        self.examples += 1
+        rows = [row for batch in ours.values() for row in batch.elements()]
+        self.plans |= {row[0] for row in rows} & query.plans.keys() if query.shared else query.plans.keys()
+        self.histories += 1
         self.rows += history.rows
-        if ours != theirs:
-            self.mismatches += 1
-            raise AssertionError(_difference(query, history, theirs, ours))
+        self.outputs += len(rows)
 
     def _theirs(self, query: Query, history: History, name: str, folder: Path) -> Batches:
         session = self.spark.newSession()
@@ -106,14 +118,20 @@ class Engines:
                 shutil.rmtree(self.local_dir / "tables")
             if run.commit_lost:
                 _forget_last_commit(location)
-            session = self.spark.newSession()
-            with self.make_backend(name, run.parallelism).install(session):
+            session, backend = self.spark.newSession(), self.make_backend(name, run.parallelism)
+            with backend.install(session):
                 _drive(query.build(_stream(session, feed), number), feed, contents, location, outputs)
+            if materializations(backend.settings.storage, name):
+                self.materialized.add(query.name)
         return outputs.all if query.closing else outputs.batches
 
     def _wait_for_snapshots(self) -> None:
         """Let no batch end before the snapshots of the one before are stored: the next checkpoint names them."""
         wait_until(lambda: not list(self.local_dir.rglob("*.snapshot-*")), what="the end of the snapshots")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
 
 
 def _stream(session: SparkSession, feed: Feed) -> DataFrame:
@@ -137,7 +155,9 @@ def _drive(result: Any, feed: Feed, files: list[str], location: Path, outputs: O
         for content in files:
             number = feed.put(content)
             if ticks:
-                wait_until(lambda number=number: query.exception() or _batches_up_to(location, number) > 1, 120, "a batch")
+                wait_until(
+                    lambda number=number: query.exception() or _batches_up_to(location, number) > 1, 120, "a batch"
+                )
             else:
                 query.processAllAvailable()
         if query.exception() is not None:
@@ -169,6 +189,7 @@ def _difference(query: Query, history: History, theirs: Batches, ours: Batches) 
     batch = min(number for number in theirs if theirs[number] != ours[number])
     missing, extra = theirs[batch] - ours[batch], ours[batch] - theirs[batch]
     shown = "\n".join(
-        [f"  only Spark's: {row}" for row in sorted(missing)[:5]] + [f"  only this one's: {row}" for row in sorted(extra)[:5]]
+        [f"  only Spark's: {row}" for row in sorted(missing)[:5]]
+        + [f"  only this one's: {row}" for row in sorted(extra)[:5]]
     )
     return f"{query.name}, batch {batch}: outputs differ\n{shown}\n{history}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,9 +59,7 @@ class History:
     runs: tuple[Run, ...]
 
     def files(self, closing: int) -> list[list[str]]:
-        """
-        Return the files of each run, one for each batch, and at the end some that move the watermark past all timers.
-        """
+        """Return the files of each run, one for each batch; at the end, some move the watermark past all timers."""
         files, number = [], 0
         for run in self.runs:
             contents = []
@@ -75,20 +74,6 @@ class History:
     def rows(self) -> int:
         """The number of generated rows."""
         return sum(len(batch) for run in self.runs for batch in run.batches)
-
-    def of_keys(self, keys: set[str | None]) -> History:
-        """Return what concerns some keys only, to show it."""
-        return History(
-            tuple(
-                Run(
-                    tuple(tuple(event for event in batch if event.k in keys) for batch in run.batches),
-                    run.parallelism,
-                    run.tables_lost,
-                    run.commit_lost,
-                )
-                for run in self.runs
-            )
-        )
 
 
 def _content(events: list[Event], second: int) -> str:
@@ -124,13 +109,16 @@ class Feed:
         return self._number - 1
 
 
+_NAMES = ("a", "b", "c", None)
+_NUMBERS = 5
+_OFFSETS_S = (0, 2, 5, 9, -4, -60)
 _EVENTS = st.builds(
     Event,
     k=st.sampled_from(KEYS),
     op=st.integers(0, OPERATIONS - 1),
-    name=st.sampled_from(("a", "b", "c", None)),
-    n=st.integers(0, 4),
-    offset_s=st.sampled_from((0, 2, 5, 9, -4, -60)),
+    name=st.sampled_from(_NAMES),
+    n=st.integers(0, _NUMBERS - 1),
+    offset_s=st.sampled_from(_OFFSETS_S),
 )
 _BATCHES = st.lists(_EVENTS, max_size=16).map(tuple)
 
@@ -146,3 +134,19 @@ def histories(runs: tuple[int, int], batches_max: int = 2) -> st.SearchStrategy[
     least, greatest = runs
     others = st.lists(later, min_size=least - 1, max_size=greatest - 1)
     return st.builds(lambda run, rest: History((run, *rest)), first, others)
+
+
+def rich_history(runs: int) -> History:
+    """Return a history that has everything in it: many rows, another parallelism, lost tables and commits."""
+    chance = random.Random(runs)
+
+    def event() -> Event:
+        key, name, offset_s = chance.choice(KEYS), chance.choice(_NAMES), chance.choice(_OFFSETS_S)
+        return Event(key, chance.randrange(OPERATIONS), name, chance.randrange(_NUMBERS), offset_s)
+
+    return History(
+        tuple(
+            Run(tuple(tuple(event() for _ in range(24)) for _ in range(2)), 1 + number % 3, number > 0, number > 0)
+            for number in range(runs)
+        )
+    )

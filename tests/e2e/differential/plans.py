@@ -50,6 +50,8 @@ class Query:
     runs: tuple[int, int] = (2, 2)
     """The least and the greatest number of runs."""
     spark_settings: Mapping[str, str] = field(default_factory=dict)
+    shared: Shared | None = None
+    """The operator, if it is one that plans share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ def _shared(name: str, shared: Shared, **more: Any) -> Query:
         shared.build,
         closing={"None": 0, "ProcessingTime": 1, "EventTime": 3}[shared.time_mode],
         by_clock=shared.time_mode == "ProcessingTime",
+        shared=shared,
         **more,
     )
 
@@ -136,7 +139,7 @@ QUERIES = (
     _shared(
         "restarts",
         Shared(restart_processors.PROCESSORS),
-        runs=(restart_processors.RUNS, restart_processors.RUNS),
+        runs=(2, restart_processors.RUNS),
         spark_settings={_ENCODING: "avro"},
     ),
     Query("chain", {"chain": _first_line(programs.chain)}, programs.chain, closing=3),
@@ -144,7 +147,7 @@ QUERIES = (
         "stateless-steps",
         {
             "stateless-steps": _first_line(programs.stateless_steps),
-            "float-keys": "Keys of several columns, with nulls, both zeros, infinity and what is no number.",
+            "float-keys": "Keys of several columns, with nulls, infinity and what is no number.",
         },
         programs.stateless_steps,
     ),
@@ -154,5 +157,10 @@ PLANS = {plan: query for query in QUERIES for plan in query.plans}
 
 
 def alone(query: Query, plan: str) -> Query:
-    """Return a query with one of its plans only."""
-    raise NotImplementedError(replace(query, name=plan))
+    """Return a query with one of its plans only, or as it is if its plans cannot be parted."""
+    if query.shared is None:
+        return replace(query, name=f"{plan}-alone")
+    processors = {plan: query.shared.processors[plan]}
+    begun = tuple(name for name in query.shared.begun if name == plan)
+    own = replace(query.shared, processors=processors, begun=begun)
+    return replace(query, name=f"{plan}-alone", plans={plan: query.plans[plan]}, build=own.build, shared=own)

@@ -33,7 +33,7 @@ class Scripted(Reporting):
             elif row.op == 3:
                 self.handle.deleteTimer(moment + 5_000)
             elif row.op == 4:
-                for timer in list(self.handle.listTimers())[row.n :]:
+                for timer in sorted(self.handle.listTimers())[row.n :]:
                     self.handle.deleteTimer(timer)
             else:
                 self.plan.update((moment + (-30_000, 10_000)[row.n % 2], moment + 5_000))

@@ -84,9 +84,7 @@ class Shared:
         return transform(processor, OUTPUT, self.mode, self.time_mode, self._initial(stream))
 
     def _initial(self, stream: DataFrame) -> GroupedData | None:
-        # A null in a key is shown differently in frames; docs/switching-over.md says how.
-        known = [row for row in _INITIAL if row[0] is not None or not self.pandas]
-        rows = [(plan, *row) for plan in self.begun for row in known]
+        rows = [(plan, *row) for plan in self.begun for row in _INITIAL]
         if not rows:
             return None
         frame = stream.sparkSession.createDataFrame(rows, "plan string, name string, c long, parts array<int>")

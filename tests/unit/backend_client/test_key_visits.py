@@ -25,7 +25,7 @@ def visits(stored: dict[bytes, bytes], rows: list[KeyRows]) -> Iterator[tuple[by
     keys = KeyVisits(state, lambda key: key[0].encode(), due_until_ms=100, has_early=True, expiring=False)
     for visit in keys.of(iter(rows)):
         seen = [*(visit.early or ())]
-        yield visit.encoded, tuple(visit.due), seen + [*(visit.rows() or ())]
+        yield visit.encoded, tuple(visit.due), [*seen, *(visit.rows() or ())]
 
 
 @pytest.mark.parametrize("not_early", [[], [3]])

@@ -73,7 +73,7 @@ stack-check: need-go $(STAMP) ## Run a job on such a stack, then stop it
 	$(PY) -m loadtest.stack --check
 
 ##@ Test it
-.PHONY: test lint types tidy check test-unit test-integration test-e2e fuzz-api
+.PHONY: test lint types tidy check test-unit test-integration test-e2e differential fuzz-api
 
 test: need-go need-mvn lint types ## Run everything: ruff, mypy and all tests, in two processes (WORKERS=1: in one)
 	$(PYTEST) --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
@@ -98,6 +98,10 @@ test-integration: need-go $(STAMP) ## Run the tests with a real S3 server or a S
 
 test-e2e: need-go need-mvn $(STAMP) ## Run the tests of the whole system, kills included
 	$(PYTEST) -m e2e $(PYTEST_ARGS)
+
+differential: $(STAMP) ## Run plans and drawn histories on Spark's own operator and on this one; EXAMPLES=10 each; any difference fails
+	DSTL_DIFFERENTIAL_EXAMPLES=$(or $(EXAMPLES),10) DSTL_DIFFERENTIAL_REPORT=$(abspath reports/differential.json) \
+		$(PYTEST) -s tests/e2e/differential $(PYTEST_ARGS)
 
 fuzz-api: $(STAMP) ## Fuzz the service by its OpenAPI document; EXAMPLES=1000 takes longer
 	$(PY) -m tools.fuzz_api --max-examples $(or $(EXAMPLES),200)

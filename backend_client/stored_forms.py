@@ -289,8 +289,11 @@ def _wall_clock_to_micros(value: datetime) -> int:
 
 
 def _float32(value: float) -> float:
-    # Spark keeps a float in 4 bytes; what is read back must be what Spark would give back.
-    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    # Spark keeps a float in 4 bytes; what is read back must be what Spark would give back, infinity included.
+    try:
+        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
     return rounded
 
 

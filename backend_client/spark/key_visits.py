@@ -114,7 +114,8 @@ class _Left:
 
     def rows_of(self, key: tuple[Any, ...]) -> Iterator[Any] | None:
         self._next = next(self._keys, None)
-        if self._next is None or not same_key(self._next.key, key):
+        # The end has a key without columns, which is like all others to `same_key`.
+        if self._next is None or self._next is _END or not same_key(self._next.key, key):
             return None
         rows, self._next = self._next.rows, None
         return rows

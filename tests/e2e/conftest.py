@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def spark() -> Iterator[SparkSession]:
         SparkSession.builder.master("local[2,4]")
         .appName("dstl-tests")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.memory", "2g")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
@@ -40,11 +42,20 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture
 def local_dir() -> Iterator[Path]:
     """A folder with a path short enough for a Unix socket; the sidecars that started there are stopped."""
+    with folder_of_sidecars() as folder:
+        yield folder
+
+
+@contextmanager
+def folder_of_sidecars() -> Iterator[Path]:
+    """Give such a folder."""
     folder = Path(tempfile.mkdtemp(prefix="dstl-"))
-    yield folder
-    for pid_file in folder.glob("service-*.pid"):
-        stop(int(pid_file.read_text(encoding="utf-8")))
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield folder
+    finally:
+        for pid_file in folder.glob("service-*.pid"):
+            stop(int(pid_file.read_text(encoding="utf-8")))
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
@@ -56,13 +67,6 @@ def make_backend(tmp_path: Path, local_dir: Path) -> Callable[..., ChangelogStat
         return ChangelogStateBackend(url, job=job, **{"local_dir": str(local_dir), "parallelism": 2, **options})
 
     return make
-
-
-@pytest.fixture
-def always_materialized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the sidecar that starts itself ask for a snapshot whenever something was logged."""
-    for name, value in (("ENABLED", "true"), ("INTERVAL_S", "1"), ("LOG_RATIO", "0"), ("LOG_FLOOR_BYTES", "1")):
-        monkeypatch.setenv(f"DSTL_MATERIALIZATION_{name}", value)
 
 
 def stop(pid: int) -> None:

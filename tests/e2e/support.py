@@ -118,9 +118,9 @@ def expected_state(files: list[list[tuple[str | None, float]]]) -> list[tuple[An
     return sorted(last.values())
 
 
-def materializations(url: str) -> tuple[MaterializationHandle, ...]:
+def materializations(url: str, job: str = "job") -> tuple[MaterializationHandle, ...]:
     """Return what the newest checkpoint's state has."""
-    jobs = JobStore(open_store(url), "job", SystemClock(), SystemIds())
+    jobs = JobStore(open_store(url), job, SystemClock(), SystemIds())
     return jobs.state(list(jobs.completed())[-1].ref).materializations
 
 

@@ -1,5 +1,5 @@
 """
-The pandas API on Spark's own operator and on this backend: the same processors, rows and restarts.
+The frames of the pandas API on Spark's own operator and on this backend. For state and timers see `differential`.
 
 A failure means that a program behaves differently here than on Spark.
 """
@@ -140,28 +140,6 @@ class ByPosition(StatefulProcessor):
         pass
 
 
-class Alarms(StatefulProcessor):
-    """Sets a timer five seconds behind each key's newest row, and yields a frame when it fires."""
-
-    def init(self, handle: Any) -> None:
-        self.handle = handle
-        self.newest = handle.getValueState("newest", "v double")
-
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
-        newest = max(frame["ts"].max() for frame in rows)
-        self.newest.update((newest.timestamp(),))
-        self.handle.registerTimer(int(newest.tz_localize(ZONE).timestamp() * 1000) + 5_000)
-        yield pd.DataFrame({"k": [key[0]], "what": [f"rows until {newest}"]})
-
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
-        what = f"{key!r} expired at {expiredTimerInfo.getExpiryTimeInMs()} behind {self.newest.get()}"
-        self.newest.clear()
-        yield pd.DataFrame({"what": [what], "k": [key[0]]})
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.fixture
 def both(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
@@ -177,28 +155,16 @@ def both(
         spark.conf.set(name, value)
 
     def run(
-        processor: Any,
-        output: str,
-        key: list[str],
-        files: Any,
-        columns: Any = TYPED,
-        watermark: str | None = None,
-        initial: Any = None,
+        processor: Any, output: str, key: list[str], files: Any, columns: Any = TYPED
     ) -> tuple[Collected, Collected]:
         theirs, ours = Collected(), Collected()
         for upto in (2, 4):
             write_input(tmp_path / "in", files[:upto])
             stream: DataFrame = read_input(spark, tmp_path / "in").selectExpr(*columns)
-            mode = "None" if watermark is None else "EventTime"
-            if watermark is not None:
-                stream = stream.withWatermark(watermark, "2 seconds")
-            states = None
-            if initial is not None:
-                states = spark.createDataFrame(initial, "id string, start long").groupBy("id")
-            native = stream.groupBy(*key).transformWithStateInPandas(processor(), output, "Update", mode, states)
+            native = stream.groupBy(*key).transformWithStateInPandas(processor(), output, "Update", "None")
             run_to_end(native.writeStream.outputMode("update"), tmp_path / "theirs", theirs)
             result = make_backend(parallelism=upto).transform_with_state_in_pandas(
-                stream.groupBy(*key), processor(), output, "Update", mode, states
+                stream.groupBy(*key), processor(), output, "Update", "None"
             )
             run_to_end(result.writeStream, tmp_path / "ours", ours)
         assert sorted(ours.batches) == [0, 1, 2, 3]
@@ -234,54 +200,3 @@ def test_big_keys_come_in_chunks(both: Callable[..., Any]) -> None:
     theirs, ours = both(ByPosition, "k string, v double", ["k"], files, ("k", "v"))
 
     assert ours.batches == theirs.batches
-
-
-class Begins(StatefulProcessor):
-    """Counts rows, beginning with what the initial state says."""
-
-    def init(self, handle: Any) -> None:
-        self.total = handle.getValueState("total", "n long, told string")
-
-    def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: Any) -> None:
-        n, told = self.total.get() or (0, "")
-        told += repr(sorted(zip(initialState["id"], initialState["start"], strict=True)))
-        self.total.update((n + initialState["start"].sum(), f"{told} {dict(initialState.dtypes.astype(str))}"))
-
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
-        n, told = self.total.get() or (0, "")
-        for frame in rows:
-            n += len(frame)
-            told += f" {dict(frame.dtypes.astype(str))}" if told.count("{") < 2 else ""
-        self.total.update((n, told))
-        yield pd.DataFrame({"k": [key[0]], "n": [n], "told": [told]})
-
-    def close(self) -> None:
-        pass
-
-
-def test_initial_state_comes_as_frames(both: Callable[..., Any]) -> None:
-    """The rows of the initial state come before the input's, as frames with their own columns and types (I14)."""
-    files = [[("a", 1.0), ("b", 1.0)], [("d", 1.0), ("a", 2.0)], [("a", 3.0)], [("c", 4.0)]]
-    initial = [("a", 10), ("c", 20), ("a", 5)]
-
-    theirs, ours = both(
-        Begins, "k string, n long, told string", ["k"], files, ("k", "cast(v as int) as v"), initial=initial
-    )
-
-    assert ours.batches == theirs.batches
-
-
-def test_timers_fire_with_frames(both: Callable[..., Any]) -> None:
-    """Event-time timers of the pandas API fire for the same keys with the same state as on Spark (I14)."""
-    files = [[("a", 0.0), ("b", 1.0)], [("a", 10.0)], [("c", 20.0), ("a", 21.0)], [("c", 40.0)]]
-
-    theirs, ours = both(Alarms, "k string, what string", ["k"], files, ("k", "timestamp_seconds(v) as ts"), "ts")
-
-    def outputs(collected: Collected) -> set[Any]:
-        return {row for rows in collected.batches.values() for row in rows}
-
-    # Behind the last rows, Spark fires those until 38 s in a batch without data; here they wait for the next batch.
-    last = {row for row in outputs(theirs) if " 25000 " in row[1] or " 26000 " in row[1]}
-    assert len(last) == 2
-    assert outputs(ours) == outputs(theirs) - last
-    assert any("expired" in row[1] for row in outputs(ours))

@@ -1,13 +1,11 @@
 """
-States that change between two runs of a query: their schemas, and which of them there are.
+States whose schemas change between two runs of a query, beyond what Spark does: for that see `differential`.
 
-A failure means that a program that was changed reads other values than it wrote, or that a state that was deleted is
-still there.
+A failure means that a program that was changed reads other values than it wrote.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,58 +103,6 @@ def test_impossible_change_is_refused_and_state_is_kept(
     with pytest.raises(InvalidInputError, match="state 'value' of operator 'versions': field 'n' was stored as bigint"):
         run(spark, make_backend(), tmp_path, Versions(0))
     assert "('new', 0)" in run(spark, make_backend(), tmp_path, Versions(1)).batches[1][0][1]
-
-
-class Deleting(StatefulProcessor):
-    """Gets and deletes states as it is told (a name, or one behind a minus), and counts in all that it gets."""
-
-    def __init__(self, *plan: str) -> None:
-        self.plan = plan
-
-    def init(self, handle: Any) -> None:
-        self.values = {}
-        for name in self.plan:
-            if name.startswith("-"):
-                handle.deleteIfExists(name[1:])
-            else:
-                self.values[name] = handle.getValueState(name, "n long")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        counts = {name: (value.get() or (0,))[0] for name, value in self.values.items()}
-        for name, value in self.values.items():
-            value.update((counts[name] + 1,))
-        yield Row(k=key[0], seen=json.dumps(counts))
-
-    def close(self) -> None:
-        pass
-
-
-def test_deleted_states_are_gone_as_on_spark(
-    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
-) -> None:
-    """
-    A deleted state is empty when a later version asks for it; one deleted and asked for begins anew every batch (I14).
-
-    The expected counts are those of Spark's own operator for the same four programs.
-    """
-    plans = [("a", "b"), ("a", "-b"), ("a", "b"), ("a", "-b", "b")]
-    seen: dict[int, str] = {}
-    for number, plan in enumerate(plans):
-        write_input(tmp_path / "in", [[(key, 1.0) for key in KEYS]] * 2 * (number + 1))
-        batches = run(spark, make_backend(parallelism=1 + number % 2), tmp_path, Deleting(*plan)).batches
-        for batch_id, rows in batches.items():
-            (seen[batch_id],) = {text for _, text in rows}
-
-    assert [json.loads(seen[batch_id]) for batch_id in sorted(seen)] == [
-        {"a": 0, "b": 0},
-        {"a": 1, "b": 1},
-        {"a": 2},
-        {"a": 3},
-        {"a": 4, "b": 0},
-        {"a": 5, "b": 1},
-        {"a": 6, "b": 0},
-        {"a": 7, "b": 0},
-    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,152 @@
+"""
+What differential tests are run over: histories of a query, drawn by Hypothesis.
+
+A history is a sequence of runs of one query, each with a parallelism and batches of rows; between two runs, a host's
+tables and Spark's last commit may be lost. Rows are the same for all plans: what one of its operations means is each
+processor's own matter. Keys have nothing to do with each other, so one history holds as many independent ones as keys.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+SCHEMA = "k string, op int, name string, n int, t timestamp, i int"
+START_S = 1_700_000_000
+BATCH_S = 10
+"""How far a batch's rows are behind those of the batch before."""
+
+DELAY_S = 7
+KEYS = ("a", "b", "c", "d", "e", None)
+CLOCK = "clock"
+"""A key with a row in every batch, which moves the watermark."""
+
+OPERATIONS = 7
+_CLOSING_S = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A row; its time is `offset_s` behind the beginning of its batch."""
+
+    k: str | None
+    op: int
+    name: str | None
+    n: int
+    offset_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run of the query from its start to its stop, and what is lost before it, on this backend's side."""
+
+    batches: tuple[tuple[Event, ...], ...]
+    parallelism: int
+    tables_lost: bool = False
+    commit_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Runs of one query."""
+
+    runs: tuple[Run, ...]
+
+    def files(self, closing: int) -> list[list[str]]:
+        """Return the files of each run, one for each batch; at the end, some move the watermark past all timers."""
+        files, number = [], 0
+        for run in self.runs:
+            contents = []
+            for batch in run.batches:
+                contents.append(_content([*batch, Event(CLOCK, 0, None, 0, 0)], number * BATCH_S))
+                number += 1
+            files.append(contents)
+        files[-1] += [_content([Event(CLOCK, OPERATIONS - 1, None, 0, 0)], _CLOSING_S)] * closing
+        return files
+
+    @property
+    def rows(self) -> int:
+        """The number of generated rows."""
+        return sum(len(batch) for run in self.runs for batch in run.batches)
+
+
+def _content(events: list[Event], second: int) -> str:
+    rows = [
+        {
+            "k": event.k,
+            "op": event.op,
+            "name": event.name,
+            "n": event.n,
+            "t": datetime.fromtimestamp(START_S + second + event.offset_s, UTC).isoformat(),
+            "i": position,
+        }
+        for position, event in enumerate(events)
+    ]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+class Feed:
+    """A folder that files are put into one by one, in an order that Spark's file source keeps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._number = 0
+        folder.mkdir()
+
+    def put(self, content: str) -> int:
+        """Add a file, in one step; return its number."""
+        hidden, path = self.folder / f".{self._number}", self.folder / f"{self._number:05d}.json"
+        hidden.write_text(content, encoding="utf-8")
+        os.utime(hidden, (START_S + self._number, START_S + self._number))
+        hidden.rename(path)
+        self._number += 1
+        return self._number - 1
+
+
+_NAMES = ("a", "b", "c", None)
+_NUMBERS = 5
+_OFFSETS_S = (0, 2, 5, 9, -4, -60)
+_EVENTS = st.builds(
+    Event,
+    k=st.sampled_from(KEYS),
+    op=st.integers(0, OPERATIONS - 1),
+    name=st.sampled_from(_NAMES),
+    n=st.integers(0, _NUMBERS - 1),
+    offset_s=st.sampled_from(_OFFSETS_S),
+)
+_BATCHES = st.lists(_EVENTS, max_size=16).map(tuple)
+
+
+def histories(runs: tuple[int, int], batches_max: int = 2) -> st.SearchStrategy[History]:
+    """Return histories of some runs, from the least to the greatest number, of up to `batches_max` batches each."""
+    batches = st.lists(_BATCHES, min_size=1, max_size=batches_max).map(tuple)
+    parallelism = st.integers(1, 3)
+    first = st.builds(Run, batches=batches, parallelism=parallelism)
+    later = st.builds(
+        Run, batches=batches, parallelism=parallelism, tables_lost=st.booleans(), commit_lost=st.booleans()
+    )
+    least, greatest = runs
+    others = st.lists(later, min_size=least - 1, max_size=greatest - 1)
+    return st.builds(lambda run, rest: History((run, *rest)), first, others)
+
+
+def rich_history(runs: int) -> History:
+    """Return a history that has everything in it: many rows, another parallelism, lost tables and commits."""
+    chance = random.Random(runs)
+
+    def event() -> Event:
+        key, name, offset_s = chance.choice(KEYS), chance.choice(_NAMES), chance.choice(_OFFSETS_S)
+        return Event(key, chance.randrange(OPERATIONS), name, chance.randrange(_NUMBERS), offset_s)
+
+    return History(
+        tuple(
+            Run(tuple(tuple(event() for _ in range(24)) for _ in range(2)), 1 + number % 3, number > 0, number > 0)
+            for number in range(runs)
+        )
+    )

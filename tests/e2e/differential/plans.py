@@ -1,0 +1,164 @@
+"""
+The plans that are compared with Spark's own operator, and the queries that they run in.
+
+A query is what costs time: plans of one API and time mode share one, each with keys of its own. Programs know Spark's
+API only, and get the number of their run, for those that are changed between two runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql import functions as F
+
+from tests.e2e.differential import (
+    frame_processors,
+    programs,
+    restart_processors,
+    row_processors,
+    time_processors,
+)
+from tests.e2e.differential.history import CLOCK
+from tests.e2e.differential.reporting import OUTPUT, Together
+
+# Rows of keys with input in the first batch, in a later one, and never; two rows of one key, and a null key.
+_INITIAL = [("a", 10, [1]), ("a", 11, None), ("c", 12, [2, 3]), (None, 13, []), (CLOCK, 14, [4]), ("never", 15, [5])]
+_ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A program with the plans that it has in it; `build` makes it from the input and the number of the run."""
+
+    name: str
+    plans: Mapping[str, str]
+    """Name and description."""
+    build: Callable[[DataFrame, int], Any]
+    closing: int = 0
+    """
+    With timers, how many files at the end let all fire that still do; what sets timers in turn needs more than one.
+
+    Then outputs are compared as a whole, and batch by batch without timers: Spark runs a batch without data whenever
+    the watermark moved, and without end where processing time counts; here those timers fire before the next rows.
+    """
+    by_clock: bool = False
+    """Whether timers go by processing time."""
+    runs: tuple[int, int] = (2, 2)
+    """The least and the greatest number of runs."""
+    spark_settings: Mapping[str, str] = field(default_factory=dict)
+    shared: Shared | None = None
+    """The operator, if it is one that plans share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """
+    Processors that share an operator.
+
+    `delays` are those of the inputs' watermarks: rows are divided among them. The plans `begun` have initial state.
+    """
+
+    processors: Mapping[str, Callable[[int], Any]]
+    mode: str = "Update"
+    time_mode: str = "None"
+    delays: tuple[str, ...] = ()
+    begun: tuple[str, ...] = ()
+    pandas: bool = False
+
+    def build(self, stream: DataFrame, run: int) -> Any:
+        """Make the program of a run."""
+        inputs = [
+            stream.where(f"k = '{CLOCK}' or op % {len(self.delays)} = {number}").withWatermark("t", delay)
+            for number, delay in enumerate(self.delays)
+        ]
+        for other in inputs:
+            stream = other if other is inputs[0] else stream.union(other)
+        rows = stream.select("*", F.expr("unix_millis(t) as ms"), F.explode(F.lit([*self.processors])).alias("plan"))
+        grouped = rows.groupBy("plan", "k")
+        transform = grouped.transformWithStateInPandas if self.pandas else grouped.transformWithState
+        processor = Together({plan: make(run) for plan, make in self.processors.items()})
+        return transform(processor, OUTPUT, self.mode, self.time_mode, self._initial(stream))
+
+    def _initial(self, stream: DataFrame) -> GroupedData | None:
+        rows = [(plan, *row) for plan in self.begun for row in _INITIAL]
+        if not rows:
+            return None
+        frame = stream.sparkSession.createDataFrame(rows, "plan string, name string, c long, parts array<int>")
+        return frame.groupBy("plan", "name")
+
+
+def _shared(name: str, shared: Shared, **more: Any) -> Query:
+    return Query(
+        name,
+        {plan: _first_line(make) for plan, make in shared.processors.items()},
+        shared.build,
+        closing={"None": 0, "ProcessingTime": 1, "EventTime": 3}[shared.time_mode],
+        by_clock=shared.time_mode == "ProcessingTime",
+        shared=shared,
+        **more,
+    )
+
+
+def _alike(processors: Mapping[str, Callable[[], Any]]) -> dict[str, Callable[[int], Any]]:
+    """Return processors that are the same in every run."""
+
+    def make(processor: Callable[[], Any], run: int) -> Any:
+        return processor()
+
+    return {plan: partial(make, processor) for plan, processor in processors.items()}
+
+
+def _first_line(documented: Any) -> str:
+    documented = documented.args[0] if isinstance(documented, partial) else documented
+    return str(documented.__doc__).strip().splitlines()[0]
+
+
+QUERIES = (
+    _shared("rows", Shared(_alike(row_processors.PROCESSORS), begun=("initial-state",))),
+    _shared(
+        "event-time",
+        Shared(_alike(time_processors.EVENT_TIME), "Append", "EventTime", delays=("7 seconds", "2 seconds")),
+    ),
+    _shared("processing-time", Shared(_alike(time_processors.PROCESSING_TIME), time_mode="ProcessingTime")),
+    _shared(
+        "pandas",
+        Shared(
+            _alike(frame_processors.PROCESSORS),
+            time_mode="EventTime",
+            delays=("5 seconds",),
+            begun=("pandas-initial-state",),
+            pandas=True,
+        ),
+    ),
+    _shared(
+        "restarts",
+        Shared(restart_processors.PROCESSORS),
+        runs=(2, restart_processors.RUNS),
+        spark_settings={_ENCODING: "avro"},
+    ),
+    Query("chain", {"chain": _first_line(programs.chain)}, programs.chain, closing=3),
+    Query(
+        "stateless-steps",
+        {
+            "stateless-steps": _first_line(programs.stateless_steps),
+            "float-keys": "Keys of several columns, with nulls, infinity and what is no number.",
+        },
+        programs.stateless_steps,
+    ),
+    Query("types", {"types": _first_line(programs.types)}, programs.types),
+)
+PLANS = {plan: query for query in QUERIES for plan in query.plans}
+
+
+def alone(query: Query, plan: str) -> Query:
+    """Return a query with one of its plans only, or as it is if its plans cannot be parted."""
+    if query.shared is None:
+        return replace(query, name=f"{plan}-alone")
+    processors = {plan: query.shared.processors[plan]}
+    begun = tuple(name for name in query.shared.begun if name == plan)
+    own = replace(query.shared, processors=processors, begun=begun)
+    return replace(query, name=f"{plan}-alone", plans={plan: query.plans[plan]}, build=own.build, shared=own)

@@ -94,13 +94,14 @@ class GroupedFrames(GroupedRows):
 class _Parts:
     """A frame that can be sliced quickly; what is sliced yields one frame, with an index from 0."""
 
-    __slots__ = ("_blocks", "_columns", "_frame", "_indexes", "_infer")
+    __slots__ = ("_blocks", "_columns", "_frame", "_indexes", "_infer", "_places")
 
     def __init__(self, frame: pd.DataFrame) -> None:
         manager: Any = frame._mgr.consolidate()
         self._frame = frame
         self._columns = manager.axes[0]
         self._blocks = [(type(block), block.values, block.mgr_locs) for block in manager.blocks]
+        self._places = manager.blknos, manager.blklocs
         self._indexes: dict[int, pd.RangeIndex] = {}
         # A column of true and false with nulls is one of objects; where a part has no nulls, Spark makes it boolean.
         self._infer = any(
@@ -122,6 +123,7 @@ class _Parts:
             index = self._indexes[count] = pd.RangeIndex(count)
         blocks = [kind(values[:, start:stop], places, 2) for kind, values, places in self._blocks]
         manager = BlockManager(blocks, [self._columns, index], verify_integrity=False)
+        manager._blknos, manager._blklocs = self._places  # else the first column that is asked for has them computed
         part = pd.DataFrame._from_mgr(manager, manager.axes)  # type: ignore[attr-defined]
         return part.infer_objects() if self._infer else part  # type: ignore[no-any-return]
 

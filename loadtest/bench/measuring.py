@@ -21,7 +21,7 @@ from backend_client import ChangelogStateBackend
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 WARM_UP_BATCHES = 3
 MEASURED_BATCHES = 5
-BATCH_TIMEOUT_S = 120
+BATCH_TIMEOUT_S = 300
 
 
 @contextmanager

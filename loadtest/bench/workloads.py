@@ -11,7 +11,17 @@ from pyspark.sql import functions as F
 
 from backend_client import ChangelogStateBackend
 from backend_client.columnar import Aggregate, Count, Sum
-from loadtest.bench.processors import OUTPUT, TOTALS, Appends, MapUpdates, PandasTotals, Sizes, Timers, Totals
+from loadtest.bench.processors import (
+    OUTPUT,
+    TOTALS,
+    Appends,
+    MapUpdates,
+    PandasFrames,
+    PandasTotals,
+    Sizes,
+    Timers,
+    Totals,
+)
 
 Side = Literal["Spark", "DSTL"]
 Run = Callable[[DataFrame, ChangelogStateBackend | None], Any]
@@ -20,12 +30,12 @@ Run = Callable[[DataFrame, ChangelogStateBackend | None], Any]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One API of Spark's, and what of this backend is compared with it."""
+    """One API of Spark's, and what of this backend is compared with it; without a goal it is only reported."""
 
     name: str
     spark: Run
     ours: Run
-    goal: float
+    goal: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +64,16 @@ def rows(processor: Callable[[], Any], output: str, time_mode: str = "None", mod
     return run
 
 
-def pandas(frame: DataFrame, backend: ChangelogStateBackend | None) -> Any:
-    """Put count and sum of the pandas API on a stream."""
-    owner: Any = frame.groupBy("k") if backend is None else backend
-    if backend is None:
-        return owner.transformWithStateInPandas(PandasTotals(), TOTALS, "Update", "None")
-    return owner.transform_with_state_in_pandas(frame.groupBy("k"), PandasTotals(), TOTALS, "Update", "None")
+def frames(processor: Callable[[], Any]) -> Run:
+    """Return an operator of the pandas API."""
+
+    def run(frame: DataFrame, backend: ChangelogStateBackend | None) -> Any:
+        grouped = frame.groupBy("k")
+        if backend is None:
+            return grouped.transformWithStateInPandas(processor(), TOTALS, "Update", "None")
+        return backend.transform_with_state_in_pandas(grouped, processor(), TOTALS, "Update", "None")
+
+    return run
 
 
 def columns(frame: DataFrame, backend: ChangelogStateBackend | None) -> Any:
@@ -84,20 +98,32 @@ def _row_api(processor: Callable[[], Any], output: str, goal: float) -> Comparis
     return Comparison("Row API", run, run, goal)
 
 
+def _pandas_api(goal: float) -> Comparison:
+    run = frames(PandasTotals)
+    return Comparison("pandas API", run, run, goal)
+
+
 WORKLOADS = (
     Workload(
         "many-keys",
         "200,000 rows, 200,000 keys, one get and one update per key",
         200_000,
         200_000,
-        (_row_api(Totals, TOTALS, 15), Comparison("pandas API", pandas, pandas, 40)),
+        (_row_api(Totals, TOTALS, 15), _pandas_api(40)),
     ),
     Workload(
         "few-keys",
         "200,000 rows, 20,000 keys",
         200_000,
         20_000,
-        (_row_api(Totals, TOTALS, 5), Comparison("pandas API", pandas, pandas, 20)),
+        (_row_api(Totals, TOTALS, 5), _pandas_api(20)),
+    ),
+    Workload(
+        "frames",
+        "200,000 rows, 20,000 keys, a pandas frame out per key",
+        200_000,
+        20_000,
+        (Comparison("pandas API", frames(PandasFrames), frames(PandasFrames), None),),
     ),
     Workload(
         "list", "list state, append 1 element per row, 20,000 keys", 200_000, 20_000, (_row_api(Appends, OUTPUT, 8),)
@@ -129,7 +155,7 @@ WORKLOADS = (
         "small batches: 1,000 rows, 1,000 keys, 8 partitions",
         1_000,
         1_000,
-        (_row_api(Totals, TOTALS, 1.3), Comparison("pandas API", pandas, pandas, 1.3)),
+        (_row_api(Totals, TOTALS, 1.3), _pandas_api(1.3)),
         partitions=8,
     ),
     Workload(

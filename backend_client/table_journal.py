@@ -80,6 +80,8 @@ class TableJournal:
         self._records = 0
         self._rows = 0
         self._sorted: tuple[list[bytes], dict[bytes, bytes | None]] | None = None
+        self._left = 0
+        """How many changes' worth of look-ups may be made before all changes are put into `_sorted`."""
         self.version: str | None = None
 
     def __len__(self) -> int:
@@ -129,6 +131,7 @@ class TableJournal:
         """Read changes from memory that the table has, too; the file has nothing of them."""
         self.forget()
         self._parts, self._rows = list(parts), sum(len(part.keys) for part in parts)
+        self._left = self._rows
 
     def end(self, *, keep: bool) -> None:
         """Remove the file, or empty it for the next changes; only when the table's files have all that it held."""
@@ -181,10 +184,7 @@ class TableJournal:
         self, stored: Iterator[tuple[bytes, bytes]], low: bytes, high: bytes | None
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yield stored entries, and the changes from `low` up to `high`, without it, over them, by ascending keys."""
-        if self._sorted is None:
-            changes = dict(pair for part in self.latest() for pair in part.pairs())
-            self._sorted = sorted(changes), changes
-        keys, changes = self._sorted
+        keys, changes = self._between(low, high)
         begin = bisect_left(keys, low)
         end = len(keys) if high is None else bisect_left(keys, high)
         if begin == end:
@@ -203,11 +203,22 @@ class TableJournal:
         for rest in range(at, end):
             yield from _entry(keys[rest], changes)
 
+    def _between(self, low: bytes, high: bytes | None) -> tuple[list[bytes], dict[bytes, bytes | None]]:
+        """Return the sorted keys of at least these changes, and the changes."""
+        if self._sorted is None:
+            self._left -= 2 * _CHANGES_PER_LOOK_UP * len(self._parts)
+            parts = [_slice(part, low, high) for part in self._parts] if self._left >= 0 else self._parts
+            changes = dict(pair for part in parts for pair in part.pairs())
+            if self._left >= 0:
+                return sorted(changes), changes
+            self._sorted = sorted(changes), changes
+        return self._sorted
+
     def _take(self, parts: Sequence[ChangeColumns], version: str) -> None:
         self._parts += parts
         self._records += 1
         self._rows += sum(len(part.keys) for part in parts)
-        self._sorted = None
+        self._sorted, self._left = None, self._rows
         self.version = version
 
 
@@ -222,6 +233,13 @@ class _Values(Sequence[bytes]):
 
     def __getitem__(self, row: Any) -> Any:
         return self._column[row].as_py()
+
+
+def _slice(part: ChangeColumns, low: bytes, high: bytes | None) -> ChangeColumns:
+    keys = _Values(part.keys)
+    begin = bisect_left(keys, low)
+    rows = max(0, (len(keys) if high is None else bisect_left(keys, high)) - begin)
+    return ChangeColumns(part.keys.slice(begin, rows), part.values.slice(begin, rows))
 
 
 def _entry(key: bytes, changes: dict[bytes, bytes | None]) -> Iterator[tuple[bytes, bytes]]:

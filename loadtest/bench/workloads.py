@@ -160,9 +160,9 @@ WORKLOADS = (
     ),
     Workload(
         "chain",
-        "two operators in a chain, 200,000 rows",
+        "two operators in a chain, 200,000 rows, 200,000 keys and then 1,000",
         200_000,
-        20_000,
+        200_000,
         (Comparison("Row API", chain, chain, 8),),
         output_mode="append",
     ),

@@ -75,3 +75,10 @@ def stop(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+@pytest.fixture
+def always_materialized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the sidecar that starts itself ask for a snapshot whenever something was logged."""
+    for name, value in (("ENABLED", "true"), ("INTERVAL_S", "1"), ("LOG_RATIO", "0"), ("LOG_FLOOR_BYTES", "1")):
+        monkeypatch.setenv(f"DSTL_MATERIALIZATION_{name}", value)

@@ -27,6 +27,7 @@ from storage.key_group_sets import KeyGroups
 from storage.model import KeyGroupRange, MaterializationHandle
 from storage.object_store import ObjectStore
 from storage.open import open_store
+from tests.waiting import wait_until
 
 INPUT = "k string, v double"
 STATE = "n long, s double"
@@ -85,6 +86,18 @@ class Collected:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         self.batches[batch_id] = sorted((tuple(row) for row in batch.collect()), key=repr)
+
+
+class WhenStored(Collected):
+    """Collects rows, and lets no batch end before the snapshots that it made are stored: the next one names them."""
+
+    def __init__(self, local_dir: Path) -> None:
+        super().__init__()
+        self.local_dir = local_dir
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        super().__call__(batch, batch_id)
+        wait_until(lambda: not list(self.local_dir.rglob("*.snapshot-*")), what="the end of the snapshots")
 
 
 def run_to_end(writer: Any, location: Path, function: Callable[[DataFrame, int], None]) -> StreamingQuery:

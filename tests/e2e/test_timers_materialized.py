@@ -9,24 +9,117 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 from backend_client import ChangelogStateBackend
-from tests.e2e.support import Collected, materializations, run_to_end, stored_state
-from tests.e2e.test_states import WhenStored
-from tests.e2e.test_time import OUTPUT, Feed, Scripted, scripted_files
+from tests.e2e.support import Collected, WhenStored, materializations, run_to_end, stored_state
 
 pytestmark = pytest.mark.e2e
 
 HOUR_MS = 3_600_000
+INPUT = "k string, t timestamp, script string"
+OUTPUT = "k string, t timestamp, result string"
+START_S = 1_700_000_000
+
+
+class Scripted(StatefulProcessor):
+    """Does with timers what each row says, and what it has been told to do when one expires; reports all it sees."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.plan = handle.getValueState("plan", "steps string")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            script = json.loads(row.script)
+            self._perform(script["do"])
+            if "plan" in script:
+                self.plan.update((json.dumps(script["plan"]),))
+            yield self._seen(key, row.t, "row", timerValues)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        expired_ms = expiredTimerInfo.getExpiryTimeInMs()
+        moment = datetime.fromtimestamp(expired_ms / 1000, UTC)
+        yield self._seen(key, moment, f"expired {key.k}", timerValues)
+        plan = self.plan.get()
+        if plan is not None:
+            self.plan.clear()
+            self._perform(json.loads(plan[0]))
+            yield self._seen(key, moment, "planned", timerValues)
+
+    def close(self) -> None:
+        pass
+
+    def _perform(self, steps: list[list[Any]]) -> None:
+        for verb, moment_ms in steps:
+            {"set": self.handle.registerTimer, "delete": self.handle.deleteTimer}[verb](moment_ms)
+
+    def _seen(self, key: Any, moment: datetime, what: str, values: Any) -> Row:
+        assert values.getCurrentProcessingTimeInMs() > START_S * 1000
+        result = [what, values.getCurrentWatermarkInMs(), sorted(self.handle.listTimers())]
+        return Row(k=key[0], t=moment, result=json.dumps(result))
+
+
+class Feed:
+    """A folder that files are put into one by one."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._number = 0
+        folder.mkdir()
+
+    def stream(self, schema: str = INPUT) -> DataFrame:
+        return self._spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(self._folder))
+
+    def put(self, rows: list[dict[str, Any]]) -> None:
+        hidden, path = self._folder / f".{self._number}", self._folder / f"{self._number:05d}.json"
+        hidden.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        os.utime(hidden, (START_S + self._number, START_S + self._number))
+        hidden.rename(path)
+        self._number += 1
+
+
+def row(
+    key: str, second: int, do: list[list[Any]] | None = None, plan: list[list[Any]] | None = None
+) -> dict[str, Any]:
+    script: dict[str, Any] = {"do": do or []}
+    if plan is not None:
+        script["plan"] = plan
+    moment = datetime.fromtimestamp(START_S + second, UTC).isoformat()
+    return {"k": key, "t": moment, "script": json.dumps(script)}
+
+
+def at(second: int) -> int:
+    return (START_S + second) * 1000
+
+
+def scripted_files(seed: int, files: int) -> list[list[dict[str, Any]]]:
+    """Return rows with timers before and behind the watermark, some rows late, one row per key and file."""
+    chance = random.Random(seed)
+    result = []
+    for number in range(files):
+        now = 10 * number
+        rows = []
+        for name in chance.sample("abcdef", chance.randrange(1, 4)):
+            steps = [
+                [chance.choice(["set", "set", "set", "delete"]), at(now + chance.choice([-40, -5, 0, 5, 10, 20]))]
+                for _ in range(chance.randrange(4))
+            ]
+            plan = [["set", at(now + chance.choice([-30, 10, 30]))], ["delete", at(now + chance.choice([5, 10]))]]
+            rows.append(row(name, now - chance.choice([0, 0, 3, 60]), steps, plan if chance.random() < 0.5 else None))
+        result.append([*rows, row("clock", now)])
+    return result
 
 
 class Ending(StatefulProcessor):

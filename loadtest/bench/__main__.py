@@ -21,13 +21,13 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from loadtest.bench.measuring import measure, new_session, new_stream, open_backend
-from loadtest.bench.workloads import WORKLOADS, Comparison, Run, Workload
+from loadtest.bench.workloads import WORKLOADS, Comparison, Run, Workload, pandas
 from loadtest.report import Figure, Goal, format_number, is_strict, strict_exit_code, write_report_json
 
 REPORT = Path("reports/bench.json")
 SHORT_ROWS = 500
 SLOW_ROWS = 50_000
-"""Batches of so many rows take Spark many seconds each: fewer of them are run, and the first warms it up."""
+"""Batches of so many rows take Spark, and pandas, many seconds each: fewer of them are run, the first warms it up."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,9 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for workload in WORKLOADS:
             if workload.name in wanted:
                 print(workload.title, flush=True)
+                known: dict[tuple[str, Run], float | None] = {}
                 for comparison in workload.comparisons:
-                    place = folder / workload.name / comparison.name.replace(" ", "-")
-                    figures += compare(spark, workload, comparison, place, short=options.short)
+                    figures += compare(
+                        spark, workload, comparison, folder / workload.name, known=known, short=options.short
+                    )
                     write_report_json(REPORT, figures)  # after each, so that a failure later leaves what is known
     finally:
         spark.stop()
@@ -59,17 +61,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def compare(
-    spark: SparkSession, workload: Workload, comparison: Comparison, folder: Path, *, short: bool
+    spark: SparkSession,
+    workload: Workload,
+    comparison: Comparison,
+    folder: Path,
+    *,
+    known: dict[tuple[str, Run], float | None],
+    short: bool,
 ) -> list[Figure]:
-    """Run one comparison and print its line; what fails is a figure that was not measured."""
+    """
+    Run one comparison and print its line; what fails is a figure that was not measured.
+
+    `known` are the medians of the workload's earlier comparisons, which are not measured again.
+    """
     spark.conf.set("spark.sql.shuffle.partitions", str(workload.partitions))
     medians: dict[str, float | None] = {}
     for side, run in (("Spark", comparison.spark), ("DSTL", comparison.ours)):
-        try:
-            medians[side] = statistics.median(_times(spark, workload, run, folder / side, side=side, short=short))
-        except Exception:  # noqa: BLE001 - whatever it is, the other lines are still wanted
-            traceback.print_exc()
-            medians[side] = None
+        if (side, run) not in known:
+            try:
+                times = _times(spark, workload, run, folder / f"{side}-{len(known)}", side=side, short=short)
+                known[side, run] = statistics.median(times)
+            except Exception:  # noqa: BLE001 - whatever it is, the other lines are still wanted
+                traceback.print_exc()
+                known[side, run] = None
+        medians[side] = known[side, run]
     theirs, ours = medians["Spark"], medians["DSTL"]
     ratio = theirs / ours if theirs is not None and ours is not None else None
     name = f"{workload.title}: {comparison.name}"
@@ -81,7 +96,7 @@ def compare(
     ]
     verdict = "" if goal is None else f"{goal}  {'holds' if figures[-1].holds else 'MISSED'}"
     print(
-        f"  {comparison.name:12} Spark {format_number(theirs):>8} ms   DSTL {format_number(ours):>8} ms   "
+        f"  {comparison.name:27} Spark {format_number(theirs):>8} ms   DSTL {format_number(ours):>8} ms   "
         f"ratio {format_number(ratio):>6}  {verdict}",
         flush=True,
     )
@@ -93,7 +108,7 @@ def _times(spark: SparkSession, workload: Workload, run: Run, folder: Path, *, s
     if short:
         rows, keys = min(rows, SHORT_ROWS), min(keys, SHORT_ROWS)
         warm_up, measured = 1, 1
-    elif side == "Spark" and rows >= SLOW_ROWS:
+    elif rows >= SLOW_ROWS and (side == "Spark" or run is pandas):
         warm_up, measured = 1, 3
     else:
         warm_up, measured = 20, 9

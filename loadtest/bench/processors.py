@@ -40,10 +40,7 @@ class Totals(_Processor):
 
 
 class PandasTotals(_Processor):
-    """Count and sum per key in the pandas API: one get and one update per key and batch, a frame now and then."""
-
-    reported = 1000
-    """A key is put out whenever it has had so many rows."""
+    """The same in the pandas API, with a frame of one row for each key."""
 
     def init(self, handle: Any) -> None:
         """Ask for the state."""
@@ -53,20 +50,12 @@ class PandasTotals(_Processor):
         """Add the rows."""
         n, s = 0, 0.0
         for part in rows:
-            values = part["v"].to_numpy()
-            n, s = n + len(values), s + float(values.sum())
+            n, s = n + len(part), s + float(part["v"].sum())
         old = self._totals.get()
         if old is not None:
             n, s = n + int(old[0]), s + float(old[1])
         self._totals.update((n, s))
-        if n % self.reported == 0:
-            yield pd.DataFrame({"k": [key[0]], "n": [n], "s": [s]})
-
-
-class PandasFrames(PandasTotals):
-    """The same with a frame for every key and batch, which pandas takes longer for than for all the rest."""
-
-    reported = 1
+        yield pd.DataFrame({"k": [key[0]], "n": [n], "s": [s]})
 
 
 class Appends(_Processor):

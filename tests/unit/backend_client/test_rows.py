@@ -29,7 +29,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from backend_client.spark.rows import GroupedRows, RowsToArrow, row_factory
+from backend_client.spark.rows import GroupedRows, RowsToArrow, row_factory, to_python
 from storage.errors import InvalidInputError
 
 
@@ -255,3 +255,23 @@ class TestRowsToArrow:
         """What is no row with names is refused, and shown."""
         with pytest.raises(InvalidInputError, match=r"pyspark\.sql\.Row"):
             columns_of(PAIR, value)
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
+@pytest.mark.parametrize(
+    "moments", [[1_700_000_000_123_456, None, 0, -1], [None], [], [-62_135_596_800_000_000, 253_402_300_799_999_999]]
+)
+def test_moments_are_what_arrow_makes_of_them(zone: str | None, moments: list[int | None]) -> None:
+    """Timestamps are Python's, whichever way they are made, with their zone and with nulls."""
+    if zone == "Europe/Berlin":
+        moments = moments[:1]  # others may lie behind the last year there
+    column = pa.array(moments, pa.int64()).view(pa.timestamp("us", zone))
+    assert to_python(column) == column.to_pylist()
+    assert [repr(moment) for moment in to_python(column)] == [repr(moment) for moment in column.to_pylist()]
+
+
+def test_moments_outside_of_python_are_refused_as_arrow_does() -> None:
+    """A moment that Python has no datetime for is an error, not a number."""
+    column = pa.array([253_402_300_800_000_000], pa.int64()).view(pa.timestamp("us"))
+    with pytest.raises((ValueError, OverflowError)):
+        to_python(column)

@@ -24,7 +24,6 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from storage.errors import InvalidInputError
 
-_MOMENTS = (pa.timestamp("us"), pa.timestamp("us", "UTC"))
 _FIRST_US, _LAST_US = (
     (moment - datetime(1970, 1, 1)) // timedelta(microseconds=1)  # noqa: DTZ001 - NumPy has no zones
     for moment in (datetime.min, datetime.max)  # noqa: DTZ901
@@ -136,12 +135,12 @@ def to_python(column: pa.Array) -> list[Any]:
     kind = column.type
     if column.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_float64(kind)):
         return column.to_numpy().tolist()  # type: ignore[no-any-return]
-    if kind in _MOMENTS and _has_python_moments(column):
+    if pa.types.is_timestamp(kind) and kind.unit == "us" and _has_python_moments(column):
         moments = column.to_numpy(zero_copy_only=False).tolist()
         if kind.tz is None:
             return moments  # type: ignore[no-any-return]
-        zone = pa.scalar(0, kind).as_py().tzinfo
-        return [moment if moment is None else moment.replace(tzinfo=zone) for moment in moments]
+        zone = pa.lib.string_to_tzinfo(kind.tz)
+        return [moment if moment is None else zone.fromutc(moment.replace(tzinfo=zone)) for moment in moments]
     return column.to_pylist()  # type: ignore[no-any-return]
 
 

@@ -130,9 +130,9 @@ WORKLOADS = (
     ),
     Workload(
         "timers",
-        "timers: one event-time timer per key registered and expired",
-        50_000,
-        50_000,
+        "timers: one event-time timer per key registered and expired, 200,000 keys",
+        200_000,
+        200_000,
         (Comparison("Row API", timers, timers, 8),),
         with_time=True,
     ),

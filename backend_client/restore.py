@@ -12,21 +12,20 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, islice, takewhile
+from itertools import chain, takewhile
 from typing import Any, TypeAlias
 
 from backend_client.service_client import ServiceClient
 from backend_client.snapshot import IncomingSnapshot
 from backend_client.state_table import StateTable
 from dstl_service.wire import CheckpointRef
-from storage.change_set import ChangeColumns, decode_columns
+from storage.change_set import ChangeColumns, decode_columns, in_columns
 from storage.checksum import checksum64
 from storage.errors import CorruptDataError, UnavailableError, error_from_dict
 from storage.model import KeyGroupRange
 
 _KEY_GROUP = struct.Struct(">H")
 _BROKEN_STREAMS_MAX = 2
-_COPIED_AT_ONCE = 10_000
 
 Frames: TypeAlias = Iterator[tuple[dict[str, Any], bytes]]
 Changes: TypeAlias = Iterable[ChangeColumns]
@@ -151,8 +150,7 @@ def _receive(incoming: IncomingSnapshot, header: dict[str, Any], frames: Frames)
 def _of_snapshot(incoming: IncomingSnapshot, key_groups: KeyGroupRange) -> Changes:
     behind = _KEY_GROUP.pack(key_groups.last + 1)
     items = takewhile(lambda item: item[0] < behind, incoming.items(_KEY_GROUP.pack(key_groups.first)))
-    while turn := dict[bytes, bytes | None](islice(items, _COPIED_AT_ONCE)):
-        yield ChangeColumns.of(turn)
+    return in_columns(items)
 
 
 def _segment(header: dict[str, Any], payload: bytes) -> Changes:

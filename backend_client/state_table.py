@@ -30,7 +30,7 @@ from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, O
 
 from backend_client.snapshot import VERSION_KEY, IncomingSnapshot, making_snapshot, remove_left_behind
 from backend_client.table_journal import CHANGES_MAX, MISSING, TableJournal
-from storage.change_set import ChangeColumns
+from storage.change_set import ChangeColumns, in_columns
 from storage.errors import DstlError, UnavailableError
 
 _BATCH_CHANGES = 50_000
@@ -107,7 +107,7 @@ class StateTable:
 
     def advance(self, changes: Iterable[tuple[bytes, bytes | None]], version: str) -> int:
         """Apply changes in order (None deletes) and take the new version; return how many keys they have."""
-        return self.advance_columns(map(ChangeColumns.of, _in_turns(changes)), version)
+        return self.advance_columns(in_columns(changes), version)
 
     def advance_columns(self, parts: Iterable[ChangeColumns], version: str) -> int:
         """Do the same with parts, those of later ones over those of earlier ones."""
@@ -331,12 +331,6 @@ class StateTable:
             return Rdict(str(self._folder), self._options)
         except Exception as error:
             raise LocalDiskError(f"no table can be opened in {self._folder}: {error}; is its disk full?") from error
-
-
-def _in_turns(changes: Iterable[tuple[bytes, bytes | None]]) -> Iterator[dict[bytes, bytes | None]]:
-    left = iter(changes)
-    while turn := dict(islice(left, _BATCH_CHANGES)):
-        yield turn
 
 
 def _behind(prefix: bytes) -> bytes | None:

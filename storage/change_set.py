@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,6 +20,8 @@ import pyarrow.compute as pc
 from storage.checksum import BytesLike
 from storage.errors import CorruptDataError
 from storage.model import KeyGroupRange
+
+_CHANGES_AT_ONCE = 50_000
 
 Compression: TypeAlias = Literal["zstd"] | None
 
@@ -58,6 +60,13 @@ class ChangeColumns(NamedTuple):
         rows = max(1, len(self.keys) // (total // size_bytes + 1) + 1)
         for begin in range(0, len(self.keys), rows):
             yield ChangeColumns(self.keys.slice(begin, rows), self.values.slice(begin, rows))
+
+
+def in_columns(changes: Iterable[tuple[bytes, bytes | None]]) -> Iterator[ChangeColumns]:
+    """Put changes of any number into columns, in parts; those of later parts count, as later changes do."""
+    left = iter(changes)
+    while turn := dict(islice(left, _CHANGES_AT_ONCE)):
+        yield ChangeColumns.of(turn)
 
 
 def encode_change_set(changes: Mapping[bytes, bytes | None]) -> bytes:

@@ -60,7 +60,7 @@ check_mvn() { # any that runs on this Java
         missing "Maven, for the tests: it fetches a Kafka broker and Spark's Kafka connector (mvn does not run)" \
             "Debian, Ubuntu:  apt-get install maven" \
             "macOS:           brew install maven" \
-            "Elsewhere:       the archive from maven.apache.org, unpacked, its bin folder on the path"
+            "Elsewhere:       Apache Maven's binary archive, unpacked, its bin folder on the path"
     fi
 }
 

@@ -1,7 +1,7 @@
 """
 Run the workloads: ``python -m loadtest.bench [--only NAME,NAME] [--short] [--strict]``.
 
-Each line runs the same processor over the same rows on both sides, one behind the other, on the same disk: first
+Each line runs the same work over the same rows on both sides, one behind the other, on the same disk: first
 Spark's operator (RocksDB state store with changelog), then this backend. The first batches warm both up; the median of
 the following ones counts. Prints the table and writes ``reports/bench.json``.
 """

@@ -20,6 +20,7 @@ EXPIRY = 0xFFFD
 
 _MARK = b"\xc1"  # the one byte with which no MessagePack value begins
 _MOMENT = struct.Struct(">Q")
+_INDEX = EXPIRY.to_bytes(2, "big")
 _INDEX_BEGIN = 2 + 2 + _MOMENT.size
 _VALUE_BEGIN = 1 + _MOMENT.size
 # Ends are indexed by slots of this part of a TTL, so that a value that is written in every batch has few index entries.
@@ -39,21 +40,19 @@ def check_ttl(name: str, ttl_ms: int) -> None:
 
 class Expiry:
     """
-    Puts ends on what is written below the current key, and looks at them when it is read.
+    Puts ends on what is written, and looks at them when it is read.
 
     Args:
-        state: The current key.
+        state: Of the partition.
         ttl_ms: How long what is written now shall live; 0 for ever, where that was different once.
     """
 
-    __slots__ = ("_index_heads", "_slot_ms", "_state", "_ttl_ms")
+    __slots__ = ("_slot_ms", "_state", "_ttl_ms")
 
     def __init__(self, state: KeyedState, ttl_ms: int) -> None:
         self._state = state
         self._ttl_ms = ttl_ms
         self._slot_ms = max(1, ttl_ms // _SLOTS)
-        groups = state.key_groups
-        self._index_heads = {group: table_key(group, EXPIRY, b"") for group in range(groups.first, groups.last + 1)}
 
     def put(self, entry: bytes, value: bytes) -> bytes:
         """Return `value` with its end, which is entered into the index."""
@@ -62,7 +61,7 @@ class Expiry:
         state = self._state
         end = state.timestamp_ms + self._ttl_ms
         slot = -(-end // self._slot_ms) * self._slot_ms
-        index = self._index_heads[state.key_group] + _MOMENT.pack(slot) + entry[2:]
+        index = entry[:2] + _INDEX + _MOMENT.pack(slot) + entry[2:]
         state.changes[index] = b""
         state.changed_bytes += len(index)
         state.ends_written += 1

@@ -1,15 +1,15 @@
 """
 List and map state: several table entries per key, below one prefix.
 
-An entry of a map is one entry of the table, and so is what one call appends to a list: neither is ever read and written
-back as a whole. Reading all of them is one scan of the table, with what this batch wrote laid over it. As for values,
-the table itself is not touched (I1). One task, one thread.
+An entry of a map is one entry of the table, and so is what a batch appends to a list without reading it in between, up
+to `PART_BYTES`: neither is ever read and written back as a whole. Reading all of them is one scan of the table, with
+what this batch wrote laid over it. As for values, the table itself is not touched (I1). One task, one thread.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgpack
@@ -18,6 +18,9 @@ from backend_client.codec import ValueCodec
 from backend_client.expiry import Expiry
 from backend_client.keyed_state import KeyedState, table_key
 from storage.errors import CorruptDataError, InvalidInputError
+
+PART_BYTES = 1 << 16
+"""A part of a list is written once its elements are this long, so that reading a list needs few bytes at a time."""
 
 _POSITION = struct.Struct(">QI")
 
@@ -86,12 +89,21 @@ class Entries:
 class ListVariable(Entries):
     """A list per key: the methods of PySpark's ``ListState``."""
 
-    __slots__ = ("_appended", "_codec")
+    __slots__ = ("_appended", "_codec", "_elements", "_pack", "_parts")
 
     def __init__(self, state: KeyedState, state_id: int, codec: ValueCodec, expiry: Expiry | None = None) -> None:
         super().__init__(state, state_id, expiry)
         self._codec = codec
+        self._pack = msgpack.Packer(use_bin_type=True).pack
+        self._parts = 0
+        self._elements: list[bytes] = []
         self._appended = 0
+        state.before_taking.append(self._write_part)
+
+    def exists(self) -> bool:
+        """Say whether the current key has a list."""
+        self._enter()
+        return bool(self._elements) or super().exists()
 
     def get(self) -> Iterator[tuple[Any, ...]]:
         """Yield the current key's elements, in the order in which they were appended."""
@@ -111,19 +123,38 @@ class ListVariable(Entries):
 
     def appendValue(self, newState: tuple[Any, ...]) -> None:
         """Append an element. Raises as `put` does."""
-        self._append([self._codec.encode(newState)])
+        self._append((self._codec.encode(newState),))
 
     def appendList(self, newState: Iterable[tuple[Any, ...]]) -> None:
         """Append elements. Raises as `put` does."""
         self._append(self._encoded(newState))
 
-    def _append(self, elements: list[bytes]) -> None:
-        if not elements:
+    def _append(self, elements: Sequence[bytes]) -> None:
+        self._enter()
+        self._elements += elements
+        self._appended += sum(map(len, elements))
+        if self._appended >= PART_BYTES:
+            self._write_part()
+
+    def _write_part(self) -> None:
+        """Write what was appended below the key that was the current one then."""
+        if not self._elements:
             return
         # Batch and number: behind all that is there, without a look at it.
-        position = _POSITION.pack(self._state.checkpoint_id, self._appended)
-        self._appended += 1
-        self._write(self._enter() + position, msgpack.packb(elements))
+        position = _POSITION.pack(self._state.checkpoint_id, self._parts)
+        self._parts += 1
+        elements, self._elements, self._appended = self._elements, [], 0
+        self._write(self._prefix + position, self._pack(elements))
+
+    def _enter(self) -> bytes:
+        if self._state.key is not self._key:
+            self._write_part()
+        return super()._enter()
+
+    def _items(self) -> Iterator[tuple[bytes, bytes]]:
+        self._enter()
+        self._write_part()
+        yield from super()._items()
 
     def _encoded(self, elements: Iterable[tuple[Any, ...]]) -> list[bytes]:
         if elements is None:

@@ -49,10 +49,12 @@ class KeyedState:
         timestamp_ms: Its processing time; what has a TTL asks for it.
 
     `changes` and `changed_bytes` are what was written since the last `take_changes`, `ends_written` counts writes with
-    a TTL; the attributes are public because the hot path below reads and writes them for every state call.
+    a TTL, `before_taking` is called before changes are taken, to write what is held back until then; the attributes are
+    public because the hot path below reads and writes them for every state call.
     """
 
     __slots__ = (
+        "before_taking",
         "changed_bytes",
         "changes",
         "checkpoint_id",
@@ -83,6 +85,7 @@ class KeyedState:
         self.changes: dict[bytes, bytes | None] = {}
         self.changed_bytes = 0
         self.ends_written = 0
+        self.before_taking: list[Callable[[], None]] = []
 
     def take_changes(self) -> dict[bytes, bytes | None]:
         """
@@ -90,6 +93,8 @@ class KeyedState:
 
         Only between keys: a batch visits each key once, so what was taken is not read again in this batch.
         """
+        for write in self.before_taking:
+            write()
         changes, self.changes, self.changed_bytes = self.changes, {}, 0
         return changes
 

@@ -8,11 +8,11 @@ still one call with one lazy iterator. Values are the Python values that Spark's
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,12 +34,24 @@ def row_factory(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
     """
     Return a function that makes a Spark `Row` with these field names of a sequence of values.
 
-    The rows are of a subclass whose fields are properties: reading ``row.name`` does not search the list of names.
+    The rows are of a subclass that knows where each field is: neither ``row.name`` nor ``row["name"]`` searches the
+    list of names, and ``row.name`` calls no Python function, which would take as long as all else a field needs.
     """
-    members: dict[str, Any] = {"__fields__": list(names)}
-    for position, name in enumerate(names):
+    positions = {name: position for position, name in reversed([*enumerate(names)])}
+    fields = namedtuple("fields", ["_"] * len(names), rename=True)  # type: ignore[misc]  # noqa: PYI024
+    at = tuple.__getitem__
+
+    def item(row: Row, of: Any) -> Any:
+        kind = type(of)
+        if kind is int:
+            return at(row, of)
+        position = positions.get(of) if kind is str else None
+        return Row.__getitem__(row, of) if position is None else at(row, position)
+
+    members: dict[str, Any] = {"__fields__": list(names), "__getitem__": item}
+    for name, position in positions.items():
         if name.isidentifier() and not hasattr(Row, name) and name not in members:
-            members[name] = property(itemgetter(position))
+            members[name] = vars(fields)[fields._fields[position]]
     return partial(tuple.__new__, type("Row", (Row,), members))
 
 

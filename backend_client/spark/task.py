@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +36,7 @@ from backend_client.spark.late_rows import OnTime
 from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.row_calls import OUTPUT_ROWS, RowCalls, Timing
 from backend_client.spark.rows import GroupedRows, RowsToArrow
-from backend_client.spark.worker import spare_garbage_collection
+from backend_client.spark.worker import rare_garbage_collection, spare_garbage_collection
 from backend_client.state_deletion import deletions, hide
 from backend_client.state_table import StateTable
 from dstl_service.wire import ChangeSetRef, CheckpointRef, StateInfo
@@ -216,8 +217,10 @@ class OperatorTask:
             calls, grouped, convert = pandas_calls(calls, on_time, key_count, names, self.output, self.pandas)
 
         def run() -> Iterator[list[pa.Array]]:
-            for rows in calls.run(grouped, state, writer):
-                yield convert.columns(rows)
+            # Frames may be garbage by the gigabyte before they are so many objects.
+            with rare_garbage_collection() if self.pandas is None else nullcontext():
+                for rows in calls.run(grouped, state, writer):
+                    yield convert.columns(rows)
             writer.append(state.take_changes(), preemptive=False)
 
         return _Work(grouped, run(), lambda: reads.count)

@@ -31,7 +31,7 @@ class Batches:
     def next(self, timestamp_ms: int, ttl_ms: int | None = 100, *, remove: int = 0) -> None:
         """Commit the batch's changes and begin the next batch at a moment; remove so many expired entries."""
         if self.batch >= 0:
-            self.table.advance(self.state.changes.items(), f"{self.batch}.0.u")
+            self.table.advance(self.state.take_changes().items(), f"{self.batch}.0.u")
         self.batch += 1
         state = self.state = KeyedState(self.table.get, KeyGroupRange(0, 9), self.table.scan, self.batch, timestamp_ms)
         self.removed = remove_expired(state, 3, remove)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backend_client.codec import ValueCodec
-from backend_client.keyed_collections import ListVariable, MapVariable
+from backend_client.keyed_collections import PART_BYTES, ListVariable, MapVariable
 from backend_client.keyed_state import KeyedState
 from backend_client.state_table import StateTable
 from storage.errors import CorruptDataError, InvalidInputError
@@ -32,7 +32,7 @@ class Batches:
     def next(self) -> None:
         """Commit the batch's changes and begin the next batch."""
         if self.batch >= 0:
-            self.table.advance(self.state.changes.items(), f"{self.batch}.0.u")
+            self.table.advance(self.state.take_changes().items(), f"{self.batch}.0.u")
         self.batch += 1
         self.state = KeyedState(self.table.get, KeyGroupRange(0, 9), self.table.scan, self.batch)
         self.numbers = ListVariable(self.state, 1, NUMBERS)
@@ -111,8 +111,8 @@ def test_refused_element_changes_nothing(batches: Batches) -> None:
     assert batches.list() == [1]
 
 
-def test_append_reads_nothing(tmp_path: Path) -> None:
-    """Appending to a list of any length is one write."""
+def test_append_reads_nothing() -> None:
+    """What a batch appends to a list of any length is one entry, written without a look at the others."""
 
     def fail(_: bytes) -> Any:
         raise AssertionError("nothing may be read")
@@ -120,10 +120,51 @@ def test_append_reads_nothing(tmp_path: Path) -> None:
     state = KeyedState(fail, KeyGroupRange(0, 0), fail, 5)
     state.key = b"\x91\x01"
     numbers = ListVariable(state, 1, NUMBERS)
-    numbers.appendValue((1,))
-    numbers.appendList([(2,)])
+    for number in range(100):
+        numbers.appendValue((number,))
+        numbers.appendList([(number,)])
 
-    assert len(state.changes) == 2
+    assert len(state.take_changes()) == 1
+
+
+def test_long_list_is_in_parts(batches: Batches) -> None:
+    """An entry is no longer than a bound and an element, however much a batch appends."""
+    numbers = range(100_000, 100_000 + 11 * PART_BYTES // (2 * len(NUMBERS.encode((100_000,)))))
+    for number in numbers:
+        batches.numbers.appendValue((number,))
+    batches.next()
+    entries = [value for _, value in batches.table.items()]
+
+    assert len(entries) == 6
+    assert max(map(len, entries)) < 2 * PART_BYTES
+    assert batches.list() == list(numbers)
+
+
+def test_elements_stay_with_their_key(batches: Batches) -> None:
+    """What was appended to one key's list is not met below the next key, though it is written when that one comes."""
+    lists = {b"\x91\x01": [1, 2], b"\x91\x02": [3], b"\x91\x03": []}
+    for key_group, (key, numbers) in enumerate(lists.items()):
+        batches.at(key, key_group)
+        for number in numbers:
+            batches.numbers.appendValue((number,))
+    assert (batches.numbers.exists(), batches.list()) == (False, [])
+    batches.next()
+
+    for key_group, (key, numbers) in enumerate(lists.items()):
+        batches.at(key, key_group)
+        assert (batches.numbers.exists(), batches.list()) == (bool(numbers), numbers)
+
+
+def test_elements_are_taken_between_keys(batches: Batches) -> None:
+    """Changes that are taken before the end of a batch have what was appended up to then, and no later ones do."""
+    taken = []
+    for number in range(3):
+        batches.at(b"\x91" + bytes([number]))
+        batches.numbers.appendValue((number,))
+        taken.append(batches.state.take_changes())
+
+    assert [len(changes) for changes in taken] == [1, 1, 1]
+    assert batches.state.take_changes() == {}
 
 
 def test_map_entries_are_apart(batches: Batches) -> None:

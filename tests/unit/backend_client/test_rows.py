@@ -155,6 +155,20 @@ class TestRowFactory:
         assert [self.ROW["user"], self.ROW["two words"], self.ROW[1]] == ["ann", None, 5]
         assert (self.ROW.user, getattr(self.ROW, "class")) == ("ann", True)
 
+    @pytest.mark.parametrize(
+        "item", [0, -1, 3, True, slice(1, 3), slice(None, None, 2), "class", 4, -5, "nobody", 1.0, None]
+    )
+    def test_items_are_those_of_spark_row(self, item: Any) -> None:
+        """An item is got by name, number or slice, and what is none is the same error, as of Spark's rows."""
+
+        def got(row: Row) -> Any:
+            try:
+                return row[item]
+            except Exception as error:  # noqa: BLE001 - whatever Spark raises
+                return type(error), error.args
+
+        assert got(self.ROW) == got(self.PLAIN)
+
     def test_method_names_stay_methods(self) -> None:
         """A column that is named as a method of rows is read by index, as of Spark's rows."""
         assert callable(self.ROW.count)

@@ -38,6 +38,7 @@ def table(tmp_path: Path) -> Iterator[StateTable]:
     first = Function(made, 0)
     first.value.update((1,))
     first.list.appendValue((1,))
+    assert list(first.list.get()) == [(1,)]  # a part ends where the list is read
     first.list.appendValue((2,))
     first.map.updateValue(("bob",), (1,))
     first.map.updateValue(("eve",), (2,))
@@ -87,6 +88,8 @@ def test_mutation_is_logged_once(
 ) -> None:
     """I1: a call adds what it sets and removes, each entry once, under its key group and variable, and nothing else."""
     call(function)
+    for write in function.state.before_taking:
+        write()
     changes = function.state.changes
 
     assert [value is None for value in changes.values()].count(False) == set_entries

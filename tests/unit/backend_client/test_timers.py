@@ -27,7 +27,7 @@ class Batches:
     def next(self, until_ms: int = 0) -> None:
         """Commit the batch's changes and begin the next batch, in which timers up to a moment are due."""
         if self.batch >= 0:
-            self.table.advance(self.state.changes.items(), f"{self.batch}.0.u")
+            self.table.advance(self.state.take_changes().items(), f"{self.batch}.0.u")
         self.batch += 1
         self.state = KeyedState(self.table.get, KeyGroupRange(0, 9), self.table.scan, self.batch)
         self.timers = Timers(self.state, until_ms)

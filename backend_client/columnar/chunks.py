@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from backend_client.columnar.keys import KeyColumns
-from backend_client.columnar.values import Bools, Ints
+from backend_client.columnar.values import Ints
+from backend_client.key_runs import key_changes
 
 ROWS = 1 << 17
 BYTES = 64 << 20
@@ -103,16 +102,8 @@ class KeyChunks:
 
     def _starts(self, batch: pa.RecordBatch) -> Ints:
         """Return where keys begin."""
-        differs = np.ones(batch.num_rows, np.bool_)
-        differs[1:] = False
-        columns = batch.columns[1 : 1 + len(self._keys.fields)]
-        if any(pa.types.is_nested(column.type) for column in columns):
-            encoded = self._keys.encode(columns)
-            differs[1:] = np.fromiter((a != b for a, b in pairwise(encoded)), np.bool_, len(encoded) - 1)
-        else:
-            for column in columns:
-                differs[1:] |= _differs(column)
-        starts: Ints = np.flatnonzero(differs)
+        changes = key_changes(batch.columns[1 : 1 + len(self._keys.fields)])
+        starts: Ints = np.flatnonzero(np.concatenate(([True], changes)))
         return starts
 
 
@@ -121,18 +112,3 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         return batches[0]
     table = pa.Table.from_batches(batches).combine_chunks()
     return pa.RecordBatch.from_arrays([column.chunk(0) for column in table.columns], schema=table.schema)
-
-
-def _differs(column: pa.Array) -> Bools:
-    """Return for all rows but the first whether this part of the key differs from that of the row before."""
-    if pa.types.is_null(column.type):
-        return np.zeros(len(column) - 1, np.bool_)
-    if pa.types.is_floating(column.type):
-        # Spark has made all zeros and all not-a-numbers equal, so keys are equal if their bits are.
-        column = column.view(pa.int64() if column.type.bit_width == 64 else pa.int32())
-    before, after = column.slice(0, len(column) - 1), column.slice(1)
-    differs = pc.not_equal(before, after)
-    if column.null_count:
-        differs = pc.if_else(pc.is_valid(differs), differs, pc.xor(pc.is_null(before), pc.is_null(after)))
-    result: Bools = differs.to_numpy(zero_copy_only=False)
-    return result

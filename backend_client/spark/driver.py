@@ -15,13 +15,12 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.coordinator import JobSession, connect
@@ -36,6 +35,7 @@ from backend_client.spark.late_rows import EventTimes
 from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.pinning import Anchors
 from backend_client.spark.plan import Operator, Step
+from backend_client.spark.session_settings import set_for
 from backend_client.spark.task import ATTEMPT_COLUMN, RECEIPT_COLUMN, BatchContext, OperatorTask, Receipt
 from dstl_service.wire import CompleteResponse, OperatorInfo
 from storage.errors import (
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("backend_client")
 
 STALE_OUTPUT = "DSTL_STALE_OUTPUT"
-_OPERATORS_SETTINGS = {"spark.sql.adaptive.enabled": "false", "spark.sql.inMemoryColumnarStorage.compressed": "false"}
 
 
 class BatchRunner:
@@ -141,8 +140,8 @@ class BatchRunner:
         kept: list[DataFrame] = []
         started = time.perf_counter()
         try:
-            with _set_for_operators(frame.sparkSession):
-                for operator, info in zip(self._operators, self._infos, strict=True):
+            for operator, info in zip(self._operators, self._infos, strict=True):
+                with set_for(frame.sparkSession, operator):
                     output = self._run_operator(operator, info, _apply(operator.steps, frame), context).persist()
                     kept.append(output)
                     accepted = _collect_receipts(output, info)
@@ -314,25 +313,6 @@ def _operator_infos(frame: StatefulDataFrame, session: JobSession) -> list[Opera
             info = replace(info, key_schema=known.key_schema)
         infos.append(info)
     return infos
-
-
-@contextmanager
-def _set_for_operators(spark: SparkSession) -> Iterator[None]:
-    """
-    Plan the operators' jobs once, up front, and keep their output as it is.
-
-    Their partitions are given, so adaptive execution finds nothing to improve, and it would make three jobs of one.
-    Output is kept for a moment only, which is shorter than compressing it takes. A user's function gets its session as
-    it was.
-    """
-    before = {name: spark.conf.get(name) for name in _OPERATORS_SETTINGS}
-    for name, value in _OPERATORS_SETTINGS.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            spark.conf.set(name, str(old))
 
 
 def _apply(steps: Sequence[Step], frame: DataFrame) -> DataFrame:

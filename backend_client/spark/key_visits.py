@@ -16,8 +16,9 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from backend_client.expiry import remove_expired
+from backend_client.key_runs import same_key
 from backend_client.keyed_state import KeyedState
-from backend_client.spark.rows import KeyRows, same_key
+from backend_client.spark.rows import KeyRows
 from backend_client.timers import due_timers
 from storage.model import KEY_GROUP_MAX
 

@@ -1,7 +1,7 @@
 """
 Rows that come too late: which they are is said in SQL, and tasks drop and count them.
 
-They travel with the rows of their partition, under a negative key group, and so lie before all others. Counted in the
+They travel with the rows of their partition, under a negative order, and so lie before all others. Counted in the
 tasks, their number belongs to the very attempt that counts.
 """
 

@@ -9,7 +9,7 @@ error where it is written, and `schema`, `columns` and ``df["column"]`` work as 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import DoubleType, FloatType, StructField, StructType
 
 from backend_client.batch_time import TimeMode
-from backend_client.key_groups import key_group_expression, partition_expression
+from backend_client.key_groups import order_expression, partition_expression
 from backend_client.spark.explain import describe
 from backend_client.spark.late_rows import EventTime, EventTimes, event_time_of
 from dstl_service.wire import StateInfo
@@ -35,10 +35,9 @@ if TYPE_CHECKING:
 Step = Callable[[DataFrame], DataFrame]
 Pin = Callable[[DataFrame, str, int], DataFrame]
 
-KEY_GROUP_COLUMN = "__dstl_key_group"
+ORDER_COLUMN = "__dstl_order"
 _KEY_COLUMN = "__dstl_key_"
 _PARTITION_COLUMN = "__dstl_partition"
-_OWNED_GROUP = f"if({KEY_GROUP_COLUMN} < 0, -1 - {KEY_GROUP_COLUMN}, {KEY_GROUP_COLUMN})"  # of late rows, too
 
 # Operations that look at one row at a time, so that applying them batch by batch is applying them to the stream.
 STATELESS = (
@@ -122,9 +121,10 @@ class Operator:
         """
         Return the rows at their partitions, sorted by key group and key.
 
-        Columns: key group, key columns, then the columns of `frame`. Spark sorts, and spills what does not fit. With
-        `times`, late rows have a negative key group, for `late_rows.OnTime`, and where rows may be early, another
-        column behind the key says which are not, for `KeyVisits`.
+        Columns: the number by which rows are sorted, key columns, then the columns of `frame`. Spark sorts, and spills
+        what does not fit. With `times`, late rows have the complement of their number, which is negative, for
+        `late_rows.OnTime`; and where rows may be early, another column behind the key says which are not, for
+        `KeyVisits`. Without such a column and `order`, keys of one number may come mixed, for `KeysApart`.
 
         Args:
             frame: The rows.
@@ -136,28 +136,27 @@ class Operator:
         """
         keys = [_normal_key(self.input_schema[name]) for name in self.key_columns]
         key_names = [f"{_KEY_COLUMN}{position}" for position in range(len(keys))]
-        group = key_group_expression(keys, max_parallelism)
-        if self.event_time is not None and times is not None and times.early_until_ms is not None:
-            keys.append(f"not {self.event_time.until(times.early_until_ms)}")
-            key_names.append(f"{_KEY_COLUMN}not_early")
+        order = order_expression(keys, max_parallelism)
+        time = self.event_time if times is not None else None
+        if times is not None and time is not None:
+            order = f"if({time.until(times.late_until_ms)}, ~({order}), {order})"
+            if times.early_until_ms is not None:
+                keys.append(f"not {time.until(times.early_until_ms)}")
+                key_names.append(f"{_KEY_COLUMN}not_early")
         keyed = frame.selectExpr(
-            f"{group} as {KEY_GROUP_COLUMN}",
+            f"{order} as {ORDER_COLUMN}",
             *(f"{key} as {name}" for key, name in zip(keys, key_names, strict=True)),
             "*",
         )
-        partition = F.expr(partition_expression(KEY_GROUP_COLUMN, parallelism, max_parallelism))
-        if times is not None and self.event_time is not None:
-            late = self.event_time.until(times.late_until_ms)
-            partition = F.expr(partition_expression(_OWNED_GROUP, parallelism, max_parallelism))
-            keyed = keyed.withColumn(
-                KEY_GROUP_COLUMN, F.expr(f"if({late}, -1 - {KEY_GROUP_COLUMN}, {KEY_GROUP_COLUMN})")
-            )
+        partition = F.expr(partition_expression(ORDER_COLUMN, parallelism, max_parallelism))
         if pin is None:
             placed = keyed.repartitionById(parallelism, partition)
         else:
             placed = keyed.withColumn(_PARTITION_COLUMN, partition).repartitionById(parallelism, _PARTITION_COLUMN)
             placed = pin(placed, _PARTITION_COLUMN, parallelism).drop(_PARTITION_COLUMN)
-        return placed.sortWithinPartitions(F.expr(_order_expression(key_names)), *key_names, *self.order)
+        if len(keys) == len(self.key_columns) and not self.order:
+            return placed.sortWithinPartitions(ORDER_COLUMN)
+        return placed.sortWithinPartitions(ORDER_COLUMN, *key_names, *self.order)
 
 
 class StatefulGroupedData:
@@ -343,17 +342,6 @@ def grouping_columns(grouped: Any) -> tuple[str, ...]:
 def quoted(name: str) -> str:
     """Return a column's name as SQL."""
     return "`" + name.replace("`", "``") + "`"
-
-
-def _order_expression(key_names: Sequence[str]) -> str:
-    """
-    Return the SQL expression of a number by which rows are sorted before they are by their keys.
-
-    It has the key group above 48 bits of a hash of the key. Spark's sort compares the first column as a number of
-    eight bytes without a look at the row, so it hardly ever compares two keys.
-    """
-    hashed = f"shiftrightunsigned(xxhash64({', '.join(key_names)}), 16)"
-    return f"shiftleft(cast({KEY_GROUP_COLUMN} as bigint), 48) | {hashed}"
 
 
 def _normal_key(field: StructField) -> str:

@@ -7,12 +7,10 @@ still one call with one lazy iterator. Values are the Python values that Spark's
 
 from __future__ import annotations
 
-import math
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +20,7 @@ from pyspark.sql import Row
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+from backend_client.key_runs import key_changes, same_key
 from storage.errors import InvalidInputError
 
 _FIRST_US, _LAST_US = (
@@ -104,7 +103,7 @@ class GroupedRows:
             return None
         first_row = 1 + self._key_count
         key_columns = batch.columns[1:first_row]
-        starts = np.flatnonzero(_changes(batch.num_rows, key_columns))
+        starts = np.flatnonzero(np.concatenate(([True], key_changes(key_columns))))
         keys = list(zip(*(to_python(column.take(pa.array(starts))) for column in key_columns), strict=True))
         rows = self._rows(batch.columns[first_row:])
         self.rows_seen += batch.num_rows
@@ -160,48 +159,6 @@ def _has_python_moments(column: pa.Array) -> bool:
     """Say whether the moments are of the years 1 to 9999; of others, NumPy makes numbers."""
     bounds = pc.min_max(column.view(pa.int64())).as_py()
     return bounds["min"] is not None and bounds["min"] >= _FIRST_US and bounds["max"] <= _LAST_US
-
-
-def _changes(row_count: int, columns: Sequence[pa.Array]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return for every row whether its key differs from that of the row before; the first one's does."""
-    changed = np.zeros(row_count, dtype=bool)
-    changed[0] = True
-    if row_count > 1:
-        for column in columns:
-            changed[1:] |= _differs(column)
-    return changed
-
-
-def _differs(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    if pa.types.is_null(column.type):
-        return np.zeros(len(column) - 1, dtype=bool)
-    if pa.types.is_nested(column.type) or pa.types.is_floating(column.type):
-        # Arrow compares no structs, and not-a-number equals itself in a grouping key.
-        values = column.to_pylist()
-        return np.fromiter((not _same(a, b) for a, b in pairwise(values)), bool, len(values) - 1)
-    before, after = column.slice(0, len(column) - 1), column.slice(1)
-    differs = pc.not_equal(before, after)
-    if column.null_count:
-        differs = pc.if_else(pc.is_valid(differs), differs, pc.xor(pc.is_null(before), pc.is_null(after)))
-    result: np.ndarray[Any, np.dtype[np.bool_]] = differs.to_numpy(zero_copy_only=False).astype(bool)
-    return result
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, dict) and isinstance(b, dict):
-        return all(_same(a[name], b[name]) for name in a)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_same, a, b))
-    return bool(a == b or (_is_nan(a) and _is_nan(b)))
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
-def same_key(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    """Say whether two keys are one in Spark's eyes."""
-    return all(map(_same, a, b))
 
 
 class RowsToArrow:

@@ -22,6 +22,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from backend_client.batch_time import BatchTime, TimeMode
+from backend_client.codec import KeyCodec
 from backend_client.coordinator import connect
 from backend_client.keyed_state import CountedReads, KeyedState
 from backend_client.log_writer import LogTarget, LogWriter
@@ -33,6 +34,7 @@ from backend_client.spare_table import open_advanced
 from backend_client.spark.columnar_calls import ColumnarCalls, ColumnarPlan, fitted
 from backend_client.spark.initial_state import InitialRows
 from backend_client.spark.late_rows import OnTime
+from backend_client.spark.mixed_keys import KeysApart, with_key_groups
 from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.row_calls import OUTPUT_ROWS, RowCalls, Timing
 from backend_client.spark.rows import GroupedRows, RowsToArrow
@@ -97,8 +99,9 @@ class OperatorTask:
     """
     The function that ``mapInArrow`` runs.
 
-    Input columns: key group, `key_count` key columns, then one column for each of `row_names`, or with `initial` those
-    that it takes apart. `deleted` are the numbers of variables whose entries are to be deleted.
+    Input columns: a number by which they are sorted (`Operator.place`), `key_count` key columns, then one column for
+    each of `row_names`, or with `initial` those that it takes apart. `deleted` are the numbers of variables whose
+    entries are to be deleted.
     Output columns: those of `output`, then `ATTEMPT_COLUMN` and `RECEIPT_COLUMN`, both null but in marker rows.
     """
 
@@ -185,12 +188,16 @@ class OperatorTask:
         self, on_time: OnTime, table: StateTable, key_groups: KeyGroupRange, writer: LogWriter, to_arrow: RowsToArrow
     ) -> _Work:
         settings = self.batch.settings
+        # Early rows and those of an initial state are sorted by their keys, too.
+        is_by_key = self.has_early or self.initial is not None
+        apart = on_time if is_by_key else KeysApart(on_time, self.key_count, KeyCodec(self.key_schema).encode)
+        batches = with_key_groups(apart)
         if isinstance(self.processor, ColumnarPlan):
             moment = self.processor.moment(self.batch.time)
             columnar = ColumnarCalls(
                 self.processor, self.key_schema, self.states, key_groups, moment, settings.preemptive_bytes
             )
-            outputs = columnar.run(on_time, table, writer)
+            outputs = columnar.run(batches, table, writer)
             fit = (fitted(output, to_arrow.names, to_arrow.types) for output in outputs)
             return _Work(columnar, fit, lambda: columnar.keys_seen)
         time = self.batch.time if self.time_mode is not TimeMode.NONE else None
@@ -209,12 +216,12 @@ class OperatorTask:
         )
         key_count = self.key_count + self.has_early
         names = self.row_names if self.initial is None else self.initial.names
-        grouped: GroupedRows | GroupedFrames = GroupedRows(on_time, key_count, names)
+        grouped: GroupedRows | GroupedFrames = GroupedRows(batches, key_count, names)
         convert: RowsToArrow | FramesToArrow = to_arrow
         if self.pandas is not None:
             from backend_client.spark.pandas_calls import pandas_calls  # who has no pandas needs none
 
-            calls, grouped, convert = pandas_calls(calls, on_time, key_count, names, self.output, self.pandas)
+            calls, grouped, convert = pandas_calls(calls, batches, key_count, names, self.output, self.pandas)
 
         def run() -> Iterator[list[pa.Array]]:
             # Frames may be garbage by the gigabyte before they are so many objects.

@@ -19,6 +19,8 @@ from backend_client import ChangelogStateBackend
 # By default a table is materialized at a random time, and tests count objects. Who wants it switches it on again.
 os.environ.setdefault("DSTL_MATERIALIZATION_ENABLED", "false")
 
+_used_folders: list[Path] = []
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
@@ -37,6 +39,8 @@ def spark() -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+    for folder in _used_folders:  # a task that outlived its test starts a sidecar again
+        _stop_sidecars(folder)
 
 
 @pytest.fixture
@@ -50,12 +54,17 @@ def local_dir() -> Iterator[Path]:
 def folder_of_sidecars() -> Iterator[Path]:
     """Give such a folder."""
     folder = Path(tempfile.mkdtemp(prefix="dstl-"))
+    _used_folders.append(folder)
     try:
         yield folder
     finally:
-        for pid_file in folder.glob("service-*.pid"):
-            stop(int(pid_file.read_text(encoding="utf-8")))
-        shutil.rmtree(folder, ignore_errors=True)
+        _stop_sidecars(folder)
+
+
+def _stop_sidecars(folder: Path) -> None:
+    for pid_file in folder.glob("service-*.pid"):
+        stop(int(pid_file.read_text(encoding="utf-8")))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

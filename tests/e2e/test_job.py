@@ -315,16 +315,16 @@ def test_batch_with_manifest_is_not_repeated(spark: SparkSession, make_backend: 
     assert again.batches == {2: expected_output(files)[2]}
 
 
-def test_readme_job_runs_as_printed(
-    spark: SparkSession, tmp_path: Path, local_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readme_job_runs_as_printed(spark: SparkSession, tmp_path: Path, local_dir: Path) -> None:
     """The first job of the README runs as it stands there, but for its folders."""
     code = re.search(r"```python\n(.*?ChangelogStateBackend.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     assert code is not None
-    text = code[1].replace("/tmp/orders", str(tmp_path))
+    text = (
+        code[1].replace("/tmp/orders", str(tmp_path)).replace('job="orders"', f'job="orders", local_dir="{local_dir}"')
+    )
+    assert str(local_dir) in text
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.json").write_text('{"customer": "ann", "amount": 2.5}\n{"customer": "ann", "amount": 1.0}\n')
-    monkeypatch.setenv("DSTL_LOCAL_DIR", str(local_dir))
     names: dict[str, Any] = {"__name__": "__main__"}
 
     exec(compile(text, "README.md", "exec"), names)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backend_client.key_groups import key_group_expression, partition_expression
+from backend_client.key_groups import order_expression, partition_expression
 from storage.errors import InvalidInputError
 from storage.key_groups import check_parallelism, key_group_range
 
@@ -49,6 +49,9 @@ def test_missing_partition_is_refused(partition: int) -> None:
 
 
 def test_expressions_are_sql() -> None:
-    """The expressions for Spark state the same rule."""
-    assert key_group_expression(["`a`", "`b`"], 128) == "pmod(hash(`a`, `b`), 128)"
-    assert partition_expression("kg", 4, 128) == "cast(kg * 4 div 128 as int)"
+    """The expressions for Spark state the same rule, above other bits of a key's order."""
+    order = order_expression(["`a`", "`b`"], 128)
+    assert (
+        order == "shiftleft(cast(pmod(hash(`a`, `b`), 128) as bigint), 48) | shiftrightunsigned(xxhash64(`a`, `b`), 16)"
+    )
+    assert partition_expression("o", 4, 128) == "cast(shiftright(if(o < 0, ~o, o), 48) * 4 div 128 as int)"

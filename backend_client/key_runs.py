@@ -1,0 +1,57 @@
+"""Where one key ends and the next one begins in Arrow columns, whose rows have those of a key together. No I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Bools = npt.NDArray[np.bool_]
+
+
+def key_changes(columns: Sequence[pa.Array]) -> Bools:
+    """Return for each row of these key columns, but the first, whether its key differs from that of the row before."""
+    changes = np.zeros(len(columns[0]) - 1, np.bool_)
+    for column in columns:
+        changes |= _differs(column)
+    return changes
+
+
+def same_key(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Say whether two keys, as Python values, are one in Spark's eyes."""
+    return all(map(_same, a, b))
+
+
+def _differs(column: pa.Array) -> Bools:
+    kind = column.type
+    if pa.types.is_null(kind):
+        return np.zeros(len(column) - 1, np.bool_)
+    if pa.types.is_nested(kind):  # Arrow compares none
+        values = column.to_pylist()
+        return np.fromiter((not _same(a, b) for a, b in pairwise(values)), np.bool_, len(values) - 1)
+    before, after = column.slice(0, len(column) - 1), column.slice(1)
+    differs = pc.not_equal(before, after)
+    if pa.types.is_floating(kind):
+        differs = pc.and_not(differs, pc.and_(pc.is_nan(before), pc.is_nan(after)))
+    if column.null_count:
+        differs = pc.if_else(pc.is_valid(differs), differs, pc.xor(pc.is_null(before), pc.is_null(after)))
+    result: Bools = differs.to_numpy(zero_copy_only=False)
+    return result
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return all(_same(a[name], b[name]) for name in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b or (_is_nan(a) and _is_nan(b)))
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)

@@ -2,8 +2,8 @@
 Run the workloads: ``python -m loadtest.bench [--only NAME,NAME] [--short] [--strict]``.
 
 Each line runs the same work over the same rows on both sides, one behind the other, on the same disk: first
-Spark's operator (RocksDB state store with changelog), then this backend. The first batches warm both up; the median of
-the following ones counts. Prints the table and writes ``reports/bench.json``.
+Spark's operator (RocksDB state store with changelog), then this backend. Both are warmed up for the same time; the
+median of the batches behind that counts. Prints the table and writes ``reports/bench.json``.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 from loadtest.bench.measuring import measure, new_session, new_stream, open_backend
-from loadtest.bench.workloads import WORKLOADS, Comparison, Run, Workload, pandas
+from loadtest.bench.workloads import WORKLOADS, Comparison, Run, Workload
 from loadtest.report import Figure, Goal, format_number, is_strict, strict_exit_code, write_report_json
 
 REPORT = Path("reports/bench.json")
 SHORT_ROWS = 500
-SLOW_ROWS = 50_000
-"""Batches of so many rows take Spark, and pandas, many seconds each: fewer of them are run, the first warms it up."""
+WARM_UP_S = 20
+MEASURED_BATCHES = 9
+MEASURED_S = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,19 +107,16 @@ def compare(
 
 def _times(spark: SparkSession, workload: Workload, run: Run, folder: Path, *, side: str, short: bool) -> list[int]:
     rows, keys = workload.rows, workload.keys
+    extent: dict[str, Any] = {"measured": MEASURED_BATCHES, "warm_up_s": WARM_UP_S, "measured_s": MEASURED_S}
     if short:
         rows, keys = min(rows, SHORT_ROWS), min(keys, SHORT_ROWS)
-        warm_up, measured = 1, 1
-    elif rows >= SLOW_ROWS and (side == "Spark" or run is pandas):
-        warm_up, measured = 1, 3
-    else:
-        warm_up, measured = 20, 9
+        extent = {"measured": 1}
     frame = new_stream(spark, rows, keys, with_time=workload.with_time)
     if side == "Spark":
-        return measure(run(frame, None).writeStream.outputMode(workload.output_mode), folder, warm_up, measured)
+        return measure(run(frame, None).writeStream.outputMode(workload.output_mode), folder, 1, **extent)
     with open_backend(folder, workload.partitions) as backend:
         writer = run(frame, backend).writeStream.outputMode(workload.output_mode)
-        return measure(writer, folder, warm_up, measured)
+        return measure(writer, folder, 1, **extent)
 
 
 def _is_set(variable: str) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +23,7 @@ from backend_client import ChangelogStateBackend
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 WARM_UP_BATCHES = 3
 MEASURED_BATCHES = 5
+MEASURED_MIN = 3
 BATCH_TIMEOUT_S = 300
 
 
@@ -72,29 +75,52 @@ class _Measured(Exception):  # noqa: N818 - no error: it ends a query between tw
     """Enough batches were measured."""
 
 
-def measure(writer: Any, folder: Path, warm_up: int = WARM_UP_BATCHES, measured: int = MEASURED_BATCHES) -> list[int]:
+def measure(
+    writer: Any,
+    folder: Path,
+    warm_up: int = WARM_UP_BATCHES,
+    measured: int = MEASURED_BATCHES,
+    *,
+    warm_up_s: float = 0,
+    measured_s: float = math.inf,
+) -> list[int]:
     """
-    Run a query into the noop sink; return the trigger times (ms) of the batches behind the first ones.
+    Run a query into the noop sink; return the trigger times (ms) of the batches that count.
+
+    Args:
+        writer: Of the query.
+        folder: For its checkpoints.
+        warm_up: At least so many batches come before those that count.
+        measured: So many count.
+        warm_up_s: Before those that count, batches run for so long.
+        measured_s: After so long, `MEASURED_MIN` batches are enough.
 
     Raises:
         TimeoutError: The batches took too long.
     """
-    wanted = warm_up + measured
+    counting = range(0)
+    began = time.monotonic()
 
     def save(batch: DataFrame, batch_id: int) -> None:
-        if batch_id >= wanted:
+        nonlocal counting, began
+        elapsed_s = time.monotonic() - began
+        if not counting and batch_id >= warm_up and elapsed_s >= warm_up_s:
+            counting, began = range(batch_id, batch_id + measured), time.monotonic()
+        elif counting and batch_id >= counting.start + MEASURED_MIN and elapsed_s >= measured_s:
+            counting = range(counting.start, batch_id)
+        if counting and batch_id >= counting.stop:
             raise _Measured  # stopped from outside, a query would leave its last batch running for a while
         batch.write.format("noop").mode("overwrite").save()
 
     query: StreamingQuery = writer.foreachBatch(save).option("checkpointLocation", str(folder / "checkpoint")).start()
     try:
-        query.awaitTermination(BATCH_TIMEOUT_S * wanted)
+        query.awaitTermination(math.ceil(warm_up_s) + BATCH_TIMEOUT_S * (warm_up + measured))
     except StreamingQueryException as error:
         if _Measured.__name__ not in str(error):
             raise
     finally:
         query.stop()
-    progress = query.recentProgress[warm_up:wanted]
-    if len(progress) < measured:
-        raise TimeoutError(f"{len(query.recentProgress)} of {wanted} batches in time")
+    progress = [batch for batch in query.recentProgress if batch["batchId"] in counting]
+    if not counting or len(progress) < len(counting):
+        raise TimeoutError(f"{len(progress)} of {measured} batches in time")
     return [int(batch["durationMs"]["triggerExecution"]) for batch in progress]

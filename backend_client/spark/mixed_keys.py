@@ -19,7 +19,7 @@ from backend_client.key_groups import HASH_BITS
 from backend_client.key_runs import key_changes
 from backend_client.spark.rows import to_python
 
-KEY_GROUP_FIELD = pa.field("__dstl_key_group", pa.int32())
+_KEY_GROUP_FIELD = pa.field("__dstl_key_group", pa.int32())
 
 Orders = npt.NDArray[np.int64]
 
@@ -28,7 +28,7 @@ def with_key_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
     """Yield batches with the rows' key groups in place of the numbers by which they were sorted."""
     for batch in batches:
         groups = (_orders(batch) >> HASH_BITS).astype(np.int32)
-        yield batch.set_column(0, KEY_GROUP_FIELD, pa.array(groups))
+        yield batch.set_column(0, _KEY_GROUP_FIELD, pa.array(groups))
 
 
 class KeysApart:

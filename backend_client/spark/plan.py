@@ -37,6 +37,7 @@ Pin = Callable[[DataFrame, str, int], DataFrame]
 
 ORDER_COLUMN = "__dstl_order"
 _KEY_COLUMN = "__dstl_key_"
+_NOT_EARLY_COLUMN = f"{_KEY_COLUMN}not_early"
 _PARTITION_COLUMN = "__dstl_partition"
 
 # Operations that look at one row at a time, so that applying them batch by batch is applying them to the stream.
@@ -119,12 +120,12 @@ class Operator:
         self, frame: DataFrame, parallelism: int, max_parallelism: int, pin: Pin | None, times: EventTimes | None = None
     ) -> DataFrame:
         """
-        Return the rows at their partitions, sorted by key group and key.
+        Return the rows at their partitions, sorted by key group and a hash of the key.
 
         Columns: the number by which rows are sorted, key columns, then the columns of `frame`. Spark sorts, and spills
         what does not fit. With `times`, late rows have the complement of their number, which is negative, for
         `late_rows.OnTime`; and where rows may be early, another column behind the key says which are not, for
-        `KeyVisits`. Without such a column and `order`, keys of one number may come mixed, for `KeysApart`.
+        `KeyVisits`. Rows of a key come in that order, or in `order`; keys of one number come mixed, for `KeysApart`.
 
         Args:
             frame: The rows.
@@ -137,12 +138,13 @@ class Operator:
         keys = [_normal_key(self.input_schema[name]) for name in self.key_columns]
         key_names = [f"{_KEY_COLUMN}{position}" for position in range(len(keys))]
         order = order_expression(keys, max_parallelism)
-        time = self.event_time if times is not None else None
+        within_key, time = self.order, self.event_time
         if times is not None and time is not None:
             order = f"if({time.until(times.late_until_ms)}, ~({order}), {order})"
             if times.early_until_ms is not None:
                 keys.append(f"not {time.until(times.early_until_ms)}")
-                key_names.append(f"{_KEY_COLUMN}not_early")
+                key_names.append(_NOT_EARLY_COLUMN)
+                within_key = (_NOT_EARLY_COLUMN, *within_key)
         keyed = frame.selectExpr(
             f"{order} as {ORDER_COLUMN}",
             *(f"{key} as {name}" for key, name in zip(keys, key_names, strict=True)),
@@ -154,9 +156,7 @@ class Operator:
         else:
             placed = keyed.withColumn(_PARTITION_COLUMN, partition).repartitionById(parallelism, _PARTITION_COLUMN)
             placed = pin(placed, _PARTITION_COLUMN, parallelism).drop(_PARTITION_COLUMN)
-        if len(keys) == len(self.key_columns) and not self.order:
-            return placed.sortWithinPartitions(ORDER_COLUMN)
-        return placed.sortWithinPartitions(ORDER_COLUMN, *key_names, *self.order)
+        return placed.sortWithinPartitions(ORDER_COLUMN, *within_key)
 
 
 class StatefulGroupedData:

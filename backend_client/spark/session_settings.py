@@ -27,7 +27,8 @@ _WIDTH_MAX = 16 + 1  # a decimal, and whether it is null
 def set_for(spark: SparkSession, operator: Operator) -> Iterator[None]:
     """Set a session for an operator's job."""
     settings = dict(_SETTINGS)
-    if not operator.steps and _never_too_large(spark, operator.input_schema):
+    # Steps and an initial state bring other rows into the same job.
+    if not operator.steps and operator.initial is None and _never_too_large(spark, operator.input_schema):
         settings[_BYTES_MAX] = _UNLIMITED
     before = {name: spark.conf.get(name) for name in settings}
     for name, value in settings.items():

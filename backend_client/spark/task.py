@@ -188,10 +188,7 @@ class OperatorTask:
         self, on_time: OnTime, table: StateTable, key_groups: KeyGroupRange, writer: LogWriter, to_arrow: RowsToArrow
     ) -> _Work:
         settings = self.batch.settings
-        # Early rows and those of an initial state are sorted by their keys, too.
-        is_by_key = self.has_early or self.initial is not None
-        apart = on_time if is_by_key else KeysApart(on_time, self.key_count, KeyCodec(self.key_schema).encode)
-        batches = with_key_groups(apart)
+        batches = with_key_groups(KeysApart(on_time, self.key_count, KeyCodec(self.key_schema).encode))
         if isinstance(self.processor, ColumnarPlan):
             moment = self.processor.moment(self.batch.time)
             columnar = ColumnarCalls(

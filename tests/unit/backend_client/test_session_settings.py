@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from backend_client.spark.initial_state import InitialState
 from backend_client.spark.plan import Operator
 from backend_client.spark.session_settings import set_for
 from loadtest.bench.processors import Totals
@@ -56,14 +57,13 @@ class Session:
         self.values[name] = value
 
 
-def limit(kinds: list[Any], *steps: Any, **changes: str) -> str:
+def limit(kinds: list[Any], *steps: Any, initial: InitialState | None = None, **changes: str) -> str:
     """Return the limit of an Arrow batch's size for an operator whose input has columns of these types."""
     session = Session({ROWS_MAX: changes.pop("rows_max", "10000"), **changes})
     schema = StructType([StructField(f"c{at}", kind) for at, kind in enumerate(kinds)])
     before = dict(session.values)
-    with set_for(
-        cast("SparkSession", session), Operator("op", Totals(), ("c0",), schema, StructType(), {}, None, steps)
-    ):
+    operator = Operator("op", Totals(), ("c0",), schema, StructType(), {}, None, steps, initial=initial)
+    with set_for(cast("SparkSession", session), operator):
         within = dict(session.values)
     assert session.values == before
     assert within["spark.sql.adaptive.enabled"] == "false"
@@ -99,6 +99,9 @@ def test_limits_that_were_set_stay() -> None:
     assert limit(NUMBERS, rows_max="1000000") == DEFAULTS[BYTES_MAX]
 
 
-def test_steps_before_an_operator_keep_the_limit() -> None:
-    """What a user does to the rows on their way is in the same job, and may have long rows in between."""
+def test_other_rows_in_the_job_keep_the_limit() -> None:
+    """Neither what a user does to the rows on their way nor an initial state is in the input's schema."""
+    initial = InitialState(cast("DataFrame", None), ("k",))
+
     assert limit(NUMBERS, lambda frame: frame) == DEFAULTS[BYTES_MAX]
+    assert limit(NUMBERS, initial=initial) == DEFAULTS[BYTES_MAX]

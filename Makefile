@@ -73,10 +73,13 @@ stack-check: need-go $(STAMP) ## Run a job on such a stack, then stop it
 	$(PY) -m loadtest.stack --check
 
 ##@ Test it
-.PHONY: test lint types tidy check test-unit test-integration test-e2e differential fuzz-api
+.PHONY: test servers lint types tidy check test-unit test-integration test-e2e differential fuzz-api
 
-test: need-go need-mvn lint types ## Run everything: ruff, mypy and all tests, in two processes (WORKERS=1: in one)
+test: lint types servers ## Run everything: ruff, mypy and all tests, in two processes (WORKERS=1: in one)
 	$(PYTEST) --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
+
+servers: need-go need-mvn $(STAMP) ## Build and fetch the servers that tests start (once, and again for new versions)
+	$(PY) -m loadtest.stack.prepare
 
 check: lint types tidy ## Run what takes seconds: ruff, mypy and the rules of tests/test_tidy.py
 

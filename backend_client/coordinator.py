@@ -1,7 +1,7 @@
 """
 The driver's side of checkpoints: takes the job over, and begins, completes or aborts checkpoints.
 
-Talks to the coordinator, which is the service on the driver's host. Not thread-safe, except `flush`.
+Talks to the coordinator, which is the service on the driver's host. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from dstl_service.wire import (
     CheckpointRef,
     CompleteRequest,
     CompleteResponse,
+    JobInfo,
     OpenedJob,
     OpenJob,
     OperatorInfo,
     StateInfo,
     parse_tokens,
 )
-from storage.errors import DstlError, InvalidInputError
+from storage.errors import DstlError, InvalidInputError, NotFoundError
 
 logger = logging.getLogger("backend_client")
 
@@ -70,6 +71,15 @@ class JobSession:
         self.latest: CheckpointInfo | None = opened.latest
 
     @classmethod
+    def look(cls, client: ServiceClient, settings: BackendSettings) -> JobInfo | None:
+        """Return what is stored of the job without taking it over, None if there is none yet."""
+        try:
+            answer = client.get(f"/v1/jobs/{settings.job}")
+        except NotFoundError:
+            return None
+        return JobInfo(**_with_latest(answer))
+
+    @classmethod
     def open(cls, client: ServiceClient, settings: BackendSettings) -> JobSession:
         """
         Take the job over; every older driver of it is fenced.
@@ -80,7 +90,7 @@ class JobSession:
         owner = f"{platform.node()}:{os.getpid()}"
         request = OpenJob(owner, settings.max_parallelism, math.ceil(settings.checkpoint_timeout_s))
         answer = client.post(f"/v1/jobs/{settings.job}/epochs", asdict(request))
-        return cls(client, settings, _opened(answer))
+        return cls(client, settings, OpenedJob(**_with_latest(answer)))
 
     @property
     def base(self) -> CheckpointRef | None:
@@ -169,9 +179,9 @@ def _token(settings: BackendSettings) -> str | None:
         raise InvalidInputError(f"token_file {path} cannot be read: {error.strerror}") from error
 
 
-def _opened(answer: dict[str, Any]) -> OpenedJob:
+def _with_latest(answer: dict[str, Any]) -> dict[str, Any]:
     latest = answer["latest"]
-    return OpenedJob(**{**answer, "latest": _checkpoint(latest) if latest else None})
+    return {**answer, "latest": _checkpoint(latest) if latest else None}
 
 
 def _checkpoint(data: dict[str, Any]) -> CheckpointInfo:

@@ -60,7 +60,9 @@ def create_app(
             ids or SystemIds(),
             PeerClient(tokens.own, settings.checkpoint_timeout_s, settings.tls.ca_file),
         )
-        idle = app.state.idle = IdleWatch(settings.idle_exit_s, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        idle = app.state.idle = IdleWatch(
+            settings.idle_exit_s, lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: service.is_busy
+        )
         idle.start()
         try:
             yield

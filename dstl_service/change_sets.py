@@ -71,7 +71,7 @@ class ChangeSetBook:
         # Those of the first two stages: a batch must not cost a look at all sets of a large checkpoint.
         self._received: OrderedDict[ChangeSetId, _Entry] = OrderedDict()
         self._requested: OrderedDict[ChangeSetId, _Entry] = OrderedDict()
-        self._ids_of: dict[int, list[ChangeSetId]] = {}  # checkpoint -> all that was received for it
+        self._ids_of: dict[int, list[ChangeSetId]] = {}  # checkpoint -> all that is held for it
         self._uploads_of: dict[int, int] = {}  # id() of a segment -> batches with attempts that hold it
         self._due_ms: int | None = None
         self._waiting_bytes = 0
@@ -128,6 +128,7 @@ class ChangeSetBook:
                 return segment.id
             segment = replace(segment, id=replace(segment.id, sqn=segment.id.sqn + 1))
         self._entries[segment.id] = _Entry(segment, _Stage.RECEIVED)
+        self._ids_of.setdefault(segment.id.checkpoint_id, []).append(segment.id)
         self._waiting_bytes += len(segment.payload)
         self.in_flight_bytes += len(segment.payload)
         return segment.id

@@ -15,7 +15,7 @@ import uvicorn
 from dstl_service import __version__
 from dstl_service.app import create_app
 from dstl_service.fsck import check_job
-from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
+from dstl_service.garbage_collector import collect_garbage
 from dstl_service.http_protocol import BoundedHttpProtocol
 from dstl_service.job_store import JobStore
 from dstl_service.listening import describe, open_listener
@@ -99,14 +99,16 @@ def list_checkpoints(options: argparse.Namespace) -> int:
 
 def collect(options: argparse.Namespace) -> int:
     """Print a job's orphans and, unless it is a dry run, delete them."""
+    settings = _settings(options)
     store, jobs = _open_job(options)
+    age_min_s = settings.gc.age_min_s if options.age_min_s is None else options.age_min_s
     report = collect_garbage(
         store,
         jobs,
         options.job,
         SystemClock(),
-        age_min_ms=options.age_min_s * 1000,
-        checkpoints_max=_settings(options).retention.checkpoints_max,
+        age_min_ms=age_min_s * 1000,
+        checkpoints_max=settings.retention.checkpoints_max,
         dry_run=not options.delete,
     )
     for key in report.orphans:
@@ -208,9 +210,8 @@ def _parser() -> argparse.ArgumentParser:
     garbage.add_argument(
         "--age-min-s",
         type=int,
-        default=ORPHAN_AGE_MIN_MS // 1000,
-        help="leave younger objects alone (default %(default)s); less than a checkpoint may take is safe only while "
-        "no query of the job runs",
+        help="leave younger objects alone (default: the setting gc.age_min_s); less than a checkpoint may take is safe "
+        "only while no query of the job runs",
     )
     garbage.add_argument("job")
     garbage.set_defaults(run=collect)

@@ -1,4 +1,4 @@
-"""Stops a process that nobody has asked anything for a while: the embedded sidecar goes away with its job."""
+"""Stops a process that nobody needs for a while: the embedded sidecar goes away with its job."""
 
 from __future__ import annotations
 
@@ -7,12 +7,25 @@ from collections.abc import Callable
 
 
 class IdleWatch:
-    """Calls `stop_process` after `idle_exit_s` seconds without a `touch`; 0 never does. Owned by the event loop."""
+    """
+    Calls `stop_process` after `idle_exit_s` seconds in which no request ran and nothing was done in the background.
 
-    def __init__(self, idle_exit_s: int, stop_process: Callable[[], None]) -> None:
+    Owned by the event loop.
+
+    Args:
+        idle_exit_s: 0 never stops.
+        stop_process: What is called.
+        is_busy: Tells whether something is done in the background.
+    """
+
+    def __init__(
+        self, idle_exit_s: int, stop_process: Callable[[], None], is_busy: Callable[[], bool] = lambda: False
+    ) -> None:
         self._idle_exit_s = idle_exit_s
         self._stop_process = stop_process
+        self._is_busy = is_busy
         self._touched = False
+        self._running = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -20,8 +33,13 @@ class IdleWatch:
         if self._idle_exit_s > 0:
             self._timer = asyncio.get_running_loop().call_later(self._idle_exit_s, self._check)
 
-    def touch(self) -> None:
-        """Record a request; costs one assignment, so that it can be done for each."""
+    def request_began(self) -> None:
+        """Record a request; costs next to nothing, so that it can be done for each."""
+        self._running += 1
+
+    def request_ended(self) -> None:
+        """Record its end, which of a restore may be long after its beginning."""
+        self._running -= 1
         self._touched = True
 
     def stop(self) -> None:
@@ -30,7 +48,7 @@ class IdleWatch:
             self._timer.cancel()
 
     def _check(self) -> None:
-        if self._touched:
+        if self._touched or self._running or self._is_busy():
             self._touched = False
             self.start()
         else:

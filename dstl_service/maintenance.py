@@ -85,6 +85,11 @@ class Maintenance:
         self._work: asyncio.Task[None] | None = None
         self._compaction: asyncio.Task[None] | None = None
 
+    @property
+    def is_busy(self) -> bool:
+        """Say whether something is compacted or deleted."""
+        return any(task is not None and not task.done() for task in (self._work, self._compaction))
+
     def replace(self, view: StateView) -> StateView:
         """
         Return the view with the compactions that were done and fit it; may run in a thread.

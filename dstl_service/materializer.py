@@ -104,6 +104,11 @@ class Materializer:
         self._replay_bytes_per_s = float(settings.replay_bytes_per_s)
         self.metrics = MaterializationMetrics(registry, self._gauges)
 
+    @property
+    def is_busy(self) -> bool:
+        """Say whether a snapshot is being stored."""
+        return bool(self._tasks)
+
     async def offer(self, table_id: TableId, jobs: JobStore, plan: RestorePlan, want: CheckpointRef) -> Offer:
         """
         Take note of a restore, and decide what its task is told. Never raises: a restore must not fail for this.

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from dstl_service.wire import ChangeSetRef, PersistRequest
 from storage.errors import LostChangesError, UnavailableError, error_from_dict
 from storage.model import SegmentHandle
+
+CONNECT_TIMEOUT_S = 3.0
+"""A host that does not take a connection within this time is taken to be gone, with the sets that only it held."""
+
+_ASK_TIMEOUT_S = 10.0
+"""How long a request may take that only starts something."""
+
+# A host that vanishes sends nothing, while an answer may take minutes: the kernel asks whether it is there, and gives
+# the connection up after about ten seconds without a sign of it.
+_ALIVE_AFTER_S, _ALIVE_EVERY_S, _ALIVE_PROBES = 4, 2, 3
 
 
 class PeerClient:
@@ -33,16 +43,7 @@ class PeerClient:
     def __init__(self, own_token: Callable[[], str | None], timeout_s: float, ca_file: Path | None = None) -> None:
         self._own_token = own_token
         self._timeout_s = timeout_s
-        # Services talk to each other directly, whatever proxy the environment names for the outside, and go nowhere
-        # else: an answer that sends the token to another address is not followed.
-        self._opener = urllib.request.OpenerDirector()
-        for handler in (
-            urllib.request.HTTPHandler(),
-            urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=ca_file)),
-            urllib.request.HTTPErrorProcessor(),
-            urllib.request.HTTPDefaultErrorHandler(),
-        ):
-            self._opener.add_handler(handler)
+        self._tls = ssl.create_default_context(cafile=ca_file)
 
     def persist(
         self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
@@ -57,18 +58,55 @@ class PeerClient:
         headers = {"content-type": "application/json"}
         if token := self._own_token():
             headers["authorization"] = f"Bearer {token}"
-        request = urllib.request.Request(f"{url}/v1/jobs/{job}/persist", body, headers)  # noqa: S310 - advertised by a service
+        timeout_s = self._timeout_s if wait else _ASK_TIMEOUT_S
         try:
-            with self._opener.open(request, timeout=self._timeout_s) as response:
-                answer = json.load(response)
-        except urllib.error.HTTPError as error:
-            try:
-                reported = error_from_dict(json.load(error))
-            except ValueError:
-                reported = UnavailableError(f"service {url} answered {error.code}")
-            raise reported from error
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            status, data = self._ask(url, f"/v1/jobs/{job}/persist", body, headers, timeout_s)
+        except (OSError, http.client.HTTPException) as error:
             raise LostChangesError(
                 f"service {url} cannot be reached: {error}; its change sets count as lost"
             ) from error
-        return [SegmentHandle.from_dict(handle) for handle in answer["handles"]]
+        try:
+            answer = json.loads(data)
+            if status < 300:
+                return [SegmentHandle.from_dict(handle) for handle in answer["handles"]]
+            reported = error_from_dict(answer)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UnavailableError(f"service {url} answered {status} with {data[:100]!r}") from error
+        raise reported
+
+    def _ask(self, url: str, path: str, body: bytes, headers: dict[str, str], timeout_s: float) -> tuple[int, bytes]:
+        """
+        Return status and body of the answer.
+
+        Services talk to each other directly, whatever proxy the environment names for the outside, and go nowhere else:
+        an answer that sends the token to another address is not followed.
+        """
+        parts = urlsplit(url)
+        if parts.scheme == "https":
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                parts.hostname or "", parts.port, timeout=CONNECT_TIMEOUT_S, context=self._tls
+            )
+        else:
+            connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=CONNECT_TIMEOUT_S)
+        try:
+            connection.connect()
+            connection.sock.settimeout(timeout_s)
+            _notice_when_gone(connection.sock)
+            connection.request("POST", path, body, headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+
+def _notice_when_gone(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Named differently, or not there, on other systems than Linux; those have their own patience.
+    for option, value in (
+        ("TCP_KEEPIDLE", _ALIVE_AFTER_S),
+        ("TCP_KEEPINTVL", _ALIVE_EVERY_S),
+        ("TCP_KEEPCNT", _ALIVE_PROBES),
+        ("TCP_USER_TIMEOUT", 1000 * (_ALIVE_AFTER_S + _ALIVE_EVERY_S * _ALIVE_PROBES)),
+    ):
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

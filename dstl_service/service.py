@@ -42,6 +42,7 @@ from dstl_service.wire import (
     CheckpointRef,
     CompleteRequest,
     CompleteResponse,
+    JobInfo,
     OpenedJob,
     OpenJob,
 )
@@ -131,6 +132,11 @@ class ChangelogService:
         """The jobs that this process has seen."""
         return sorted(job.name for job in self._jobs)
 
+    @property
+    def is_busy(self) -> bool:
+        """Say whether something is done that no request waits for."""
+        return self._materializer.is_busy or any(job.maintenance.is_busy for job in self._jobs)
+
     async def check_storage(self) -> None:
         """
         Write and delete a probe object.
@@ -139,6 +145,18 @@ class ChangelogService:
             DstlError: The storage cannot be written; says what to do.
         """
         await self._in_thread(self._store.check_writable)
+
+    async def job(self, name: str) -> JobInfo:
+        """Return what is stored of a job; nobody is fenced."""
+        job = await self._jobs.opened(name)
+        latest, epoch = await self._in_thread(job.store.frontier)
+        return JobInfo(
+            job=name,
+            job_uid=job.store.job_uid,
+            epoch=epoch,
+            max_parallelism=job.store.max_parallelism,
+            latest=latest.info() if latest else None,
+        )
 
     async def open_job(self, name: str, request: OpenJob) -> OpenedJob:
         """Take the job over with a new epoch; every older driver of it is fenced from now on."""

@@ -174,6 +174,17 @@ class CheckpointInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class JobInfo:
+    """What is stored of a job, for those who look before they take it over."""
+
+    job: str
+    job_uid: str
+    epoch: int
+    max_parallelism: int
+    latest: CheckpointInfo | None
+
+
+@dataclass(frozen=True, slots=True)
 class OpenedJob:
     """A job taken over: the caller is its owner until a higher epoch begins."""
 

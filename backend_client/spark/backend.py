@@ -114,11 +114,14 @@ class ChangelogStateBackend:
             self._unnamed[:] = [known for known in (*self._unnamed, query) if known.isActive]
 
     def report(self, progress: BatchProgress) -> None:
-        """Take in a batch's figures."""
+        """Take in a batch's figures. The batch is done: what a listener raises is logged, and fails nothing."""
         self._progress.append(progress)
         logger.info("%s", progress.to_text())
         for listener in self._listeners:
-            listener(progress)
+            try:
+                listener(progress)
+            except Exception:
+                logger.exception("a listener of on_progress failed behind batch %d", progress.batch_id)
 
     def on_progress(self, listener: Callable[[BatchProgress], None]) -> None:
         """Call `listener` on the driver after every further batch."""

@@ -12,11 +12,10 @@ the whole batch is executed again (I18).
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
@@ -24,29 +23,26 @@ from pyspark.sql import DataFrame
 
 from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.coordinator import JobSession, connect
-from backend_client.declared_states import ids_to_delete, merge_states
-from backend_client.operator_modes import check_modes
+from backend_client.declared_states import ids_to_delete
+from backend_client.keep_awake import kept_awake
 from backend_client.progress import BatchProgress
-from backend_client.schema_change import key_difference
 from backend_client.spark.checkpoint_log import CheckpointLog
 from backend_client.spark.columnar_calls import ColumnarPlan
-from backend_client.spark.idle_ticks import check_idle_ticks
 from backend_client.spark.late_rows import EventTimes
 from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.pinning import Anchors
 from backend_client.spark.plan import Operator, Step
 from backend_client.spark.session_settings import set_for
+from backend_client.spark.start_checks import check_start
 from backend_client.spark.task import ATTEMPT_COLUMN, RECEIPT_COLUMN, BatchContext, OperatorTask, Receipt
-from dstl_service.wire import CompleteResponse, OperatorInfo
+from dstl_service.wire import CompleteRequest, CompleteResponse, OperatorInfo
 from storage.errors import (
     ConflictError,
     DstlError,
     InternalError,
-    InvalidInputError,
     LostChangesError,
     UnavailableError,
 )
-from storage.key_groups import check_parallelism
 
 if TYPE_CHECKING:
     from backend_client.service_client import ServiceClient
@@ -67,6 +63,7 @@ class BatchRunner:
         log: CheckpointLog,
         client: ServiceClient,
         session: JobSession,
+        infos: list[OperatorInfo],
     ) -> None:
         self._operators = frame.operators
         self._final_steps = frame.steps
@@ -76,29 +73,32 @@ class BatchRunner:
         self._session = session
         self._settings = frame.backend.settings
         self._report = frame.backend.report
-        self._infos = _operator_infos(frame, session)
+        self._infos = infos
         self._anchors = Anchors.of(frame.source.sparkSession)
-        self._first = True
 
     @classmethod
     def open(
         cls, frame: StatefulDataFrame, function: Callable[[DataFrame, int], None], log: CheckpointLog
     ) -> BatchRunner:
         """
-        Take the job over.
+        Take the job over, if the query fits what is stored of it.
 
         Raises:
             InvalidInputError: The Spark checkpoint, a key schema or a state schema is not that of the stored state.
+            ConflictError: The Spark checkpoint and the state went apart.
         """
-        client = connect(frame.backend.settings)
+        settings = frame.backend.settings
+        client = connect(settings)
         try:
-            session = JobSession.open(client, frame.backend.settings)
-            runner = cls(frame, function, log, client, session)
-            runner._check_query()
+            known = JobSession.look(client, settings)
+            if known is not None:  # a start that is refused must leave the query that runs alone
+                check_start(frame, log, known.latest, known.max_parallelism)
+            session = JobSession.open(client, settings)
+            infos = check_start(frame, log, session.latest, session.max_parallelism)
+            return cls(frame, function, log, client, session, infos)
         except BaseException:
             client.close()
             raise
-        return runner
 
     def close(self) -> None:
         """Close the connection to the coordinator."""
@@ -115,7 +115,8 @@ class BatchRunner:
         tries = 1
         while True:
             try:
-                self._execute(frame, batch_id, tries)
+                with kept_awake(self._settings.sidecar_idle_exit_s, partial(connect, self._settings, 0.0)):
+                    progress = self._execute(frame, batch_id, tries)
             except Exception as error:
                 if tries >= self._settings.batch_tries_max or not _helps_to_repeat(error):
                     self._abort(batch_id)
@@ -123,9 +124,11 @@ class BatchRunner:
                 logger.warning("batch %d is executed again (try %d failed): %s", batch_id, tries, error)
                 tries += 1
             else:
+                self._session.tell(progress)
+                self._report(progress)
                 return
 
-    def _execute(self, frame: DataFrame, batch_id: int, tries: int) -> None:
+    def _execute(self, frame: DataFrame, batch_id: int, tries: int) -> BatchProgress:
         session = self._session
         context = BatchContext(
             settings=self._settings,
@@ -151,7 +154,7 @@ class BatchRunner:
             snapshots = [receipt.materialized for receipt in receipts if receipt.materialized is not None]
             query_id, offsets = self._log.query_id() or "", self._log.offsets(batch_id) or ""
             plan = session.plan(refs, self._infos, query_id, offsets, snapshots)
-            session.flush(batch_id, plan)
+            self._flush(batch_id, plan)
             computed = time.perf_counter()
             self._function(_apply(self._final_steps, frame), batch_id)
             called = time.perf_counter()
@@ -160,9 +163,14 @@ class BatchRunner:
         finally:
             for output in kept:
                 output.unpersist()
-        progress = _progress(context, receipts, response, (started, computed, called, done), tries)
-        session.tell(progress)
-        self._report(progress)
+        return _progress(context, receipts, response, (started, computed, called, done), tries)
+
+    def _flush(self, batch_id: int, plan: CompleteRequest) -> None:
+        """Start the upload of what the operators have sent, if the coordinator can; `complete` waits for it anyway."""
+        try:
+            self._session.flush(batch_id, plan)
+        except UnavailableError as error:
+            logger.warning("the upload of batch %d begins with its checkpoint: %s", batch_id, error)
 
     def _run_operator(
         self, operator: Operator, info: OperatorInfo, frame: DataFrame, context: BatchContext
@@ -220,19 +228,10 @@ class BatchRunner:
         Compare Spark's batch with the newest checkpoint.
 
         Raises:
-            ConflictError: They do not fit: one of the two was changed without the other.
+            ConflictError: They do not fit: one of the two was set back without the other.
         """
         latest = self._session.latest
         expected = latest.ref.id + 1 if latest else 0
-        if self._first and latest is not None:
-            stored, current = latest.offsets, self._log.offsets(latest.ref.id)
-            if current is not None and stored and current != stored:
-                raise ConflictError(
-                    f"the Spark checkpoint {self._log.location} does not belong to the state of job "
-                    f"{self._settings.job!r}: batch {latest.ref.id} has other offsets there. "
-                    "Use the checkpointLocation that this job was started with, or another job name"
-                )
-        self._first = False
         if latest is not None and batch_id == latest.ref.id:
             return True
         if batch_id != expected:
@@ -245,74 +244,11 @@ class BatchRunner:
             )
         return False
 
-    def _check_query(self) -> None:
-        """Refuse a Spark checkpoint of another query than the one that made the state, and the reverse."""
-        latest, query_id = self._session.latest, self._log.query_id()
-        job, location = self._settings.job, self._log.location
-        check_idle_ticks(latest.offsets if latest else self._log.offsets(0), self._settings.idle_timers, job)
-        if latest is None:
-            if query_id is not None and self._log.offsets(1) is not None:
-                raise InvalidInputError(
-                    f"the Spark checkpoint {location} has batches already, but job {job!r} has no state in "
-                    f"{self._settings.storage}: use a new checkpointLocation, or the storage and job name it belongs to"
-                )
-            return
-        if query_id is None:
-            raise InvalidInputError(
-                f"job {job!r} has state up to batch {latest.ref.id}, but the Spark checkpoint {location} is new: "
-                "use the checkpointLocation that this job was started with, or another job name"
-            )
-        if latest.query_id and query_id != latest.query_id:
-            raise InvalidInputError(
-                f"the Spark checkpoint {location} belongs to query {query_id}, the state of job {job!r} to query "
-                f"{latest.query_id}: use the checkpointLocation that this job was started with, or another job name"
-            )
-
     def _abort(self, batch_id: int) -> None:
         try:
             self._session.abort(batch_id)
         except DstlError as error:  # the error that led here matters more
             logger.warning("checkpoint %d could not be aborted: %s", batch_id, error)
-
-
-def _operator_infos(frame: StatefulDataFrame, session: JobSession) -> list[OperatorInfo]:
-    """
-    Join what the query says of its operators with what the newest checkpoint says.
-
-    Raises:
-        InvalidInputError: A key, a state schema or a mode differs, or an operator with state is missing.
-    """
-    stored = {info.name: info for info in session.latest.operators} if session.latest else {}
-    missing = stored.keys() - {operator.name for operator in frame.operators}
-    if missing:
-        raise InvalidInputError(
-            f"job {frame.backend.settings.job!r} has state of the operator(s) {', '.join(sorted(missing))}, which this "
-            "query does not have: give operators the names that they had (name=…), or use another job name"
-        )
-    default = frame.backend.settings.parallelism or frame.source.sparkSession.sparkContext.defaultParallelism
-    infos = []
-    for operator in frame.operators:
-        parallelism = operator.parallelism
-        if parallelism is None:
-            parallelism = min(default, session.max_parallelism)
-        check_parallelism(parallelism, session.max_parallelism)
-        known = stored.get(operator.name)
-        if known is not None and isinstance(operator.processor, ColumnarPlan):
-            operator.processor.check_stored(operator.name, known.states)
-        states = merge_states(operator.name, known.states if known else {}, operator.states)
-        modes = (operator.time_mode.value, operator.output_mode)
-        info = OperatorInfo(operator.name, parallelism, operator.key_schema.json(), states, *modes)
-        if known is not None:
-            check_modes(known, info)
-            difference = key_difference(json.loads(known.key_schema), json.loads(info.key_schema))
-            if difference is not None:
-                raise InvalidInputError(
-                    f"the key of operator {operator.name!r} {difference}; "
-                    "a key's columns never change: group by the columns it was started with, or use another job name"
-                )
-            info = replace(info, key_schema=known.key_schema)
-        infos.append(info)
-    return infos
 
 
 def _apply(steps: Sequence[Step], frame: DataFrame) -> DataFrame:

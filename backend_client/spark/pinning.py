@@ -55,7 +55,8 @@ class Anchors:
             anchor = numbers.repartitionById(parallelism, partition_column).persist(_MEMORY_OR_DISK)
             anchor.count()
             self._frames[parallelism] = anchor
-        return anchor.hint("shuffle_hash").join(rows, partition_column)
+        # The rows come first, for a join is of its left side's session: each query has one of its own.
+        return rows.join(anchor.hint("shuffle_hash"), partition_column)
 
 
 def _obstacle(spark: SparkSession) -> str | None:

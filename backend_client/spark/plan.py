@@ -309,11 +309,41 @@ class StatefulDataFrame:
                 result: DataFrame = getattr(frame, name)(*args, **kwargs)
                 return result
 
-            return StatefulDataFrame(
-                self.backend, self.source, self.operators, step(self._template), (*self.steps, step)
-            )
+            template = step(self._template)
+            _refuse_stateful(name, template)
+            return StatefulDataFrame(self.backend, self.source, self.operators, template, (*self.steps, step))
 
         return record
+
+
+_LOOKS_AT_MANY_ROWS = {
+    "Aggregate": f"an aggregate function over all rows would see one batch only: {_AGGREGATE}",
+    "Window": f"a window function would see one batch only: {_REMEMBER}",
+}
+_JOINS_OF_STATIC_ROWS = {"RightOuter", "FullOuter"}
+
+
+def _refuse_stateful(name: str, frame: DataFrame) -> None:
+    """
+    Refuse a step that is stateless by its name, and looks at more than one row of the stream.
+
+    Raises:
+        InvalidInputError: It would give another result batch by batch than on the whole stream.
+    """
+    node: Any = frame._jdf.queryExecution().analyzed()
+    while True:
+        kind = str(node.nodeName())
+        if kind in _LOOKS_AT_MANY_ROWS:
+            raise InvalidInputError(f"{name}: {_LOOKS_AT_MANY_ROWS[kind]}, or use foreachBatch")
+        if kind == "Join" and str(node.joinType()) in _JOINS_OF_STATIC_ROWS:
+            raise InvalidInputError(
+                f"{name}: a right or full outer join would put the static rows without a partner out again in every "
+                "batch: join 'inner', 'left', 'left_semi' or 'left_anti', or use foreachBatch"
+            )
+        children = node.children()
+        if children.isEmpty():
+            return
+        node = children.apply(0)  # of a join the stream's side; what makes the other one is no matter
 
 
 def grouping_columns(grouped: Any) -> tuple[str, ...]:

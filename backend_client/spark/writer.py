@@ -177,6 +177,9 @@ class StatefulStreamWriter:
     def _start(self, function: BatchFunction) -> StreamingQuery:
         location = self._location()
         spark = self._frame.source.sparkSession
+        if self._query_name and any(query.name == self._query_name for query in spark.streams.active):
+            # Spark would say so too, but only when the one that runs has lost its job to this one.
+            raise InvalidInputError(f"a query with the name {self._query_name!r} is active in this session already")
         backend = self._frame.backend.for_query(self._query_name)
         runner = BatchRunner.open(self._frame.on(backend), function, CheckpointLog(spark, location))
         try:

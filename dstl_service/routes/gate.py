@@ -46,9 +46,16 @@ class Gate:
             error = UnauthorizedError("a valid token is needed")
             await error_response(error, 401, {"www-authenticate": "Bearer", **_CLOSE})(scope, receive, send)
             return
-        scope["app"].state.idle.touch()
+        idle = scope["app"].state.idle
+        idle.request_began()
+        try:
+            await self._let_in(scope, receive, send, None if length is None else int(length))
+        finally:
+            idle.request_ended()
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send, length: int | None) -> None:
         # The parser holds a body to the length that was stated.
-        is_small = length is not None and int(length) <= JSON_BYTES_MAX
+        is_small = length is not None and length <= JSON_BYTES_MAX
         if is_small or scope["method"] == "GET" or scope["path"].endswith(STREAMED_ENDINGS):
             await self._app(scope, receive, send)
         elif length is not None:

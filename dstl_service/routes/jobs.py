@@ -10,7 +10,7 @@ from dstl_service import __version__
 from dstl_service.garbage_collector import GarbageReport
 from dstl_service.metrics import CONTENT_TYPE
 from dstl_service.routes.common import JobName, Service
-from dstl_service.wire import BatchFigures, OpenedJob, OpenJob, ServiceInfo
+from dstl_service.wire import BatchFigures, JobInfo, OpenedJob, OpenJob, ServiceInfo
 
 router = APIRouter(tags=["jobs"])
 
@@ -59,6 +59,12 @@ async def collect_garbage(job: JobName, service: Service, dry_run: bool = True) 
 async def count_batch(job: JobName, body: BatchFigures, service: Service) -> None:
     """Count a finished batch of a job that this coordinator has opened, for the metrics."""
     await service.count_batch(job, body)
+
+
+@router.get("/v1/jobs/{job}")
+async def show_job(job: JobName, service: Service) -> JobInfo:
+    """Show a job and its newest checkpoint without taking it over."""
+    return await service.job(job)
 
 
 @router.post("/v1/jobs/{job}/epochs")

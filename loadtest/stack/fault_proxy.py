@@ -78,7 +78,7 @@ class FaultProxy(ServerProcess):
         }
         sets = [part for name, value in options.items() for part in ("--set", f"{name}={value}")]
         where = ["--listen-host", self.address, "--listen-port", str(port), "--mode", f"reverse:{self._target}"]
-        return [str(_mitmdump()), *where, *sets, "--scripts", str(_SCRIPT)], {}
+        return [str(mitmproxy_program()), *where, *sets, "--scripts", str(_SCRIPT)], {}
 
     def set_rules(self, *rules: Rule) -> None:
         """Replace all rules."""
@@ -102,7 +102,7 @@ class FaultProxy(ServerProcess):
         return rules
 
 
-def _mitmdump() -> Path:
+def mitmproxy_program() -> Path:
     """Return the program, in an environment that is made when the pins are new."""
     version = hashlib.sha256(_REQUIREMENTS.read_bytes()).hexdigest()[:12]
     folder = stack_folder() / f"mitmproxy-{version}"

@@ -23,6 +23,11 @@ def connector_jars() -> list[Path]:
     return maven_jars(f"{name}-{version}", single=KAFKA_CONNECTOR)
 
 
+def broker_jars() -> list[Path]:
+    """Return the broker's own jars, fetched if they are not there yet."""
+    return maven_jars(f"kafka-{KAFKA_VERSION}", programs=KAFKA_BROKER)
+
+
 class KafkaBroker(ServerProcess):
     """
     A Kafka broker; topics are created when they are first used. What it holds stays when it is stopped.
@@ -49,7 +54,7 @@ class KafkaBroker(ServerProcess):
 
     def command(self, port: int) -> tuple[Sequence[str], Mapping[str, str]]:
         """Format its folder where that is new, and serve it."""
-        jars = maven_jars(f"kafka-{KAFKA_VERSION}", programs=KAFKA_BROKER)
+        jars = broker_jars()
         java = [_java(), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{jars[0].parent}/*"]
         settings = Path(self._folder.name) / "server.properties"
         settings.write_text(self._settings(port, free_port()), encoding="utf-8")

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 
+def s3_program() -> Path:
+    """Return the server's program, built if it is not there yet."""
+    return go_program("versitygw", VERSITYGW_MODULE, VERSITYGW_VERSION)
+
+
 class S3Server(ServerProcess):
     """
     A VersityGW. Its objects stay when it is stopped.
@@ -47,7 +52,7 @@ class S3Server(ServerProcess):
 
     def command(self, port: int) -> tuple[Sequence[str], Mapping[str, str]]:
         """Serve the data folder."""
-        program = go_program("versitygw", VERSITYGW_MODULE, VERSITYGW_VERSION)
+        program = s3_program()
         self.data_dir.mkdir(parents=True, exist_ok=True)
         command = [str(program), "--port", f"{self.address}:{port}", "posix", str(self.data_dir)]
         return command, {"ROOT_ACCESS_KEY": self.access_key, "ROOT_SECRET_KEY": self.secret_key}

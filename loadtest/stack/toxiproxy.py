@@ -24,6 +24,11 @@ _TIMEOUT_S = 10.0
 _PROXY = "target"
 
 
+def toxiproxy_program() -> Path:
+    """Return the proxy's program, built if it is not there yet."""
+    return go_program("server", TOXIPROXY_MODULE, TOXIPROXY_VERSION)
+
+
 class Toxiproxy(ServerProcess):
     """
     A Toxiproxy with one proxy, from a port of its own to `target`.
@@ -45,8 +50,7 @@ class Toxiproxy(ServerProcess):
 
     def command(self, port: int) -> tuple[Sequence[str], Mapping[str, str]]:
         """Serve its API; the proxy is made afterwards."""
-        program = go_program("server", TOXIPROXY_MODULE, TOXIPROXY_VERSION)
-        return [str(program), "-host", self.address, "-port", str(port)], {"LOG_LEVEL": "warn"}
+        return [str(toxiproxy_program()), "-host", self.address, "-port", str(port)], {"LOG_LEVEL": "warn"}
 
     def start(self) -> None:
         """Start it with its one proxy."""

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from backend_client import ChangelogStateBackend
 from tests.e2e.support import OUTPUT, Collected, Totals, read_input, run_to_end
@@ -39,7 +39,14 @@ def main() -> None:
     totals = backend.transform_with_state(
         read_input(spark, options.folder / "in").groupBy("k"), Totals(pause_s=0.01), OUTPUT, "Update", "None"
     )
-    run_to_end(totals.writeStream, options.folder / "chk", collected)
+    sessions: list[bool] = []
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        sessions.append(bool(batch.sparkSession._jsparkSession.equals(spark._jsparkSession)))
+        collected(batch, batch_id)
+
+    run_to_end(totals.writeStream, options.folder / "chk", function)
+    assert not any(sessions), "a batch must be of its query's own session: what is set there is nobody else's"
     result = {"batches": collected.batches, "progress": [asdict(progress) for progress in backend.recent_progress]}
     (options.folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
 from backend_client import ChangelogStateBackend
@@ -58,6 +60,29 @@ def test_newer_query_fences_the_older(make_backend: Backends, stream: DataFrame,
         run_to_end(totals(backend, stream).writeStream, tmp_path / "chk", function)
 
     assert [progress.batch_id for progress in backend.recent_progress] == [0]
+
+
+@pytest.mark.parametrize("wrong", ["another Spark checkpoint", "another operator"])
+def test_refused_start_leaves_the_running_query_alone(
+    make_backend: Backends, stream: DataFrame, tmp_path: Path, wrong: str
+) -> None:
+    """Whoever starts a query by mistake under the name of one that runs is refused, and that one is not fenced (I4)."""
+    backend, collected = make_backend(), Collected()
+    refused: list[int] = []
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        collected(batch, batch_id)
+        if batch_id == 1:
+            operator = {"name": "renamed"} if wrong == "another operator" else {}
+            location = tmp_path / ("chk" if operator else "other")
+            with pytest.raises(InvalidInputError, match=r"is new|does not have"):
+                run_to_end(totals(make_backend(), stream, **operator).writeStream, location, print)
+            refused.append(batch_id)
+
+    run_to_end(totals(backend, stream).writeStream, tmp_path / "chk", function)
+
+    assert refused == [1]
+    assert collected.batches == expected_output(FILES[:2])
 
 
 def test_new_spark_checkpoint_on_old_state(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
@@ -175,6 +200,77 @@ def test_unknown_column_fails_where_written(make_backend: Backends, stream: Data
     with pytest.raises(InvalidInputError, match="would be a stateful operation"):
         result.join(stream, "k")
     assert (result.columns, result.isStreaming) == (["k", "n", "s"], True)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda result, _: result.select(F.sum("n")), "aggregate function"),
+        (lambda result, _: result.filter("n > 1").selectExpr("count(*) as c"), "aggregate function"),
+        (lambda result, _: result.withColumn("r", F.row_number().over(Window.orderBy("n"))), "window function"),
+        (lambda result, static: result.join(static, "k", "right"), "outer join"),
+        (lambda result, static: result.join(static, "k", "full"), "outer join"),
+    ],
+    ids=["sum", "count", "window", "right", "full"],
+)
+def test_step_over_many_rows_is_refused(
+    spark: SparkSession, make_backend: Backends, stream: DataFrame, step: Any, message: str
+) -> None:
+    """What would be computed for each batch alone is refused where it is written, whatever method it hides in."""
+    static = spark.createDataFrame([("a", 1)], "k string, x int").groupBy("k").agg(F.max("x").alias("x"))
+    result = totals(make_backend(), stream)
+
+    with pytest.raises(InvalidInputError, match=message):
+        step(result, static)
+    assert result.join(static, "k", "left").select("k", F.abs("x").alias("y")).columns == ["k", "y"]
+
+
+def test_name_of_a_running_query_is_refused(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
+    """A cell that is run twice leaves the query alone that it started the first time (I4)."""
+    refused: list[int] = []
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        batch.count()
+        with pytest.raises(InvalidInputError, match="'named' is active in this session"):
+            run_to_end(totals(make_backend(), stream).writeStream.queryName("named"), tmp_path / "chk", print)
+        refused.append(batch_id)
+
+    run_to_end(totals(make_backend(), stream).writeStream.queryName("named"), tmp_path / "chk", function)
+
+    assert refused == [0, 1]
+
+
+def test_sidecar_outlives_a_long_batch(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
+    """A function that takes longer than the time after which an idle sidecar stops finds its batch's sets there."""
+    backend = make_backend(sidecar_idle_exit_s=1)
+    outlived: list[bool] = []
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        batch.count()
+        pid, until = int(Path(backend.embedded_service.pid_path).read_text()), time.monotonic() + 4
+        while psutil.pid_exists(pid) and time.monotonic() < until:
+            time.sleep(0.1)
+        outlived.append(psutil.pid_exists(pid))
+
+    run_to_end(totals(backend, stream).writeStream, tmp_path / "chk", function)
+
+    assert outlived == [True, True]
+    assert [progress.tries for progress in backend.recent_progress] == [1, 1]
+
+
+def test_failing_listener_fails_no_batch(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
+    """What a listener of progress raises is logged: the batch is done, and so are those behind it."""
+    heard: list[int] = []
+
+    def listen(progress: Any) -> None:
+        heard.append(progress.batch_id)
+        raise BrokenPipeError("the terminal is gone")
+
+    backend, collected = make_backend(on_progress=listen), Collected()
+    run_to_end(totals(backend, stream).writeStream, tmp_path / "chk", collected)
+
+    assert heard == [0, 1]
+    assert collected.batches == expected_output(FILES[:2])
 
 
 class Failing(Totals):

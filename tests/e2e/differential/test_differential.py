@@ -38,6 +38,8 @@ ALONE = [alone(query, plan) for plan, query in PLANS.items() if len(query.plans)
 PLANS_MIN, DRAWN_PLANS_MIN = 25, 8
 ROWS_MIN = 12
 """Histories of fewer rows are not worth a query, unless to shrink one that failed."""
+RICH_TRIES = 3
+"""Where checkpoints cannot wait for their choice of snapshots, on a loaded machine, none of a history may name one."""
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/switching-over.md"
 
@@ -100,7 +102,10 @@ def test_plans_behave_as_on_spark(engines: Engines, query: Query) -> None:
 
     check()
     engines.drawn_plans |= query.plans.keys()
-    engines.compare(query, rich_history(query.runs[1]))
+    for _ in range(RICH_TRIES):
+        engines.compare(query, rich_history(query.runs[1]))
+        if query.name in engines.materialized:
+            break
     assert engines.plans >= query.plans.keys()
     assert query.name in engines.materialized
 

@@ -351,6 +351,22 @@ class TestForgetting:
         assert book.in_flight_bytes == 0
         assert book._waiting_bytes == 0
 
+    @pytest.mark.parametrize("is_stored", [True, False])
+    def test_note_is_forgotten_with_its_checkpoint(self, is_stored: bool) -> None:
+        """What the service itself adds to a checkpoint's sets goes with them: a job has checkpoints without end."""
+        book = book_of(segment())
+        note = book.take_note(segment(9))
+        if is_stored:
+            book.request([segment().id, note], 0)
+            batch = book.take_batch(0)
+            book.uploaded(handles_of(batch))
+            book.released(batch)
+
+        book.forget_up_to(1)
+
+        assert not book.holds(note)
+        assert (book.in_flight_bytes, book._waiting_bytes) == (0, 0)
+
     @pytest.mark.parametrize("outcome", ["uploaded", "failed"])
     def test_late_outcome_is_ignored(self, outcome: str) -> None:
         """The end of an upload whose sets were forgotten meanwhile makes none of them known again."""

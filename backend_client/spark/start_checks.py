@@ -1,0 +1,117 @@
+"""
+What is checked before a query takes its job over: that it, its Spark checkpoint and the stored state belong together.
+
+Reads only. It runs before the job is taken over, so that a start that is refused leaves a running query alone, and once
+more behind it, for what was stored in between.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from backend_client.declared_states import merge_states
+from backend_client.operator_modes import check_modes
+from backend_client.schema_change import key_difference
+from backend_client.spark.checkpoint_log import CheckpointLog
+from backend_client.spark.columnar_calls import ColumnarPlan
+from backend_client.spark.idle_ticks import check_idle_ticks
+from dstl_service.wire import CheckpointInfo, OperatorInfo
+from storage.errors import ConflictError, InvalidInputError
+from storage.key_groups import check_parallelism
+
+if TYPE_CHECKING:
+    from backend_client.spark.plan import Operator, StatefulDataFrame
+
+
+def check_start(
+    frame: StatefulDataFrame, log: CheckpointLog, latest: CheckpointInfo | None, max_parallelism: int
+) -> list[OperatorInfo]:
+    """
+    Return the query's operators, joined with what the newest checkpoint says of them.
+
+    Args:
+        frame: The query.
+        log: Its Spark checkpoint.
+        latest: The job's newest checkpoint, None for a new job.
+        max_parallelism: The job's number of key groups.
+
+    Raises:
+        InvalidInputError: The Spark checkpoint is that of another query, a key, a state schema or a mode differs, or
+            an operator with state is missing.
+        ConflictError: The Spark checkpoint and the state went apart.
+    """
+    infos = _operator_infos(frame, latest, max_parallelism)
+    _check_checkpoint(frame, log, latest)
+    return infos
+
+
+def _check_checkpoint(frame: StatefulDataFrame, log: CheckpointLog, latest: CheckpointInfo | None) -> None:
+    """Refuse a Spark checkpoint of another query than the one that made the state, and the reverse."""
+    settings, query_id = frame.backend.settings, log.query_id()
+    job, location = settings.job, log.location
+    check_idle_ticks(latest.offsets if latest else log.offsets(0), settings.idle_timers, job)
+    if latest is None:
+        if query_id is not None and log.offsets(1) is not None:
+            raise InvalidInputError(
+                f"the Spark checkpoint {location} has batches already, but job {job!r} has no state in "
+                f"{settings.storage}: use a new checkpointLocation, or the storage and job name it belongs to"
+            )
+        return
+    if query_id is None:
+        raise InvalidInputError(
+            f"job {job!r} has state up to batch {latest.ref.id}, but the Spark checkpoint {location} is new: "
+            "use the checkpointLocation that this job was started with, or another job name"
+        )
+    if latest.query_id and query_id != latest.query_id:
+        raise InvalidInputError(
+            f"the Spark checkpoint {location} belongs to query {query_id}, the state of job {job!r} to query "
+            f"{latest.query_id}: use the checkpointLocation that this job was started with, or another job name"
+        )
+    offsets = log.offsets(latest.ref.id)
+    if offsets is not None and latest.offsets and offsets != latest.offsets:
+        raise ConflictError(
+            f"the Spark checkpoint {location} does not belong to the state of job {job!r}: batch {latest.ref.id} has "
+            "other offsets there. Use the checkpointLocation that this job was started with, or another job name"
+        )
+
+
+def _operator_infos(
+    frame: StatefulDataFrame, latest: CheckpointInfo | None, max_parallelism: int
+) -> list[OperatorInfo]:
+    stored = {info.name: info for info in latest.operators} if latest else {}
+    missing = stored.keys() - {operator.name for operator in frame.operators}
+    if missing:
+        raise InvalidInputError(
+            f"job {frame.backend.settings.job!r} has state of the operator(s) {', '.join(sorted(missing))}, which this "
+            "query does not have: give operators the names that they had (name=…), or use another job name"
+        )
+    default = frame.backend.settings.parallelism
+    if default is None:
+        default = min(frame.source.sparkSession.sparkContext.defaultParallelism, max_parallelism)
+    return [
+        _operator_info(operator, stored.get(operator.name), default, max_parallelism) for operator in frame.operators
+    ]
+
+
+def _operator_info(
+    operator: Operator, known: OperatorInfo | None, parallelism_default: int, max_parallelism: int
+) -> OperatorInfo:
+    parallelism = parallelism_default if operator.parallelism is None else operator.parallelism
+    check_parallelism(parallelism, max_parallelism)
+    if known is not None and isinstance(operator.processor, ColumnarPlan):
+        operator.processor.check_stored(operator.name, known.states)
+    states = merge_states(operator.name, known.states if known else {}, operator.states)
+    modes = (operator.time_mode.value, operator.output_mode)
+    info = OperatorInfo(operator.name, parallelism, operator.key_schema.json(), states, *modes)
+    if known is None:
+        return info
+    check_modes(known, info)
+    difference = key_difference(json.loads(known.key_schema), json.loads(info.key_schema))
+    if difference is not None:
+        raise InvalidInputError(
+            f"the key of operator {operator.name!r} {difference}; "
+            "a key's columns never change: group by the columns it was started with, or use another job name"
+        )
+    return replace(info, key_schema=known.key_schema)

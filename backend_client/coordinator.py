@@ -190,6 +190,7 @@ def _checkpoint(data: dict[str, Any]) -> CheckpointInfo:
             **data,
             "ref": CheckpointRef(**data["ref"]),
             "base": CheckpointRef(**data["base"]) if data["base"] else None,
+            "rewound_from": CheckpointRef(**data["rewound_from"]) if data.get("rewound_from") else None,
             "operators": [
                 OperatorInfo(**{**item, "states": {name: StateInfo(**state) for name, state in item["states"].items()}})
                 for item in data["operators"]

@@ -22,6 +22,7 @@ from dstl_service.listening import describe, open_listener
 from dstl_service.logs import configure_logging
 from dstl_service.memory import keep_what_is_there, reuse_freed_memory
 from dstl_service.rebuild import describe_rebuild, rebuild_registry
+from dstl_service.rewind import describe_rewind, rewind
 from dstl_service.service import ChangelogService
 from dstl_service.settings import ServiceSettings
 from dstl_service.settings_sources import known_settings, load_settings
@@ -160,6 +161,23 @@ def savepoints(options: argparse.Namespace) -> int:
     return 0
 
 
+def set_back(options: argparse.Namespace) -> int:
+    """Set a job back to a savepoint or checkpoint, or say what would be done."""
+    _, jobs = _open_job(options)
+    jobs.open(None)
+    report = rewind(
+        jobs,
+        options.job,
+        SystemClock(),
+        SystemIds(),
+        savepoint=options.savepoint,
+        checkpoint_id=options.checkpoint,
+        write=options.write,
+    )
+    sys.stdout.write((json.dumps(asdict(report)) if options.json else describe_rewind(report)) + "\n")
+    return 0
+
+
 def _settings(options: argparse.Namespace) -> ServiceSettings:
     """Join what the command line says (its options are named like the settings) with the other sources."""
     given: dict[str, str | None] = {path: getattr(options, path, None) for path in known_settings()}
@@ -221,6 +239,15 @@ def _parser() -> argparse.ArgumentParser:
     keep.add_argument("--delete", metavar="NAME", help="delete the savepoint of this name")
     keep.add_argument("job")
     keep.set_defaults(run=savepoints)
+    back = commands.add_parser(
+        "rewind", parents=[common], help="set a job back to a savepoint or checkpoint; its query follows when it starts"
+    )
+    back.add_argument("--savepoint", metavar="NAME", help="the savepoint to set it back to")
+    back.add_argument("--checkpoint", type=int, metavar="ID", help="the retained checkpoint to set it back to")
+    back.add_argument("--write", action="store_true", help="do it; without it only say what would be done")
+    back.add_argument("--json", action="store_true", help="report as a JSON document")
+    back.add_argument("job")
+    back.set_defaults(run=set_back)
     verify = commands.add_parser(
         "fsck", parents=[common], help="verify manifests, objects and checksums of a job; rebuild its registry"
     )

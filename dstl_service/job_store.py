@@ -61,6 +61,7 @@ class JobStore:
         self._views: OrderedDict[CheckpointRef, StateView] = OrderedDict()
         self.savepoints = SavepointStore(store, job)
         self._bases: OrderedDict[CheckpointRef, CheckpointRef | None] = OrderedDict()
+        self._epoch_seen = 0
         self.job_uid = ""
         self.max_parallelism = 0
 
@@ -102,38 +103,56 @@ class JobStore:
             for kept in (self._cache, self._views, self._bases):
                 kept.clear()
 
-    def claim(self, owner: str) -> tuple[int, Manifest | None]:
+    def claim(self, owner: str, back_to: int | None = None) -> tuple[int, Manifest | None]:
         """
         Take the job over: return the new epoch and the manifest to go on from (None: none was ever completed).
 
         Args:
             owner: Who takes it, for people who read the epoch's object.
+            back_to: Id of the checkpoint to which the job is going to be set back, see `dstl_service.rewind`.
 
         Raises:
             FencedError: A newer epoch began meanwhile.
         """
-        epoch, hint = self._claim_epoch(owner)
+        epoch, hint = self._claim_epoch(owner, back_to)
         while True:
-            latest, last_place = self._latest(hint)
+            latest, behind = self._latest(hint)
             self._check_still_newest(epoch)
-            if last_place is not None and (latest is None or last_place[0] > latest.id):
-                place = (last_place[0], last_place[1] + 1)  # behind the fence of an epoch that completed nothing
-            else:
-                place = (latest.id + 1 if latest else 0, 0)
-            fence = Manifest(
-                kind=ManifestKind.FENCE,
-                job_uid=self.job_uid,
-                id=place[0],
-                generation=place[1],
-                uid=self._ids.unique_id(),
-                epoch=epoch,
-                created_ms=self._clock.now_ms(),
-            )
+            # Where the older owner writes next, behind the fences of those that completed nothing. After the job was
+            # set back, there are fences further on, which are for others.
+            next_id = latest.id + 1 if latest else 0
+            generation = max((generation for there, generation in behind if there == next_id), default=-1) + 1
+            fence = self.fence(next_id, generation, epoch)
             try:
-                self._store.put(self._key(*place), encode_manifest(fence), if_absent=True)
+                self._store.put(self._key(next_id, generation), encode_manifest(fence), if_absent=True)
             except ConflictError:
                 continue
             return epoch, latest
+
+    def fence(self, checkpoint_id: int, generation: int, epoch: int) -> Manifest:
+        """Return what keeps older epochs from a manifest's place."""
+        return Manifest(
+            kind=ManifestKind.FENCE,
+            job_uid=self.job_uid,
+            id=checkpoint_id,
+            generation=generation,
+            uid=self._ids.unique_id(),
+            epoch=epoch,
+            created_ms=self._clock.now_ms(),
+        )
+
+    def give_up(self, refs: Sequence[CheckpointRef], epoch: int) -> None:
+        """
+        Put fences in the place of checkpoints that the job was set back from, the newest first.
+
+        Who repeats the request that made one of them, because its answer was lost, is fenced (I4). A process that dies
+        in between leaves a chain that is whole.
+        """
+        for ref in sorted(refs, key=lambda ref: (ref.id, ref.generation), reverse=True):
+            self._store.put(
+                self._key(ref.id, ref.generation), encode_manifest(self.fence(ref.id, ref.generation, epoch))
+            )
+        self.forget()
 
     def create(self, manifest: Manifest) -> tuple[Manifest, int]:
         """
@@ -155,6 +174,7 @@ class JobStore:
             except ConflictError:
                 places = list(self._places(manifest.id))
                 for number in places:
+                    self._forget_place(CheckpointRef(manifest.id, number, ""))  # it may have been given up since
                     there = self.load(manifest.id, number)
                     if there.epoch > manifest.epoch:
                         raise FencedError(
@@ -185,6 +205,7 @@ class JobStore:
 
     def newest_of(self, checkpoint_id: int) -> Manifest | None:
         """Return the newest generation of a checkpoint, or None."""
+        self._newest_epoch()
         for generation in reversed(self._places(checkpoint_id)):
             manifest = self.load(checkpoint_id, generation)
             if manifest.kind is not ManifestKind.FENCE:
@@ -225,6 +246,9 @@ class JobStore:
             NotFoundError: There is none, or one with another uid stands in its place.
         """
         manifest = self.load(ref.id, ref.generation)
+        if manifest.uid != ref.uid:
+            self._forget_place(ref)  # what was there may have been given up since
+            manifest = self.load(ref.id, ref.generation)
         if manifest.uid != ref.uid or manifest.kind is ManifestKind.FENCE:
             raise NotFoundError(f"job {self._job!r} has no checkpoint {ref.to_text()}", job=self._job)
         return manifest
@@ -309,9 +333,8 @@ class JobStore:
         """
         newest_first = sorted(refs, key=lambda ref: (ref.id, ref.generation), reverse=True)
         self._store.delete([self._key(ref.id, ref.generation) for ref in newest_first])
-        with self._lock:
-            for ref in refs:
-                self._cache.pop((ref.id, ref.generation), None)
+        for ref in refs:
+            self._forget_place(ref)
 
     def is_ancestor(self, older: CheckpointRef, ref: CheckpointRef) -> bool:
         """
@@ -333,16 +356,22 @@ class JobStore:
 
     def frontier(self) -> tuple[Manifest | None, int]:
         """Return the newest checkpoint, and the epoch that may complete the next one: no older one can (I4)."""
-        latest, last_place = self._latest(self._hint_of(self._newest_epoch()))
-        return latest, self.load(*last_place).epoch if last_place else 0
+        latest, behind = self._latest(self._hint_of(self._newest_epoch()))
+        epochs = [self.load(*place).epoch for place in behind]
+        return latest, max([latest.epoch if latest else 0, *epochs])
+
+    def manifests(self) -> Iterator[Manifest]:
+        """Yield all manifests but fences, by id and generation."""
+        self._newest_epoch()
+        for place in self._listing(""):
+            manifest = self.load(*place)
+            if manifest.kind is not ManifestKind.FENCE:
+                yield manifest
 
     def completed(self) -> Iterator[Manifest]:
         """Yield all checkpoints by id; of several generations of one id only the newest."""
         newest: Manifest | None = None
-        for checkpoint_id, generation in self._listing(""):
-            manifest = self.load(checkpoint_id, generation)
-            if manifest.kind is ManifestKind.FENCE:
-                continue
+        for manifest in self.manifests():
             if newest is not None and newest.id != manifest.id:
                 yield newest
             newest = manifest
@@ -363,11 +392,13 @@ class JobStore:
             if self.load(*place).kind is not ManifestKind.FENCE:
                 yield CheckpointRef(*place, ""), info
 
-    def _claim_epoch(self, owner: str) -> tuple[int, int]:
+    def _claim_epoch(self, owner: str, back_to: int | None) -> tuple[int, int]:
         while True:
             newest = self._newest_epoch()
             latest, _ = self._latest(self._hint_of(newest))
             latest_id = latest.id if latest else 0
+            if back_to is not None:
+                latest_id = min(latest_id, back_to)
             record = encode_epoch(newest + 1, owner, self._ids.unique_id(), self._clock.now_ms(), latest_id)
             try:
                 self._store.put(epoch_key(self._job, newest + 1), record, if_absent=True)
@@ -376,8 +407,12 @@ class JobStore:
             return newest + 1, latest_id
 
     def _newest_epoch(self) -> int:
-        """Return the number of the newest epoch; 0 if there is none."""
-        return max((number_of(info.key) for info in self._store.list(f"{self._job}/epochs/")), default=0)
+        """Return the number of the newest epoch; 0 if there is none. What was remembered before it may be given up."""
+        newest = max((number_of(info.key) for info in self._store.list(f"{self._job}/epochs/")), default=0)
+        if newest != self._epoch_seen:
+            self.forget()
+            self._epoch_seen = newest
+        return newest
 
     def _hint_of(self, epoch: int) -> int:
         """Return a checkpoint id that was reached when an epoch began."""
@@ -400,14 +435,14 @@ class JobStore:
                 newer_epoch=number_of(info.key),
             )
 
-    def _latest(self, hint: int) -> tuple[Manifest | None, tuple[int, int] | None]:
-        """Return the newest checkpoint with an id of at least `hint`, and the highest place taken (fences too)."""
+    def _latest(self, hint: int) -> tuple[Manifest | None, list[tuple[int, int]]]:
+        """Return the newest checkpoint with an id of at least `hint`, and the places behind it, which fences have."""
         places = sorted(self._listing(manifest_prefix(self._job, hint)))
-        for place in reversed(places):
-            manifest = self.load(*place)
+        for number in range(len(places) - 1, -1, -1):
+            manifest = self.load(*places[number])
             if manifest.kind is not ManifestKind.FENCE:
-                return manifest, places[-1]
-        return None, places[-1] if places else None
+                return manifest, places[number + 1 :]
+        return None, places
 
     def _listing(self, start_after: str) -> Iterator[tuple[int, int]]:
         for info in self._store.list(f"{self._job}/checkpoints/", start_after=start_after):
@@ -418,6 +453,10 @@ class JobStore:
 
     def _key(self, checkpoint_id: int, generation: int) -> str:
         return manifest_key(self._job, checkpoint_id, generation)
+
+    def _forget_place(self, ref: CheckpointRef) -> None:
+        with self._lock:
+            self._cache.pop((ref.id, ref.generation), None)
 
     def _remember(self, manifest: Manifest) -> None:
         with self._lock:

@@ -53,6 +53,8 @@ class Manifest:
     materializations: tuple[MaterializationHandle, ...] = ()
     note: SegmentHandle | None = None
     """The checkpoint's note (see `dstl_service.notes`), if it lies in an object that `segments` do not name."""
+    rewound_from: CheckpointRef | None = None
+    """The checkpoint that the job was set back from, to this one (see `dstl_service.rewind`)."""
 
     @property
     def ref(self) -> CheckpointRef:
@@ -71,6 +73,7 @@ class Manifest:
             operators=list(self.operators),
             segments=len(self.segments),
             segment_bytes=sum(handle.entry.size_bytes for handle in self.segments),
+            rewound_from=self.rewound_from,
         )
 
 
@@ -156,7 +159,7 @@ def _to_dict(manifest: Manifest) -> dict[str, Any]:
         "earlier": group_by_object(manifest.earlier),
         "materializations": [handle.to_dict() for handle in manifest.materializations],
         "note": manifest.note.to_dict() if manifest.note else None,
-    }
+    } | ({"rewound_from": manifest.rewound_from.to_text()} if manifest.rewound_from else {})
 
 
 def _from_dict(document: dict[str, Any]) -> Manifest:
@@ -176,6 +179,7 @@ def _from_dict(document: dict[str, Any]) -> Manifest:
         earlier=tuple(flatten_objects(document["earlier"])),
         materializations=tuple(MaterializationHandle.from_dict(data) for data in document["materializations"]),
         note=SegmentHandle.from_dict(document["note"]) if document.get("note") else None,
+        rewound_from=CheckpointRef.parse(document["rewound_from"]) if document.get("rewound_from") else None,
     )
 
 

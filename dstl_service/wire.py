@@ -160,7 +160,11 @@ class OpenJob:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """One completed checkpoint, as listings and drivers see it; `query_id` and `offsets` are Spark's."""
+    """
+    One completed checkpoint, as listings and drivers see it; `query_id` and `offsets` are Spark's.
+
+    `rewound_from` is the checkpoint that was the newest when the job was set back to this one.
+    """
 
     ref: CheckpointRef
     base: CheckpointRef | None
@@ -171,6 +175,7 @@ class CheckpointInfo:
     operators: list[OperatorInfo]
     segments: int
     segment_bytes: int
+    rewound_from: CheckpointRef | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """
-Spark's own checkpoint folder, read to see whether it belongs to the state: ``metadata`` and ``offsets/N``.
+Spark's own checkpoint folder: read to see whether it belongs to the state, and set back with it.
 
-Read through Hadoop's file system, since the folder may be on any storage that Spark can use.
+``offsets/N`` is written before batch N, ``commits/N`` behind it; where the last of both have one number, Spark goes on
+with the next batch, from the offsets of that entry and the watermark of that commit. Through Hadoop's file system,
+since the folder may be on any storage that Spark can use.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+
+_SET_BACK = "dstl-set-back"
+"""File with the uid of the checkpoint that the folder was set back to last."""
 
 
 class CheckpointLog:
@@ -32,10 +37,54 @@ class CheckpointLog:
         """Return Spark's offsets entry of a batch, or None if there is none (any more)."""
         return self._read(f"offsets/{batch_id}")
 
-    def _read(self, name: str) -> str | None:
-        path = self._jvm.org.apache.hadoop.fs.Path(self._path, name)
+    def set_back(self, batch_id: int, offsets: str, uid: str) -> None:
+        """
+        Set the query back to where it stood behind a batch: the next one is the one behind it, with offsets of its own.
+
+        Once it is done nothing is done again, so that a batch which began since then keeps its offsets. If it is
+        interrupted, it is done again from its beginning.
+
+        Args:
+            batch_id: The batch.
+            offsets: Its offsets entry. Spark deletes entries after a while; those that it needs are written again.
+            uid: Names this setting back.
+        """
+        if self._read(_SET_BACK) == uid:
+            return
+        for folder in ("commits", "offsets"):
+            later = [number for number in self._numbers(folder) if number > batch_id]
+            for number in sorted(later, reverse=True):
+                self._files.delete(self._at(f"{folder}/{number}"), False)
+        watermark_ms = int(json.loads(offsets.splitlines()[1])["batchWatermarkMs"])
+        entries = {"offsets": offsets, "commits": f'v1\n{{"nextBatchWatermarkMs":{watermark_ms}}}'}
+        is_other = self._read(f"offsets/{batch_id}") != offsets  # gone, or of a past that was itself given up
+        # Spark wants the entries before the last as well; they must not be ahead of it.
+        for number in range(max(0, batch_id - 1), batch_id + 1):
+            for folder, text in entries.items():
+                if is_other or self._read(f"{folder}/{number}") is None:
+                    self._write(f"{folder}/{number}", text)
+        self._write(_SET_BACK, uid)
+
+    def _numbers(self, folder: str) -> list[int]:
+        path = self._at(folder)
+        if not self._files.exists(path):
+            return []
+        names = [str(entry.getPath().getName()) for entry in self._files.listStatus(path)]
+        return [int(name) for name in names if name.isdigit()]
+
+    def _at(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self._path, name)
+
+    def _write(self, name: str, text: str) -> None:
+        stream = self._files.create(self._at(name), True)
         try:
-            stream = self._files.open(path)
+            stream.write(text.encode())
+        finally:
+            stream.close()
+
+    def _read(self, name: str) -> str | None:
+        try:
+            stream = self._files.open(self._at(name))
         except (PySparkException, Exception) as error:
             if "FileNotFound" in str(error):
                 return None

@@ -95,6 +95,8 @@ class BatchRunner:
                 check_start(frame, log, known.latest, known.max_parallelism)
             session = JobSession.open(client, settings)
             infos = check_start(frame, log, session.latest, session.max_parallelism)
+            if session.latest is not None and session.latest.rewound_from is not None:
+                log.set_back(session.latest.ref.id, session.latest.offsets, session.latest.ref.uid)
             return cls(frame, function, log, client, session, infos)
         except BaseException:
             client.close()

@@ -19,7 +19,9 @@ def describe(frame: StatefulDataFrame) -> str:
     """Return the operators of a query, the last one first, and where their state is kept."""
     settings = frame.backend.settings
     groups = settings.max_parallelism
-    default = settings.parallelism or frame.source.sparkSession.sparkContext.defaultParallelism
+    default = settings.parallelism
+    if default is None:
+        default = min(frame.source.sparkSession.sparkContext.defaultParallelism, groups or DEFAULT_MAX_PARALLELISM)
     lines = [
         "== Stateful Operators ==",
         f"Job {settings.job} in {settings.storage}, "
@@ -40,7 +42,7 @@ def describe(frame: StatefulDataFrame) -> str:
 
 def _of_operator(operator: Operator, default: int, key_groups: int) -> list[str]:
     processor = type(operator.processor)
-    parallelism = operator.parallelism or min(default, key_groups)
+    parallelism = operator.parallelism or default
     check_parallelism(parallelism, key_groups)
     states = [
         f"State {name} ({info.kind}): {StructType.fromJson(_parsed(info.schema)).simpleString()}"

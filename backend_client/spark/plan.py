@@ -357,16 +357,28 @@ def grouping_columns(grouped: Any) -> tuple[str, ...]:
     expressions = grouped._jgd.groupingExprs()
     for position in range(expressions.size()):
         expression = expressions.apply(position)
-        text = str(expression.name()) if hasattr(expression, "name") else str(expression.sql())
-        if text not in grouped._df.columns:
+        is_column = str(expression.getClass().getSimpleName()) in _COLUMNS
+        text = str(expression.name() if is_column else expression.sql())
+        name = _column_called(text, grouped._df) if is_column else None
+        if name is None:
             raise InvalidInputError(
                 f"the state's key must be columns; {text!r} is none of {', '.join(grouped._df.columns)}. "
                 "Add it with withColumn first"
             )
-        names.append(text)
+        names.append(name)
     if not names:
         raise InvalidInputError("groupBy needs at least one column: state is kept per key")
     return tuple(names)
+
+
+_COLUMNS = frozenset({"AttributeReference", "UnresolvedAttribute"})
+
+
+def _column_called(text: str, frame: DataFrame) -> str | None:
+    """Return the column that Spark finds under a name, which by default is in any case."""
+    if text in frame.columns or frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true":
+        return text if text in frame.columns else None
+    return next((name for name in frame.columns if name.lower() == text.lower()), None)
 
 
 def quoted(name: str) -> str:

@@ -70,7 +70,8 @@ def _check_checkpoint(frame: StatefulDataFrame, log: CheckpointLog, latest: Chec
             f"{latest.query_id}: use the checkpointLocation that this job was started with, or another job name"
         )
     offsets = log.offsets(latest.ref.id)
-    if offsets is not None and latest.offsets and offsets != latest.offsets:
+    # A job that was set back takes the Spark checkpoint with it, see `CheckpointLog.set_back`.
+    if latest.rewound_from is None and offsets is not None and latest.offsets and offsets != latest.offsets:
         raise ConflictError(
             f"the Spark checkpoint {location} does not belong to the state of job {job!r}: batch {latest.ref.id} has "
             "other offsets there. Use the checkpointLocation that this job was started with, or another job name"

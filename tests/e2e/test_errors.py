@@ -203,6 +203,28 @@ def test_unknown_column_fails_where_written(make_backend: Backends, stream: Data
 
 
 @pytest.mark.parametrize(
+    "key", [lambda: F.col("v") + 1, lambda: F.lower("k").alias("k"), lambda: F.lit(1)], ids=["sum", "alias", "literal"]
+)
+def test_key_that_is_no_column_is_refused(make_backend: Backends, stream: DataFrame, key: Any) -> None:
+    """Grouping by an expression is refused with what to do, also where the expression has a column's name."""
+    with pytest.raises(InvalidInputError, match=r"key must be columns.*withColumn first"):
+        make_backend().transform_with_state(stream.groupBy(key()), Totals(), OUTPUT, "Update", "None")
+
+
+def test_key_is_found_as_spark_finds_columns(spark: SparkSession, make_backend: Backends, stream: DataFrame) -> None:
+    """A column's name in another case names it, unless the session tells cases apart."""
+    result = totals(make_backend(), stream, key="K")
+    assert result.operators[0].key_columns == ("k",)
+
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        with pytest.raises(InvalidInputError, match="'K' is none of k, v"):
+            totals(make_backend(), stream, key="K")
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+
+
+@pytest.mark.parametrize(
     ("step", "message"),
     [
         (lambda result, _: result.select(F.sum("n")), "aggregate function"),

@@ -1,26 +1,24 @@
 """
-A job that is set back to a savepoint behind which its state schema changed.
+A job that is set back to a savepoint, behind which its state schema changed, and forward again.
 
-A failure means that something written after the savepoint, or under the newer schema, is still there.
+The sidecar runs on, and local tables stay as they are. A failure means that something written after the savepoint, or
+under the newer schema, is still there, or that Spark goes on from another batch than the state.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 from backend_client import ChangelogStateBackend
+from dstl_service.cli import main
 from dstl_service.job_store import JobStore
-from dstl_service.manifest import encode_manifest
-from dstl_service.registry_format import decode_epoch, manifest_key
 from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
 from tests.e2e.support import Collected, read_input, run_to_end, write_input
@@ -55,45 +53,39 @@ class Counting(StatefulProcessor):
         pass
 
 
+def _fail(batch: DataFrame, batch_id: int) -> None:
+    raise RuntimeError("the sink is away")
+
+
 class Query:
-    """The job, its Spark checkpoint, and a copy of that one from the time of the savepoint."""
+    """The job and its Spark checkpoint."""
 
     def __init__(self, spark: SparkSession, backend: ChangelogStateBackend, folder: Path) -> None:
         self._spark = spark
         self._backend = backend
         self._folder = folder
-        self._store = open_store(backend.settings.storage)
-        self._location, self._copy = folder / "chk", folder / "chk-copy"
+        self.location = folder / "chk"
 
-    def run(self, upto: int, *, newer: bool) -> dict[int, set[str]]:
+    def run(self, upto: int, *, newer: bool, fails: bool = False) -> dict[int, set[str]]:
         """Run a version of the program over what is new of so many files; return what each batch saw."""
         write_input(self._folder / "in", [[(key, 1.0) for key in KEYS]] * upto)
         stream, collected = read_input(self._spark, self._folder / "in").groupBy("k"), Collected()
         result = self._backend.transform_with_state(
             stream, Counting(newer=newer), "k string, seen string", "Update", "None", name="counting"
         )
-        run_to_end(result.writeStream, self._location, collected)
-        assert all(len(rows) == len(KEYS) for rows in collected.batches.values())
+        run_to_end(result.writeStream, self.location, _fail if fails else collected)
         return {batch_id: {seen for _, seen in rows} for batch_id, rows in collected.batches.items()}
 
-    def make_savepoint(self) -> None:
-        """Keep the newest checkpoint, with the Spark checkpoint that belongs to it."""
-        self._jobs().make_savepoint("before", None)
-        shutil.copytree(self._location, self._copy)
+    def savepoints(self) -> list[str]:
+        """Return the names of all savepoints."""
+        return JobStore(
+            open_store(self._backend.settings.storage), "job", SystemClock(), SystemIds()
+        ).savepoints.names()
 
-    def set_back(self) -> None:
-        """Stop the sidecar, and leave job and Spark checkpoint as they were; local tables stay as they are."""
-        os.kill(int(Path(self._backend.embedded_service.pid_path).read_text()), signal.SIGKILL)
-        savepoint = self._jobs().savepoints.load("before")
-        self._store.delete([info.key for info in self._store.list("job/checkpoints/")])
-        epochs = [info.key for info in self._store.list("job/epochs/")]
-        self._store.delete([key for key in epochs if decode_epoch(self._store.get(key), key) > savepoint.id])
-        self._store.put(manifest_key("job", savepoint.id, savepoint.generation), encode_manifest(savepoint))
-        shutil.rmtree(self._location)
-        shutil.copytree(self._copy, self._location)
-
-    def _jobs(self) -> JobStore:
-        return JobStore(self._store, "job", SystemClock(), SystemIds())
+    def command(self, *arguments: str) -> None:
+        """Run a command of ``dstl`` on the job."""
+        name, *rest = arguments
+        assert main([name, "--storage", self._backend.settings.storage, *rest, "job"]) == 0
 
 
 def test_savepoint_from_before_a_schema_changed(
@@ -106,11 +98,65 @@ def test_savepoint_from_before_a_schema_changed(
     """
     query = Query(spark, make_backend(), tmp_path)
     query.run(1, newer=False)
-    query.make_savepoint()
+    query.command("savepoints", "--create", "before")
     newer = {1: {"[(1, None), ()]"}, 2: {"[(2, 'note 2'), ('note 2',)]"}}
     assert query.run(3, newer=True) == newer
 
-    query.set_back()
-    assert query.run(3, newer=False) == {1: {"[(1,)]"}, 2: {"[(2,)]"}}
-    query.set_back()
-    assert query.run(3, newer=True) == newer
+    # The file source gives everything since then in one batch.
+    query.command("rewind", "--savepoint", "before", "--write")
+    assert query.run(3, newer=False) == {1: {"[(1,)]"}}
+    assert query.run(4, newer=False) == {2: {"[(2,)]"}}
+    query.command("rewind", "--savepoint", "before", "--write")
+    assert query.run(4, newer=True) == {1: newer[1]}
+
+
+def test_job_is_set_forward_again(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """I11, I14: what a job was set back from is kept, and the job goes on there as if nothing had happened."""
+    query = Query(spark, make_backend(), tmp_path)
+    query.run(1, newer=False)
+    query.command("savepoints", "--create", "first")
+    query.run(3, newer=False)
+    query.command("rewind", "--savepoint", "first", "--write")
+    assert query.run(4, newer=False) == {1: {"[(1,)]"}}
+    (later,) = set(query.savepoints()) - {"first"}
+
+    query.command("rewind", "--savepoint", later, "--write")
+    assert query.run(5, newer=False) == {3: {"[(3,)]"}}
+
+
+def test_spark_checkpoint_without_old_entries(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """A savepoint that is older than what Spark keeps of its own checkpoint is gone back to all the same."""
+    query = Query(spark, make_backend(), tmp_path)
+    query.run(2, newer=False)
+    query.command("savepoints", "--create", "old")
+    query.run(4, newer=False)
+    for folder in ("offsets", "commits"):
+        for number in (0, 1):
+            for name in (f"{number}", f".{number}.crc"):
+                (query.location / folder / name).unlink()
+
+    query.command("rewind", "--savepoint", "old", "--write")
+    assert query.run(5, newer=False) == {2: {"[(2,)]"}}
+
+
+def test_batch_behind_a_rewind_keeps_its_offsets(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """I14: a batch that began behind a rewind and failed is executed again with the same rows."""
+    query = Query(spark, make_backend(), tmp_path)
+    query.run(1, newer=False)
+    query.command("savepoints", "--create", "first")
+    query.run(2, newer=False)
+    query.command("rewind", "--savepoint", "first", "--write")
+    before = query.run(2, newer=False)
+    query.command("rewind", "--savepoint", "first", "--write")
+    with pytest.raises(StreamingQueryException, match="the sink is away"):
+        query.run(2, newer=False, fails=True)
+    offsets = (query.location / "offsets/1").read_text()
+
+    assert query.run(4, newer=False) == {**before, 2: {"[(2,)]"}, 3: {"[(3,)]"}}
+    assert (query.location / "offsets/1").read_text() == offsets

@@ -7,7 +7,8 @@ that; the object does: its sets are of the next checkpoint and of the epoch that
 snapshot says at which checkpoint its table stood (`materialization_index`). Objects are listed
 *before* the manifests are read: one that becomes part of a checkpoint in between is of the next one, and one that was
 part of a checkpoint before is named. Manifests of subsumed checkpoints that their coordinator left behind are deleted
-before objects, so that none names what is gone.
+before objects, so that none names what is gone. Between the two the savepoints are read again: one that was made of
+such a checkpoint meanwhile is seen then, or its maker sees that the manifest is gone (`SavepointStore.create`).
 
 `choose_orphans` is pure; `collect_garbage` does blocking I/O.
 """
@@ -92,7 +93,7 @@ def collect_garbage(
         dry_run: Delete nothing.
 
     Raises:
-        CorruptDataError: A manifest or a savepoint cannot be read; nothing was deleted.
+        CorruptDataError: A manifest or a savepoint cannot be read; no object was deleted.
     """
     now_ms = clock.now_ms()
     objects = [info for folder in ("segments", "materialized") for info in store.list(f"{job}/{folder}/")]
@@ -118,9 +119,13 @@ def collect_garbage(
             if info.modified_ms < vanished_ms or not _is_unfinished(store, info, newest.id, epoch)
         ]
         young = unnamed - len(orphans)
-    keys = [info.key for info in orphans]
     if not dry_run:
         jobs.delete_manifests(subsumed)
+        if orphans:
+            saved = _named(jobs, [], store)
+            orphans = [info for info in orphans if info.key not in saved]
+    keys = [info.key for info in orphans]
+    if not dry_run:
         for begin in range(0, len(keys), _DELETED_AT_ONCE):
             store.delete(keys[begin : begin + _DELETED_AT_ONCE])
         remove_leftovers(store, clock, age_min_ms)

@@ -201,8 +201,9 @@ class Maintenance:
         keys = frozenset[str]().union(*(deletion.object_keys for deletion in due))
 
         def delete() -> int:
-            unneeded = keys - self._jobs.savepoints.object_keys()
             self._jobs.delete_manifests(manifests)
+            # In this order: a savepoint made meanwhile is read here, or finds its manifest gone; see its store.
+            unneeded = keys - self._jobs.savepoints.object_keys()
             self._store.delete(sorted(unneeded))
             return len(unneeded)
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from dstl_service.manifest import Manifest, ManifestKind, StateView, decode_manifest, encode_manifest
 from dstl_service.materialization_index import named_by
+from dstl_service.registry_format import manifest_key
 from dstl_service.retention import object_keys
 from storage.errors import ConflictError, CorruptDataError, NotFoundError
 from storage.model import validate_name
@@ -37,7 +38,7 @@ class SavepointStore:
 
         Raises:
             ConflictError: The name is taken by another checkpoint.
-            NotFoundError: An object of the checkpoint is gone: it was subsumed meanwhile.
+            NotFoundError: An object of the checkpoint, or its manifest, is gone: it was subsumed meanwhile.
         """
         validate_name("savepoint", name)
         savepoint = replace(manifest, kind=ManifestKind.COMPLETE)
@@ -53,10 +54,14 @@ class SavepointStore:
                     "delete it first, or choose another name"
                 ) from None
             return there
-        # Written first, looked for then: what a collector deletes after this it has seen to be named.
+        # Whoever deletes goes from manifests to a look at the savepoints to objects that none of them names. Here the
+        # savepoint is written, then its objects are looked for, then its manifest. If that is still there, it was not
+        # deleted before the savepoint was written, so whoever deletes it reads the savepoint and spares its objects.
+        # If it is gone, its objects may go at any moment, although all were there just now. (I11)
         try:
             for key in sorted(object_keys(savepoint) | named_by(savepoint.materializations, self._store)):
                 self._store.head(key)
+            self._store.head(manifest_key(self._job, manifest.id, manifest.generation))
         except (NotFoundError, CorruptDataError) as error:
             self.delete(name)
             raise NotFoundError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from dstl_service.job_store import JobStore
@@ -82,21 +82,35 @@ def manifest(
 
 
 class SteppingStore(MemoryStore):
-    """A store in memory that lets something else happen just before a put, as another process could."""
+    """A store in memory that lets something else happen just before a put or delete, as another process could."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._steps: list[tuple[str, Callable[[], object]]] = []
+        self._steps: list[tuple[str, str, Callable[[], object]]] = []
 
     def before_put(self, key_pattern: str, step: Callable[[], object]) -> None:
         """Run `step` once, before the next put of a key of this shell pattern that no earlier step waits for."""
-        self._steps.append((key_pattern, step))
+        self._steps.append(("put", key_pattern, step))
+
+    def before_delete(self, key_pattern: str, step: Callable[[], object]) -> None:
+        """Run `step` once, before the next delete of such a key."""
+        self._steps.append(("delete", key_pattern, step))
 
     def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
         """Run the first step that waits for this key, then put."""
-        for item in self._steps:
-            if fnmatchcase(key, item[0]):
-                self._steps.remove(item)
-                item[1]()
-                break
+        self._step("put", key)
         super().put(key, data, if_absent=if_absent)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Run the first step that waits for one of these keys, then delete."""
+        wanted = tuple(keys)
+        for key in wanted:
+            self._step("delete", key)
+        super().delete(wanted)
+
+    def _step(self, operation: str, key: str) -> None:
+        for item in self._steps:
+            if item[0] == operation and fnmatchcase(key, item[1]):
+                self._steps.remove(item)
+                item[2]()
+                return

@@ -6,19 +6,21 @@ A plain ASGI middleware: it is on the way of every change set, whose body must b
 
 from __future__ import annotations
 
+import re
+
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dstl_service.access import Tokens
 from dstl_service.routes.errors import error_response
-from dstl_service.wire import JSON_BYTES_MAX
+from dstl_service.wire import JSON_BYTES_MAX, NAME
 from storage.errors import InvalidInputError, UnauthorizedError
 
 OPEN_PATHS = frozenset({"/health"})
 """What may be asked without a token: only whether the process lives."""
 
-STREAMED_ENDINGS = ("/change-sets",)
-"""Ends of the paths whose routes take their bodies as streams and limit them themselves."""
+_STREAMED = re.compile(rf"/v1/jobs/{NAME}/change-sets")
+"""Path of the route that takes its body, by POST, as a stream and limits it itself; see `appends.append`."""
 
 _TOO_LARGE = f"the body of a request has at most {JSON_BYTES_MAX} bytes here"
 _CLOSE = {"connection": "close"}  # what is left of the request is not worth reading
@@ -56,12 +58,17 @@ class Gate:
     async def _let_in(self, scope: Scope, receive: Receive, send: Send, length: int | None) -> None:
         # The parser holds a body to the length that was stated.
         is_small = length is not None and length <= JSON_BYTES_MAX
-        if is_small or scope["method"] == "GET" or scope["path"].endswith(STREAMED_ENDINGS):
+        if is_small or scope["method"] == "GET" or is_streamed(scope["method"], scope["path"]):
             await self._app(scope, receive, send)
         elif length is not None:
             await error_response(InvalidInputError(_TOO_LARGE), 413, _CLOSE)(scope, receive, send)
         else:
             await self._app(scope, _counted(receive), send)
+
+
+def is_streamed(method: str, path: str) -> bool:
+    """Say whether a request is one whose body its route takes as a stream."""
+    return method == "POST" and _STREAMED.fullmatch(path) is not None
 
 
 def _counted(receive: Receive) -> Receive:

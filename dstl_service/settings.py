@@ -194,6 +194,10 @@ class ServiceSettings:
         if self.token is not None and self.token_file is not None:
             raise InvalidInputError("there is a token and a token_file: give one of them")
         if self.socket_path is not None:
+            if self.advertised_url is not None:
+                raise InvalidInputError(
+                    "advertised_url is for TCP, and with socket_path nothing listens there: leave one of them out"
+                )
             if self.tls.certificate_file is not None:
                 raise InvalidInputError("tls is for TCP: leave socket_path or tls.certificate_file out")
         elif self.host not in _LOOPBACK and self.token is None and self.token_file is None:

@@ -111,6 +111,12 @@ def test_usual_advertised_address_is_taken(url: str) -> None:
     assert ServiceSettings("memory://x", advertised_url=url).advertised_url == url
 
 
+def test_socket_has_no_advertised_address() -> None:
+    """A service on a Unix socket listens on no TCP address, so it cannot tell other hosts one."""
+    with pytest.raises(InvalidInputError, match="advertised_url is for TCP"):
+        ServiceSettings("memory://x", socket_path=Path("s"), advertised_url="http://host:1")
+
+
 def test_tls_files_must_be_there(tmp_path: Path) -> None:
     """A certificate that cannot be read, a key without one, and TLS on a Unix socket are refused at the start."""
     path = tmp_path / "a.pem"

@@ -88,7 +88,8 @@ def collect_garbage(
         jobs: The job's manifests.
         job: Its name.
         clock: Compared with the store's times of modification; minutes of difference do not matter.
-        age_min_ms: Must exceed the checkpoint timeout while a query of the job may run.
+        age_min_ms: Must exceed the checkpoint timeout while a query of the job may run. What killed processes left
+            anywhere in the store goes by the default at the earliest.
         checkpoints_max: How many checkpoints are retained; a service that retains fewer deletes the others by itself.
         dry_run: Delete nothing.
 
@@ -128,7 +129,8 @@ def collect_garbage(
     if not dry_run:
         for begin in range(0, len(keys), _DELETED_AT_ONCE):
             store.delete(keys[begin : begin + _DELETED_AT_ONCE])
-        remove_leftovers(store, clock, age_min_ms)
+        # Of the whole store: other jobs' calls may run, whatever is known of this job.
+        remove_leftovers(store, clock, max(age_min_ms, ORPHAN_AGE_MIN_MS))
     logger.info(
         "garbage collected",
         extra={

@@ -24,6 +24,7 @@ from dstl_service.job_store import JobStore
 from dstl_service.restore import plan_restore, read_plan
 from dstl_service.retention import object_keys
 from dstl_service.segment_cache import SegmentCache
+from storage.leftovers import remove_leftovers
 from storage.testing import FakeIds
 from tests.simulation.driver import EVERYTHING, JOB, OPERATORS, Driver, table_of
 from tests.simulation.world import CHECKPOINTS_RETAINED, World
@@ -87,6 +88,7 @@ def simulate(seed: int) -> World:
     collect_garbage(world.store, jobs, JOB, world.clock, age_min_ms=0)
     named = compare(world)
     assert {info.key for info in world.store.list(f"{JOB}/segments/")} <= named, "garbage stayed"
+    remove_leftovers(world.store, world.clock, 0)
     assert [info.key for info in world.store.list("probe/")] == []
     return world
 

@@ -51,7 +51,7 @@ class KnownFiles:
     """What one process knows of a table's files from earlier snapshots: a cache."""
 
     checksums: dict[tuple[int, ...], str] = field(default_factory=dict)
-    """By a file's identity; hard links of one file share it."""
+    """By a file's identity; hard links of one file share it. Of the files of the last snapshot only."""
     stored_ms: dict[str, int] = field(default_factory=dict)
     """By object key: when this process stored it, on the monotonic clock."""
 
@@ -124,6 +124,9 @@ class SnapshotUploader:
         """
         parent = await self._in_thread(_parent, self._store, jobs, table, version)
         found = {file.name: file for file in await self._in_thread(folder.files)}
+        # A table's next snapshot shares files with this one; what is not in this one never comes again.
+        here = {file.identity for file in found.values()}
+        known.checksums = {identity: checksum for identity, checksum in known.checksums.items() if identity in here}
         files = [await self._named(table, folder, file, known) for file in found.values()]
         in_parent = {file.object_key for file in parent.files} if parent is not None else set()
         fresh_ms = self._clock.monotonic_ms() - self._refresh_ms

@@ -175,6 +175,17 @@ def test_known_files_are_not_read_again(tmp_path: Path) -> None:
         host.upload(path)
 
 
+def test_files_that_went_are_forgotten(tmp_path: Path) -> None:
+    """However many snapshots a table has had, only the files of the last one are remembered."""
+    host = Host()
+    host.upload(snapshot_folder(tmp_path / "first", _000011=b"of the first"))
+    before = dict(host.known.checksums)
+    host.upload(snapshot_folder(tmp_path / "second", _000012=b"of the second"))
+
+    assert len(host.known.checksums) == len(before) == 3
+    assert not host.known.checksums.keys() & before.keys()
+
+
 def test_index_stays_young_during_slow_upload(tmp_path: Path) -> None:
     """I11: while files are uploaded for long, the index is written again and again."""
     host = Host(refresh_ms=1)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import Depends, Path, Request
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
+from dstl_service.routes.errors import LateBodyError
 from dstl_service.service import ChangelogService
 from dstl_service.wire import NAME_PATTERN, ChangeSetRef
 from storage.errors import InvalidInputError
 from storage.model import NUMBER_MAX, ChangeSetId, KeyGroupRange, Segment
+
+BODY_WAIT_S = 30.0
+"""How long the next piece of a body may take: the body keeps its room from others, and may never come."""
 
 
 async def get_service(request: Request) -> ChangelogService:
@@ -38,6 +43,7 @@ async def take_in(
         InvalidInputError: It does not say how long it is, or is larger than what can ever be taken in; it is not read.
         OverloadedError: There is no room; it is not read.
         ClientDisconnect: The client went away.
+        LateBodyError: The client is there, for all one can tell, and sends nothing more.
     """
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     if not length.isdigit():
@@ -51,16 +57,24 @@ async def _collect_body(receive: Receive, size_bytes_max: int) -> bytes:
     chunks: list[bytes] = []
     size_bytes = 0
     more = True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientDisconnect
-        chunk: bytes = message.get("body", b"")
-        more = message.get("more_body", False)
-        size_bytes += len(chunk)
-        if size_bytes > size_bytes_max:
-            raise InvalidInputError(f"a body of more than the {size_bytes_max} bytes of its content-length")
-        chunks.append(chunk)
+    now_s = asyncio.get_running_loop().time
+    try:
+        async with asyncio.timeout(BODY_WAIT_S) as wait:
+            while more:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise ClientDisconnect
+                chunk: bytes = message.get("body", b"")
+                more = message.get("more_body", False)
+                size_bytes += len(chunk)
+                if size_bytes > size_bytes_max:
+                    raise InvalidInputError(f"a body of more than the {size_bytes_max} bytes of its content-length")
+                chunks.append(chunk)
+                wait.reschedule(now_s() + BODY_WAIT_S)
+    except TimeoutError:
+        raise LateBodyError(
+            f"{size_bytes} of {size_bytes_max} bytes of a change set came, no more for {BODY_WAIT_S:g} s: send it again"
+        ) from None
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from dstl_service.wire import NAME, ErrorBody
-from storage.errors import DstlError, ErrorKind, InternalError, InvalidInputError, NotFoundError
+from storage.errors import DstlError, ErrorKind, InternalError, InvalidInputError, NotFoundError, UnavailableError
 
 HTTP_STATUS = {
     ErrorKind.INVALID_INPUT: 400,
@@ -41,13 +41,16 @@ _DESCRIPTIONS = {
     422: "Stored bytes are damaged; the message names the object.",
     429: "Too much is in flight; ask again after `Retry-After` seconds.",
     500: "A bug of this service.",
-    503: "The storage or a peer does not work just now; ask again after `Retry-After` seconds.",
+    503: "The storage or a peer does not work just now, or the body stopped; ask again after `Retry-After` seconds.",
 }
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": text} for status, text in _DESCRIPTIONS.items()
 }
 """The answers that any route may give besides its own, for the OpenAPI document."""
+
+CLOSE = {"connection": "close"}
+"""Header of answers to requests of which the rest is not read."""
 
 _PLACE = re.compile(r"\{[^}]*\}")
 
@@ -56,6 +59,10 @@ _JOB_PATH = re.compile(rf"/v1/jobs/({NAME})(?:/checkpoints/([0-9]{{1,16}}))?(?:/
 _CALLERS_FAULT = frozenset({ErrorKind.INVALID_INPUT, ErrorKind.NOT_FOUND})
 
 logger = logging.getLogger("dstl_service")
+
+
+class LateBodyError(UnavailableError):
+    """The rest of a request's body did not come in time. Its connection is closed; send the request again."""
 
 
 def install(app: FastAPI) -> None:
@@ -118,6 +125,8 @@ def _methods(request: Request) -> list[str]:
 def error_response(error: DstlError, status: int | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
     """Return the answer that reports an error; with its own status, unless another says more."""
     status = HTTP_STATUS[error.kind] if status is None else status
+    if isinstance(error, LateBodyError):
+        headers = {**(headers or {}), **CLOSE}
     if status in (429, 503):
         headers = {**(headers or {}), "retry-after": "1"}
     return JSONResponse(error.to_dict(), status, headers)

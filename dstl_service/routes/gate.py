@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dstl_service.access import Tokens
-from dstl_service.routes.errors import error_response
+from dstl_service.routes.errors import CLOSE, error_response
 from dstl_service.wire import JSON_BYTES_MAX, NAME
 from storage.errors import InvalidInputError, UnauthorizedError
 
@@ -23,7 +23,6 @@ _STREAMED = re.compile(rf"/v1/jobs/{NAME}/change-sets")
 """Path of the route that takes its body, by POST, as a stream and limits it itself; see `appends.append`."""
 
 _TOO_LARGE = f"the body of a request has at most {JSON_BYTES_MAX} bytes here"
-_CLOSE = {"connection": "close"}  # what is left of the request is not worth reading
 
 
 class Gate:
@@ -46,7 +45,7 @@ class Gate:
         if scope["path"] not in OPEN_PATHS and not self._tokens.accept(authorization):
             self._tokens.log_refusal((scope.get("client") or ("",))[0], scope["path"])
             error = UnauthorizedError("a valid token is needed")
-            await error_response(error, 401, {"www-authenticate": "Bearer", **_CLOSE})(scope, receive, send)
+            await error_response(error, 401, {"www-authenticate": "Bearer", **CLOSE})(scope, receive, send)
             return
         idle = scope["app"].state.idle
         idle.request_began()
@@ -61,7 +60,7 @@ class Gate:
         if is_small or scope["method"] == "GET" or is_streamed(scope["method"], scope["path"]):
             await self._app(scope, receive, send)
         elif length is not None:
-            await error_response(InvalidInputError(_TOO_LARGE), 413, _CLOSE)(scope, receive, send)
+            await error_response(InvalidInputError(_TOO_LARGE), 413, CLOSE)(scope, receive, send)
         else:
             await self._app(scope, _counted(receive), send)
 
@@ -80,7 +79,7 @@ def _counted(receive: Receive) -> Receive:
         message = await receive()
         received_bytes += len(message.get("body", b""))
         if received_bytes > JSON_BYTES_MAX:
-            raise HTTPException(413, _TOO_LARGE, _CLOSE)
+            raise HTTPException(413, _TOO_LARGE, CLOSE)
         return message
 
     return receive_counted

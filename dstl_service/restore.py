@@ -135,18 +135,23 @@ def read_plan(plan: RestorePlan, store: ObjectReader, cache: SegmentCache) -> It
 def read_handles(
     wanted: Sequence[SegmentHandle], store: ObjectReader, cache: SegmentCache
 ) -> Iterator[tuple[SegmentHandle, BytesLike]]:
-    """Yield these segments in the order given; see `read_plan`."""
+    """
+    Yield these segments in the order given; see `read_plan`.
+
+    Each payload is got when it is asked for, so that of those that were taken none is held, and of those that wait at
+    most what shares an object with one that was taken.
+    """
     for _, group in groupby(wanted, key=lambda handle: handle.entry.id.checkpoint_id):
         handles = list(group)
-        payloads = {id(handle): cache.get(handle) for handle in handles}
-        missing = [handle for handle in handles if payloads[id(handle)] is None]
-        if missing:
-            for handle, payload in read_segments(store, missing):
-                payloads[id(handle)] = payload
+        missing = {id(handle) for handle in handles if cache.get(handle) is None}
+        stored = read_segments(store, [handle for handle in handles if id(handle) in missing])
         for handle in handles:
-            payload_or_none = payloads[id(handle)]
-            assert payload_or_none is not None
-            yield handle, payload_or_none
+            if id(handle) in missing:
+                yield next(stored)
+            elif (payload := cache.peek(handle)) is not None:
+                yield handle, payload
+            else:  # dropped from memory since
+                yield from read_segments(store, [handle])
 
 
 def read_snapshots(plan: RestorePlan, store: ObjectReader) -> SnapshotStream:

@@ -74,6 +74,12 @@ class SegmentCache:
             share.payloads.move_to_end(key)
             return payload
 
+    def peek(self, handle: SegmentHandle) -> BytesLike | None:
+        """Return the payload, or None, as `get` does, and let that count for nothing."""
+        with self._lock:
+            share = self._shares.get(handle.entry.id.job)
+            return share.payloads.get((handle.object_key, handle.entry.offset_bytes)) if share is not None else None
+
     def holds(self, handles: Iterable[SegmentHandle]) -> bool:
         """Say whether all of these are here just now."""
         with self._lock:

@@ -6,12 +6,13 @@ import pytest
 
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import Manifest, ManifestKind, is_complete_due, state_up_to
-from dstl_service.restore import RestorePlan, plan_restore, read_plan
+from dstl_service.restore import RestorePlan, plan_restore, read_handles, read_plan
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, NotFoundError
 from storage.memory_store import MemoryStore
 from storage.model import KeyGroupRange, SegmentHandle
+from storage.object_store import ObjectStore
 from storage.testing import RecordingStore
 from tests.unit.dstl_service.samples import manifest, opened, segment, stored
 
@@ -202,6 +203,46 @@ def test_cached_payloads_are_not_read() -> None:
 
     assert [payload for _, payload in payloads_of(history, plan, cache)] == [b"0/0", b"1/0"]
     assert list(history.store.keys("get", "job/segments/*")) == ["job/segments/host/0.seg"]
+
+
+def one_checkpoint(store: ObjectStore, objects: int) -> list[SegmentHandle]:
+    """Return the handles of one checkpoint's sets, each in an object of its own."""
+    return [
+        stored(store, [segment(payload=b"%d" % number, partition=number)], f"job/segments/host/{number}.seg")[0]
+        for number in range(objects)
+    ]
+
+
+def test_objects_are_read_when_they_are_due() -> None:
+    """Of a checkpoint with much in it no more is in memory than what is being sent, also where it all is one group."""
+    store = RecordingStore(MemoryStore())
+    handles = one_checkpoint(store, 3)
+
+    seen = []
+    for _, payload in read_handles(handles, store, SegmentCache(1000)):
+        seen.append((bytes(payload), store.count("get", "*.seg")))
+
+    assert seen == [(b"0", 1), (b"1", 2), (b"2", 3)]
+
+
+def test_payload_that_memory_dropped_is_read() -> None:
+    """What was in memory when a restore began, and is not when its turn comes, is read from the store, once."""
+    store = RecordingStore(MemoryStore())
+    handles = one_checkpoint(store, 3)
+    cache = SegmentCache(1000)
+    for number in (1, 2):
+        cache.put(handles[number], b"%d" % number)
+    payloads = read_handles(handles, store, cache)
+
+    found = [next(payloads)]
+    cache.leave_room(999)  # the one that was used last stays
+    found += payloads
+
+    assert [(handle, bytes(payload)) for handle, payload in found] == [
+        (handle, b"%d" % number) for number, handle in enumerate(handles)
+    ]
+    assert list(store.keys("get", "*.seg")) == [handles[0].object_key, handles[1].object_key]
+    assert (cache.hits, cache.misses) == (2, 1)
 
 
 @pytest.mark.parametrize("damage", ["missing", "flipped", "cut"])

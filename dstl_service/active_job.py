@@ -75,6 +75,8 @@ class ActiveJob:
     last_error: str | None = None
     timer: asyncio.TimerHandle | None = None
     collector: asyncio.Task[None] | None = None
+    collected_ms: int = 0
+    """When garbage was last collected with success, or the collector was started."""
 
     def wake(self) -> None:
         """Let those who wait for sets, or for room, look again; who comes later waits for the next change."""

@@ -112,6 +112,18 @@ class ServiceMetrics:
         )
         self.orphans = Gauge("dstl_orphans", "Orphans that the last collection left.", ["job"], registry=self.registry)
         self.orphans_deleted = Counter("dstl_orphans_deleted", "Orphans deleted.", ["job"], registry=self.registry)
+        self.collections_failed = Counter(
+            "dstl_collections_failed",
+            "Collections of orphans that failed; the next round tries again.",
+            ["job"],
+            registry=self.registry,
+        )
+        self.collection_age = Gauge(
+            "dstl_collection_success_age_seconds",
+            "Time since orphans were last collected with success, or else since the collector was started.",
+            ["job"],
+            registry=self.registry,
+        )
         self.log_bytes = Gauge(
             "dstl_log_bytes",
             "Stored log of an operator behind its bases and materializations.",

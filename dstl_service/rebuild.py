@@ -311,7 +311,7 @@ def _damaged_epochs(registry: Registry) -> list[int]:
         if key.startswith(f"{registry.job}/epochs/"):
             try:
                 numbers.append(number_of(key))
-            except ValueError:
+            except CorruptDataError:
                 continue
     return numbers
 

@@ -125,16 +125,16 @@ def read_registry(store: ObjectStore, job: str) -> Registry:
         try:
             decode_epoch(data, key)
             registry.epochs.append(number_of(key))
-        except (CorruptDataError, ValueError) as error:
-            registry.damaged[key] = _reason(key, error)
+        except CorruptDataError as error:
+            registry.damaged[key] = error.message
     for key, data in _objects(store, f"{job}/checkpoints/"):
         try:
             manifest = decode_manifest(data, key)
             place = place_of(key)
             _check_belongs(manifest, place, registry.uid, key)
-        except (CorruptDataError, ValueError) as error:
+        except CorruptDataError as error:
             _refuse_newer(data, key)
-            registry.damaged[key] = _reason(key, error)
+            registry.damaged[key] = error.message
         else:
             registry.manifests[place] = manifest
     for key, data in _objects(store, f"{job}/savepoints/"):
@@ -152,10 +152,6 @@ def _objects(store: ObjectStore, prefix: str) -> Iterator[tuple[str, bytes]]:
     for info in store.list(prefix):
         with suppress(NotFoundError):  # deleted since it was listed
             yield info.key, store.get(info.key)
-
-
-def _reason(key: str, error: Exception) -> str:
-    return error.message if isinstance(error, CorruptDataError) else f"{key} has a name that no such object can have"
 
 
 def _check_belongs(manifest: Manifest, place: tuple[int, int], uid: str | None, key: str) -> None:

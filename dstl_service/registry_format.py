@@ -71,11 +71,34 @@ def manifest_key(job: str, checkpoint_id: int, generation: int) -> str:
 
 
 def number_of(key: str) -> int:
-    """Return the epoch that an epoch record's key names."""
-    return int(key.rsplit("/", 1)[1].split(".", maxsplit=1)[0])
+    """
+    Return the epoch that an epoch record's key names.
+
+    Raises:
+        CorruptDataError: It names none.
+    """
+    try:
+        return int(key.rsplit("/", 1)[1].split(".", maxsplit=1)[0])
+    except ValueError:
+        raise _foreign(key) from None
 
 
 def place_of(key: str) -> tuple[int, int]:
-    """Return the checkpoint id and generation that a manifest's key names."""
-    checkpoint_id, generation, _ = key.rsplit("/", 1)[1].split(".")
-    return int(checkpoint_id), int(generation)
+    """
+    Return the checkpoint id and generation that a manifest's key names.
+
+    Raises:
+        CorruptDataError: It names none.
+    """
+    try:
+        checkpoint_id, generation, _ = key.rsplit("/", 1)[1].split(".")
+        return int(checkpoint_id), int(generation)
+    except ValueError:
+        raise _foreign(key) from None
+
+
+def _foreign(key: str) -> CorruptDataError:
+    return CorruptDataError(
+        f"{key} has a name that no such object can have: nothing of this project wrote it, so move it elsewhere",
+        object_key=key,
+    )

@@ -174,8 +174,7 @@ class ChangelogService:
             await self._in_thread(job.store.open, request.max_parallelism)
             epoch, latest = await self._in_thread(job.store.claim, request.owner)
             job.check_epoch(epoch)
-        if job.collector is None and self._settings.gc.interval_s > 0:
-            job.collector = asyncio.get_running_loop().create_task(self._collect_regularly(job))
+        self._start_collector(job)
         logger.info("job opened", extra={"job": name, "epoch": epoch, "checkpoint_id": latest.id if latest else None})
         return OpenedJob(
             job=name,
@@ -283,20 +282,25 @@ class ChangelogService:
         return await self._collect(await self._jobs.opened(name), dry_run=dry_run)
 
     async def _collect(self, job: ActiveJob, *, dry_run: bool) -> GarbageReport:
-        report = await self._in_thread(
-            partial(
-                collect_garbage,
-                self._store,
-                job.store,
-                job.name,
-                self._clock,
-                age_min_ms=self._settings.gc.age_min_s * 1000,
-                checkpoints_max=self._settings.retention.checkpoints_max,
-                dry_run=dry_run,
-            )
+        collect = partial(
+            collect_garbage,
+            self._store,
+            job.store,
+            job.name,
+            self._clock,
+            age_min_ms=self._settings.gc.age_min_s * 1000,
+            checkpoints_max=self._settings.retention.checkpoints_max,
+            dry_run=dry_run,
         )
+        try:
+            report = await self._in_thread(collect)
+        except Exception:
+            if not dry_run:
+                self.metrics.collections_failed.labels(job.name).inc()
+            raise
         self.metrics.orphans.labels(job.name).set(len(report.orphans) if dry_run else 0)
         if not dry_run:
+            job.collected_ms = self._clock.monotonic_ms()
             self.metrics.orphans_deleted.labels(job.name).inc(len(report.orphans))
         return report
 
@@ -347,14 +351,28 @@ class ChangelogService:
             1000 * (self._settings.gc.age_min_s - self._settings.checkpoint_timeout_s),
         )
 
+    def _start_collector(self, job: ActiveJob) -> None:
+        """Have a job's garbage collected from now on, unless that is done already."""
+        if self._settings.gc.interval_s <= 0 or (job.collector is not None and not job.collector.done()):
+            return
+        job.collected_ms = self._clock.monotonic_ms()
+        self.metrics.collections_failed.labels(job.name)  # shown from the start
+        self.metrics.collection_age.labels(job.name).set_function(
+            lambda: (self._clock.monotonic_ms() - job.collected_ms) / 1000
+        )
+        job.collector = asyncio.get_running_loop().create_task(self._collect_regularly(job))
+
     async def _collect_regularly(self, job: ActiveJob) -> None:
         while True:
             await asyncio.sleep(self._settings.gc.interval_s)
+            # Whatever fails, the next round tries again; nothing waits for it.
             try:
                 await self._collect(job, dry_run=False)
                 job.maintenance.wake()
-            except DstlError as error:  # the next round tries again; nothing waits for it
+            except DstlError as error:
                 logger.warning("garbage collection failed", extra={"job": job.name, "error": str(error)})
+            except Exception:  # a bug here must not end the collections of the job
+                logger.exception("garbage collection failed", extra={"job": job.name})
             self._jobs.rest()
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:

@@ -26,6 +26,7 @@ from storage.errors import (
     InvalidInputError,
     LostChangesError,
     NotFoundError,
+    UnavailableError,
 )
 from storage.model import MaterializationHandle, Segment, SegmentHandle
 
@@ -80,6 +81,7 @@ class Checkpointer:
             FencedError: A newer epoch has begun.
             ConflictError: The base is not the checkpoint before this one.
             LostChangesError: A set is gone; the batch must be executed again.
+            UnavailableError: The store did not take it, or too late; nothing is lost, ask again.
         """
         self._check_request(job, checkpoint_id, request)
         started_ms = self._clock.monotonic_ms()
@@ -94,6 +96,11 @@ class Checkpointer:
                 if job.turn != turn:
                     raise LostChangesError(
                         f"checkpoint {checkpoint_id} was begun anew or aborted meanwhile", job=job.name
+                    )
+                if not noted.is_for(checkpoint_id, request, self._clock.monotonic_ms()):
+                    raise UnavailableError(
+                        f"checkpoint {checkpoint_id} took so long that what it takes in may be collected; ask again",
+                        job=job.name,
                     )
                 manifest, manifest_bytes = await self._in_thread(
                     self._write_manifest, job, noted.note, handles, of_note

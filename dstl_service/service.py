@@ -58,6 +58,10 @@ _T = TypeVar("_T")
 
 _BACKGROUND_TIMEOUT_MS = 60_000
 
+_AGE_SLACK_S = 300
+"""How much younger a compaction's result is, when a manifest comes to name it, than what a collector may take: for the
+writing of the manifest, and for clocks that differ."""
+
 
 class ChangelogService:
     """Takes change sets in, makes them durable, completes checkpoints, and restores."""
@@ -338,6 +342,8 @@ class ChangelogService:
         self._store.close()
 
     def _maintenance_of(self, name: str, job_store: JobStore) -> Maintenance:
+        # The manifest that names a result is begun at most the checkpoint timeout after the result was chosen.
+        spare_s = self._settings.gc.age_min_s - self._settings.checkpoint_timeout_s
         return Maintenance(
             name,
             job_store,
@@ -348,7 +354,7 @@ class ChangelogService:
             self._in_thread,
             self._settings.compaction,
             self._settings.retention,
-            1000 * (self._settings.gc.age_min_s - self._settings.checkpoint_timeout_s),
+            1000 * (spare_s - min(_AGE_SLACK_S, spare_s // 2)),
         )
 
     def _start_collector(self, job: ActiveJob) -> None:

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from dstl_service.log_compaction import CompactionSettings
+from dstl_service.manifest import ManifestKind
 from dstl_service.retention import RetentionSettings
 from dstl_service.settings import GcSettings
 from storage.change_set import decode_change_set, encode_change_set
 from storage.memory_store import MemoryStore
+from storage.model import SegmentKind
 from storage.testing import FakeClock
 from tests.unit.dstl_service.http_life import Life, service
+from tests.unit.dstl_service.samples import opened
 from tests.waiting import wait_until
 
 EAGER = CompactionSettings(floor_bytes=1, log_ratio_max=0.1)
@@ -183,6 +186,37 @@ def test_result_that_is_too_old_is_made_anew() -> None:
 
         assert len(without_result) == 2
         assert job.restored(job.base) == job.state
+
+
+@pytest.mark.parametrize(("age_s", "is_taken"), [(890, True), (910, False)])
+def test_result_is_taken_well_before_it_may_be_collected(age_s: int, is_taken: bool) -> None:
+    """I11: between a result's greatest age and that of orphans lie a checkpoint's longest time, and five minutes."""
+    store, clock = MemoryStore(), FakeClock()
+    with service(store, clock, compaction=EAGER, retention=NOW) as life:
+        job = Job(store, life)
+        job.checkpoint()
+        wait_until(lambda: job.metric("dstl_compactions_total") == 1)
+        clock.advance(age_s * 1000)
+        job.checkpoint()
+        made = opened(store).newest()
+
+    assert made is not None
+    assert [handle.entry.kind for handle in made.earlier] == ([SegmentKind.BASE] if is_taken else [])
+
+
+def test_result_of_close_ages_is_taken() -> None:
+    """Where the ages leave little time between them a result is still taken, or it would be made again for ever."""
+    store, clock = MemoryStore(), FakeClock()
+    with service(store, clock, compaction=EAGER, retention=NOW, gc=GcSettings(age_min_s=610)) as life:
+        job = Job(store, life)
+        job.checkpoint()
+        wait_until(lambda: job.metric("dstl_compactions_total") == 1)
+        clock.advance(4_000)
+        job.checkpoint()
+        made = opened(store).newest()
+
+    assert made is not None
+    assert made.kind is ManifestKind.COMPLETE
 
 
 def test_new_coordinator_goes_on(job: Job) -> None:

@@ -5,12 +5,16 @@ Without a materialization the result is a *base*: all that is there, without del
 a *compacted* log, which keeps deletions, for the key may be in a materialization.
 The log that counts against the bound is everything but bases; the table's size is estimated by the bases and the
 materializations. A compaction that ends while others complete checkpoints replaces exactly the segments it read; it
-enters with the next checkpoint, whose manifest is a complete one. No I/O.
+enters with the next checkpoint, whose manifest is a complete one.
+What is merged has to fit into memory, so a partition with too long a log is left to materializations, and with it all
+that share segments with it. What is left alone does not count when it is asked whether the rest is due: else the rest
+would be compacted again at every checkpoint. No I/O.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from dstl_service.manifest import StateView
@@ -69,7 +73,11 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """A compaction to be done: all segments that an operator's state has up to `checkpoint_id`."""
+    """
+    A compaction to be done: the segments that an operator's state has up to `checkpoint_id`.
+
+    Either all segments of a partition are among its inputs or none is.
+    """
 
     operator: str
     checkpoint_id: int
@@ -157,8 +165,9 @@ def _plan(
     materializations = _materializations(view, operator.name)
     if not materializations and sum(handle.entry.size_bytes for handle in handles) > settings.base_bytes_max:
         return None
-    outputs = []
     by_partition = _by_partition(handles, operator.parallelism, max_parallelism)
+    outputs: list[Output] = []
+    too_large: set[int] = set()
     for partition in range(operator.parallelism):
         key_groups = key_group_range(partition, operator.parallelism, max_parallelism)
         counted = ((h, counted_of_segment(h, materializations, key_groups)) for h in by_partition[partition])
@@ -167,10 +176,41 @@ def _plan(
         if is_materialized and any(handle.entry.kind is SegmentKind.BASE for handle, _ in inputs):
             # Half of the range has a base without deletions, half a materialization: wait until the latter is whole.
             return None
-        if inputs:
+        if sum(handle.entry.size_bytes for handle, _ in inputs) > settings.base_bytes_max:
+            too_large.add(partition)
+        elif inputs:
             kind = SegmentKind.COMPACTED if is_materialized else SegmentKind.BASE
             outputs.append(Output(partition, key_groups, kind, tuple(inputs)))
+    if too_large:
+        left_alone, staying = _with_neighbours(too_large, by_partition)
+        handles = [handle for handle in handles if handle not in staying]
+        if not _is_due(log_size(replace(view, log=handles), operator.name), settings):
+            return None
+        outputs = [output for output in outputs if output.partition not in left_alone]
     return Compaction(operator.name, checkpoint_id, frozenset(handles), materializations, tuple(outputs))
+
+
+def _with_neighbours(
+    partitions: AbstractSet[int], by_partition: Sequence[Sequence[SegmentHandle]]
+) -> tuple[set[int], set[SegmentHandle]]:
+    """
+    Return these partitions with all that share segments with them, and their segments.
+
+    A segment of two partitions that stayed for one of them would be applied to the other one again, below its base,
+    which no longer knows what was deleted.
+    """
+    found: set[int] = set()
+    segments: set[SegmentHandle] = set()
+    new = set(partitions)
+    while new:
+        found |= new
+        segments.update(handle for partition in new for handle in by_partition[partition])
+        new = {
+            partition
+            for partition, handles in enumerate(by_partition)
+            if partition not in found and not segments.isdisjoint(handles)
+        }
+    return found, segments
 
 
 def _by_partition(

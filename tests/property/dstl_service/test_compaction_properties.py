@@ -44,14 +44,18 @@ from storage.testing import FakeClock, FakeIds
 MAX_PARALLELISM = 8
 SETTINGS = CompactionSettings(floor_bytes=1, log_ratio_max=0.5, segments_max=30)
 
+LARGE_BYTES = 1500
+"""Some change sets."""
+
 State = dict[bytes, bytes]
 
 
 class World:
     """One operator whose log is written, compacted and materialized, with a model of its state."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, settings: CompactionSettings = SETTINGS) -> None:
         self.chance = chance
+        self.settings = settings
         self.ids = FakeIds()
         self.store = MemoryStore(clock=FakeClock(), ids=self.ids)
         self.view = StateView((), [])
@@ -62,6 +66,7 @@ class World:
         self.materializing: list[MaterializationHandle] = []
         self.parallelism = chance.randint(1, 4)
         self.compacted = 0
+        self.left_alone = 0
 
     def operator(self) -> OperatorInfo:
         return OperatorInfo("op", self.parallelism, "{}", {})
@@ -110,10 +115,12 @@ class World:
         compactor = Compactor(self.store, SegmentCache(1 << 20), None, FakeClock(), None)  # type: ignore[arg-type]
         sizes = {"op": log_size(self.view, "op")}
         operators = [self.operator()]
-        for compaction in choose_compactions(self.view, operators, sizes, checkpoint_id, MAX_PARALLELISM, SETTINGS):
+        chosen = choose_compactions(self.view, operators, sizes, checkpoint_id, MAX_PARALLELISM, self.settings)
+        for compaction in chosen:
             segments = [s for output in compaction.outputs for s in compactor._merge("job", 1, compaction, output, {})]
             self.waiting.append(Replacement(compaction, tuple(self.stored(segments)), 0))
             self.compacted += 1
+            self.left_alone += len(compaction.inputs) < len(self.view.log)
 
     def materialize(self, checkpoint_id: int) -> None:
         """Take a snapshot of one partition; it comes in later."""
@@ -167,19 +174,33 @@ class World:
 @pytest.mark.parametrize("seed", range(60))
 def test_compacted_log_has_same_state(seed: int, materializes: bool) -> None:
     """I14: whatever is compacted, materialized and rescaled, the state of every checkpoint is that of its changes."""
-    chance = random.Random(seed)
-    world = World(chance)
+    assert run(World(random.Random(seed)), materializes=materializes).compacted > 0
+
+
+def test_log_of_large_partitions_has_same_state() -> None:
+    """I14: so it is where partitions whose log is too long are left alone, whatever they share with others."""
+    worlds = [
+        run(World(random.Random(seed), replace(SETTINGS, base_bytes_max=LARGE_BYTES)), materializes=True)
+        for seed in range(60)
+    ]
+
+    assert sum(world.left_alone for world in worlds) > 10
+
+
+def run(world: World, *, materializes: bool) -> World:
+    """Let checkpoints follow each other, and compare the state of each of them."""
+    chance = world.chance
     for checkpoint_id in range(30):
         world.complete(checkpoint_id)
 
-        assert world.restored() == world.model, f"seed {seed}, checkpoint {checkpoint_id}"
+        assert world.restored() == world.model, f"checkpoint {checkpoint_id}"
         if not world.waiting and chance.random() < 0.7:
             world.compact(checkpoint_id)
         if materializes and chance.random() < 0.2:
             world.materialize(checkpoint_id)
         if chance.random() < 0.1:
             world.parallelism = chance.randint(1, 4)
-    assert world.compacted > 0
+    return world
 
 
 @pytest.mark.parametrize("seed", range(10))

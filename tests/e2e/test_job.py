@@ -6,6 +6,7 @@ import datetime as dt
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -316,24 +317,39 @@ def test_batch_with_manifest_is_not_repeated(spark: SparkSession, make_backend: 
 
 
 def test_readme_job_runs_as_printed(spark: SparkSession, tmp_path: Path, local_dir: Path) -> None:
-    """The first job of the README runs as it stands there, but for its folders."""
-    code = re.search(r"```python\n(.*?ChangelogStateBackend.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    """The first job of the README runs as it stands there, but for its folders and its wait for the end."""
+    readme = README.read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?ChangelogStateBackend.*?)```", readme, re.DOTALL)
+    make_input = re.search(r"`(mkdir -p /tmp/orders/in .*)`", readme)
     assert code is not None
+    assert make_input is not None
+    wait = "query.awaitTermination()\n"
+    assert code[1].endswith(wait)
     text = (
-        code[1].replace("/tmp/orders", str(tmp_path)).replace('job="orders"', f'job="orders", local_dir="{local_dir}"')
+        code[1]
+        .removesuffix(wait)
+        .replace("/tmp/orders", str(tmp_path))
+        .replace('job="orders"', f'job="orders", local_dir="{local_dir}"')
     )
     assert str(local_dir) in text
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "1.json").write_text('{"customer": "ann", "amount": 2.5}\n{"customer": "ann", "amount": 1.0}\n')
+    subprocess.run(["/bin/sh", "-c", make_input[1].replace("/tmp/orders", str(tmp_path))], check=True)
     names: dict[str, Any] = {"__name__": "__main__"}
 
     exec(compile(text, "README.md", "exec"), names)
     query: StreamingQuery = names["query"]
-    query.processAllAvailable()
-    query.stop()
+    try:
+        query.processAllAvailable()
+        (tmp_path / "2.json").write_text('{"customer": "ann", "amount": 1.0}\n')
+        (tmp_path / "2.json").rename(tmp_path / "in" / "2.json")  # so that it is never read half
+        query.processAllAvailable()
+    finally:
+        query.stop()
 
-    rows = spark.read.parquet(str(tmp_path / "out")).collect()
-    assert [(row.customer, row.orders, row.amount) for row in rows] == [("ann", 2, 3.5)]
+    rows = spark.read.parquet(str(tmp_path / "out")).orderBy("batch").collect()
+    assert [(row.batch, row.customer, row.orders, row.amount) for row in rows] == [
+        (0, "ann", 1, 2.5),
+        (1, "ann", 2, 3.5),
+    ]
 
 
 def test_foreach_and_noop_sinks(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:

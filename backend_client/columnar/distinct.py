@@ -77,7 +77,7 @@ def _library() -> Any:
         import datasketches
     except ImportError as error:
         raise InvalidInputError(
-            "ApproxDistinct needs the package datasketches: install dstl[columnar] on the driver and all workers"
+            "ApproxDistinct cannot count: install the package datasketches on the driver and all workers"
         ) from error
     return datasketches
 

@@ -117,7 +117,8 @@ class ColumnarPlan:
             )
             raise InvalidInputError(
                 f"the columnar state of operator {operator!r} was stored with {was} where its processor has {now}; "
-                "columnar state never changes its columns: go back to them, or give the operator another name=…"
+                "columnar state never changes its columns: go back to them, or begin anew with another job name and "
+                "checkpointLocation"
             )
 
     def output_schema(self) -> StructType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -197,6 +198,13 @@ def test_damaged_sketch_is_an_error() -> None:
     task.table.entries[key] = value[:6] + b"\xff" * (len(value) - 6)
     with pytest.raises(CorruptDataError, match="sketch"):
         task.run([{"k": 1, "v": 1, "t": 0}])
+
+
+def test_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the library of sketches, the error names its package."""
+    monkeypatch.setitem(sys.modules, "datasketches", None)
+    with pytest.raises(InvalidInputError, match="install the package datasketches"):
+        Task(Aggregate(ApproxDistinct("v")), rows_schema("long")).run([{"k": 1, "v": 1, "t": 0}])
 
 
 def test_unused_types_are_named() -> None:

@@ -20,6 +20,8 @@ import pytest
 
 from backend_client.settings import BackendSettings
 from dstl_service import cli
+from dstl_service.change_sets import BatchSettings
+from dstl_service.settings import CacheSettings, UploadSettings
 from examples import cluster_totals
 from loadtest.stack.spark_cluster import master_command, worker_command
 from loadtest.stack.versions import VERSITYGW_VERSION
@@ -119,6 +121,9 @@ class TestPrograms:
 
         assert settings.storage == "s3://state/dstl"
         assert settings.cache.bytes_max == 12_345
+        assert settings.upload.timeout_ms == UploadSettings().timeout_ms
+        assert settings.batch.in_flight_bytes_max == BatchSettings().in_flight_bytes_max
+        assert services[name]["environment"]["DSTL_CACHE_BYTES_MAX"] == str(CacheSettings().bytes_max)
         if name == "coordinator":
             assert (settings.host, settings.port) == ("0.0.0.0", 7071)
             assert settings.advertised_url == "http://coordinator:7071"
@@ -127,12 +132,14 @@ class TestPrograms:
             assert str(settings.socket_path) == "/run/dstl/dstl.sock"
             assert settings.host_id == name.replace("sidecar", "worker")
 
-    def test_sidecar_and_worker_share_socket(self, services: dict[str, Any]) -> None:
-        """The executors of a worker find the socket of their own sidecar, and no other host's."""
+    def test_sidecar_and_worker_share_socket_and_tables(self, services: dict[str, Any]) -> None:
+        """The executors of a worker find the socket of their own sidecar, which finds their tables; no other host's."""
         for number in (1, 2):
             sidecar, worker = services[f"sidecar-{number}"], services[f"worker-{number}"]
             shared = {volume["source"]: volume["target"] for volume in sidecar["volumes"]}
-            assert shared == {f"socket-{number}": "/run/dstl"}
+            assert shared == {f"socket-{number}": "/run/dstl", f"local-{number}": "/var/lib/dstl"}
+            assert worker["environment"]["DSTL_LOCAL_DIR"].startswith("/var/lib/dstl/")
+            assert sidecar["environment"]["DSTL_MATERIALIZATION_ROOT"] == worker["environment"]["DSTL_LOCAL_DIR"]
             assert shared.items() <= {volume["source"]: volume["target"] for volume in worker["volumes"]}.items()
             socket = sidecar["command"][sidecar["command"].index("serve") + 2].partition("=")[2]
             assert worker["environment"]["DSTL_SERVICE"] == f"unix://{socket}"
@@ -184,6 +191,14 @@ class TestPrograms:
         assert copied
         assert all((ROOT / part).exists() for part in copied)
         assert {f"!{part}" for part in copied} == {line for line in admitted if line.startswith("!")}
+
+    def test_images_have_one_user(self) -> None:
+        """A sidecar takes snapshots of its own user only, so both images are run by the user that their base makes."""
+        base, *stages = re.split(r"^FROM ", (FOLDER / "Dockerfile").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+
+        assert re.search(r"useradd --uid \d+ .*\bdstl\b", base)
+        assert re.search(r"install .*-o dstl .*/var/lib/dstl", base)
+        assert [re.findall(r"^USER (.*)$", stage, re.MULTILINE) for stage in stages] == [["dstl"], ["dstl"]]
 
     def test_health_checks_are_programs(self, services: dict[str, Any]) -> None:
         """Those in Python are valid programs; the S3 server's asks the path that the server is told to answer."""

@@ -41,7 +41,8 @@ class MaterializationSettings:
     """When tables are materialized, and how fast snapshots are stored."""
 
     enabled: bool = True
-    """Without materialization, state is restored from the log alone, which then grows for ever."""
+    """Without materialization, state is restored from the log alone; an operator's log of more than
+    `compaction.base_bytes_max` then grows for ever."""
     interval_s: int = 600
     """A table with changes is materialized this long after the last time; the first time at random within it."""
     log_ratio: float = 1.0

@@ -16,9 +16,9 @@ from pyspark.sql.types import StructField, StructType
 from backend_client.batch_time import BatchTime
 from backend_client.columnar.chunks import Chunk, KeyChunks
 from backend_client.columnar.keys import KeyColumns
-from backend_client.columnar.processor import BatchMoment, ColumnarProcessor, KeyBatch, OutputMode
+from backend_client.columnar.processor import BatchMoment, ColumnarProcessor, KeyBatch, KeyResults, OutputMode
 from backend_client.columnar.state import INDEX, STATE, ColumnarState
-from backend_client.columnar.values import Ints, StateColumns
+from backend_client.columnar.values import Bools, Ints, StateColumns
 from backend_client.log_writer import LogWriter
 from backend_client.state_table import StateTable
 from dstl_service.wire import StateInfo
@@ -227,19 +227,53 @@ class ColumnarCalls:
             ends_ms = windows.ends_ms(begins)
         found = state.read(entries, self._moment.watermark_ms)
         results = self._processor.process(KeyBatch(keys, rows, starts, found.columns, found.present, self._moment))
-        if windows is None and self._processor.expires:
-            ends_ms = results.expires_ms
-        changes = state.changes(entries, found, results.state, results.keep, ends_ms)
+        keep, expires_ms = self._checked(results, len(entries))
+        changes = state.changes(entries, found, results.state, keep, expires_ms if windows is None else ends_ms)
         for piece in changes.pieces(self._preemptive_bytes):
             writer.append_columns(piece, preemptive=not chunk.is_last)
         if results.output is not None:
             yield results.output
+
+    def _checked(self, results: KeyResults, keys: int) -> tuple[Bools | None, Ints | None]:
+        """
+        Return which of these keys have state from now on, and when it ends, None if it does not end by itself.
+
+        Raises:
+            InvalidInputError: The processor returned something else than one value per key, or not when state ends.
+        """
+        name = type(self._processor).__name__
+        if not isinstance(results.state, pa.RecordBatch) or results.state.num_rows != keys:
+            what = f"{results.state.num_rows} rows" if isinstance(results.state, pa.RecordBatch) else "no RecordBatch"
+            raise InvalidInputError(
+                f"processor {name} returned {what} as state of {keys} keys; give KeyResults a state that is a "
+                "pyarrow.RecordBatch with one row per key, in the order of batch.keys"
+            )
+        keep = None if results.keep is None else _per_key(f"processor {name}", "keep", results.keep, np.bool_, keys)
+        if self._processor.windows is not None or not self._processor.expires:
+            return keep, None
+        if results.expires_ms is None:
+            raise InvalidInputError(
+                f"processor {name} has expires = True, but returned no expires_ms; give KeyResults an expires_ms: for "
+                "each key the event time in ms, as int64, at which its state ends"
+            )
+        return keep, _per_key(f"processor {name}", "expires_ms", results.expires_ms, np.int64, keys)
 
     def _with_windows(self, keys: Sequence[pa.Array], starts_us: Ints) -> pa.RecordBatch:
         windows = self._processor.windows
         assert windows is not None
         kind = self._plan.rows.field(windows.column).type
         return pa.RecordBatch.from_arrays([*keys, *windows.columns(starts_us, kind)], schema=self._plan.all_keys)
+
+
+def _per_key(whose: str, name: str, values: Any, kind: type[np.generic], keys: int) -> Any:
+    """Return a part of the results as an array; `InvalidInputError` unless it has one value of the type per key."""
+    array = np.asarray(values)
+    if array.dtype != kind or array.shape != (keys,):
+        raise InvalidInputError(
+            f"{whose} returned {name} of type {array.dtype} and shape {array.shape}; give KeyResults a NumPy array of "
+            f"type {np.dtype(kind)} with one value for each of the {keys} keys"
+        )
+    return array
 
 
 def fitted(output: pa.RecordBatch, names: Sequence[str], types: Sequence[Any]) -> list[pa.Array]:

@@ -85,6 +85,80 @@ def test_state_can_be_removed() -> None:
     assert task.table.entries == {}
 
 
+class Returned(ColumnarProcessor):
+    """A user's processor that returns the results it was made with for any batch."""
+
+    def __init__(self, results: KeyResults, *, expires: bool) -> None:
+        self.expires = expires
+        self._results = results
+
+    def state_schema(self, rows: pa.Schema) -> pa.Schema:
+        return pa.schema([("n", pa.int64())])
+
+    def process(self, batch: KeyBatch) -> KeyResults:
+        return self._results
+
+
+STATE = pa.RecordBatch.from_pydict({"n": [1, 2]})
+TWO: list[dict[str, Any]] = [{"k": 1, "v": 1}, {"k": 2, "v": 1}]
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        (None, "no expires_ms; give KeyResults"),
+        (np.array([5], np.int64), r"shape \(1,\)"),
+        (np.array([[5, 6]], np.int64), r"shape \(1, 2\)"),
+        (np.array([5, 6], np.int32), "type int32"),
+        (np.array([5, 6], np.float64), "type float64"),
+        (np.array([5, 6], "M8[ms]"), "type datetime64"),
+        ([5, None], "type object"),
+        (5, r"shape \(\)"),
+    ],
+)
+def test_ends_are_checked(ends: Any, words: str) -> None:
+    """State that ends by itself needs its ends, one per key as int64 ms: without them, it could not be read again."""
+    task = Task(Returned(KeyResults(STATE, expires_ms=ends), expires=True), ROWS)
+    with pytest.raises(InvalidInputError, match=f"processor Returned .*{words}"):
+        task.run(TWO)
+
+
+@pytest.mark.parametrize("ends", [np.array([5, 6]), [5, 6], pa.array([5, 6])])
+def test_ends_of_any_array_are_stored(ends: Any) -> None:
+    """Whatever is int64 to NumPy counts; state is read again until its end has come."""
+    task = Task(Returned(KeyResults(STATE, expires_ms=ends), expires=True), ROWS)
+    task.run(TWO)
+    assert len(task.table.entries) == 4
+    task.run([], watermark_ms=5)
+    assert len(task.table.entries) == 2
+
+
+@pytest.mark.parametrize(
+    ("keep", "words"),
+    [
+        (np.array([True]), r"shape \(1,\)"),
+        (np.array([1, 0]), "type int64"),
+        ([True, None], "type object"),
+        (np.ones((2, 2), np.bool_), "shape"),
+    ],
+)
+@pytest.mark.parametrize("expires", [True, False])
+def test_kept_keys_are_checked(keep: Any, words: str, *, expires: bool) -> None:
+    """Which keys keep their state is said by one boolean per key."""
+    results = KeyResults(STATE, keep=keep, expires_ms=np.array([5, 6], np.int64))
+    with pytest.raises(InvalidInputError, match=f"processor Returned returned keep .*{words}"):
+        Task(Returned(results, expires=expires), ROWS).run(TWO)
+
+
+@pytest.mark.parametrize(("state", "words"), [(STATE.slice(1), "1 rows"), (pa.table(STATE.to_pydict()), "no Record")])
+@pytest.mark.parametrize("expires", [True, False])
+def test_state_has_a_row_per_key(state: Any, words: str, *, expires: bool) -> None:
+    """State of fewer keys than there are is refused, and so is what is no record batch."""
+    results = KeyResults(state, expires_ms=np.array([5, 6], np.int64))
+    with pytest.raises(InvalidInputError, match=f"processor Returned returned {words}.* of 2 keys; give"):
+        Task(Returned(results, expires=expires), ROWS).run(TWO)
+
+
 def test_output_schema_is_asked_for() -> None:
     """A processor that does not know its output's columns needs them from its user."""
     with pytest.raises(InvalidInputError, match="outputStructType"):

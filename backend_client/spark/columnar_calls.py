@@ -25,6 +25,9 @@ from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
 from storage.model import KeyGroupRange
 
+_UNIT = "dstl.unit"
+"""Names the unit of a stored time in its field's metadata: to Spark's types, all units are one."""
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnarPlan:
@@ -92,7 +95,11 @@ class ColumnarPlan:
         """
         schema = self.processor.state_schema(self.rows)
         StateColumns(schema)
-        states = {STATE: StateInfo(1, STATE, from_arrow_schema(schema).json())}
+        columns = from_arrow_schema(schema)
+        for column, field in zip(columns, schema, strict=True):
+            if pa.types.is_timestamp(field.type) or pa.types.is_duration(field.type):
+                column.metadata = {**column.metadata, _UNIT: field.type.unit}
+        states = {STATE: StateInfo(1, STATE, columns.json())}
         if self.processor.windows is not None or self.processor.expires:
             states[INDEX] = StateInfo(2, INDEX, StructType().json())
         return states
@@ -101,13 +108,18 @@ class ColumnarPlan:
         """
         Compare the state's columns with those of stored state, whose bytes can be read with these only.
 
+        Of a time that was stored before its unit was written down, any unit may be right, and is taken for it.
+
         Raises:
             InvalidInputError: They differ; names the first that does.
         """
         if STATE not in stored:
             return
-        old = [(field.name, field.dataType.simpleString()) for field in _fields(stored[STATE].schema)]
-        new = [(field.name, field.dataType.simpleString()) for field in _fields(self.states()[STATE].schema)]
+        old_fields, new_fields = _fields(stored[STATE].schema), _fields(self.states()[STATE].schema)
+        for known, field in zip(old_fields, new_fields, strict=False):
+            if known.dataType == field.dataType:
+                known.metadata = {**field.metadata, **known.metadata}
+        old, new = ([(field.name, _kind(field)) for field in fields] for fields in (old_fields, new_fields))
         if old != new or (INDEX in stored) != (INDEX in self.states()):
             ends = [("state that ends", "") if INDEX in states else None for states in (stored, self.states())]
             pairs = [*zip_longest(old, new), (ends[0], ends[1])]
@@ -136,6 +148,12 @@ class ColumnarPlan:
 
 def _fields(schema: str) -> list[StructField]:
     return StructType.fromJson(json.loads(schema)).fields
+
+
+def _kind(field: StructField) -> str:
+    """Return a field's type, with the unit of a time."""
+    unit = field.metadata.get(_UNIT)
+    return field.dataType.simpleString() + ("" if unit is None else f" in {unit}")
 
 
 class ColumnarCalls:

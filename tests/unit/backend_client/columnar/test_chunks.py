@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from backend_client.columnar import Aggregate, ColumnarProcessor, Count, KeyBatch, KeyResults, Sum, chunks, tumbling
 from backend_client.columnar.keys import KeyColumns
+from backend_client.declared_states import merge_states
 from storage.errors import InvalidInputError
 from tests.unit.backend_client.columnar.columnar_task import Task
 
@@ -181,3 +184,60 @@ def test_other_columns_than_stored_are_refused(processor: Aggregate, words: str)
     stored.check_stored("totals", stored.states())
     with pytest.raises(InvalidInputError, match=f"{words}.*another job name and checkpointLocation"):
         Task(processor, rows).plan.check_stored("totals", stored.states())
+
+
+class Kept(ColumnarProcessor):
+    """A user's processor whose state has one field."""
+
+    def __init__(self, kind: pa.DataType, metadata: dict[str, str] | None = None) -> None:
+        self._field = pa.field("t", kind, metadata=metadata)
+
+    def state_schema(self, rows: pa.Schema) -> pa.Schema:
+        return pa.schema([self._field])
+
+    def process(self, batch: KeyBatch) -> KeyResults:
+        return KeyResults(batch.state)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (pa.timestamp("ms"), pa.timestamp("us"), "t timestamp_ntz in ms where its processor has t timestamp_ntz in us"),
+        (pa.timestamp("us", "UTC"), pa.timestamp("ns", "UTC"), "t timestamp in us where its processor has .* in ns"),
+        (pa.duration("s"), pa.duration("us"), "t interval day to second in s where its processor has .* in us"),
+        (pa.int64(), pa.duration("us"), "t bigint where its processor has t interval day to second in us"),
+    ],
+)
+def test_other_unit_than_stored_is_refused(old: pa.DataType, new: pa.DataType, words: str) -> None:
+    """I15: a time's number means nothing without its unit, which therefore never changes."""
+    stored = Task(Kept(old), ROWS).plan
+    stored.check_stored("times", stored.states())
+    with pytest.raises(InvalidInputError, match=words):
+        Task(Kept(new), ROWS).plan.check_stored("times", stored.states())
+
+
+def test_metadata_may_change() -> None:
+    """What a user notes of a field, such as a unit of its own, is none of the state's business."""
+    older, newer = ({"SPARK::metadata::json": json.dumps({"unit": unit})} for unit in ("EUR", "USD"))
+    stored = Task(Kept(pa.int64(), older), ROWS).plan.states()
+    Task(Kept(pa.int64(), newer), ROWS).plan.check_stored("prices", stored)
+
+
+def test_zone_may_change() -> None:
+    """Stored moments are counted from 1970 UTC, whatever the zone in which they are shown."""
+    stored = Task(Kept(pa.timestamp("us", "UTC")), ROWS).plan.states()
+    Task(Kept(pa.timestamp("us", "Europe/Berlin")), ROWS).plan.check_stored("times", stored)
+
+
+@pytest.mark.parametrize("unit", ["ms", "us"])
+def test_unit_is_added_to_older_state(unit: str) -> None:
+    """I15: state of jobs that did not write units down is read on; from the next checkpoint on, it has one."""
+    plan = Task(Kept(pa.timestamp(unit)), ROWS).plan
+    states = plan.states()
+    bare = from_arrow_schema(pa.schema([("t", pa.timestamp(unit))])).json()
+    older = {name: replace(info, schema=bare) for name, info in states.items()}
+    plan.check_stored("times", older)
+    merged = merge_states("times", older, states)
+    assert merged == states
+    with pytest.raises(InvalidInputError, match=f"in {unit} where"):
+        Task(Kept(pa.timestamp("s")), ROWS).plan.check_stored("times", merged)

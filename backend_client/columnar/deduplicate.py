@@ -32,7 +32,7 @@ class Deduplicate(ColumnarProcessor):
     expires = True
 
     def __init__(self, event_time: str, within: timedelta) -> None:
-        self._event_time = event_time
+        self.watermark_column = self._event_time = event_time
         self._within_us = within // _MICROSECOND
 
     def check(self, rows: pa.Schema, output_mode: OutputMode) -> None:

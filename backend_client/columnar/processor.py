@@ -94,6 +94,9 @@ class ColumnarProcessor(ABC):
     expires: bool = False
     """Whether `process` says when state ends (`KeyResults.expires_ms`). State of windows always ends with them."""
 
+    watermark_column: str | None = None
+    """The column of the input whose times `process` compares with the watermark, if it does. Windows have theirs."""
+
     def check(self, rows: pa.Schema, output_mode: OutputMode) -> None:
         """
         Look at the columns of the input and the output mode, on the driver, before the query starts.

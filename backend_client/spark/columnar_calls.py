@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -20,10 +21,13 @@ from backend_client.columnar.processor import BatchMoment, ColumnarProcessor, Ke
 from backend_client.columnar.state import INDEX, STATE, ColumnarState
 from backend_client.columnar.values import Bools, Ints, StateColumns
 from backend_client.log_writer import LogWriter
+from backend_client.spark.late_rows import DELAY_KEY
 from backend_client.state_table import StateTable
 from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
 from storage.model import KeyGroupRange
+
+logger = logging.getLogger("backend_client")
 
 _UNIT = "dstl.unit"
 """Names the unit of a stored time in its field's metadata: to Spark's types, all units are one."""
@@ -71,6 +75,8 @@ class ColumnarPlan:
         rows = to_arrow_schema(input_schema, timezone="UTC")
         keys = to_arrow_schema(StructType([input_schema[name] for name in key_columns]), timezone="UTC")
         processor.check(rows, mode)
+        marked = [field.name for field in input_schema.fields if DELAY_KEY in (field.metadata or {})]
+        _check_watermark(processor, mode, marked, is_first=is_first)
         return cls(processor, mode, keys, rows, is_first)
 
     def moment(self, time: BatchTime | None) -> BatchMoment:
@@ -144,6 +150,53 @@ class ColumnarPlan:
         if schema is None:
             raise InvalidInputError(f"{type(self.processor).__name__} has no output_schema; give outputStructType")
         return from_arrow_schema(schema)
+
+
+def _check_watermark(
+    processor: ColumnarProcessor, output_mode: OutputMode, marked: Sequence[str], *, is_first: bool
+) -> None:
+    """
+    Check that state which ends by event time has a watermark, and that it is on the column that the processor goes by.
+
+    Behind another operator, a column that nobody marked may have times that the stream's watermark suits, so that is no
+    error; the log says it.
+
+    Raises:
+        InvalidInputError: The watermark is on another column, or windows in append mode would never be put out.
+    """
+    windows, name = processor.windows, type(processor).__name__
+    column = processor.watermark_column if windows is None else windows.column
+    if column is None and not processor.expires:
+        return
+    if marked:
+        if column is not None and column not in marked:
+            how = (
+                f"call withWatermark on {column!r} before groupBy"
+                if is_first
+                else f"name {column!r} as eventTimeColumnName of the operator before it"
+            )
+            raise InvalidInputError(
+                f"processor {name} goes by the times in {column!r}, but the watermark is on "
+                f"{' and '.join(map(repr, marked))}: give the processor that column, or {how}"
+            )
+        return
+    if not is_first:
+        logger.warning(
+            "processor %s ends state by event time, but no column of its input has a watermark: unless the stream has "
+            "one, state grows for ever. Name the eventTimeColumnName of the operator before it",
+            name,
+        )
+    elif windows is not None and output_mode == "append":
+        raise InvalidInputError(
+            f"processor {name} puts windows out in append mode when the watermark has passed their end, but the input "
+            f"has no watermark: call withWatermark on {column!r} before groupBy, or use outputMode 'Update'"
+        )
+    else:
+        logger.warning(
+            "processor %s ends state by event time, but its input has no watermark: state grows for ever. Call "
+            "withWatermark before groupBy",
+            name,
+        )
 
 
 def _fields(schema: str) -> list[StructField]:

@@ -137,6 +137,28 @@ def test_repetitions_are_dropped(
     assert got == {0: [("a", 1), ("b", 2)], 1: [("c", 6)], 2: [("a", 11)]}
 
 
+def test_watermark_is_that_of_the_times(
+    spark: SparkSession,
+    make_backend: Callable[..., ChangelogStateBackend],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Windows that no watermark ends are refused at once; behind Deduplicate or a rename, the watermark is known."""
+    (tmp_path / "input").mkdir()
+    stream = read_input(spark, tmp_path / "input", "k string, at timestamp, came timestamp")
+    backend = make_backend()
+    windows = Aggregate(Count(name="n"), windows=tumbling("at", 10 * SECOND))
+    with pytest.raises(InvalidInputError, match="no watermark: call withWatermark on 'at'"):
+        backend.transform_columns(stream.groupBy("k"), windows, outputMode="Append")
+    with pytest.raises(InvalidInputError, match="times in 'at', but the watermark is on 'came'"):
+        backend.transform_columns(stream.withWatermark("came", "5 seconds").groupBy("k"), windows)
+
+    renamed = stream.withWatermark("came", "5 seconds").select("k", F.col("came").alias("at"))
+    once = backend.transform_columns(renamed.groupBy("k"), Deduplicate("at", within=10 * SECOND), outputMode="Append")
+    backend.transform_columns(once.groupBy("k"), windows, outputMode="Append")
+    assert caplog.records == []
+
+
 def test_other_processor_is_refused(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from backend_client.columnar import BatchMoment, ColumnarProcessor
 from backend_client.spark.columnar_calls import ColumnarCalls, ColumnarPlan
+from backend_client.spark.late_rows import DELAY_KEY
 from storage.change_set import ChangeColumns, decode_change_set, encode_columns
 from storage.model import KeyGroupRange
 
@@ -51,11 +53,11 @@ class Writer:
 
 
 class Task:
-    """One partition of an operator, grouped by the column ``k``."""
+    """One partition of an operator, grouped by the column ``k``; a column ``at`` has the watermark."""
 
     def __init__(self, processor: ColumnarProcessor, rows: pa.Schema, output_mode: str = "Update") -> None:
         self.rows = rows
-        self.plan = ColumnarPlan.of(processor, output_mode, from_arrow_schema(rows), ["k"])
+        self.plan = ColumnarPlan.of(processor, output_mode, with_watermark(rows, "at"), ["k"])
         self.table = Table()
         self.preemptive_bytes = 1 << 20
 
@@ -84,6 +86,15 @@ class Task:
         key = columns[self.rows.names.index("k")]
         names = ["__dstl_key_group", "__dstl_key_0", *self.rows.names]
         return pa.RecordBatch.from_arrays([groups, key, *columns], names)
+
+
+def with_watermark(rows: pa.Schema, *columns: str) -> StructType:
+    """Return columns as Spark has them behind ``withWatermark`` on some of them."""
+    schema = from_arrow_schema(rows)
+    for field in schema:
+        if field.name in columns:
+            field.metadata = {DELAY_KEY: 5000}
+    return schema
 
 
 def key_group(key: int | None) -> int:

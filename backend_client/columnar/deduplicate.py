@@ -60,7 +60,8 @@ class Deduplicate(ColumnarProcessor):
             watermark_us = batch.moment.watermark_ms * 1000
         key_of_row = Groups(batch.starts, len(times)).of_rows
         order = np.lexsort((times, key_of_row))
-        order = order[times[order] > watermark_us]
+        on_time = times > watermark_us
+        order = order[on_time[order]]
         kept_us = pc.fill_null(batch.state.column(0), 0).to_numpy(zero_copy_only=False).copy()
         known = batch.has_state.copy()
         passed = np.zeros(len(times), np.bool_)
@@ -77,4 +78,5 @@ class Deduplicate(ColumnarProcessor):
             output=batch.rows.filter(pa.array(passed)),
             keep=known,
             expires_ms=-(-(kept_us + self._within_us) // 1000),
+            late_rows=int(np.count_nonzero(~on_time)) - column.null_count,
         )

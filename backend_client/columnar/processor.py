@@ -73,12 +73,14 @@ class KeyResults:
         output: Rows of the operator's output; None for none.
         keep: Which keys have state from now on; None for all. That of the others is removed.
         expires_ms: The event time at which each key's state ends; needed if the processor says `expires`.
+        late_rows: How many rows were dropped because the watermark had passed them. Rows of windows are counted anyway.
     """
 
     state: pa.RecordBatch
     output: pa.RecordBatch | None = None
     keep: Bools | None = None
     expires_ms: Ints | None = None
+    late_rows: int = 0
 
 
 class ColumnarProcessor(ABC):

@@ -23,10 +23,15 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class Assigned(NamedTuple):
-    """Rows with a window each; a row of several overlapping windows is there several times."""
+    """
+    Rows with a window each; a row of several overlapping windows is there several times.
+
+    `late_rows` is how many rows are in none because all their windows are over.
+    """
 
     rows: Ints
     starts_us: Ints
+    late_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,9 @@ class Windows:
         micros = times.cast(pa.timestamp("us", times.type.tz)).view(pa.int64())
         at = pc.fill_null(micros, 0).to_numpy(zero_copy_only=False)[valid]
         newest = at - (at - self.offset_us) % self.slide_us
+        late_rows = 0
+        if watermark_ms is not None:
+            late_rows = int(np.count_nonzero(newest + self.size_us <= watermark_ms * 1000))
         rows, starts = [], []
         for back in range(-(-self.size_us // self.slide_us)):
             start = newest - back * self.slide_us
@@ -67,7 +75,7 @@ class Windows:
                 inside &= start + self.size_us > watermark_ms * 1000
             rows.append(valid[inside])
             starts.append(start[inside])
-        return Assigned(np.concatenate(rows), np.concatenate(starts))
+        return Assigned(np.concatenate(rows), np.concatenate(starts), late_rows)
 
     def columns(self, starts_us: Ints, kind: pa.DataType) -> list[pa.Array]:
         """Return begins and ends as timestamps of this type."""

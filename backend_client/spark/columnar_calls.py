@@ -240,6 +240,7 @@ class ColumnarCalls:
         self._preemptive_bytes = preemptive_bytes
         self.rows_seen = 0
         self.keys_seen = 0
+        self.late_rows = 0
 
     def run(self, batches: Iterable[pa.RecordBatch], table: StateTable, writer: LogWriter) -> Iterator[pa.RecordBatch]:
         """Yield what the processor puts out: for state that ends first, then for the rows."""
@@ -281,6 +282,7 @@ class ColumnarCalls:
             rows, starts, ends_ms = chunk.rows, chunk.starts, None
         else:
             assigned = windows.assign(chunk.rows.column(windows.column), self._moment.watermark_ms)
+            self.late_rows += assigned.late_rows
             if not len(assigned.rows):
                 return
             of_row = np.searchsorted(chunk.starts, assigned.rows, side="right") - 1
@@ -298,6 +300,7 @@ class ColumnarCalls:
             ends_ms = windows.ends_ms(begins)
         found = state.read(entries, self._moment.watermark_ms)
         results = self._processor.process(KeyBatch(keys, rows, starts, found.columns, found.present, self._moment))
+        self.late_rows += int(results.late_rows)
         keep, expires_ms = self._checked(results, len(entries))
         changes = state.changes(entries, found, results.state, keep, expires_ms if windows is None else ends_ms)
         for piece in changes.pieces(self._preemptive_bytes):

@@ -60,6 +60,7 @@ class Task:
         self.plan = ColumnarPlan.of(processor, output_mode, with_watermark(rows, "at"), ["k"])
         self.table = Table()
         self.preemptive_bytes = 1 << 20
+        self.late_rows: list[int] = []
 
     def run(self, rows: Sequence[dict[str, Any]], watermark_ms: int | None = None, batch_rows: int = 3) -> list[Any]:
         """Run one batch, and return its output as dictionaries."""
@@ -77,6 +78,7 @@ class Task:
         writer = Writer()
         outputs = list(calls.run(batches, self.table, writer))  # type: ignore[arg-type]
         assert calls.rows_seen == len(rows)
+        self.late_rows.append(calls.late_rows)
         writer.apply(self.table)
         return [row for output in outputs for row in output.to_pylist()]
 

@@ -32,6 +32,7 @@ def test_repetitions_are_dropped() -> None:
     assert seconds(task.run([row(1, 22), row(1, 4), row(2, 13), row(1, None)], ms(0))) == [(2, 13)]
     assert seconds(task.run([row(1, 23), row(1, 22), row(3, 22)], ms(22))) == [(1, 23)]
     assert seconds(task.run([row(1, 32), row(2, 23)], ms(22.5))) == [(2, 23)]
+    assert task.late_rows == [0, 0, 2, 0]
 
 
 def test_state_ends_with_the_watermark() -> None:

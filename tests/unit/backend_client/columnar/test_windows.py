@@ -51,6 +51,7 @@ def test_windows_end_with_the_watermark() -> None:
     assert plain(task.run([row(1, 3, 1000), row(1, 12)], ms(10))) == [(1, 0, 10, 3, 106), (2, 0, 10, 1, 1)]
     assert plain(task.run([], ms(25))) == [(1, 10, 20, 2, 2)]
     assert task.table.entries == {}
+    assert task.late_rows == [0, 0, 1, 0]
 
 
 def test_update_mode_gives_changed_windows() -> None:
@@ -80,7 +81,7 @@ def test_offset_moves_windows() -> None:
     st.sampled_from([(10, 10), (10, 5), (10, 4), (7, 3)]),
 )
 def test_sliding_windows_equal_model(given_batches: list[Any], sizes: tuple[int, int]) -> None:
-    """I14: each row counts in each of its windows that is not over; each window ends once, with all its rows."""
+    """I14: each row counts in each of its windows that is not over, or as late; each window ends once, with all."""
     size, slide = sizes
     task = Task(Aggregate(Count(), windows=sliding("at", size * SECOND, slide * SECOND)), ROWS, "Append")
     open_windows: Counter[tuple[Any, int]] = Counter()
@@ -94,11 +95,14 @@ def test_sliding_windows_equal_model(given_batches: list[Any], sizes: tuple[int,
         assert len(got) == len(ended)
         for window in ended:
             del open_windows[window]
+        late_rows = 0
         for key, second in rows:
+            late_rows += (second + BEGIN_S) // slide * slide - BEGIN_S + size <= watermark  # its newest window is over
             for start in range(-size - slide, second + 1):
                 aligned = (start + BEGIN_S) % slide == 0
                 if aligned and start <= second < start + size and start + size > watermark:
                     open_windows[key, start] += 1
+        assert task.late_rows[-1] == late_rows
     assert len(task.table.entries) == 2 * len(open_windows)
 
 

@@ -171,7 +171,7 @@ class OperatorTask:
                 changes=writer.changes,
                 refs=writer.refs,
                 materialized=advance.materialized,
-                late_rows=on_time.late_rows,
+                late_rows=work.input.late_rows if isinstance(work.input, ColumnarCalls) else on_time.late_rows,
                 state_reads=work.state_reads(),
                 table_bytes=table.size_bytes(),
             )

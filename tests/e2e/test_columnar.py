@@ -98,7 +98,7 @@ def seconds(value: Any) -> float:
 def test_windows_end_and_late_rows_are_dropped(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
-    """Each window is put out once, when Spark's watermark has passed it, over a restart; late rows do not count."""
+    """Each window is put out once, when Spark's watermark has passed it, over a restart; late rows count apart."""
     batches = [
         [("a", 1), ("a", 9), ("b", 3), ("a", 11)],
         [("a", 2), ("b", 16)],  # the watermark was 6: in time; it goes on to 11
@@ -107,6 +107,7 @@ def test_windows_end_and_late_rows_are_dropped(
         [("c", 41)],
     ]
     output = Collected()
+    late_rows = []
     for part in (2, 5):
         write_events(tmp_path / "input", batches[:part])
         backend = make_backend(parallelism=part)
@@ -114,7 +115,9 @@ def test_windows_end_and_late_rows_are_dropped(
         processor = Aggregate(Count(name="n"), windows=tumbling("at", 10 * SECOND))
         result = backend.transform_columns(grouped, processor, outputMode="Append")
         run_to_end(result.writeStream.outputMode("append"), tmp_path / "checkpoint", output)
+        late_rows += [progress.late_rows for progress in backend.recent_progress]
 
+    assert late_rows == [0, 0, 1, 0, 0]
     got = [
         (batch, key, seconds(begin), seconds(end), n)
         for batch, rows in sorted(output.batches.items())

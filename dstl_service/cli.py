@@ -229,7 +229,7 @@ def _parser() -> argparse.ArgumentParser:
         "--age-min-s",
         type=int,
         help="leave younger objects alone (default: the setting gc.age_min_s); less than a checkpoint may take is safe "
-        "only while no query of the job runs",
+        "only while no query of the job runs; temporary files of the store stay 30 minutes regardless",
     )
     garbage.add_argument("job")
     garbage.set_defaults(run=collect)

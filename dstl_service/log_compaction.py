@@ -41,7 +41,10 @@ class CompactionSettings:
     segments_max: int = 2048
     """A log of more segments is compacted whatever its size: manifests name each of them."""
     base_bytes_max: int = 512 * 1024 * 1024
-    """An operator with more than this is not rewritten whole; its log waits for materializations."""
+    """
+    An operator with more than this is not rewritten whole, nor, behind materializations, a partition whose log is
+    longer; such a log waits for materializations.
+    """
 
     def __post_init__(self) -> None:
         if not self.log_ratio_max > 0:

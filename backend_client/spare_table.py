@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from backend_client.state_table import LocalDiskError, StateTable
+from backend_client.local_disk import LocalDiskError
+from backend_client.state_table import StateTable
 
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of its own, readable by nobody else, is made in it
 _PREFIX = "dstl-table-"

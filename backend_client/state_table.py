@@ -7,9 +7,9 @@ The version is written in the same write as the changes, or withdrawn before and
 so a process that dies in between leaves a table that knows what it is. RocksDB's own log is not used for that reason.
 Most batches only open a table to read; the newest changes lie in its journal then (`table_journal`).
 
-Knows rocksdict, as `snapshot` does. A table belongs to one task at a time: other tasks of the host that want the same
-key groups (speculative copies, zombies) get another *slot*. Beside a slot lie its snapshots; who opens the slot removes
-those that a crash left behind.
+How its files are opened, and what follows where they cannot be, is a table in `table_files`. A table belongs to one
+task at a time: other tasks of the host that want the same key groups (speculative copies, zombies) get another *slot*.
+Beside a slot lie its snapshots; who opens the slot removes those that a crash left behind.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
-from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch, WriteOptions
+from rocksdict import Rdict, WriteBatch, WriteOptions
 
+from backend_client.local_disk import LocalDiskError
 from backend_client.snapshot import VERSION_KEY, IncomingSnapshot, making_snapshot, remove_left_behind
+from backend_client.table_files import HeldError, TableFiles
 from backend_client.table_journal import CHANGES_MAX, MISSING, TableJournal
 from storage.change_set import ChangeColumns, in_columns
-from storage.errors import DstlError, UnavailableError
+from storage.errors import DstlError
 
 _BATCH_CHANGES = 50_000
 _SLOTS_MAX = 16
@@ -42,10 +44,6 @@ _SCANNED_AT_ONCE = 4096
 _BATCHES_IN_JOURNAL = 4
 
 
-class LocalDiskError(UnavailableError):
-    """The local folder of a table cannot be used; another one may be (I16)."""
-
-
 class StateTable:
     """An open table. Not thread-safe; close it, or its lock stays until the process ends."""
 
@@ -53,16 +51,17 @@ class StateTable:
         self._folder = folder
         self._incoming = folder.with_name(f"{folder.name}.incoming")
         self._lock_fd = lock_fd
-        self._options = _options(block_cache_bytes)
+        self._files = TableFiles(folder, block_cache_bytes)
         self._write_options = WriteOptions()
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]  # its stubs are wrong
         for left in folder.parent.glob(f"{folder.name}.snapshot-*"):
             remove_left_behind(left)
         shutil.rmtree(self._incoming, ignore_errors=True)
         self._journal = TableJournal(folder / "journal")
-        self._is_writable = False
         self._few_changes = False
-        self._table = self._open_to_read() or self._open()
+        to_read = self._open_to_read()
+        self._is_writable = to_read is None
+        self._table = to_read or self._files.open_or_begin()
         self.get: Callable[[bytes], bytes | None] = self._reader()
 
     @classmethod
@@ -85,6 +84,8 @@ class StateTable:
                     continue
                 try:
                     return cls(root / str(slot), lock_fd, block_cache_bytes)
+                except HeldError:
+                    os.close(lock_fd)
                 except BaseException:
                     os.close(lock_fd)
                     raise
@@ -149,14 +150,34 @@ class StateTable:
 
     def _write_journal(self) -> None:
         """Open the table for writing, if it is not, and write what the journal holds."""
-        if self._is_writable:
-            return
-        self._table.close()
-        self._table = self._open()
+        if not self._is_writable:
+            self._open_to_write()
         version = self._journal.version
-        if version is not None:
-            self._write(chain.from_iterable(part.pairs() for part in self._journal.latest()), version)
+        if version is None:
+            return
+        self._write(chain.from_iterable(part.pairs() for part in self._journal.latest()), version)
         self._journal.forget()
+        self.get = self._reader()
+
+    def _open_to_write(self) -> None:
+        """
+        Open the table for writing; if that fails, it stays open to read, with all that it holds.
+
+        Raises:
+            LocalDiskError: It cannot be, or is another one by now: the journal must not be written over that.
+        """
+        stored = self._table.get(VERSION_KEY)
+        try:
+            table = self._files.open_existing()
+            found = table.get(VERSION_KEY)
+        except Exception as error:
+            why = f"the table in {self._folder} cannot be opened to be written: {error}; is its disk full?"
+            raise LocalDiskError(why) from error
+        if found != stored:
+            table.close()
+            raise LocalDiskError(f"the table in {self._folder} stood at {stored!r}, now at {found!r}: it was replaced")
+        self._table.close()
+        self._table, self._is_writable = table, True
         self.get = self._reader()
 
     def clear(self) -> None:
@@ -167,12 +188,11 @@ class StateTable:
             LocalDiskError: Its files cannot be removed; what they hold must not pass for a new table.
         """
         self._table.close()
-        try:
-            shutil.rmtree(self._folder)
-        except OSError as error:
-            raise LocalDiskError(f"the table in {self._folder} cannot be removed: {error.strerror}") from error
+        self._begin()
+
+    def _begin(self) -> None:
         self._journal.forget()
-        self._table = self._open()
+        self._table, self._is_writable = self._files.begin(), True
         self.get = self._reader()
 
     @contextmanager
@@ -183,7 +203,10 @@ class StateTable:
         Raises:
             UnavailableError: It cannot be made.
         """
-        self._write_journal()
+        try:
+            self._write_journal()
+        except Exception as error:  # rocksdict raises nothing more specific
+            raise LocalDiskError(f"no snapshot can be made of {self._folder}: {error}") from error
         folder = self._folder.with_name(f"{self._folder.name}.snapshot-{uuid.uuid4().hex}")
         with making_snapshot(self._table, folder):
             yield folder
@@ -215,16 +238,14 @@ class StateTable:
             shutil.rmtree(self._folder)
             os.rename(incoming.folder, self._folder)
             self._journal.forget()
-            self._table, self._is_writable = Rdict(str(self._folder), self._options), True
+            self._table, self._is_writable = self._files.open_existing(), True
             incoming.check_version(self._table.get(VERSION_KEY))
+            self.get = self._reader()
         except Exception as error:
             with suppress(Exception):
                 self._table.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._table = self._open()
+            self._begin()
             raise error if isinstance(error, DstlError) else incoming.damaged(str(error)) from error
-        finally:
-            self.get = self._reader()
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield all keys with their values, in key order."""
@@ -277,12 +298,14 @@ class StateTable:
         return self._journal.over(takewhile(lambda entry: entry[0] < high, self._stored_from(low)), low, high)
 
     def close(self) -> None:
-        """Close the table and give its slot free."""
+        """Close the table and give its slot free; counts once."""
         with suppress(Exception):  # a cache that cannot be closed properly is rebuilt; the task must not fail (I16)
             self._table.close()
             if self._is_writable:
                 self._journal.end(keep=self._few_changes)
-        os.close(self._lock_fd)
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
 
     def discard(self) -> None:
         """Throw the table away, for its files are damaged; who opens the slot next begins anew (I16). Then `close`."""
@@ -313,7 +336,7 @@ class StateTable:
         if not self._journal.is_kept:
             return None
         try:
-            table = Rdict(str(self._folder), self._options, access_type=AccessType.read_only())
+            table = self._files.open_to_read()
             version = table.get(VERSION_KEY)
             self._journal.load(version.decode() if version else None)
         except Exception:  # noqa: BLE001 - rocksdict raises nothing more specific
@@ -321,33 +344,8 @@ class StateTable:
             return None
         return table
 
-    def _open(self) -> Rdict:
-        self._is_writable = True
-        try:
-            return Rdict(str(self._folder), self._options)
-        except Exception:  # noqa: BLE001 - rocksdict raises nothing more specific
-            shutil.rmtree(self._folder, ignore_errors=True)
-        try:
-            return Rdict(str(self._folder), self._options)
-        except Exception as error:
-            raise LocalDiskError(f"no table can be opened in {self._folder}: {error}; is its disk full?") from error
-
 
 def _behind(prefix: bytes) -> bytes | None:
     """Return the least key behind all that begin with `prefix`; None if there is none."""
     head = prefix.rstrip(b"\xff")
     return head[:-1] + bytes([head[-1] + 1]) if head else None
-
-
-def _options(block_cache_bytes: int) -> Options:
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_write_buffer_size(16 << 20)
-    options.set_compression_type(DBCompressionType.lz4())
-    options.set_keep_log_file_num(1)
-    options.set_max_background_jobs(2)
-    blocks = BlockBasedOptions()
-    blocks.set_bloom_filter(10, False)
-    blocks.set_block_cache(Cache(block_cache_bytes))
-    options.set_block_based_table_factory(blocks)
-    return options

@@ -43,7 +43,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "fastapi": ("dstl_service/app.py", "dstl_service/routes/"),
     "starlette": ("dstl_service/app.py", "dstl_service/routes/"),
     "datasketches": ("backend_client/columnar/distinct.py",),
-    "rocksdict": ("backend_client/state_table.py", "backend_client/snapshot.py"),
+    "rocksdict": ("backend_client/state_table.py", "backend_client/table_files.py", "backend_client/snapshot.py"),
     "pyspark": ("backend_client/spark/", "loadtest/"),
     "py4j": ("backend_client/spark/", "loadtest/"),
     "gevent": ("loadtest/load/",),

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from backend_client import spare_table
+from backend_client.local_disk import LocalDiskError
 from backend_client.spare_table import SpareTable, open_advanced
-from backend_client.state_table import LocalDiskError, StateTable
+from backend_client.state_table import StateTable
 from storage.errors import CorruptDataError, UnavailableError
 
 

@@ -1,0 +1,96 @@
+"""
+How the files of a table are opened, and what follows where they cannot be.
+
+    opened                   cannot be               what follows
+    to read                  for any reason          they are opened to write
+    to write, for their      for any reason          the error, and the files stay as they are: whoever needs what they
+    content                                          hold must never get an empty table for it
+    to write, as they are    held by this process    `HeldError`: another slot may be free
+                             for another reason      they are thrown away, and an empty table is made
+    to write, when empty     for any reason          `LocalDiskError`
+
+RocksDB's lock on the files stays while an iterator over a table lives that was opened to write, closed or not.
+Knows rocksdict, as `state_table` and `snapshot` do.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, Options, Rdict
+
+from backend_client.local_disk import LocalDiskError
+
+
+class HeldError(LocalDiskError):
+    """This process holds the table's files: something still iterates over a table that was closed."""
+
+
+class TableFiles:
+    """The folder of one table; whoever opens it holds its slot."""
+
+    def __init__(self, folder: Path, block_cache_bytes: int) -> None:
+        self._folder = folder
+        self._options = _options(block_cache_bytes)
+
+    def open_to_read(self) -> Rdict:
+        """Open what is there to read it; any error means that it cannot be."""
+        return Rdict(str(self._folder), self._options, access_type=AccessType.read_only())
+
+    def open_existing(self) -> Rdict:
+        """Open what is there to write, or raise what RocksDB does; never makes a table, nor removes anything."""
+        self._options.create_if_missing(False)
+        return Rdict(str(self._folder), self._options)
+
+    def open_or_begin(self) -> Rdict:
+        """
+        Open what is there to write, or an empty table if there is nothing or it cannot be opened.
+
+        Raises:
+            HeldError: This process holds the files.
+            LocalDiskError: There cannot be an empty table either.
+        """
+        try:
+            return self._open_or_make()
+        except HeldError:
+            raise
+        except LocalDiskError:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return self._open_or_make()
+
+    def begin(self) -> Rdict:
+        """
+        Throw away what is there and open an empty table.
+
+        Raises:
+            LocalDiskError: There cannot be one, or its files cannot be removed; they must not pass for a new table.
+        """
+        try:
+            if self._folder.exists():
+                shutil.rmtree(self._folder)
+        except OSError as error:
+            raise LocalDiskError(f"the table in {self._folder} cannot be removed: {error.strerror}") from error
+        return self._open_or_make()
+
+    def _open_or_make(self) -> Rdict:
+        self._options.create_if_missing(True)
+        try:
+            return Rdict(str(self._folder), self._options)
+        except Exception as error:  # rocksdict raises nothing more specific
+            if "lock hold by current process" in str(error):
+                raise HeldError(f"the table in {self._folder} is held by this process") from error
+            raise LocalDiskError(f"no table can be opened in {self._folder}: {error}; is its disk full?") from error
+
+
+def _options(block_cache_bytes: int) -> Options:
+    options = Options(raw_mode=True)
+    options.set_write_buffer_size(16 << 20)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_keep_log_file_num(1)
+    options.set_max_background_jobs(2)
+    blocks = BlockBasedOptions()
+    blocks.set_bloom_filter(10, False)
+    blocks.set_block_cache(Cache(block_cache_bytes))
+    options.set_block_based_table_factory(blocks)
+    return options

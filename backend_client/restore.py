@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from typing import Any, TypeAlias
 
+from backend_client.local_disk import LocalDiskError
 from backend_client.service_client import ServiceClient
 from backend_client.snapshot import IncomingSnapshot
 from backend_client.state_table import StateTable
@@ -65,14 +65,19 @@ def advance_to_base(
     Raises:
         CorruptDataError: Stored state is damaged; names the object. The table keeps no part of it under a version.
         UnavailableError: The sidecar or its store does not answer.
+        LocalDiskError: The table's folder cannot be used; another try there would fail, too.
     """
     if base is None:
         # Whatever is here belongs to no checkpoint of this job.
         table.clear()
         return Advance(0)
     for _ in range(_BROKEN_STREAMS_MAX):
-        with suppress(UnavailableError):
+        try:
             return _advance(table, client, job, operator, key_groups, base.to_text())
+        except LocalDiskError:
+            raise
+        except UnavailableError:
+            continue
     return _advance(table, client, job, operator, key_groups, base.to_text())
 
 

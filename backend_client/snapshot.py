@@ -20,8 +20,9 @@ from typing import Any
 
 from rocksdict import AccessType, Checkpoint, Options, Rdict
 
+from backend_client.local_disk import LocalDiskError, is_damage
 from storage.checksum import running_checksum128
-from storage.errors import CorruptDataError, UnavailableError
+from storage.errors import CorruptDataError, DstlError
 
 VERSION_KEY = b"\xff\xffversion"  # behind all key groups: those are at most 0x7fff
 _FILE = re.compile(r"[0-9]{6,20}\.sst|MANIFEST-[0-9]{6,20}|CURRENT")
@@ -35,7 +36,7 @@ def making_snapshot(table: Rdict, folder: Path) -> Iterator[None]:
     Takes as long as flushing the table's newest changes and linking its files: milliseconds.
 
     Raises:
-        UnavailableError: It cannot be made, for example because the disk is full.
+        LocalDiskError: It cannot be made, for example because the disk is full.
     """
     try:
         checkpoint = Checkpoint(table)
@@ -46,7 +47,7 @@ def making_snapshot(table: Rdict, folder: Path) -> Iterator[None]:
         lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     except Exception as error:  # rocksdict raises nothing more specific
         shutil.rmtree(folder, ignore_errors=True)
-        raise UnavailableError(f"no snapshot can be made in {folder}: {error}") from error
+        raise LocalDiskError(f"no snapshot can be made in {folder}: {error}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
         for name in os.listdir(folder):
@@ -113,7 +114,7 @@ class IncomingSnapshot:
 
         Raises:
             CorruptDataError: It does not fit, or the file is not what was stored; names the object.
-            UnavailableError: It cannot be written.
+            LocalDiskError: It cannot be written.
         """
         source, name = str(header["object"]), str(header["name"])
         try:
@@ -133,7 +134,8 @@ class IncomingSnapshot:
     def close(self) -> None:
         """Remove what is left of the folder."""
         if self._open is not None:
-            os.close(self._open.descriptor)
+            with suppress(OSError):
+                os.close(self._open.descriptor)
             self._open = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -143,11 +145,12 @@ class IncomingSnapshot:
 
         Raises:
             CorruptDataError: The snapshot is not that of its checkpoint; names its index.
+            LocalDiskError: Its files cannot be read.
         """
         try:
             table = Rdict(str(self.folder), Options(raw_mode=True), access_type=AccessType.read_only(False))
         except Exception as error:
-            raise self.damaged(str(error)) from error
+            raise self.unusable(error) from error
         try:
             self.check_version(table.get(VERSION_KEY))
             yield from table.items(from_key=first_key)
@@ -157,10 +160,17 @@ class IncomingSnapshot:
     def check_version(self, found: Any) -> None:
         """Compare the version that a table of these files has; `CorruptDataError` if it is another one."""
         if found != self.version.encode():
-            raise self.damaged(f"its table stands at {found!r}, not at {self.version}")
+            raise self._damaged(f"its table stands at {found!r}, not at {self.version}")
 
-    def damaged(self, why: str) -> CorruptDataError:
-        """Return the error that names this snapshot."""
+    def unusable(self, error: Exception) -> DstlError:
+        """Return what it means that its files, all verified, cannot be used as a table: damage, or the local disk."""
+        if isinstance(error, DstlError):
+            return error
+        if is_damage(error):
+            return self._damaged(str(error))
+        return LocalDiskError(f"the snapshot {self.index} cannot be used in {self.folder}: {error}; is its disk full?")
+
+    def _damaged(self, why: str) -> CorruptDataError:
         return CorruptDataError(f"the snapshot {self.index} cannot be used: {why}", object_key=self.index)
 
     def _begin(self, name: str, source: str, header: Mapping[str, object]) -> None:
@@ -187,5 +197,5 @@ def _write(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _no_room(folder: Path, error: OSError) -> UnavailableError:
-    return UnavailableError(f"no snapshot can be put into {folder}: {error.strerror}; is its disk full?")
+def _no_room(folder: Path, error: OSError) -> LocalDiskError:
+    return LocalDiskError(f"no snapshot can be put into {folder}: {error.strerror}; is its disk full?")

@@ -33,7 +33,6 @@ from backend_client.snapshot import VERSION_KEY, IncomingSnapshot, making_snapsh
 from backend_client.table_files import HeldError, TableFiles
 from backend_client.table_journal import CHANGES_MAX, MISSING, TableJournal
 from storage.change_set import ChangeColumns, in_columns
-from storage.errors import DstlError
 
 _BATCH_CHANGES = 50_000
 _SLOTS_MAX = 16
@@ -201,7 +200,7 @@ class StateTable:
         Make a snapshot of the table; yield its folder, which whoever takes it over within this context removes.
 
         Raises:
-            UnavailableError: It cannot be made.
+            LocalDiskError: It cannot be made.
         """
         try:
             self._write_journal()
@@ -231,7 +230,8 @@ class StateTable:
         Take the files of a snapshot of the same key groups as the table's own, and so its version.
 
         Raises:
-            CorruptDataError: They are no table at that version. This one is empty then.
+            CorruptDataError: They are no table at that version.
+            LocalDiskError: They cannot be moved or opened here. In both cases this table is empty then.
         """
         self._table.close()
         try:
@@ -245,7 +245,7 @@ class StateTable:
             with suppress(Exception):
                 self._table.close()
             self._begin()
-            raise error if isinstance(error, DstlError) else incoming.damaged(str(error)) from error
+            raise incoming.unusable(error) from error
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield all keys with their values, in key order."""

@@ -107,7 +107,8 @@ class TableJournal:
         """
         Keep the changes that lead from one version to the next; those of later parts count.
 
-        Returns False if they are too many, or the table has no version from which they could lead on.
+        Returns False if they are too many, the table has no version from which they could lead on, or the file cannot
+        be written; part of a record is as good as none.
         """
         rows = sum(len(part.keys) for part in parts)
         if version is None or self._rows + rows > CHANGES_MAX or self._records >= RECORDS_MAX:
@@ -115,10 +116,13 @@ class TableJournal:
         record = _record(parts, version, new_version)
         if self._size_bytes + len(record) > BYTES_MAX:
             return False
-        with open(self._path, "r+b") as file:
-            file.truncate(self._size_bytes)
-            file.seek(self._size_bytes)
-            file.write(record)
+        try:
+            with open(self._path, "r+b") as file:
+                file.truncate(self._size_bytes)
+                file.seek(self._size_bytes)
+                file.write(record)
+        except OSError:
+            return False
         self._size_bytes += len(record)
         self._take(parts, new_version)
         return True

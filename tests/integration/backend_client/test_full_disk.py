@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from backend_client.local_disk import LocalDiskError
+from backend_client.restore import advance_to_base
+from backend_client.spare_table import SpareTable, open_advanced
 from backend_client.state_table import StateTable
+from dstl_service.wire import CheckpointRef
+from storage.checksum import checksum128
+from storage.model import KeyGroupRange
 from tests.stack.small_disk import fill, small_disk
 
 pytestmark = pytest.mark.integration
@@ -41,3 +47,46 @@ def test_table_on_a_disk_that_fills_keeps_its_content(disk: Path) -> None:
     (disk / "filler").unlink()
     with closing(StateTable.open(disk / "t")) as table:
         assert (table.version, dict(table.items())) == ("2.0.u", {**old, **new})
+
+
+class Snapshots:
+    """A service that answers each restore with a snapshot of the whole table, and counts them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.asked = 0
+        self.files = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    @contextmanager
+    def restore(self, *_: Any) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
+        """Give the frames."""
+        self.asked += 1
+        yield self._frames()
+
+    def _frames(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+        yield {"kind": "plan", "full": True, "snapshots": 1}, b""
+        snapshot = {"kind": "snapshot", "index": "the.index", "version": "1.0.u", "files": len(self.files)}
+        yield {**snapshot, "first": 0, "last": 3, "counted": [[0, 3]]}, b""
+        for name, data in self.files.items():
+            file = {"kind": "file", "name": name, "object": f"{name}.object", "file_size": len(data)}
+            yield {**file, "offset": 0, "checksum": checksum128(data)}, data
+        yield {"kind": "end"}, b""
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_snapshot_without_room_goes_into_memory(disk: Path, tmp_path: Path, is_full: bool) -> None:
+    """I14, I16: a disk that is full, or fills up while a snapshot comes, costs one more restore and fails nothing."""
+    content = {number.to_bytes(6, "big"): os.urandom(1000) for number in range(4 * MIB // 1000)}
+    with closing(StateTable.open(tmp_path / "source")) as source:
+        source.advance(content.items(), "1.0.u")
+        with source.making_snapshot() as folder:
+            client: Any = Snapshots(folder)
+    if is_full:
+        fill(disk)
+    base = CheckpointRef(2, 0, "u")
+    table, _ = open_advanced(
+        disk / "t", lambda table: advance_to_base(table, client, "job", "op", KeyGroupRange(0, 3), base)
+    )
+
+    with closing(table):
+        assert (type(table), table.version, dict(table.items())) == (SpareTable, "2.0.u", content)
+        assert client.asked == (1 if is_full else 2)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from backend_client.keyed_state import table_key
+from backend_client.local_disk import LocalDiskError
 from backend_client.restore import advance_to_base
 from backend_client.state_table import StateTable
 from dstl_service.wire import CheckpointRef
@@ -205,6 +206,20 @@ def test_stream_that_keeps_breaking_is_reported(table: StateTable) -> None:
 
     assert len(client.asked) == 3
     assert (table.version, table.get(key(10))) == ("3.0.u", b"old")
+
+
+def test_local_disk_is_not_tried_again(table: StateTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I16: what the disk does not take now it does not take a second time; another folder may, so it is said."""
+
+    def fail(*_: Any) -> int:
+        raise LocalDiskError("full")
+
+    monkeypatch.setattr(StateTable, "advance_columns", fail)
+    client = ScriptedClient(plan(full=False), changed({key(10): b"1"}), END)
+    with pytest.raises(LocalDiskError):
+        advance(table, client)
+
+    assert len(client.asked) == 1
 
 
 def test_broken_full_restore_has_no_version(table: StateTable) -> None:

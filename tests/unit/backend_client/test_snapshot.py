@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from backend_client.local_disk import LocalDiskError
 from backend_client.snapshot import IncomingSnapshot
 from backend_client.state_table import StateTable
+from backend_client.table_files import TableFiles
 from storage.checksum import checksum128
 from storage.errors import CorruptDataError, UnavailableError
 
@@ -144,11 +146,41 @@ def test_damaged_piece_is_refused(table: StateTable, tmp_path: Path, damage: str
         received(tmp_path / "incoming", pieces)
 
 
-def test_full_disk_is_unavailable(table: StateTable, tmp_path: Path) -> None:
+def test_full_disk_is_named(table: StateTable, tmp_path: Path) -> None:
     """I16: where nothing can be written, the error says so; it is none of damage."""
     pieces = snapshot_of(table)
-    with pytest.raises(UnavailableError, match="disk"):
+    with pytest.raises(LocalDiskError, match="disk"):
         received(tmp_path / "not there" / "incoming", pieces)
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (Exception("IO error: No space left on device: While appending to file"), LocalDiskError),
+        (Exception("Corruption: IO error: While open a file for random read: Too many open files"), LocalDiskError),
+        (OSError(30, "Read-only file system"), LocalDiskError),
+        (Exception("Corruption: Sst file size mismatch"), CorruptDataError),
+    ],
+)
+def test_verified_files_are_blamed_for_damage_only(
+    table: StateTable, tmp_path: Path, monkeypatch: Any, failure: Exception, kind: type[Exception]
+) -> None:
+    """I10, I16: what keeps a table from taking a snapshot is damage, or the local disk; it is empty then."""
+    pieces = snapshot_of(table)
+
+    def fail(_: TableFiles) -> Any:
+        raise failure
+
+    monkeypatch.setattr(TableFiles, "open_existing", fail)
+    other = StateTable.open(tmp_path / "other")
+    other.advance([(b"\0\0old", b"x")], "1.0.u")
+    with other.receiving("the.index", VERSION) as incoming:
+        for header, payload in pieces:
+            incoming.take(header, payload)
+        with pytest.raises(kind, match=r"the\.index"):
+            other.adopt(incoming)
+    assert (other.version, dict(other.items()), other.get(b"\0\0old")) == (None, {}, None)
+    other.close()
 
 
 def test_snapshot_that_nobody_took_is_removed(table: StateTable, tmp_path: Path) -> None:

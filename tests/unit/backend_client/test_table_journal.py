@@ -145,6 +145,17 @@ def test_long_values_write_the_table(tmp_path: Path) -> None:
     assert content(tmp_path)[1][b"k-001"] == bytes(BYTES_MAX)
 
 
+def test_journal_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
+    """I16: changes that its file does not take go into the table, on top of what the journal held."""
+    advanced(tmp_path, 0, dict(SMALL))
+    advanced(tmp_path, 1, {b"k-001": b"1"})
+    with closing(StateTable.open(tmp_path)) as table:
+        assert not table._is_writable
+        (tmp_path / "0" / "journal").unlink()
+        table.advance([(b"k-002", b"2")], "2.0.u")
+    assert content(tmp_path) == ("2.0.u", {**SMALL, b"k-001": b"1", b"k-002": b"2"})
+
+
 @pytest.mark.parametrize("cut", [1, 10, 30])
 def test_damaged_record_counts_for_nothing(tmp_path: Path, cut: int) -> None:
     """I10, I16: a record that is cut off or damaged is not read; the table stands before it, and goes on from there."""

@@ -31,10 +31,11 @@ from rocksdict import Rdict, WriteBatch, WriteOptions
 from backend_client.local_disk import LocalDiskError
 from backend_client.snapshot import VERSION_KEY, IncomingSnapshot, making_snapshot, remove_left_behind
 from backend_client.table_files import HeldError, TableFiles
-from backend_client.table_journal import CHANGES_MAX, MISSING, TableJournal
+from backend_client.table_journal import BYTES_MAX, CHANGES_MAX, MISSING, TableJournal, memory_bytes
 from storage.change_set import ChangeColumns, in_columns
 
-_BATCH_CHANGES = 50_000
+# One write to RocksDB: as large as pays, and small beside its write buffer. Python objects are made of no more at once.
+_WRITE_BYTES = 4 << 20
 _SLOTS_MAX = 16
 # A look-up takes as long as a scan of about this many entries.
 _SCANNED_PER_KEY = 8
@@ -111,31 +112,34 @@ class StateTable:
 
     def advance_columns(self, parts: Iterable[ChangeColumns], version: str) -> int:
         """Do the same with parts, those of later ones over those of earlier ones."""
-        left, few, rows = iter(parts), list[ChangeColumns](), 0
+        left, few, rows, size_bytes = iter(parts), list[ChangeColumns](), 0, 0
         for part in left:
             few.append(part)
             rows += len(part.keys)
-            if rows > CHANGES_MAX:
+            size_bytes += memory_bytes(part)
+            if rows > CHANGES_MAX or size_bytes > BYTES_MAX:
                 break
-        if not self._is_writable and self._journal.append(few, self.version, version):
+        are_few = rows <= CHANGES_MAX and size_bytes <= BYTES_MAX
+        if are_few and not self._is_writable and self._journal.append(few, self.version, version):
             self.get = self._reader()
             return rows
         self._write_journal()
-        count = self._write(chain.from_iterable(part.pairs() for part in chain(few, left)), version)
-        if rows <= CHANGES_MAX:
+        count = self._write(chain(few, left), version)
+        if are_few:
             self._journal.hold(few)  # most of what will be read is in memory already
             self.get = self._reader()
         return count
 
-    def _write(self, changes: Iterable[tuple[bytes, bytes | None]], version: str) -> int:
+    def _write(self, parts: Iterable[ChangeColumns], version: str) -> int:
         batch, count, withdrawn = WriteBatch(raw_mode=True), 0, False
-        for key, value in changes:
-            if value is None:
-                batch.delete(key)
-            else:
-                batch.put(key, value)
-            count += 1
-            if count % _BATCH_CHANGES == 0:
+        for piece in chain.from_iterable(map(_pieces, parts)):
+            for key, value in piece.pairs():
+                if value is None:
+                    batch.delete(key)
+                else:
+                    batch.put(key, value)
+            count += len(piece.keys)
+            if batch.size_in_bytes() >= _WRITE_BYTES:
                 if not withdrawn:
                     # From the first of several writes on, the table is between two versions.
                     self._table.put(VERSION_KEY, b"", write_opt=self._write_options)
@@ -154,7 +158,7 @@ class StateTable:
         version = self._journal.version
         if version is None:
             return
-        self._write(chain.from_iterable(part.pairs() for part in self._journal.latest()), version)
+        self._write(self._journal.latest(), version)
         self._journal.forget()
         self.get = self._reader()
 
@@ -343,6 +347,10 @@ class StateTable:
             self._journal.forget()
             return None
         return table
+
+
+def _pieces(part: ChangeColumns) -> Iterable[ChangeColumns]:
+    return (part,) if memory_bytes(part) <= _WRITE_BYTES else part.pieces(_WRITE_BYTES)
 
 
 def _behind(prefix: bytes) -> bytes | None:

@@ -30,11 +30,17 @@ from storage.errors import CorruptDataError
 
 CHANGES_MAX = 1 << 18
 BYTES_MAX = 16 << 20
+"""What of changes is kept in memory, and as a file: many small ones are bounded by number, few large ones by this."""
 RECORDS_MAX = 16
 # A look-up in columns takes as long as putting about so many changes into a dictionary.
 _CHANGES_PER_LOOK_UP = 100
 _LAYER_CHANGES_MIN = 4096
 MISSING = object()
+
+
+def memory_bytes(part: ChangeColumns) -> int:
+    """Return what keeping a part takes: all of its buffers, also where it is a slice of them. Quick."""
+    return int(part.keys.get_total_buffer_size() + part.values.get_total_buffer_size())
 
 
 class Layer:
@@ -113,9 +119,9 @@ class TableJournal:
         rows = sum(len(part.keys) for part in parts)
         if version is None or self._rows + rows > CHANGES_MAX or self._records >= RECORDS_MAX:
             return False
-        record = _record(parts, version, new_version)
-        if self._size_bytes + len(record) > BYTES_MAX:
+        if self._size_bytes + sum(map(memory_bytes, parts)) > BYTES_MAX:  # before they are encoded
             return False
+        record = _record(parts, version, new_version)
         try:
             with open(self._path, "r+b") as file:
                 file.truncate(self._size_bytes)

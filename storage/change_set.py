@@ -21,7 +21,10 @@ from storage.checksum import BytesLike
 from storage.errors import CorruptDataError
 from storage.model import KeyGroupRange
 
+# What is put into columns together. Sizes are added up of so many changes at a time, which is no work for small ones.
 _CHANGES_AT_ONCE = 50_000
+_BYTES_AT_ONCE = 16 << 20
+_CHANGES_PER_LOOK = 64
 
 Compression: TypeAlias = Literal["zstd"] | None
 
@@ -64,8 +67,14 @@ class ChangeColumns(NamedTuple):
 
 def in_columns(changes: Iterable[tuple[bytes, bytes | None]]) -> Iterator[ChangeColumns]:
     """Put changes of any number into columns, in parts; those of later parts count, as later changes do."""
-    left = iter(changes)
-    while turn := dict(islice(left, _CHANGES_AT_ONCE)):
+    left, turn, size_bytes = iter(changes), dict[bytes, bytes | None](), 0
+    while some := dict(islice(left, _CHANGES_PER_LOOK)):
+        turn |= some
+        size_bytes += sum(map(len, filter(None, some.values())))
+        if len(turn) >= _CHANGES_AT_ONCE or size_bytes >= _BYTES_AT_ONCE:
+            yield ChangeColumns.of(turn)
+            turn, size_bytes = {}, 0
+    if turn:
         yield ChangeColumns.of(turn)
 
 

@@ -12,7 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from backend_client import state_table
 from backend_client.state_table import StateTable
+from backend_client.table_journal import BYTES_MAX
+from storage.change_set import ChangeColumns
 from storage.errors import CorruptDataError, UnavailableError
 
 MANY = 120_000
@@ -80,6 +83,56 @@ def test_broken_advance_keeps_no_version(tmp_path: Path, stop_at: int) -> None:
     assert table.version in (None, "1.0.u")
     assert table.version is None or set(content(table).values()) == {b"old"}
     table.close()
+
+
+@pytest.mark.parametrize(("stop_at", "version"), [(50_000, "1.0.u"), (60_000, None), (119_999, None)])
+def test_advance_that_breaks_between_writes_has_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, version: str | None
+) -> None:
+    """I1: once a part of the changes was written, the table stands at no version until all of them are."""
+    monkeypatch.setattr(state_table, "_WRITE_BYTES", 10_000)
+    monkeypatch.setattr(state_table, "CHANGES_MAX", 1000)
+    table = StateTable.open(tmp_path)
+    table.advance(many(b"old"), "1.0.u")
+    assert (table.version, len(content(table))) == ("1.0.u", MANY)
+    with pytest.raises(CorruptDataError):
+        table.advance(many(b"new", stop_at), "2.0.u")
+    table.close()
+    table = StateTable.open(tmp_path)
+
+    assert table.version == version
+    table.close()
+
+
+@pytest.mark.parametrize("rows", [20, 2000])
+def test_long_values_do_not_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """A restore keeps changes by their bytes, too, not only by their number, and makes few Python objects at once."""
+    before, most, largest = pa.total_allocated_bytes(), 0, 0
+    pairs = ChangeColumns.pairs
+
+    def parts() -> Iterator[ChangeColumns]:
+        nonlocal most
+        for first in range(0, 4000, rows):
+            keys = pa.array([number.to_bytes(4, "big") for number in range(first, first + rows)], pa.binary())
+            yield ChangeColumns(keys, pa.array([bytes(32 << 10)] * rows, pa.binary()))
+            most = max(most, pa.total_allocated_bytes() - before)
+
+    def measured(part: ChangeColumns) -> Iterator[tuple[bytes, bytes | None]]:
+        nonlocal largest
+        largest = max(largest, part.keys.nbytes + part.values.nbytes)
+        return pairs(part)
+
+    monkeypatch.setattr(ChangeColumns, "pairs", measured)
+    part_bytes = rows * (33 << 10) * 2  # Arrow's builders take up to twice the room
+    with closing(StateTable.open(tmp_path)) as table:
+        assert table.advance_columns(parts(), "1.0.u") == 4000
+        assert most <= BYTES_MAX + 2 * part_bytes
+        assert largest <= 5 << 20
+        assert pa.total_allocated_bytes() - before <= BYTES_MAX + part_bytes
+        assert len(table._journal) == 0
+
+        assert table.get((3999).to_bytes(4, "big")) == bytes(32 << 10)
+        assert table.version == "1.0.u"
 
 
 KILLED = """

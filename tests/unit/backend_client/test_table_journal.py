@@ -16,6 +16,7 @@ from backend_client import table_journal
 from backend_client.snapshot import VERSION_KEY
 from backend_client.state_table import StateTable
 from backend_client.table_journal import BYTES_MAX, CHANGES_MAX, RECORDS_MAX
+from storage.change_set import ChangeColumns
 
 SMALL = {f"k-{number:03}".encode(): b"0" for number in range(100)}
 
@@ -143,6 +144,16 @@ def test_long_values_write_the_table(tmp_path: Path) -> None:
     advanced(tmp_path, 0, dict(SMALL))
     assert not advanced(tmp_path, 1, {b"k-001": bytes(BYTES_MAX)})
     assert content(tmp_path)[1][b"k-001"] == bytes(BYTES_MAX)
+
+
+def test_too_many_bytes_are_not_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the journal does not take is never copied for it."""
+    monkeypatch.setattr(table_journal, "_record", None)
+    journal = table_journal.TableJournal(tmp_path / "journal")
+    part = ChangeColumns.of({b"%d" % number: bytes(BYTES_MAX // 3) for number in range(2)})
+
+    assert not journal.append([part, part], "0.0.u", "1.0.u")
+    assert len(journal) == 0
 
 
 def test_journal_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from storage.change_set import decode_change_set, encode_change_set
+from storage.change_set import decode_change_set, encode_change_set, in_columns
 from storage.errors import CorruptDataError
 
 CHANGES = {b"b": b"value", b"a": None, b"c": b""}
@@ -42,3 +42,17 @@ def test_other_columns_are_reported() -> None:
 
     with pytest.raises(CorruptDataError, match="columns"):
         decode_change_set(sink.getvalue().to_pybytes(), "o")
+
+
+def test_long_values_are_put_into_columns_in_parts() -> None:
+    """Changes of any number and length go into columns of some megabytes, in order; what comes later counts."""
+    changes = [(b"%05d" % (number % 900), bytes([number % 251]) * 50_000) for number in range(1000)]
+    parts = list(in_columns([*changes, (b"00000", None)]))
+
+    assert all(part.values.nbytes < 21 << 20 for part in parts)
+    assert dict(pair for part in parts for pair in part.pairs()) == {**dict(changes), b"00000": None}
+    assert [len(part.keys) for part in in_columns((b"%06d" % number, b"") for number in range(120_000))] == [
+        50_048,
+        50_048,
+        19_904,
+    ]

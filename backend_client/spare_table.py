@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from backend_client.local_disk import LocalDiskError
 from backend_client.state_table import StateTable
+from backend_client.table_slots import IDLE_S, remove_idle_slots
 
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of its own, readable by nobody else, is made in it
 _PREFIX = "dstl-table-"
@@ -53,24 +54,31 @@ class SpareTable(StateTable):
         shutil.rmtree(self._folder.parent, ignore_errors=True)
 
 
-def open_advanced(folder: str | os.PathLike[str], advance: Callable[[StateTable], _T]) -> tuple[StateTable, _T]:
+def open_advanced(
+    folder: str | os.PathLike[str], advance: Callable[[StateTable], _T], idle_s: float = IDLE_S
+) -> tuple[StateTable, _T]:
     """
     Open the table in `folder` and advance it; if the folder fails, do both with a spare table.
+
+    Behind that, now and then, tables of the host that nobody opened for long make room.
 
     Args:
         folder: Where the table is kept.
         advance: Brings a table to where it has to be; called again with the spare one.
+        idle_s: How long is long.
 
     Raises:
         DstlError: What `advance` raises for reasons other than the local disk's.
     """
     try:
-        return _advanced(StateTable.open(Path(folder)), advance)
+        advanced = _advanced(StateTable.open(Path(folder)), advance)
     except Exception as error:
         if not _is_local(error):
             raise
         logger.warning("the local folder %s cannot be used, the state is restored into memory: %s", folder, error)
-    return _advanced(SpareTable.make(), advance)
+        advanced = None
+    remove_idle_slots(Path(folder), idle_s)
+    return advanced or _advanced(SpareTable.make(), advance)
 
 
 def _remove_left_behind(place: Path) -> None:

@@ -8,13 +8,12 @@ so a process that dies in between leaves a table that knows what it is. RocksDB'
 Most batches only open a table to read; the newest changes lie in its journal then (`table_journal`).
 
 How its files are opened, and what follows where they cannot be, is a table in `table_files`. A table belongs to one
-task at a time: other tasks of the host that want the same key groups (speculative copies, zombies) get another *slot*.
-Beside a slot lie its snapshots; who opens the slot removes those that a crash left behind.
+task at a time: other tasks of the host that want the same key groups (speculative copies, zombies) get another *slot*
+(`table_slots`). Beside a slot lie its snapshots; who opens the slot removes those that a crash left behind.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import uuid
@@ -32,11 +31,11 @@ from backend_client.local_disk import LocalDiskError
 from backend_client.snapshot import VERSION_KEY, IncomingSnapshot, making_snapshot, remove_left_behind
 from backend_client.table_files import HeldError, TableFiles
 from backend_client.table_journal import BYTES_MAX, CHANGES_MAX, MISSING, TableJournal, memory_bytes
+from backend_client.table_slots import SLOTS_MAX, free_slots
 from storage.change_set import ChangeColumns, in_columns
 
 # One write to RocksDB: as large as pays, and small beside its write buffer. Python objects are made of no more at once.
 _WRITE_BYTES = 4 << 20
-_SLOTS_MAX = 16
 # A look-up takes as long as a scan of about this many entries.
 _SCANNED_PER_KEY = 8
 _SCANNED_AT_ONCE = 4096
@@ -74,16 +73,9 @@ class StateTable:
         """
         root = Path(folder)
         try:
-            root.mkdir(parents=True, exist_ok=True, mode=0o700)  # state is not for other users
-            for slot in range(_SLOTS_MAX):
-                lock_fd = os.open(root / f"{slot}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            for slot, lock_fd in free_slots(root):
                 try:
-                    fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    os.close(lock_fd)
-                    continue
-                try:
-                    return cls(root / str(slot), lock_fd, block_cache_bytes)
+                    return cls(slot, lock_fd, block_cache_bytes)
                 except HeldError:
                     os.close(lock_fd)
                 except BaseException:
@@ -93,7 +85,7 @@ class StateTable:
             raise LocalDiskError(
                 f"the local state folder {root} cannot be used: {error.strerror}; set local_dir to a writable folder"
             ) from error
-        raise LocalDiskError(f"all {_SLOTS_MAX} table slots of {root} are held by running tasks")
+        raise LocalDiskError(f"all {SLOTS_MAX} table slots of {root} are held by running tasks")
 
     @property
     def version(self) -> str | None:

@@ -48,6 +48,9 @@ class BackendSettings:
     local_dir: str = ""
     """Folder on every host for tables, and for the socket and log of a sidecar that starts itself; else that in the
     host's own environment (`DSTL_LOCAL_DIR`); else one of the user's in the temporary folder."""
+    local_idle_s: int = 86_400
+    """After this time without being opened, tables in `local_dir` are removed, whatever job they are of; at least as
+    long as jobs of the host pause between batches, or they restore their tables."""
     parallelism: int | None = None
     """Partitions of an operator that names none; by default Spark's default parallelism."""
     max_parallelism: int | None = None
@@ -80,6 +83,7 @@ class BackendSettings:
             _check_address(self.service)
         for name in ("preemptive_bytes", "batch_tries_max", "patience_s", "checkpoint_timeout_s"):
             self._check_number(name, 0)
+        self._check_number("local_idle_s", 0, whole=True)
         if self.idle_timers is not None:
             self._check_number("idle_timers", 0)
         for name in ("parallelism", "max_parallelism"):

@@ -29,7 +29,7 @@ from pathlib import Path
 from backend_client.snapshot import remove_left_behind
 
 SLOTS_MAX = 16
-IDLE_S = 24 * 3600
+IDLE_S = 24 * 3600  # that of `BackendSettings.local_idle_s`
 _TABLES = "tables"
 _INTERVAL_S = 3600
 # Removing may take this long at a time, for a batch waits; what is left comes that much later.

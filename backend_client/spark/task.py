@@ -145,6 +145,7 @@ class OperatorTask:
         table, advance = open_advanced(
             os.path.join(settings.host_folder, "tables", self.batch.job_uid, self.operator, key_groups.to_text()),
             lambda table: advance_to_base(table, client, settings.job, self.operator, key_groups, base),
+            settings.local_idle_s,
         )
         try:
             if advance.materialize and base is not None:

@@ -58,6 +58,8 @@ def test_arguments_are_no_options(option: str) -> None:
         {"batch_tries_max": 0},
         {"patience_s": -1},
         {"checkpoint_timeout_s": 0},
+        {"local_idle_s": 0},
+        {"local_idle_s": 1.5},
         {"parallelism": 0},
         {"parallelism": "4"},
         {"parallelism": 2.5},

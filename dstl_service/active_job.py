@@ -161,6 +161,14 @@ class ActiveJobs:
         job.used_ms = self._clock.monotonic_ms()
         return job
 
+    def begin_anew(self, name: str) -> ActiveJob:
+        """Forget a job whose objects were deleted, and return the new one that has its name."""
+        job = self._jobs.pop(name)
+        job.maintenance.close()
+        if job.collector is not None:
+            job.collector.cancel()
+        return self.get(name)
+
     def rest(self) -> None:
         """Let go of what is kept of idle jobs and can be read again, or a service would grow with every job it saw."""
         idle_ms = self._clock.monotonic_ms() - _IDLE_MS

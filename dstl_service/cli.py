@@ -18,6 +18,7 @@ from dstl_service.fsck import check_job
 from dstl_service.garbage_collector import collect_garbage
 from dstl_service.http_protocol import BoundedHttpProtocol
 from dstl_service.job_store import JobStore
+from dstl_service.jobs import delete_job, job_names
 from dstl_service.listening import describe, open_listener
 from dstl_service.logs import configure_logging
 from dstl_service.memory import keep_what_is_there, reuse_freed_memory
@@ -161,6 +162,29 @@ def savepoints(options: argparse.Namespace) -> int:
     return 0
 
 
+def list_jobs(options: argparse.Namespace) -> int:
+    """Print the names of all jobs of a storage."""
+    settings = _settings(options)
+    for name in job_names(open_store(settings.storage, **settings.store_options())):
+        sys.stdout.write(f"{name}\n")
+    return 0
+
+
+def delete(options: argparse.Namespace) -> int:
+    """Delete all that is stored of a job, or say how much that is."""
+    store, _ = _open_job(options)
+    removal = delete_job(store, options.job, write=options.write)
+    sys.stdout.write(
+        f"job {removal.job}: {removal.objects} objects of {removal.size_bytes} bytes "
+        + (
+            "deleted. Restart sidecars that run by themselves before the name is used again\n"
+            if removal.is_written
+            else "would be deleted. Stop the query; --write does it\n"
+        )
+    )
+    return 0
+
+
 def set_back(options: argparse.Namespace) -> int:
     """Set a job back to a savepoint or checkpoint, or say what would be done."""
     _, jobs = _open_job(options)
@@ -219,6 +243,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--host-id", help="names this host in object keys (default: from the host's name)")
     run.add_argument("--idle-exit-s", help="stop after this time without a request (default: never)")
     run.set_defaults(run=serve)
+    jobs = commands.add_parser("jobs", parents=[common], help="list the jobs of a storage")
+    jobs.set_defaults(run=list_jobs)
     listing = commands.add_parser("checkpoints", parents=[common], help="list a job's checkpoints")
     listing.add_argument("--json", action="store_true", help="one JSON document per line")
     listing.add_argument("job")
@@ -239,6 +265,10 @@ def _parser() -> argparse.ArgumentParser:
     keep.add_argument("--delete", metavar="NAME", help="delete the savepoint of this name")
     keep.add_argument("job")
     keep.set_defaults(run=savepoints)
+    end = commands.add_parser("delete", parents=[common], help="delete all that is stored of a job")
+    end.add_argument("--write", action="store_true", help="do it; without it only say how much there is")
+    end.add_argument("job")
+    end.set_defaults(run=delete)
     back = commands.add_parser(
         "rewind", parents=[common], help="set a job back to a savepoint or checkpoint; its query follows when it starts"
     )

@@ -175,7 +175,11 @@ class ChangelogService:
         # One after the other: a request that was repeated must not get a higher epoch than the one that is answered.
         async with job.opening:
             await self.check_storage()
+            known = job.store.job_uid
             await self._in_thread(job.store.open, request.max_parallelism)
+            if known not in ("", job.store.job_uid):  # it was deleted, and there is another one now
+                job = self._jobs.begin_anew(name)
+                await self._in_thread(job.store.open, request.max_parallelism)
             epoch, latest = await self._in_thread(job.store.claim, request.owner)
             job.check_epoch(epoch)
         self._start_collector(job)

@@ -1,0 +1,68 @@
+"""The jobs of a storage as a whole: which there are, and the end of one. Blocking I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from storage.errors import NotFoundError
+from storage.object_store import ObjectStore
+
+_DELETED_AT_ONCE = 1000
+_BEHIND_SLASH = "0"  # the next character: behind all keys of a folder, before all that follow
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What was deleted of a job or, unless it `is_written`, would be."""
+
+    job: str
+    objects: int
+    size_bytes: int
+    is_written: bool
+
+
+def job_names(store: ObjectStore) -> Iterator[str]:
+    """Yield the names of all jobs of a storage, as their keys are ordered; asks the store twice for each."""
+    after = ""
+    while (info := next(iter(store.list("", start_after=after)), None)) is not None:
+        name, slash, _ = info.key.partition("/")
+        after = f"{name}{_BEHIND_SLASH}" if slash else info.key
+        if slash and _exists(store, f"{name}/job.json"):
+            yield name
+
+
+def delete_job(store: ObjectStore, job: str, *, write: bool = False) -> Removal:
+    """
+    Delete all objects of a job, its savepoints too. No query of it may run.
+
+    ``job.json`` goes last, so that a deletion which was interrupted can be repeated.
+
+    Args:
+        store: Holds it.
+        job: Its name.
+        write: Do it; without it only count.
+
+    Raises:
+        NotFoundError: There is no such job.
+    """
+    proof = f"{job}/job.json"
+    size_bytes, objects = store.head(proof).size_bytes, 1
+    others = (info for info in store.list(f"{job}/") if info.key != proof)
+    while infos := list(islice(others, _DELETED_AT_ONCE)):
+        objects += len(infos)
+        size_bytes += sum(info.size_bytes for info in infos)
+        if write:
+            store.delete([info.key for info in infos])
+    if write:
+        store.delete([proof])
+    return Removal(job, objects, size_bytes, write)
+
+
+def _exists(store: ObjectStore, key: str) -> bool:
+    try:
+        store.head(key)
+    except NotFoundError:
+        return False
+    return True

@@ -15,6 +15,10 @@ from hypothesis import HealthCheck, settings
 
 IN_CI = bool(os.environ.get("CI"))
 
+# A JVM of the tests lives for seconds or minutes: its optimizing compiler would take more than it gives. All processes
+# that tests start inherit this.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+
 # No deadline: how long one example takes says more about the machine than about the code.
 settings.register_profile("default", deadline=None, max_examples=50, stateful_step_count=30)
 settings.register_profile("ci", deadline=None, max_examples=200, stateful_step_count=75, print_blob=True)

@@ -117,7 +117,7 @@ class JobStore:
         epoch, hint = self._claim_epoch(owner, back_to)
         while True:
             latest, behind = self._latest(hint)
-            self._check_still_newest(epoch)
+            self.check_still_newest(epoch)
             # Where the older owner writes next, behind the fences of those that completed nothing. After the job was
             # set back, there are fences further on, which are for others.
             next_id = latest.id + 1 if latest else 0
@@ -421,16 +421,16 @@ class JobStore:
         key = epoch_key(self._job, epoch)
         return decode_epoch(self._store.get(key), key)
 
-    def _check_still_newest(self, epoch: int) -> None:
+    def check_still_newest(self, epoch: int) -> None:
         """
-        Refuse an owner that was overtaken while it claimed.
+        Refuse an owner that was overtaken while it claimed, or since.
 
-        Called after the manifests were listed: a newer owner that fences later collides at the same place. Without
-        this, a late fence behind the newer owner's checkpoint would let the older one go on from it (I4).
+        A claim calls it after it has listed the manifests: a newer owner that fences later collides at the same place.
+        Without this, a late fence behind the newer owner's checkpoint would let the older one go on from it (I4).
         """
         for info in self._store.list(f"{self._job}/epochs/", start_after=epoch_key(self._job, epoch)):
             raise FencedError(
-                f"job {self._job!r} was taken over by epoch {number_of(info.key)} while epoch {epoch} was claiming it",
+                f"job {self._job!r} was taken over by epoch {number_of(info.key)} while epoch {epoch} was at it",
                 epoch=epoch,
                 newer_epoch=number_of(info.key),
             )
@@ -442,7 +442,8 @@ class JobStore:
             manifest = self.load(*places[number])
             if manifest.kind is not ManifestKind.FENCE:
                 return manifest, places[number + 1 :]
-        return None, places
+        # An epoch that began while the job was set back may name a checkpoint that was given up then.
+        return self._latest(0) if hint else (None, places)
 
     def _listing(self, start_after: str) -> Iterator[tuple[int, int]]:
         for info in self._store.list(f"{self._job}/checkpoints/", start_after=start_after):

@@ -74,6 +74,7 @@ def rewind(
         NotFoundError: There is no such savepoint or checkpoint, or no checkpoint at all.
         InvalidInputError: None or both are given, or the job stands there already.
         ConflictError: A query of the job runs. It is fenced now: wait for its end, and repeat.
+        FencedError: A query of the job was started meanwhile: stop it, and repeat.
     """
     if (savepoint is None) == (checkpoint_id is None):
         raise InvalidInputError("give a savepoint or a checkpoint to set the job back to, one of the two")
@@ -111,7 +112,10 @@ def rewind(
         rewound_from=newest.ref,
     )
     made, _ = jobs.create(restored)
+    # A driver that is started meanwhile may have seen what is given up here, and build on it.
+    jobs.check_still_newest(epoch)
     jobs.give_up(behind, epoch)
+    jobs.check_still_newest(epoch)
     return replace(report, is_written=True, target=made.ref.to_text(), epoch=epoch)
 
 

@@ -193,6 +193,28 @@ def test_running_query_is_noticed(store: MemoryStore) -> None:
     assert set_back(store, host=91, checkpoint_id=1).given_up == 2
 
 
+@pytest.mark.parametrize("moment", ["create", "give_up"])
+def test_query_that_is_started_meanwhile_is_noticed(store: MemoryStore, moment: str) -> None:
+    """A driver that may have seen what is given up makes the rewind fail; repeated, it holds."""
+    driver_of(store, 4)
+    jobs = opened(store, 90)
+    before = getattr(jobs, moment)
+
+    def late(*arguments: object) -> object:
+        Driver(store, 2)
+        return before(*arguments)
+
+    setattr(jobs, moment, late)
+    with pytest.raises(FencedError):
+        rewind(jobs, "job", FakeClock(), FakeIds(90), checkpoint_id=1, write=True)
+
+    savepoint = next(name for name, _ in opened(store, 95).savepoints.all())
+    assert savepoint.startswith("before-rewind-3-")
+    if newest_id(store)[0] != 1:
+        set_back(store, host=91, checkpoint_id=1)
+    assert Driver(store, 3).complete().id == 2
+
+
 def test_registry_is_sound_behind_it(store: MemoryStore) -> None:
     """I10: fsck finds nothing, and a rebuild sees that nothing is lost."""
     driver_of(store, 4)

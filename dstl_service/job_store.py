@@ -40,7 +40,7 @@ from dstl_service.wire import CheckpointRef
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, FencedError, InvalidInputError, NotFoundError
 from storage.model import KEY_GROUP_MAX, ObjectInfo
-from storage.object_store import ObjectStore
+from storage.object_store import ObjectStore, exists
 
 MAX_PARALLELISM_DEFAULT = 128
 _MANIFESTS_CACHED = 64
@@ -91,11 +91,7 @@ class JobStore:
 
     def exists(self) -> bool:
         """Say whether the job was ever created."""
-        try:
-            self._store.head(f"{self._job}/job.json")
-        except NotFoundError:
-            return False
-        return True
+        return exists(self._store, f"{self._job}/job.json")
 
     def forget(self) -> None:
         """Keep nothing in memory of what is stored; it is read again when it is needed."""

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from storage.errors import NotFoundError
-from storage.object_store import ObjectStore
+from storage.object_store import ObjectStore, exists
 
 _DELETED_AT_ONCE = 1000
 _BEHIND_SLASH = "0"  # the next character: behind all keys of a folder, before all that follow
@@ -29,7 +28,7 @@ def job_names(store: ObjectStore) -> Iterator[str]:
     while (info := next(iter(store.list("", start_after=after)), None)) is not None:
         name, slash, _ = info.key.partition("/")
         after = f"{name}{_BEHIND_SLASH}" if slash else info.key
-        if slash and _exists(store, f"{name}/job.json"):
+        if slash and exists(store, f"{name}/job.json"):
             yield name
 
 
@@ -58,11 +57,3 @@ def delete_job(store: ObjectStore, job: str, *, write: bool = False) -> Removal:
     if write:
         store.delete([proof])
     return Removal(job, objects, size_bytes, write)
-
-
-def _exists(store: ObjectStore, key: str) -> bool:
-    try:
-        store.head(key)
-    except NotFoundError:
-        return False
-    return True

@@ -12,13 +12,14 @@ import socket
 import stat
 from pathlib import Path
 
+from dstl_service.keepalive import keep_alive
 from dstl_service.settings import ServiceSettings
 from storage.errors import ConflictError, InvalidInputError, UnavailableError
 
 _BACKLOG = 2048
 _PROBE_TIMEOUT_S = 5.0
-_KEEPALIVE_S = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
-"""A connection that is silent is asked after a minute, and given up after another one."""
+# A client that is silent is asked after a minute, and given up after another one.
+_ALIVE_AFTER_S, _ALIVE_EVERY_S, _ALIVE_PROBES = 60, 15, 4
 
 
 def open_listener(settings: ServiceSettings) -> socket.socket:
@@ -34,7 +35,7 @@ def open_listener(settings: ServiceSettings) -> socket.socket:
         return _unix_listener(settings.socket_path)
     listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    _keep_alive(listener)
+    keep_alive(listener, _ALIVE_AFTER_S, _ALIVE_EVERY_S, _ALIVE_PROBES)
     try:
         listener.bind((settings.host, settings.port))
         listener.listen(_BACKLOG)
@@ -51,14 +52,6 @@ def describe(listener: socket.socket, *, tls: bool) -> str:
         return f"unix://{address}"
     host = f"[{address[0]}]" if listener.family == socket.AF_INET6 else address[0]
     return f"{'https' if tls else 'http'}://{host}:{address[1]}"
-
-
-def _keep_alive(listener: socket.socket) -> None:
-    """Have connections noticed whose other end is gone without a word; those that are accepted inherit it."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE_S.items():
-        if hasattr(socket, name):  # else the system's own times hold
-            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _unix_listener(path: Path) -> socket.socket:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from dstl_service.keepalive import keep_alive
 from dstl_service.wire import ChangeSetRef, PersistRequest
 from storage.errors import LostChangesError, UnavailableError, error_from_dict
 from storage.model import SegmentHandle
@@ -25,9 +25,8 @@ CONNECT_TIMEOUT_S = 3.0
 _ASK_TIMEOUT_S = 10.0
 """How long a request may take that only starts something."""
 
-# A host that vanishes sends nothing, while an answer may take minutes: the kernel asks whether it is there, and gives
-# the connection up after about ten seconds without a sign of it.
-_ALIVE_AFTER_S, _ALIVE_EVERY_S, _ALIVE_PROBES = 4, 2, 3
+# An answer may take minutes; a host that is gone is noticed in ten seconds.
+_ALIVE_AFTER_S, _ALIVE_EVERY_S, _ALIVE_PROBES, _UNREAD_S = 4, 2, 3, 10
 
 
 class PeerClient:
@@ -91,22 +90,9 @@ class PeerClient:
         try:
             connection.connect()
             connection.sock.settimeout(timeout_s)
-            _notice_when_gone(connection.sock)
+            keep_alive(connection.sock, _ALIVE_AFTER_S, _ALIVE_EVERY_S, _ALIVE_PROBES, unread_s=_UNREAD_S)
             connection.request("POST", path, body, headers)
             response = connection.getresponse()
             return response.status, response.read()
         finally:
             connection.close()
-
-
-def _notice_when_gone(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # Named differently, or not there, on other systems than Linux; those have their own patience.
-    for option, value in (
-        ("TCP_KEEPIDLE", _ALIVE_AFTER_S),
-        ("TCP_KEEPINTVL", _ALIVE_EVERY_S),
-        ("TCP_KEEPCNT", _ALIVE_PROBES),
-        ("TCP_USER_TIMEOUT", 1000 * (_ALIVE_AFTER_S + _ALIVE_EVERY_S * _ALIVE_PROBES)),
-    ):
-        if hasattr(socket, option):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -25,7 +25,7 @@ from dstl_service.wire import NOTE_OPERATOR
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, InvalidInputError, NotFoundError
 from storage.model import ChangeSetId, ObjectInfo, SegmentHandle
-from storage.object_store import ObjectStore
+from storage.object_store import ObjectStore, exists
 from storage.segment_reader import read_index, read_payload
 
 _READ_AT_ONCE = 16
@@ -219,7 +219,7 @@ class _Survey:
 
     def _missing_indexes(self, tries: Sequence[Try]) -> frozenset[str]:
         keys = {handle.index_key for one in tries if one.start for handle in one.start.materializations}
-        return frozenset(key for key in keys if not _exists(self._store, key))
+        return frozenset(key for key in keys if not exists(self._store, key))
 
 
 def _write(
@@ -314,11 +314,3 @@ def _damaged_epochs(registry: Registry) -> list[int]:
             except CorruptDataError:
                 continue
     return numbers
-
-
-def _exists(store: ObjectStore, key: str) -> bool:
-    try:
-        store.head(key)
-    except NotFoundError:
-        return False
-    return True

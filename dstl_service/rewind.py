@@ -81,7 +81,7 @@ def rewind(
     newest = jobs.newest()
     if newest is None:
         raise NotFoundError(f"job {job!r} has no checkpoint", job=job)
-    target = jobs.savepoints.load(savepoint) if savepoint is not None else jobs.newest_of(checkpoint_id or 0)
+    target = jobs.newest_of(checkpoint_id) if checkpoint_id is not None else jobs.savepoints.load(savepoint or "")
     if target is None:
         raise NotFoundError(
             f"checkpoint {checkpoint_id} of job {job!r} is not retained; `dstl checkpoints` lists those that are",

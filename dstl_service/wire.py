@@ -190,15 +190,10 @@ class JobInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedJob:
+class OpenedJob(JobInfo):
     """A job taken over: the caller is its owner until a higher epoch begins."""
 
-    job: str
-    job_uid: str
-    epoch: int
-    max_parallelism: int
     service_id: str
-    latest: CheckpointInfo | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,15 @@ def joined(data: ObjectData) -> bytes:
     return data if isinstance(data, bytes) else b"".join(buffers_of(data))
 
 
+def exists(store: ObjectReader, key: str) -> bool:
+    """Say whether there is an object of this key."""
+    try:
+        store.head(key)
+    except NotFoundError:
+        return False
+    return True
+
+
 def decide_refusal(store: ObjectStore, key: str, data: ObjectData) -> None:
     """
     Read what a refused conditional put has met, and return if it holds the same bytes, so is our own.

@@ -56,9 +56,10 @@ class CheckpointLog:
             for number in sorted(later, reverse=True):
                 self._files.delete(self._at(f"{folder}/{number}"), False)
         watermark_ms = int(json.loads(offsets.splitlines()[1])["batchWatermarkMs"])
-        entries = {"offsets": offsets, "commits": f'v1\n{{"nextBatchWatermarkMs":{watermark_ms}}}'}
+        entries = {"commits": f'v1\n{{"nextBatchWatermarkMs":{watermark_ms}}}', "offsets": offsets}
         is_other = self._read(f"offsets/{batch_id}") != offsets  # gone, or of a past that was itself given up
-        # Spark wants the entries before the last as well; they must not be ahead of it.
+        # Spark wants the entries before the last as well; they must not be ahead of it. The batch's offsets come last:
+        # as long as they are others, nothing of the rest is trusted.
         for number in range(max(0, batch_id - 1), batch_id + 1):
             for folder, text in entries.items():
                 if is_other or self._read(f"{folder}/{number}") is None:

@@ -53,6 +53,24 @@ class Life:
         }
         return self.client.post(f"{self.path}/change-sets", params=query, content=payload)
 
+    def post_raw(self, path: str, query: bytes, headers: list[tuple[bytes, bytes]], receive: Any, send: Any) -> None:
+        """Hand a POST straight to the application, whose body and answer go through these functions."""
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query,
+            "headers": [(b"content-type", b"application/octet-stream"), *headers],
+            "client": ("test", 1),
+            "server": ("test", 1),
+        }
+        assert self.client.portal is not None
+        self.client.portal.call(self.client.app, scope, receive, send)
+
     def append(self, payload: bytes = b"payload", **changes: Any) -> dict[str, Any]:
         """Send a change set that is to be taken; return its reference."""
         answer = self.append_raw(payload, **changes)

@@ -445,21 +445,7 @@ def stream_to(life: Life, path: str, query: bytes, chunk_bytes: int, chunks: int
         nonlocal status
         status = message.get("status", status)
 
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": query,
-        "headers": [(b"content-type", b"application/octet-stream")],
-        "client": ("test", 1),
-        "server": ("test", 1),
-    }
-    assert life.client.portal is not None
-    life.client.portal.call(life.client.app, scope, receive, send)
+    life.post_raw(path, query, [], receive, send)
     return read, status
 
 

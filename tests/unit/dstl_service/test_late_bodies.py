@@ -31,22 +31,7 @@ def send_half(life: Life, query: str) -> tuple[int, dict[str, str]]:
     async def send(message: dict[str, Any]) -> None:
         answer.update(message)
 
-    path = f"{life.path}/change-sets"
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": query.encode(),
-        "headers": [(b"content-type", b"application/octet-stream"), (b"content-length", b"1900")],
-        "client": ("test", 1),
-        "server": ("test", 1),
-    }
-    assert life.client.portal is not None
-    life.client.portal.call(life.client.app, scope, receive, send)
+    life.post_raw(f"{life.path}/change-sets", query.encode(), [(b"content-length", b"1900")], receive, send)
     return answer["status"], {name.decode(): value.decode() for name, value in answer["headers"]}
 
 

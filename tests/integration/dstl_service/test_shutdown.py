@@ -130,6 +130,15 @@ def stop(driver: Driver) -> float:
     return now
 
 
+def begin_two_uploads(driver: Driver, refs: list[ChangeSetRef]) -> list[Future[Answer]]:
+    """Have one set persisted and then, while it is on its way, a checkpoint completed that needs it and others."""
+    persist = driver.persist(refs[0])
+    wait_until(lambda: driver.metric("dstl_uploads_total") == 1, what="the first upload")
+    complete = driver.complete(*refs[:3])
+    wait_until(lambda: driver.metric("dstl_uploads_total") == 2, what="the second upload")
+    return [persist, complete]
+
+
 def stored_sets(storage: str) -> set[ChangeSetId]:
     """Return the identities of all stored sets of the job's operators."""
     store = open_store(storage)
@@ -173,8 +182,7 @@ def test_stop_waits_for_slow_store(server: S3Server) -> None:
     with driver_of("s3://stop/slow", **PATIENT) as driver:
         refs = [driver.append() for _ in range(4)]
         server.pause()
-        waiting = [driver.persist(refs[0]), driver.complete(*refs[:3])]
-        wait_until(lambda: driver.metric("dstl_uploads_total") >= 2)
+        waiting = begin_two_uploads(driver, refs)
         stop(driver)
         server.resume()
 
@@ -188,8 +196,7 @@ def test_stop_ends_while_store_is_away(server: S3Server) -> None:
     with driver_of("s3://stop/away", DSTL_SHUTDOWN_TIMEOUT_S="3", DSTL_UPLOAD_TIMEOUT_MS="60000") as driver:
         refs = [driver.append() for _ in range(4)]
         server.pause()
-        waiting = [driver.persist(refs[0]), driver.complete(*refs[:3])]
-        wait_until(lambda: driver.metric("dstl_uploads_total") >= 2)
+        waiting = begin_two_uploads(driver, refs)
         stopped = stop(driver)
 
         assert [future.result(60)[0] for future in waiting] == [503, 503]

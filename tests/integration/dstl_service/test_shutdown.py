@@ -58,8 +58,14 @@ class Driver:
         return self.client.append(target, next(self.numbers), payload, checksum64(payload), 1, preemptive=False)
 
     def ask(self, path: str, body: Any) -> Future[Answer]:
-        """Send a request from a thread; its result is the status and the document of the only answer."""
-        return self.threads.submit(self._ask, path, json.dumps(body).encode())
+        """Send a request, wait until it is taken; the result is the status and the document of the only answer."""
+        data = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
+        connection = self.connect()
+        connection.sendall(f"{head}expect: 100-continue\r\nconnection: close\r\n\r\n".encode())
+        assert (taken := connection.recv(1 << 16)).startswith(b"HTTP/1.1 100"), taken  # it waits for the body
+        connection.sendall(data)
+        return self.threads.submit(lambda: answer_of(read_all(connection)))
 
     def persist(self, *refs: ChangeSetRef) -> Future[Answer]:
         """Ask for sets to be made durable."""
@@ -67,15 +73,18 @@ class Driver:
 
     def complete(self, *refs: ChangeSetRef) -> Future[Answer]:
         """Ask for checkpoint 0."""
-        body = {"epoch": 1, "uid": "uid", "base": None, "refs": [vars_of(ref) for ref in refs], "operators": []}
-        return self.ask("/v1/jobs/job/checkpoints/0/complete", body)
+        return self.ask("/v1/jobs/job/checkpoints/0/complete", checkpoint_of(refs))
+
+    def flush(self, *refs: ChangeSetRef) -> Future[Answer]:
+        """Send on its way what `complete` will need, but for the manifest."""
+        return self.ask("/v1/jobs/job/checkpoints/0/flush", checkpoint_of(refs))
 
     def metric(self, name: str) -> float:
-        """Return a metric of the job."""
+        """Return a metric, that of the job if it has one for each."""
         connection = self.connect()
         connection.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        text = read_all(connection).decode()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"{name}{{"))
+        lines = read_all(connection).decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
     def connect(self) -> socket.socket:
         """Open a connection."""
@@ -96,11 +105,10 @@ class Driver:
             return True
         return False
 
-    def _ask(self, path: str, body: bytes) -> Answer:
-        connection = self.connect()
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        connection.sendall(f"{head}connection: close\r\n\r\n".encode() + body)
-        return answer_of(read_all(connection))
+
+def checkpoint_of(refs: tuple[ChangeSetRef, ...]) -> dict[str, Any]:
+    """Return the request for a checkpoint of these sets."""
+    return {"epoch": 1, "uid": "uid", "base": None, "refs": [vars_of(ref) for ref in refs], "operators": []}
 
 
 def vars_of(ref: ChangeSetRef) -> dict[str, Any]:
@@ -118,7 +126,7 @@ def read_all(connection: socket.socket) -> bytes:
 def answer_of(data: bytes) -> Answer:
     """Take an answer apart."""
     head, _, body = data.partition(b"\r\n\r\n")
-    return int(head.split(b" ", 2)[1]), json.loads(body)
+    return int(head.split(b" ", 2)[1]), json.loads(body) if body else None
 
 
 def stop(driver: Driver) -> float:
@@ -213,7 +221,8 @@ def test_manifest_on_its_way_is_answered(server: S3Server) -> None:
     """A `complete` whose manifest hangs in the store is answered before the process ends."""
     with driver_of("s3://stop/manifest", DSTL_SHUTDOWN_TIMEOUT_S="3") as driver:
         ref = driver.append()
-        assert driver.persist(ref).result(60)[0] == 200
+        assert driver.flush(ref).result(60)[0] == 204
+        wait_until(lambda: driver.metric("dstl_upload_seconds_count") == 1, what="the upload of the set and the note")
         server.pause()
         waiting = driver.complete(ref)
         stopped = stop(driver)

@@ -33,6 +33,8 @@ _RETRY_STATUSES = frozenset({429, 503})
 _UNAUTHORIZED = 401
 _BROKEN = (OSError, http.client.HTTPException)
 _RETRY_AFTER_MAX_S = 60
+_LAST_TRY_S = 1.0
+"""What a request gets at least, also one whose patience is over."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -167,7 +169,7 @@ class ServiceClient:
         while True:
             asked_s = 0
             try:
-                response = self._send(method, path, body, max(1.0, deadline - time.monotonic()))
+                response = self._send(method, path, body, max(_LAST_TRY_S, deadline - time.monotonic()))
                 reported = _error_of(response) if response.status >= 300 else None
             except ssl.SSLCertVerificationError as error:
                 self.close()

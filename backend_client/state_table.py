@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice, takewhile
 from pathlib import Path
@@ -115,12 +115,15 @@ class StateTable:
         if are_few and not self._is_writable and self._journal.append(few, self.version, version):
             self.get = self._reader()
             return rows
-        self._write_journal()
-        count = self._write(chain(few, left), version)
         if are_few:
+            self._write_journal(few, version)
             self._journal.hold(few)  # most of what will be read is in memory already
             self.get = self._reader()
-        return count
+        else:
+            self._write_journal()
+            rows = self._write(chain(few, left), version)
+        self._few_changes = rows <= CHANGES_MAX // _BATCHES_IN_JOURNAL
+        return rows
 
     def _write(self, parts: Iterable[ChangeColumns], version: str) -> int:
         batch, count, withdrawn = WriteBatch(raw_mode=True), 0, False
@@ -140,16 +143,22 @@ class StateTable:
                 batch = WriteBatch(raw_mode=True)
         batch.put(VERSION_KEY, version.encode())
         self._table.write(batch, self._write_options)
-        self._few_changes = count <= CHANGES_MAX // _BATCHES_IN_JOURNAL
         return count
 
-    def _write_journal(self) -> None:
-        """Open the table for writing, if it is not, and write what the journal holds."""
+    def _write_journal(self, parts: Sequence[ChangeColumns] = (), new_version: str | None = None) -> None:
+        """
+        Write what the journal holds, and over it what leads on to a new version; a key that is in both is written once.
+
+        The table is opened for writing, if it is not.
+        """
         if not self._is_writable:
             self._open_to_write()
+        if new_version is not None:
+            self._journal.add(parts, new_version)
         version = self._journal.version
         if version is None:
             return
+        self._few_changes = True  # for so they were before
         self._write(self._journal.latest(), version)
         self._journal.forget()
         self.get = self._reader()

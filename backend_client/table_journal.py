@@ -105,7 +105,7 @@ class TableJournal:
         for begin, end, parts, behind in _records(self._path.read_bytes()):
             if begin != (self.version or version):
                 break
-            self._take(parts, end)
+            self.add(parts, end)
             at = behind
         self._size_bytes = at
 
@@ -130,8 +130,16 @@ class TableJournal:
         except OSError:
             return False
         self._size_bytes += len(record)
-        self._take(parts, new_version)
+        self.add(parts, new_version)
         return True
+
+    def add(self, parts: Sequence[ChangeColumns], version: str) -> None:
+        """Take changes that lead to a version into memory only."""
+        self._parts += parts
+        self._records += 1
+        self._rows += sum(len(part.keys) for part in parts)
+        self._sorted, self._left = None, self._rows
+        self.version = version
 
     def forget(self) -> None:
         """Drop the changes from memory, for the table has them now; the file stays until `end`."""
@@ -153,11 +161,13 @@ class TableJournal:
 
     def latest(self) -> Iterator[ChangeColumns]:
         """Yield the last change of each key, once, in no order."""
-        seen = pa.array([], pa.binary())
+        seen: list[pa.Array] = []
         for part in reversed(self._parts):
-            is_new = pc.invert(pc.is_in(part.keys, value_set=seen))
-            new = ChangeColumns(part.keys.filter(is_new), part.values.filter(is_new))
-            seen = pa.concat_arrays([seen, new.keys])
+            new = part
+            if seen:
+                is_new = pc.invert(pc.is_in(part.keys, value_set=pa.concat_arrays(seen)))
+                new = ChangeColumns(part.keys.filter(is_new), part.values.filter(is_new))
+            seen.append(new.keys)
             yield new
 
     def layers(self) -> list[Layer]:
@@ -223,13 +233,6 @@ class TableJournal:
                 return sorted(changes), changes
             self._sorted = sorted(changes), changes
         return self._sorted
-
-    def _take(self, parts: Sequence[ChangeColumns], version: str) -> None:
-        self._parts += parts
-        self._records += 1
-        self._rows += sum(len(part.keys) for part in parts)
-        self._sorted, self._left = None, self._rows
-        self.version = version
 
 
 class _Values(Sequence[bytes]):

@@ -56,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", required=True, help="folder of the Spark checkpoint")
     parser.add_argument("--batches", type=int, default=5, help="how many batches to run (default %(default)s)")
     parser.add_argument("--parallelism", type=int, default=4, help="partitions of the state (default %(default)s)")
+    parser.add_argument(
+        "--cores", type=int, help="cores of the cluster: begin when they are all there, and use no more"
+    )
     options = parser.parse_args(arguments)
     spark = _session(options)
     try:
@@ -98,8 +101,15 @@ def run(spark: SparkSession, storage: str, checkpoint: str, batches: int, parall
 
 
 def _session(options: argparse.Namespace) -> SparkSession:
+    builder = SparkSession.builder
+    if options.cores is not None:
+        builder = (
+            builder.config("spark.cores.max", options.cores)
+            .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
+            .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "120s")
+        )
     session = (
-        SparkSession.builder.master(options.master)
+        builder.master(options.master)
         .appName("dstl-cluster-totals")
         .config("spark.driver.host", options.driver_host)
         .config("spark.executor.memory", "700m")

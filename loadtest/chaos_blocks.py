@@ -262,6 +262,9 @@ def _session(folder: Path) -> SparkSession:
         .config("spark.shuffle.io.retryWait", "200ms")  # blocks of a killed executor do not come back
         .config("spark.deploy.maxExecutorRetries", "-1")
         .config("spark.shuffle.reduceLocality.enabled", "false")
+        .config("spark.cores.max", EXECUTORS)  # each has one: the first batch waits for all, so that all hold blocks
+        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
+        .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "60s")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .getOrCreate()
     )

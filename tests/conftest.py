@@ -19,17 +19,11 @@ IN_CI = bool(os.environ.get("CI"))
 # that tests start inherit this.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 
-# No deadline: how long one example takes says more about the machine than about the code.
-settings.register_profile("default", deadline=None, max_examples=50, stateful_step_count=30)
-settings.register_profile("ci", deadline=None, max_examples=200, stateful_step_count=75, print_blob=True)
-settings.register_profile(
-    "nightly",
-    deadline=None,
-    max_examples=1000,
-    stateful_step_count=500,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+# No deadline, and no check of how long drawing takes: both say more about the machine than about the code.
+_ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("default", _ANY_MACHINE, max_examples=50, stateful_step_count=30)
+settings.register_profile("ci", _ANY_MACHINE, max_examples=200, stateful_step_count=75, print_blob=True)
+settings.register_profile("nightly", _ANY_MACHINE, max_examples=1000, stateful_step_count=500, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if IN_CI else "default"))
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)

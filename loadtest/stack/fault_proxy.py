@@ -22,7 +22,7 @@ from loadtest.stack.programs import PROJECT_ROOT, ServerError, ServerProcess, st
 _SCRIPT = Path(__file__).with_name("fault_proxy_script.py")
 _BUILD_REQUIREMENTS = PROJECT_ROOT / "requirements-build.txt"
 _REQUIREMENTS = PROJECT_ROOT / "requirements-stack.txt"
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

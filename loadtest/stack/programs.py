@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import IO, Self
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
-_READY_TIMEOUT_S = 30.0
+_READY_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.02
 _START_ATTEMPTS = 3  # A free port may be taken before the server listens on it.

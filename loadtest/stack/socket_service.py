@@ -14,7 +14,7 @@ from typing import Self
 
 from loadtest.stack.programs import ServerError
 
-_READY_TIMEOUT_S = 30.0
+_READY_TIMEOUT_S = 90.0
 _POLL_S = 0.01
 _LOG_TAIL_CHARS = 2_000
 

@@ -21,7 +21,7 @@ import pyspark
 
 from loadtest.stack.programs import ServerError, free_port
 
-_READY_TIMEOUT_S = 60.0
+_READY_TIMEOUT_S = 120.0
 _HOME = Path(pyspark.__file__).parent
 
 

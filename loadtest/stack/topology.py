@@ -103,7 +103,8 @@ class Topology(ExitStack):
     def example_command(self) -> list[str]:
         """Return a command that runs a job here, in `driver_environment`."""
         where = ["--master", self.spark.master_url, "--storage", self.storage]
-        return [sys.executable, "-m", "examples.cluster_totals", *where, "--checkpoint", f"{self._folder}/checkpoint"]
+        where += ["--checkpoint", f"{self._folder}/checkpoint", "--cores", str(WORKERS)]  # a worker has one
+        return [sys.executable, "-m", "examples.cluster_totals", *where]
 
     def describe(self) -> str:
         """Return the addresses, and the example command as a shell takes it; secrets are in a file that it reads."""

@@ -20,7 +20,7 @@ from loadtest.stack.versions import TOXIPROXY_MODULE, TOXIPROXY_VERSION
 Direction: TypeAlias = Literal["upstream", "downstream"]
 """Upstream is what a client sends, downstream what it is answered."""
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 _PROXY = "target"
 
 

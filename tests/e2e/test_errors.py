@@ -264,12 +264,12 @@ def test_name_of_a_running_query_is_refused(make_backend: Backends, stream: Data
 
 def test_sidecar_outlives_a_long_batch(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
     """A function that takes longer than the time after which an idle sidecar stops finds its batch's sets there."""
-    backend = make_backend(sidecar_idle_exit_s=1)
+    backend = make_backend(sidecar_idle_exit_s=3)
     outlived: list[bool] = []
 
     def function(batch: DataFrame, batch_id: int) -> None:
         batch.count()
-        pid, until = int(Path(backend.embedded_service.pid_path).read_text()), time.monotonic() + 4
+        pid, until = int(Path(backend.embedded_service.pid_path).read_text()), time.monotonic() + 8
         while psutil.pid_exists(pid) and time.monotonic() < until:
             time.sleep(0.1)
         outlived.append(psutil.pid_exists(pid))

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from backend_client import ChangelogStateBackend
 from tests.e2e.support import (
     OUTPUT,
-    Collected,
     Totals,
+    WhenStored,
     expected_output,
     expected_state,
     materializations,
@@ -33,11 +33,12 @@ def test_job_goes_on_from_snapshots(
     spark: SparkSession,
     make_backend: Callable[..., ChangelogStateBackend],
     tmp_path: Path,
+    local_dir: Path,
     always_materialized: None,
 ) -> None:
     """I13, I14: without its tables and its sidecar a job goes on from snapshots and log, also at other parallelism."""
     files = random_input(seed=13, batches=9, rows=200, keys=40)
-    collected, backend = Collected(), make_backend()
+    collected, backend = WhenStored(local_dir), make_backend()
     for upto, parallelism in ((6, 2), (7, 2), (9, 3)):
         write_input(tmp_path / "in", files[:upto])
         result = backend.transform_with_state(

@@ -88,7 +88,7 @@ class Job:
 
     def __init__(self, sidecar: Sidecar, parallelism: int = 2, seed: int = 1) -> None:
         self.sidecar = sidecar
-        self.client = ServiceClient(sidecar.address, patience_s=30)
+        self.client = ServiceClient(sidecar.address, patience_s=60)
         self.parallelism = parallelism
         self.epoch = int(
             self.client.post("/v1/jobs/job/epochs", {"owner": "test", "max_parallelism": MAX_PARALLELISM})["epoch"]

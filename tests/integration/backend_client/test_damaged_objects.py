@@ -41,7 +41,7 @@ def running_service(folder: str, store: Path) -> Iterator[ServiceClient]:
     process = subprocess.Popen(
         [*command, "--socket", f"{folder}/s.sock"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    client = ServiceClient(f"unix://{folder}/s.sock", patience_s=30)
+    client = ServiceClient(f"unix://{folder}/s.sock", patience_s=60)
     try:
         yield client
     finally:

@@ -155,8 +155,11 @@ class TestTls:
             with pytest.raises(UnavailableError):
                 ServiceClient(address, patience_s=0.1).get("/v1/info")
 
-    def test_services_talk_over_tls(self, tls: tuple[list[str], str], folder: Path) -> None:
+    def test_services_talk_over_tls(
+        self, tls: tuple[list[str], str], folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A coordinator reaches the service of another host by the same authority, and only by it."""
+        monkeypatch.setattr("dstl_service.peers.CONNECT_TIMEOUT_S", 60.0)  # the service has only begun to listen
         arguments, ca_file = tls
         ref = ChangeSetRef("op", 0, 1, 1, 0, 0, 1, "gone")
         with running(folder, *arguments, DSTL_TOKEN="secret") as process:

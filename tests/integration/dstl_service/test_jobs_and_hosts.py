@@ -42,7 +42,7 @@ def running(storage: str, host_id: str) -> Iterator[ServiceClient]:
     command = [sys.executable, "-m", "dstl_service", "serve", "--storage", storage, "--host-id", host_id]
     command += ["--port", address.rsplit(":", 1)[1], "--advertise", address]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    client = ServiceClient(address, patience_s=30)
+    client = ServiceClient(address, patience_s=60)
     try:
         yield client
     finally:

@@ -56,7 +56,7 @@ class Process:
 
     def client(self) -> ServiceClient:
         """Return a client that waits for the process."""
-        return ServiceClient(f"unix://{self.socket}", patience_s=20)
+        return ServiceClient(f"unix://{self.socket}", patience_s=60)
 
     def payloads(self) -> list[bytes]:
         """Return what all segment objects hold, without the help of any service."""
@@ -200,6 +200,6 @@ def test_idle_service_goes_away() -> None:
     with tempfile.TemporaryDirectory(prefix="dp") as folder:
         command = [sys.executable, "-m", "dstl_service", "serve", "--storage", Path(folder, "storage").as_uri()]
         command += ["--socket", f"{folder}/s", "--idle-exit-s", "1"]
-        stopped = subprocess.run(command, capture_output=True, timeout=30, check=False)
+        stopped = subprocess.run(command, capture_output=True, timeout=90, check=False)
 
     assert stopped.returncode in (0, -signal.SIGTERM)

@@ -32,6 +32,9 @@ StoredKeys = Callable[[str], list[str]]
 SEGMENTS = r"/segments/"
 MANIFESTS = r"/checkpoints/0+\."
 MIB = 2**20
+# Attempts that are late count for nothing here: errors alone end them, or there is always another one.
+PATIENT = {"DSTL_UPLOAD_TIMEOUT_MS": "60000", "DSTL_UPLOAD_DELAY_AFTER_ERROR_MS": "50"}
+HEDGED = {"DSTL_UPLOAD_ATTEMPTS_MAX": "40"}
 
 
 @pytest.fixture
@@ -65,7 +68,7 @@ class TestNetwork:
     @pytest.mark.parametrize("direction", ["upstream", "downstream"])
     def test_latency_only_delays(self, serve: Serve, open_job: OpenJob, toxiproxy: Toxiproxy, direction: str) -> None:
         """With 100 ms more on every way, a checkpoint completes as it is, without a failed upload."""
-        service = serve(toxiproxy.proxy_url)
+        service = serve(toxiproxy.proxy_url, **HEDGED)
         job = open_job(service)
         payloads, refs = append_some(job)
         with toxiproxy.toxic("latency", direction, latency=100, jitter=50):
@@ -147,7 +150,7 @@ class TestAnswers:
         times: int,
     ) -> None:
         """I5, I8: a PUT whose answer is lost, or that never arrives, is repeated, and each set is there once."""
-        job = open_job(serve(fault_proxy.endpoint_url, DSTL_UPLOAD_DELAY_AFTER_ERROR_MS="50"))
+        job = open_job(serve(fault_proxy.endpoint_url, **PATIENT))
         payloads, refs = append_some(job)
         fault_proxy.set_rules(Rule(fault, path=SEGMENTS, times=times))
 
@@ -227,7 +230,7 @@ class TestAnswers:
         self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy, stored_keys: StoredKeys
     ) -> None:
         """I6: two attempts of an upload hang for ever, the third one stores it, under the one key."""
-        service = serve(fault_proxy.endpoint_url)
+        service = serve(fault_proxy.endpoint_url, **HEDGED)
         job = open_job(service)
         payloads, refs = append_some(job)
         fault_proxy.set_rules(Rule("hang", path=SEGMENTS, times=2))
@@ -238,33 +241,36 @@ class TestAnswers:
         assert failed_uploads(service) == 0
         assert len(stored_keys("job/segments")) == 1
 
-    def test_bug_of_request_is_not_retried(self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy) -> None:
+    def test_bug_of_request_is_not_retried(
+        self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """An error that a repetition cannot heal ends an upload after one attempt; the sets are kept all the same."""
-        job = open_job(serve(fault_proxy.endpoint_url))
+        monkeypatch.setattr("backend_client.service_client._LAST_TRY_S", 60.0)
+        job = open_job(serve(fault_proxy.endpoint_url, **PATIENT))
         payloads, refs = append_some(job)
         fault_proxy.set_rules(Rule("refuse", path=SEGMENTS, status=400, times=1))
-        patience_s, job.client._patience_s = job.client._patience_s, 0.0
-        with pytest.raises(DstlError, match="refused the request"):
+        with monkeypatch.context() as patch, pytest.raises(DstlError, match="refused the request"):
+            patch.setattr(job.client, "_patience_s", 0.0)
             job.complete(0, None, refs)
         assert fault_proxy.befallen() == [1]
 
-        job.client._patience_s = patience_s
         assert_completed_once(job, job.complete(0, None, refs), payloads)
 
 
 class TestMachines:
     """Disks and hosts."""
 
-    def test_full_disk_is_outlasted(self, open_job: OpenJob, tmp_path: Path) -> None:
+    def test_full_disk_is_outlasted(self, open_job: OpenJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """I5, I7: what does not fit on a full disk is refused as not durable, kept, and stored when there is room."""
         with small_disk(tmp_path / "disk", 8 * MIB) as disk:
             filler = disk / "filler"
-            settings = {"DSTL_UPLOAD_DELAY_AFTER_ERROR_MS": "50"}
-            with ServiceProcess((disk / "storage").as_uri(), settings) as service:
-                job = open_job(service, patience_s=5.0)
+            with ServiceProcess((disk / "storage").as_uri(), PATIENT) as service:
+                job = open_job(service)
                 payloads, refs = append_some(job, MIB, 3)
                 filler.write_bytes(b"x" * 6 * MIB)
-                with pytest.raises(UnavailableError, match="space"):
+                with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="space"):
+                    patch.setattr("backend_client.service_client._LAST_TRY_S", 60.0)
+                    patch.setattr(job.client, "_patience_s", 0.0)
                     job.complete(0, None, refs)
                 objects = list((disk / "storage" / "job" / "segments").rglob("*.seg"))
                 filler.unlink()

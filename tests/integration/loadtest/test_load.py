@@ -45,7 +45,7 @@ class TestProgram:
         """A few seconds against the S3 server: no failure, and all that is promised is in table, CSV, HTML and JSON."""
         run = subprocess.run(
             load_command(tmp_path),
-            env=load_environment(SLOTS="12", HOSTS="3", RATE="4", DURATION="4"),
+            env=load_environment(SLOTS="12", HOSTS="3", RATE="4", DURATION="10"),
             capture_output=True,
             text=True,
             timeout=200,

@@ -79,7 +79,7 @@ class ScriptedServer:
             except OSError:
                 return
             self.connections += 1
-            connection.settimeout(5)
+            connection.settimeout(60)
             with connection, connection.makefile("rb") as stream:
                 self._answer_all(connection, stream)
 

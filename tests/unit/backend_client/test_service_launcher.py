@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(120)
 
 def pid_of(service: EmbeddedService) -> int:
     """Return the process id that the service itself tells."""
-    client = ServiceClient(service.address, patience_s=5)
+    client = ServiceClient(service.address, patience_s=30)
     try:
         return int(client.get("/v1/info")["pid"])
     finally:

@@ -127,6 +127,19 @@ def test_repeated_changes_are_written_once(tmp_path: Path) -> None:
         assert dict(table.items()) == expected
 
 
+def test_key_of_journal_and_batch_is_put_once(tmp_path: Path) -> None:
+    """When a batch makes the journal too long, RocksDB gets each key's last change, and nothing twice."""
+    for number in range(RECORDS_MAX + 1):
+        advanced(tmp_path, number, {b"a": b"%d" % number, b"b": b"%d" % number})
+    with closing(StateTable.open(tmp_path)) as table:
+        assert not table._is_writable
+        table.advance([(b"b", b"last"), (b"c", b"last")], "last")
+        assert table._is_writable
+        puts = table._table.property_int_value("rocksdb.num-entries-active-mem-table")
+        assert puts == len((b"a", b"b", b"c", VERSION_KEY))
+    assert content(tmp_path) == ("last", {b"a": b"%d" % RECORDS_MAX, b"b": b"last", b"c": b"last"})
+
+
 def test_changes_of_one_write_are_read_from_memory(tmp_path: Path) -> None:
     """What was written is also read from memory, and is no different when the table is written again."""
     with closing(StateTable.open(tmp_path)) as table:

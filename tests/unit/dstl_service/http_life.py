@@ -18,6 +18,7 @@ from storage.clock import Clock
 from storage.object_store import ObjectStore
 
 QUICK = UploadSettings(timeout_ms=200, attempts_max=2, delay_after_error_ms=1)
+PATIENT = UploadSettings(timeout_ms=10_000, attempts_max=2, delay_after_error_ms=1)
 SMALL = BatchSettings(delay_ms=1, size_bytes=1000, in_flight_bytes_max=2000)
 
 
@@ -135,7 +136,7 @@ def text(ref: dict[str, Any]) -> str:
 @contextmanager
 def service(store: ObjectStore, clock: Clock | None = None, **settings: Any) -> Iterator[Life]:
     """Run a service process, so to say, on a store; it starts with nothing in its memory."""
-    values = {"batch": SMALL, "upload": QUICK, "host_id": "host", "shutdown_timeout_s": 1, **settings}
+    values = {"batch": SMALL, "upload": PATIENT, "host_id": "host", "shutdown_timeout_s": 1, **settings}
     app = create_app(ServiceSettings("memory://x", **values), store, clock)
     with TestClient(app, raise_server_exceptions=False) as client:
         yield Life(client)

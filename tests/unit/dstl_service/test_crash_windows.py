@@ -184,7 +184,7 @@ def test_ended_try_with_slow_peer_does_not_come_to_exist(end: str) -> None:
         ) -> list[SegmentHandle]:
             """Say that the set is durable."""
             self.asked.set()
-            self.released.wait(10)
+            self.released.wait(30)
             return handles_of([segment()])
 
     peer = SlowPeer()

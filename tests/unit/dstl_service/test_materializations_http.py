@@ -14,7 +14,6 @@ from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
 from dstl_service.job_store import JobStore
 from dstl_service.materialization_index import AWAITED_AGE_MAX_MS
 from dstl_service.materialization_policy import MaterializationSettings
-from dstl_service.settings import GcSettings
 from dstl_service.wire import decode_frames
 from storage.local_store import LocalStore
 from storage.memory_store import MemoryStore
@@ -124,16 +123,17 @@ def test_offer_is_repeated_until_a_checkpoint_names_it(tasks: Tasks, tmp_path: P
     assert tasks.plan()["materialized"] is None
 
 
-def test_snapshot_that_no_checkpoint_takes_is_made_again(store: FaultyStore, tmp_path: Path) -> None:
+def test_snapshot_that_no_checkpoint_takes_is_made_again(tmp_path: Path) -> None:
     """I13: a stored snapshot that is too old to be named counts as failed; its log is due again, whole."""
-    ages = {"checkpoint_timeout_s": 1, "gc": GcSettings(interval_s=0, age_min_s=2)}
-    with service(store, materialization=EAGER, **ages) as life:
+    clock = FakeClock()
+    with service(MemoryStore(clock=clock), clock, materialization=EAGER) as life:
         tasks = Tasks(life)
         tasks.stored(snapshot_folder(tmp_path / "s"))
         assert tasks.metric("dstl_materialization_log_bytes") == 0
         for _ in range(3):
             tasks.batch()
-        wait_until(lambda: tasks.plan()["materialized"] is None)
+        clock.advance(ORPHAN_AGE_MIN_MS)
+        assert tasks.plan()["materialized"] is None
 
         assert tasks.metric("dstl_materialization_log_bytes") == 4 * len(b"payload")
         assert tasks.metric("dstl_materializations_failed_total") == 1

@@ -96,7 +96,7 @@ class Schedule:
         self._running_ms: int | None = None
         self._succeeded_ms: int | None = None
         self._logged_up_to = -1
-        self._running_up_to = -1
+        self._running_up_to = self._stored_up_to = -1
         self._log_bytes_before = 0
         self._log_bytes_after = 0
         self._log_bytes_stored = 0
@@ -135,7 +135,9 @@ class Schedule:
         if checkpoint_id <= self._logged_up_to:
             return
         self._logged_up_to = checkpoint_id
-        if self._running_ms is not None and checkpoint_id > self._running_up_to:
+        if checkpoint_id <= self._stored_up_to:
+            self._log_bytes_stored += size_bytes
+        elif self._running_ms is not None and checkpoint_id > self._running_up_to:
             self._log_bytes_after += size_bytes
         else:
             self._log_bytes_before += size_bytes
@@ -163,7 +165,7 @@ class Schedule:
         """Note that the running one is stored; its log is not cut off before a checkpoint names it."""
         self._log_bytes_stored += self._log_bytes_before
         self._log_bytes_before, self._log_bytes_after = self._log_bytes_after, 0
-        self._running_ms, self._succeeded_ms = None, now_ms
+        self._running_ms, self._succeeded_ms, self._stored_up_to = None, now_ms, self._running_up_to
         self._due_ms = now_ms + self._settings.interval_s * 1000
         self.table_bytes = table_bytes
         self.failures = 0
@@ -188,7 +190,7 @@ class Schedule:
         Another one that was asked for or runs meanwhile goes on: it is the next try already.
         """
         self._log_bytes_before += self._log_bytes_stored
-        self._log_bytes_stored = 0
+        self._log_bytes_stored, self._stored_up_to = 0, -1
         return self._asked_ms is None and not self.is_running and self.failed(now_ms)
 
     def _trigger(self, now_ms: int, replay_bytes_per_s: float) -> Trigger | None:

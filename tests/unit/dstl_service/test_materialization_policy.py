@@ -141,6 +141,20 @@ def test_log_of_named_snapshot_counts_no_more() -> None:
     assert made.log_bytes == 20
 
 
+def test_log_that_is_seen_behind_its_snapshot_is_not_due() -> None:
+    """A process that was handed a snapshot before it saw the table's log asks for no second one."""
+    made = schedule(log_floor_bytes=0, log_ratio=0.0)
+    made.begin(0, 2)
+    made.completed(0, 50)
+    made.logged(2, 100)
+    assert (made.log_bytes, made.ask(1, RATE)) == (0, None)
+    made.logged(3, 7)
+    assert made.log_bytes == 7
+
+    made.untaken(S)
+    assert made.log_bytes == 107
+
+
 def test_untaken_snapshot_ends_no_other() -> None:
     """I13: one that runs while an earlier one turns out to be untaken goes on, and stands for the log of both."""
     made = schedule(0.0)

@@ -27,11 +27,13 @@ class CheckpointLog:
         self._jvm = jvm
         self._path = jvm.org.apache.hadoop.fs.Path(location)
         self._files = self._path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+        self._query_id: str | None = None
 
     def query_id(self) -> str | None:
-        """Return the id of the query that the folder belongs to, or None for a new folder."""
-        text = self._read("metadata")
-        return None if text is None else str(json.loads(text)["id"])
+        """Return the id of the query that the folder belongs to, or None for a new folder; it never changes."""
+        if self._query_id is None and (text := self._read("metadata")) is not None:
+            self._query_id = str(json.loads(text)["id"])
+        return self._query_id
 
     def offsets(self, batch_id: int) -> str | None:
         """Return Spark's offsets entry of a batch, or None if there is none (any more)."""

@@ -34,7 +34,7 @@ from backend_client.spark.pinning import Anchors
 from backend_client.spark.plan import Operator, Step
 from backend_client.spark.session_settings import set_for
 from backend_client.spark.start_checks import check_start
-from backend_client.spark.task import ATTEMPT_COLUMN, RECEIPT_COLUMN, BatchContext, OperatorTask, Receipt
+from backend_client.spark.task import MARKER_COLUMN, BatchContext, OperatorTask, Receipt
 from dstl_service.wire import CompleteRequest, CompleteResponse, OperatorInfo
 from storage.errors import (
     ConflictError,
@@ -131,7 +131,7 @@ class BatchRunner:
                 return
 
     def _execute(self, frame: DataFrame, batch_id: int, tries: int) -> BatchProgress:
-        session = self._session
+        session, offsets = self._session, self._log.offsets(batch_id) or ""
         context = BatchContext(
             settings=self._settings,
             job_uid=session.job_uid,
@@ -139,7 +139,7 @@ class BatchRunner:
             checkpoint_id=batch_id,
             base=session.base,
             coordinator_id=session.begin(batch_id),
-            time=self._time(batch_id),
+            time=self._time(offsets),
         )
         receipts: list[Receipt] = []
         kept: list[DataFrame] = []
@@ -154,8 +154,7 @@ class BatchRunner:
                     frame = _checked(output, accepted)
             refs = [ref for receipt in receipts for ref in receipt.refs]
             snapshots = [receipt.materialized for receipt in receipts if receipt.materialized is not None]
-            query_id, offsets = self._log.query_id() or "", self._log.offsets(batch_id) or ""
-            plan = session.plan(refs, self._infos, query_id, offsets, snapshots)
+            plan = session.plan(refs, self._infos, self._log.query_id() or "", offsets, snapshots)
             self._flush(batch_id, plan)
             computed = time.perf_counter()
             self._function(_apply(self._final_steps, frame), batch_id)
@@ -184,13 +183,17 @@ class BatchRunner:
         initial = operator.initial if operator.name not in stored else None
         if initial is not None and times is not None:
             times = EventTimes(times.late_until_ms)  # initial rows come first, and there are no timers yet
+        row_names = frame.columns
+        key_count = len(operator.key_columns)
+        if initial is not None:
+            operator, frame = initial.joined(operator, frame)
         task = OperatorTask(
             operator=operator.name,
             processor=operator.processor,
             states=info.states,
             key_schema=info.key_schema,
-            key_count=len(operator.key_columns),
-            row_names=tuple(frame.columns),
+            key_places=operator.key_places,
+            row_names=tuple(row_names),
             output=operator.output_schema,
             parallelism=info.parallelism,
             max_parallelism=max_parallelism,
@@ -198,24 +201,22 @@ class BatchRunner:
             pandas=PandasSettings.of(frame.sparkSession) if operator.pandas else None,
             time_mode=operator.time_mode,
             has_early=times is not None and times.early_until_ms is not None,
-            initial=None if initial is None else initial.rows(len(operator.key_columns), frame.columns),
+            initial=None if initial is None else initial.rows(key_count, row_names),
             deleted=ids_to_delete(stored.get(operator.name, {}), info.states, operator.begin_anew),
         )
-        if initial is not None:
-            operator, frame = initial.joined(operator, frame)
         pin = self._anchors.pin if self._anchors.are_of_use else None
         placed = operator.place(frame, info.parallelism, max_parallelism, pin, times)
         return placed.mapInArrow(task.__call__, task.output_schema())
 
-    def _time(self, batch_id: int) -> BatchTime | None:
-        """Return a batch's time, which Spark wrote down before it; None if no operator asks for it."""
+    def _time(self, offsets: str) -> BatchTime | None:
+        """Return a batch's time, which Spark wrote into its offsets entry; None if no operator asks for it."""
         if all(
             operator.time_mode is TimeMode.NONE and not isinstance(operator.processor, ColumnarPlan)
             for operator in self._operators
         ):
             return None
         latest = self._session.latest
-        return BatchTime.read(self._log.offsets(batch_id) or "", latest.offsets if latest else None)
+        return BatchTime.read(offsets, latest.offsets if latest else None)
 
     def _event_times(self, operator: Operator, time: BatchTime | None) -> EventTimes | None:
         """Return how an operator's input is divided; late behind another one is what came before the batch before."""
@@ -261,8 +262,9 @@ def _apply(steps: Sequence[Step], frame: DataFrame) -> DataFrame:
 
 def _collect_receipts(output: DataFrame, info: OperatorInfo) -> list[Receipt]:
     """Compute an operator's output, keep it, and return one receipt per partition."""
-    rows = output.where(f"{RECEIPT_COLUMN} is not null").select(RECEIPT_COLUMN).collect()
-    receipts = sorted((Receipt.from_json(row[0]) for row in rows), key=lambda receipt: receipt.partition)
+    rows = output.where(f"{MARKER_COLUMN} is not null").select(MARKER_COLUMN).collect()
+    texts = [text for row in rows if (text := row[0].partition(" ")[2])]
+    receipts = sorted(map(Receipt.from_json, texts), key=lambda receipt: receipt.partition)
     if [receipt.partition for receipt in receipts] != list(range(info.parallelism)):
         raise InternalError(
             f"operator {info.name!r} ran with partitions {[receipt.partition for receipt in receipts]} instead of "
@@ -279,13 +281,14 @@ def _checked(output: DataFrame, receipts: Sequence[Receipt]) -> DataFrame:
     user's filter nor moved behind it, or a marker could be dropped before it is checked. The attempts are one array,
     for single numbers would be part of the code that Spark generates and compiles: each batch anew.
     """
-    attempts = ", ".join(f"{receipt.attempt}L" for receipt in receipts)
+    attempts = ", ".join(f"'{receipt.attempt}'" for receipt in receipts)
+    attempt = f"substring_index({MARKER_COLUMN}, ' ', 1)"
     condition = (
-        f"case when {ATTEMPT_COLUMN} is null then true "
-        f"when array_contains(array({attempts}), {ATTEMPT_COLUMN}) and spark_partition_id() >= 0 then false "
-        f"else raise_error(concat('{STALE_OUTPUT} of attempt ', cast({ATTEMPT_COLUMN} as string))) end"
+        f"case when {MARKER_COLUMN} is null then true "
+        f"when array_contains(array({attempts}), {attempt}) and spark_partition_id() >= 0 then false "
+        f"else raise_error(concat('{STALE_OUTPUT} of attempt ', {attempt})) end"
     )
-    return output.where(condition).drop(ATTEMPT_COLUMN, RECEIPT_COLUMN)
+    return output.where(condition).drop(MARKER_COLUMN)
 
 
 def _helps_to_repeat(error: Exception) -> bool:

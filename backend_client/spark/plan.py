@@ -116,16 +116,25 @@ class Operator:
         """A row's event time, None if that is no matter here."""
         return event_time_of(self.input_schema, self.name) if self.time_mode is TimeMode.EVENT else None
 
+    @property
+    def key_places(self) -> tuple[int | None, ...]:
+        """Where among the input's columns each key column is; None for one that `place` adds, in its normal form."""
+        names = self.input_schema.names
+        return tuple(
+            None if _has_normal_form(self.input_schema[name]) else names.index(name) for name in self.key_columns
+        )
+
     def place(
         self, frame: DataFrame, parallelism: int, max_parallelism: int, pin: Pin | None, times: EventTimes | None = None
     ) -> DataFrame:
         """
         Return the rows at their partitions, sorted by key group and a hash of the key.
 
-        Columns: the number by which rows are sorted, key columns, then the columns of `frame`. Spark sorts, and spills
-        what does not fit. With `times`, late rows have the complement of their number, which is negative, for
-        `late_rows.OnTime`; and where rows may be early, another column behind the key says which are not, for
-        `KeyVisits`. Rows of a key come in that order, or in `order`; keys of one number come mixed, for `KeysApart`.
+        Columns: the number by which rows are sorted, the key columns that are none of the input's (`key_places`), then
+        the columns of `frame`. Spark sorts, and spills what does not fit. With `times`, late rows have the complement
+        of their number, which is negative, for `late_rows.OnTime`; and where rows may be early, another column before
+        those of `frame` says which are not, for `KeyVisits`. Rows of a key come in that order, or in `order`; keys of
+        one number come mixed, for `KeysApart`.
 
         Args:
             frame: The rows.
@@ -135,19 +144,18 @@ class Operator:
                 None where there is nothing to keep.
             times: Divides the rows by event time.
         """
-        keys = [_normal_key(self.input_schema[name]) for name in self.key_columns]
-        key_names = [f"{_KEY_COLUMN}{position}" for position in range(len(keys))]
-        order = order_expression(keys, max_parallelism)
+        fields = [self.input_schema[name] for name in self.key_columns]
+        order = order_expression([_normal_key(field) for field in fields], max_parallelism)
+        added = {f"{_KEY_COLUMN}{at}": _normal_key(field) for at, field in enumerate(fields) if _has_normal_form(field)}
         within_key, time = self.order, self.event_time
         if times is not None and time is not None:
             order = f"if({time.until(times.late_until_ms)}, ~({order}), {order})"
             if times.early_until_ms is not None:
-                keys.append(f"not {time.until(times.early_until_ms)}")
-                key_names.append(_NOT_EARLY_COLUMN)
+                added[_NOT_EARLY_COLUMN] = f"not {time.until(times.early_until_ms)}"
                 within_key = (_NOT_EARLY_COLUMN, *within_key)
         keyed = frame.selectExpr(
             f"{order} as {ORDER_COLUMN}",
-            *(f"{key} as {name}" for key, name in zip(keys, key_names, strict=True)),
+            *(f"{expression} as {name}" for name, expression in added.items()),
             "*",
         )
         partition = F.expr(partition_expression(ORDER_COLUMN, parallelism, max_parallelism))
@@ -386,10 +394,15 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def _has_normal_form(field: StructField) -> bool:
+    """Say whether several values of a column are one key."""
+    return isinstance(field.dataType, (FloatType, DoubleType))
+
+
 def _normal_key(field: StructField) -> str:
     # Minus zero and zero are one key, and so are all not-a-numbers; Spark's own grouping does the same.
     name = quoted(field.name)
-    if isinstance(field.dataType, (FloatType, DoubleType)):
+    if _has_normal_form(field):
         kind = field.dataType.simpleString()
         return f"if(isnan({name}), cast('NaN' as {kind}), {name} + cast(0 as {kind}))"
     return name

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.streaming import StatefulProcessor
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.codec import KeyCodec
@@ -34,7 +34,7 @@ from backend_client.spare_table import open_advanced
 from backend_client.spark.columnar_calls import ColumnarCalls, ColumnarPlan, fitted
 from backend_client.spark.initial_state import InitialRows
 from backend_client.spark.late_rows import OnTime
-from backend_client.spark.mixed_keys import KeysApart, with_key_groups
+from backend_client.spark.mixed_keys import KeysApart, with_key_groups, with_keys
 from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.row_calls import OUTPUT_ROWS, RowCalls, Timing
 from backend_client.spark.rows import GroupedRows, RowsToArrow
@@ -48,8 +48,7 @@ from storage.model import KeyGroupRange
 if TYPE_CHECKING:
     from backend_client.spark.frames import FramesToArrow, GroupedFrames
 
-ATTEMPT_COLUMN = "__dstl_attempt"
-RECEIPT_COLUMN = "__dstl_receipt"
+MARKER_COLUMN = "__dstl_marker"
 _clients: dict[BackendSettings, ServiceClient] = {}
 
 
@@ -93,23 +92,28 @@ class Receipt:
         document = json.loads(text)
         return cls(**{**document, "refs": [ChangeSetRef(**ref) for ref in document["refs"]]})
 
+    def to_json(self) -> str:
+        """Return the text that `from_json` reads."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
 
 @dataclass(frozen=True)
 class OperatorTask:
     """
     The function that ``mapInArrow`` runs.
 
-    Input columns: a number by which they are sorted (`Operator.place`), `key_count` key columns, then one column for
-    each of `row_names`, or with `initial` those that it takes apart. `deleted` are the numbers of variables whose
-    entries are to be deleted.
-    Output columns: those of `output`, then `ATTEMPT_COLUMN` and `RECEIPT_COLUMN`, both null but in marker rows.
+    Input columns: those of `Operator.place`, where the rows' are `row_names`, or with `initial` those that it takes
+    apart. `deleted` are the numbers of variables whose entries are to be deleted.
+    Output columns: those of `output`, then `MARKER_COLUMN`, which is null but in marker rows: there it is the attempt's
+    number, and in the last row a space and its receipt behind that.
     """
 
     operator: str
     processor: StatefulProcessor | ColumnarPlan
     states: dict[str, StateInfo]
     key_schema: str
-    key_count: int
+    key_places: tuple[int | None, ...]
+    """Where among the rows' columns each key column is; None for one of its own before them."""
     row_names: tuple[str, ...]
     output: StructType
     parallelism: int
@@ -117,7 +121,7 @@ class OperatorTask:
     batch: BatchContext
     time_mode: TimeMode = TimeMode.NONE
     has_early: bool = False
-    """Whether a column behind the key says which rows are not early (`late_rows.EventTimes`)."""
+    """Whether a column before the rows' says which rows are not early (`late_rows.EventTimes`)."""
     initial: InitialRows | None = None
     deleted: tuple[int, ...] = ()
     pandas: PandasSettings | None = None
@@ -126,8 +130,7 @@ class OperatorTask:
     def output_schema(self) -> StructType:
         """Return the schema of what the function yields; marker rows make every field nullable."""
         fields = [StructField(field.name, field.dataType, True, field.metadata) for field in self.output.fields]
-        fields += [StructField(ATTEMPT_COLUMN, LongType()), StructField(RECEIPT_COLUMN, StringType())]
-        return StructType(fields)
+        return StructType([*fields, StructField(MARKER_COLUMN, StringType())])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Process one partition."""
@@ -151,15 +154,15 @@ class OperatorTask:
             if advance.materialize and base is not None:
                 hand_over_snapshot(table, client, settings.job, self.operator, key_groups, base)
             to_arrow = RowsToArrow(self.output, "UTC")
-            yield self._marker(to_arrow, attempt, None)
+            yield self._marker(to_arrow, str(attempt))
             for changes in deletions(table.scan, key_groups, self.deleted, settings.preemptive_bytes):
                 writer.append(changes, preemptive=True)
-            on_time = OnTime(batches)
+            on_time = OnTime(with_keys(batches, self.key_places, behind=self.has_early))
             work = self._work(on_time, table, key_groups, writer, to_arrow)
             for columns in work.outputs:
                 for start in range(0, len(columns[0]), OUTPUT_ROWS):
                     part = [column.slice(start, OUTPUT_ROWS) for column in columns]
-                    yield self._batch(part, len(part[0]), None, None, to_arrow)
+                    yield self._batch(part, pa.nulls(len(part[0]), pa.string()), to_arrow)
             if any(ref.service_id != self.batch.coordinator_id and ref.service_url is None for ref in writer.refs):
                 # The coordinator cannot reach the sidecar that took these sets, so nobody else can ask for them.
                 writer.make_durable()
@@ -176,7 +179,7 @@ class OperatorTask:
                 state_reads=work.state_reads(),
                 table_bytes=table.size_bytes(),
             )
-            yield self._marker(to_arrow, attempt, json.dumps(asdict(receipt), separators=(",", ":")))
+            yield self._marker(to_arrow, f"{attempt} {receipt.to_json()}")
         except Exception as error:
             if type(error) is Exception:  # what rocksdict raises; if it was the user's, a restore is all it costs
                 table.discard()
@@ -189,7 +192,8 @@ class OperatorTask:
         self, on_time: OnTime, table: StateTable, key_groups: KeyGroupRange, writer: LogWriter, to_arrow: RowsToArrow
     ) -> _Work:
         settings = self.batch.settings
-        batches = with_key_groups(KeysApart(on_time, self.key_count, KeyCodec(self.key_schema).encode))
+        key_count = len(self.key_places)
+        batches = with_key_groups(KeysApart(on_time, key_count, KeyCodec(self.key_schema).encode))
         if isinstance(self.processor, ColumnarPlan):
             moment = self.processor.moment(self.batch.time)
             columnar = ColumnarCalls(
@@ -212,7 +216,7 @@ class OperatorTask:
             timing=None if time is None else Timing(self.time_mode, time, self.has_early),
             initial=self.initial,
         )
-        key_count = self.key_count + self.has_early
+        key_count += self.has_early
         names = self.row_names if self.initial is None else self.initial.names
         grouped: GroupedRows | GroupedFrames = GroupedRows(batches, key_count, names)
         convert: RowsToArrow | FramesToArrow = to_arrow
@@ -230,14 +234,11 @@ class OperatorTask:
 
         return _Work(grouped, run(), lambda: reads.count)
 
-    def _marker(self, to_arrow: RowsToArrow, attempt: int, receipt: str | None) -> pa.RecordBatch:
-        return self._batch([pa.nulls(1, kind) for kind in to_arrow.types], 1, attempt, receipt, to_arrow)
+    def _marker(self, to_arrow: RowsToArrow, text: str) -> pa.RecordBatch:
+        return self._batch([pa.nulls(1, kind) for kind in to_arrow.types], pa.array([text], pa.string()), to_arrow)
 
-    def _batch(
-        self, columns: list[pa.Array], rows: int, attempt: int | None, receipt: str | None, to_arrow: RowsToArrow
-    ) -> pa.RecordBatch:
-        extra = [pa.repeat(pa.scalar(attempt, pa.int64()), rows), pa.repeat(pa.scalar(receipt, pa.string()), rows)]
-        return pa.RecordBatch.from_arrays([*columns, *extra], [*to_arrow.names, ATTEMPT_COLUMN, RECEIPT_COLUMN])
+    def _batch(self, columns: list[pa.Array], markers: pa.Array, to_arrow: RowsToArrow) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([*columns, markers], [*to_arrow.names, MARKER_COLUMN])
 
 
 class _Work(NamedTuple):

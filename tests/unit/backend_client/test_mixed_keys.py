@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend_client.key_groups import HASH_BITS
-from backend_client.spark.mixed_keys import KeysApart, with_key_groups
+from backend_client.spark.mixed_keys import KeysApart, with_key_groups, with_keys
 
 Rows = list[tuple[int, str | None, int]]
 SCHEMA = pa.schema([("order", pa.int64()), ("key", pa.string()), ("row", pa.int64())])
@@ -93,3 +93,16 @@ def test_key_groups_take_the_place_of_numbers() -> None:
 
     assert found[0].column(0).to_pylist() == [0, 0, 1, 32_767]
     assert found[0].columns[1:] == batch([(0, "a", 0)] * 4).columns[1:]
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_keys_among_the_rows_come_to_the_front(behind: int) -> None:
+    """All columns of the key follow the number in the key's order, wherever they come from; the rows keep theirs."""
+    given = {"order": [1, 2], "of_key": [0.5, 0.0], **({"not_early": [True, False]} if behind else {})}
+    rows = {"a": ["x", "y"], "b": [7, 8], "c": [-0.0, 0.0]}
+    batches = [pa.RecordBatch.from_pydict({**given, **rows})] * 2
+
+    for found in with_keys(batches, (1, None, 0), behind=behind):
+        assert found.schema.names == ["order", "b", "of_key", "a", *list(given)[2:], "a", "b", "c"]
+        assert [column.to_pylist() for column in found.columns[1:4]] == [[7, 8], [0.5, 0.0], ["x", "y"]]
+        assert found.select(range(4 + behind, found.num_columns)).to_pydict() == rows

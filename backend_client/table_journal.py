@@ -12,6 +12,7 @@ not follow from the table's version, or is damaged, counts for nothing. Nothing 
 from __future__ import annotations
 
 import os
+import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -36,6 +37,10 @@ RECORDS_MAX = 16
 _CHANGES_PER_LOOK_UP = 100
 _LAYER_CHANGES_MIN = 4096
 MISSING = object()
+
+# A record: the checksum and the size of its body; there the size of its head, the head, and the changes.
+_FRAME = struct.Struct("<QQ")
+_SIZE_BYTES = 4
 
 
 def memory_bytes(part: ChangeColumns) -> int:
@@ -262,18 +267,30 @@ def _entry(key: bytes, changes: dict[bytes, bytes | None]) -> Iterator[tuple[byt
 
 
 def _record(parts: Sequence[ChangeColumns], version: str, new_version: str) -> bytes:
-    body: bytes = msgpack.packb([version, new_version, [encode_columns(part, compression=None) for part in parts]])
-    record: bytes = msgpack.packb([checksum64(body), body])
-    return record
+    payloads = [encode_columns(part, compression=None) for part in parts]
+    head = msgpack.packb([version, new_version, [len(payload) for payload in payloads]])
+    body = b"".join([len(head).to_bytes(_SIZE_BYTES, "little"), head, *payloads])
+    return b"".join([_FRAME.pack(checksum64(body), len(body)), body])
 
 
 def _records(data: bytes) -> Iterator[tuple[str, str, list[ChangeColumns], int]]:
-    """Yield begin, end, changes, and where the next record begins; stop at what is damaged or cut off."""
-    unpacker = msgpack.Unpacker(max_buffer_size=len(data) or 1)
-    unpacker.feed(data)
-    with suppress(ValueError, TypeError, msgpack.UnpackException, CorruptDataError):
-        for checksum, body in unpacker:
+    """
+    Yield begin, end, changes, and where the next record begins; stop at what is damaged or cut off.
+
+    The changes are views of `data`: tables are opened more often than their journals are written.
+    """
+    left = memoryview(data)
+    with suppress(ValueError, TypeError, struct.error, msgpack.UnpackException, CorruptDataError):
+        while left:
+            checksum, body_bytes = _FRAME.unpack_from(left)
+            behind = _FRAME.size + body_bytes
+            body, left = left[_FRAME.size : behind], left[behind:]
             if checksum64(body) != checksum:
                 return
-            begin, end, payloads = msgpack.unpackb(body)
-            yield begin, end, [decode_columns(payload, "a table's journal") for payload in payloads], unpacker.tell()
+            at = _SIZE_BYTES + int.from_bytes(body[:_SIZE_BYTES], "little")
+            begin, end, sizes = msgpack.unpackb(body[_SIZE_BYTES:at])
+            parts = []
+            for size in sizes:
+                parts.append(decode_columns(body[at : at + size], "a table's journal"))
+                at += size
+            yield begin, end, parts, len(data) - len(left)

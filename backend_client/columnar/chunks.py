@@ -34,9 +34,9 @@ class Chunk:
         is_last: Whether the partition ends here.
     """
 
-    key_groups: list[int]
+    key_groups: Ints
     keys: list[pa.Array]
-    encoded: list[bytes]
+    encoded: pa.Array
     rows: pa.RecordBatch
     starts: Ints
     is_last: bool
@@ -92,7 +92,7 @@ class KeyChunks:
         ]
         self.keys_seen += len(starts)
         return Chunk(
-            key_groups=batch.column(0).take(at).to_pylist(),
+            key_groups=batch.column(0).to_numpy()[starts],
             keys=columns,
             encoded=self._keys.encode(columns),
             rows=pa.RecordBatch.from_arrays(rows, schema=self._rows),

@@ -14,6 +14,7 @@ import msgpack
 import pyarrow as pa
 
 from backend_client.codec import KeyCodec
+from backend_client.columnar.packing import pack_rows
 from storage.errors import CorruptDataError
 
 
@@ -29,15 +30,14 @@ class KeyColumns:
     def __init__(self, key_schema: str, fields: pa.Schema) -> None:
         self.fields = fields
         self._encode = KeyCodec(key_schema).encode_all
-        self._pack = msgpack.Packer().pack
 
-    def encode(self, columns: Sequence[pa.Array]) -> list[bytes]:
+    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
         """Return one key's bytes per row."""
-        return self._encode(zip(*map(_to_python, columns), strict=True))
-
-    def encode_numbers(self, numbers: Sequence[int]) -> list[bytes]:
-        """Return the bytes of numbers that follow a key, such as the begin of a window."""
-        return list(map(self._pack, numbers))
+        packed = pack_rows(columns)
+        if packed is None:
+            rows = zip(*(column.to_pylist() for column in columns), strict=True)
+            packed = pa.array(self._encode(rows), pa.binary())
+        return packed
 
     def decode(self, keys: Sequence[bytes], *, with_number: bool) -> tuple[pa.RecordBatch, list[int]]:
         """
@@ -62,12 +62,6 @@ class KeyColumns:
         except (ValueError, TypeError, ArithmeticError, pa.ArrowException, msgpack.UnpackException) as error:
             raise CorruptDataError(f"stored keys of columnar state cannot be read: {error}") from error
         return pa.RecordBatch.from_arrays(arrays, schema=self.fields), numbers
-
-
-def _to_python(column: pa.Array) -> list[Any]:
-    if column.null_count == 0 and (pa.types.is_integer(column.type) or pa.types.is_float64(column.type)):
-        return column.to_numpy().tolist()  # type: ignore[no-any-return]
-    return column.to_pylist()  # type: ignore[no-any-return]
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:

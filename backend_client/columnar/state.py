@@ -10,13 +10,14 @@ entries of table and log, so restore, parallelism, snapshots and compaction know
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from backend_client.columnar.packing import joined, of_equal_width
 from backend_client.columnar.values import Bools, Ints, StateColumns, split_heads
 from backend_client.keyed_state import table_key
 from storage.change_set import ChangeColumns
@@ -67,6 +68,7 @@ class ColumnarState:
     ) -> None:
         self._codec = codec
         self._key_groups = key_groups
+        self._state_id = state_id
         self._index_id = index_id
         self._read_many = read_many
         self._scan = scan
@@ -74,10 +76,10 @@ class ColumnarState:
         self._heads = {group: table_key(group, state_id, b"") for group in groups}
         self._index_heads = {group: table_key(group, index_id, b"") for group in groups} if index_id is not None else {}
 
-    def entries(self, key_groups: Sequence[int], keys: Sequence[bytes]) -> pa.Array:
-        """Return the table keys of encoded keys."""
-        heads = self._heads
-        return pa.array([heads[group] + key for group, key in zip(key_groups, keys, strict=True)], pa.binary())
+    def entries(self, key_groups: Ints, *keys: pa.Array) -> pa.Array:
+        """Return the table keys of encoded keys, and of what follows them."""
+        heads = np.stack([key_groups, np.full(len(key_groups), self._state_id)], axis=1).astype(">u2")
+        return joined(of_equal_width(heads.view(np.uint8)), *keys)
 
     def read(self, entries: pa.Array, watermark_ms: int | None) -> Found:
         """
@@ -168,8 +170,7 @@ def _end(end_ms: int) -> bytes:
 
 def _with_ends(ends_ms: Ints, values: pa.Array) -> pa.Array:
     heads = (ends_ms.view(np.uint64) ^ np.uint64(_SIGN)).astype(">u8")
-    binary = pa.Array.from_buffers(pa.binary(8), len(values), [None, pa.py_buffer(heads)]).cast(pa.binary())
-    return pc.binary_join_element_wise(binary, values, pa.scalar(b"", pa.binary()))
+    return joined(of_equal_width(heads.view(np.uint8).reshape(-1, _END.size)), values)
 
 
 def _sorted(keys: pa.Array, values: pa.Array) -> ChangeColumns:

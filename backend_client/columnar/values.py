@@ -80,7 +80,7 @@ class StateColumns:
                 fixed[name] = pc.binary_length(tails[-1]).to_numpy(zero_copy_only=False)
             else:
                 fixed[name] = _to_raw(column, self._layout[name])
-        whole = _binary(fixed.view("u1"), np.full(rows, self._layout.itemsize))
+        whole = binary_array(fixed.view("u1"), np.full(rows, self._layout.itemsize))
         if not tails:
             return whole
         joined = pc.binary_join_element_wise(whole.cast(pa.large_binary()), *tails, pa.scalar(b"", pa.large_binary()))
@@ -145,7 +145,7 @@ def split_heads(values: pa.Array, width: int) -> tuple[npt.NDArray[np.uint8], pa
     is_rest[at] = False
     rest_sizes = np.zeros(len(values), np.int64)
     rest_sizes[present] = sizes - width
-    return heads, _binary(data[is_rest], rest_sizes, ~present)
+    return heads, binary_array(data[is_rest], rest_sizes, ~present)
 
 
 def _bytes(values: pa.Array) -> npt.NDArray[np.uint8]:
@@ -216,7 +216,7 @@ def _from_raw(values: Any, nulls: Bools, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(values)])
 
 
-def _binary(data: npt.NDArray[np.uint8], sizes: Ints, nulls: Bools | None = None) -> pa.Array:
+def binary_array(data: npt.NDArray[np.uint8], sizes: Ints, nulls: Bools | None = None) -> pa.Array:
     """Return a binary array of neighbouring values; refuses more than its 32-bit offsets can tell apart."""
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
@@ -237,4 +237,4 @@ def _scattered_bytes(
     picked = data[np.repeat(begins - before, sizes) + np.arange(sizes.sum())]
     spread = np.zeros(len(present), np.int64)
     spread[present] = sizes
-    return _binary(picked, spread, nulls)
+    return binary_array(picked, spread, nulls)

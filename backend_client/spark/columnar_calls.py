@@ -17,6 +17,7 @@ from pyspark.sql.types import StructField, StructType
 from backend_client.batch_time import BatchTime
 from backend_client.columnar.chunks import Chunk, KeyChunks
 from backend_client.columnar.keys import KeyColumns
+from backend_client.columnar.packing import pack_integers
 from backend_client.columnar.processor import BatchMoment, ColumnarProcessor, KeyBatch, KeyResults, OutputMode
 from backend_client.columnar.state import INDEX, STATE, ColumnarState
 from backend_client.columnar.values import Bools, Ints, StateColumns
@@ -292,11 +293,7 @@ class ColumnarCalls:
             rows = chunk.rows.take(pa.array(assigned.rows[order]))
             at, begins = of_row[starts], begins[starts]
             keys = self._with_windows([column.take(pa.array(at)) for column in chunk.keys], begins)
-            numbers = self._keys.encode_numbers(begins.tolist())
-            entries = state.entries(
-                [chunk.key_groups[i] for i in at.tolist()],
-                [chunk.encoded[i] + number for i, number in zip(at.tolist(), numbers, strict=True)],
-            )
+            entries = state.entries(chunk.key_groups[at], chunk.encoded.take(pa.array(at)), pack_integers(begins))
             ends_ms = windows.ends_ms(begins)
         found = state.read(entries, self._moment.watermark_ms)
         results = self._processor.process(KeyBatch(keys, rows, starts, found.columns, found.present, self._moment))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
+import msgpack
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -36,9 +37,9 @@ def test_keys_come_back(names: list[str]) -> None:
     batch = pa.RecordBatch.from_pydict({name: COLUMNS[name] for name in names})
     schema = from_arrow_schema(batch.schema).json()
     keys = KeyColumns(schema, batch.schema)
-    encoded = keys.encode(batch.columns)
+    encoded = keys.encode(batch.columns).to_pylist()
     numbers = [0, -7, 1 << 40]
-    behind = [key + number for key, number in zip(encoded, keys.encode_numbers(numbers), strict=True)]
+    behind = [key + msgpack.packb(number) for key, number in zip(encoded, numbers, strict=True)]
 
     rows = list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
     assert encoded == list(map(KeyCodec(schema).encode, rows))

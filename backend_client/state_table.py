@@ -159,7 +159,7 @@ class StateTable:
         if version is None:
             return
         self._few_changes = True  # for so they were before
-        self._write(self._journal.latest(), version)
+        self._write([self._journal.latest()], version)
         self._journal.forget()
         self.get = self._reader()
 

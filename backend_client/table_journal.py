@@ -37,6 +37,7 @@ RECORDS_MAX = 16
 _CHANGES_PER_LOOK_UP = 100
 _LAYER_CHANGES_MIN = 4096
 MISSING = object()
+_NONE = pa.array([], pa.binary())
 
 # A record: the checksum and the size of its body; there the size of its head, the head, and the changes.
 _FRAME = struct.Struct("<QQ")
@@ -164,16 +165,14 @@ class TableJournal:
             else:
                 os.unlink(self._path)
 
-    def latest(self) -> Iterator[ChangeColumns]:
-        """Yield the last change of each key, once, in no order."""
-        seen: list[pa.Array] = []
-        for part in reversed(self._parts):
-            new = part
-            if seen:
-                is_new = pc.invert(pc.is_in(part.keys, value_set=pa.concat_arrays(seen)))
-                new = ChangeColumns(part.keys.filter(is_new), part.values.filter(is_new))
-            seen.append(new.keys)
-            yield new
+    def latest(self) -> ChangeColumns:
+        """Return the last change of each key, once; the newest parts come first."""
+        parts = [*reversed(self._parts), ChangeColumns(_NONE, _NONE)]
+        keys, values = map(pa.concat_arrays, zip(*parts, strict=True))
+        # Numbered in the order in which they come, so what exceeds all numbers before it comes for the first time.
+        numbers = keys.dictionary_encode().indices.to_numpy()
+        is_first = pa.array(numbers > np.maximum.accumulate(np.concatenate(([-1], numbers)))[:-1])
+        return ChangeColumns(keys.filter(is_first), values.filter(is_first))
 
     def layers(self) -> list[Layer]:
         """Return the changes for looking up keys, newest first: a key's change in an earlier layer counts."""
@@ -203,7 +202,7 @@ class TableJournal:
             if not len(left):
                 break
         found = rows >= 0
-        return pa.concat_arrays([*values, pa.array([], pa.binary())]).take(pa.array(rows, mask=~found)), found
+        return pa.concat_arrays([*values, _NONE]).take(pa.array(rows, mask=~found)), found
 
     def over(
         self, stored: Iterator[tuple[bytes, bytes]], low: bytes, high: bytes | None

@@ -27,7 +27,7 @@ from loadtest.report import Figure, Goal, format_number, is_strict, strict_exit_
 
 REPORT = Path("reports/bench.json")
 SHORT_ROWS = 500
-WARM_UP_S = 20
+WARM_UP_S = 60
 MEASURED_BATCHES = 9
 MEASURED_S = 20
 

@@ -72,15 +72,13 @@ def of_equal_width(rows: npt.NDArray[np.uint8]) -> pa.Array:
 def _pack(column: pa.Array) -> pa.Array | None:
     kind = column.type
     if pa.types.is_null(kind):
-        return pa.repeat(pa.scalar(_NULL, pa.binary()), len(column))
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        packed = pa.nulls(len(column), pa.binary())
+    elif pa.types.is_string(kind) or pa.types.is_binary(kind):
         sizes = pc.fill_null(pc.binary_length(column), 0).to_numpy()
         packed = joined(_lengths(sizes, is_text=pa.types.is_string(kind)), column.cast(pa.binary()))
-        return pc.fill_null(packed, pa.scalar(_NULL, pa.binary())) if column.null_count else packed
-    if pa.types.is_boolean(kind):
+    elif pa.types.is_boolean(kind):
         packed = pc.if_else(column, pa.scalar(_TRUE, pa.binary()), pa.scalar(_FALSE, pa.binary()))
-        return pc.fill_null(packed, pa.scalar(_NULL, pa.binary()))
-    if pa.types.is_float32(kind) or pa.types.is_float64(kind):
+    elif pa.types.is_float32(kind) or pa.types.is_float64(kind):
         values = pc.fill_null(column, 0).to_numpy().astype(np.float64)
         values = np.where(np.isnan(values), np.nan, values) + 0.0  # as keys are compared: one NaN, and no minus zero
         rows = values.astype(">f8").view(np.uint8).reshape(-1, 8)

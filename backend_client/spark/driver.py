@@ -181,11 +181,11 @@ class BatchRunner:
         latest = self._session.latest
         stored = {known.name: known.states for known in latest.operators} if latest else {}
         initial = operator.initial if operator.name not in stored else None
-        if initial is not None and times is not None:
-            times = EventTimes(times.late_until_ms)  # initial rows come first, and there are no timers yet
-        row_names = frame.columns
-        key_count = len(operator.key_columns)
+        row_names, initial_rows = tuple(frame.columns), None
         if initial is not None:
+            if times is not None:
+                times = EventTimes(times.late_until_ms)  # initial rows come first, and there are no timers yet
+            initial_rows = initial.rows(len(operator.key_columns), row_names)
             operator, frame = initial.joined(operator, frame)
         task = OperatorTask(
             operator=operator.name,
@@ -193,7 +193,7 @@ class BatchRunner:
             states=info.states,
             key_schema=info.key_schema,
             key_places=operator.key_places,
-            row_names=tuple(row_names),
+            row_names=row_names,
             output=operator.output_schema,
             parallelism=info.parallelism,
             max_parallelism=max_parallelism,
@@ -201,7 +201,7 @@ class BatchRunner:
             pandas=PandasSettings.of(frame.sparkSession) if operator.pandas else None,
             time_mode=operator.time_mode,
             has_early=times is not None and times.early_until_ms is not None,
-            initial=None if initial is None else initial.rows(key_count, row_names),
+            initial=initial_rows,
             deleted=ids_to_delete(stored.get(operator.name, {}), info.states, operator.begin_anew),
         )
         pin = self._anchors.pin if self._anchors.are_of_use else None

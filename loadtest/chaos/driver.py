@@ -152,7 +152,8 @@ class Driver(threading.Thread):
             try:
                 act()
             except (UnavailableError, FencedError) as error:
-                if isinstance(error, FencedError) and not self._targets:
+                # A request of this driver's own may reach a service that hung long after it was given up.
+                if isinstance(error, FencedError) and not self._targets and not self._phases.hangs:
                     raise
                 tries += 1
                 if tries == TRIES_MAX:

@@ -130,7 +130,7 @@ COMPILE = $(TOOLS)/bin/uv pip compile --quiet --no-config --universal --python-v
 requirements: $(TOOLS)/uv-$(UV_VERSION) ## Pin requirements*.txt again from pyproject.toml; UPGRADE=1 takes the newest
 	$(COMPILE) --all-extras --output-file requirements.txt pyproject.toml
 	$(COMPILE) --group build --output-file requirements-build.txt
-	$(COMPILE) --group stack --output-file requirements-stack.txt
+	$(COMPILE) --group stack --override requirements-stack-overrides.txt --output-file requirements-stack.txt
 
 clean: ## Remove environment, caches, reports and built test programs
 	rm -rf .venv .venv-* $(TOOLS) .stack .hypothesis .mypy_cache .pytest_cache .ruff_cache

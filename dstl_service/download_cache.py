@@ -35,7 +35,7 @@ from storage.clock import Clock, IdSource
 from storage.errors import CorruptDataError
 from storage.model import ObjectInfo
 from storage.object_store import ObjectReader
-from storage.private_folder import Trust, UntrustedFolderError, make_folder, open_lock
+from storage.private_folder import OWN, Trust, UntrustedFolderError, make_folder, open_lock
 from storage.segment_format import decode_object
 
 OBJECT_BYTES_MAX = 64 * 1024 * 1024
@@ -83,7 +83,7 @@ class DownloadCache:
         idle_s: int,
         clock: Clock,
         ids: IdSource,
-        trust: Trust = Trust(),  # noqa: B008 - immutable
+        trust: Trust = OWN,
     ) -> None:
         self._store = store
         self._home = (folder or Path(tempfile.gettempdir())).absolute() / f"dstl-downloads-{os.geteuid()}"

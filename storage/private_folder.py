@@ -56,7 +56,11 @@ class Trust:
         return uid in (os.geteuid(), 0) or uid in self.uids
 
 
-def check_folder(path: str | os.PathLike[str], trust: Trust = Trust()) -> None:
+OWN = Trust()
+"""Only this process's own user, and root."""
+
+
+def check_folder(path: str | os.PathLike[str], trust: Trust = OWN) -> None:
     """
     Return if nobody else decides what a folder holds; parts of the way that are not there yet are fine.
 
@@ -93,7 +97,7 @@ def check_folder(path: str | os.PathLike[str], trust: Trust = Trust()) -> None:
         pending.extend(reversed([name for name in target.split("/") if name not in ("", ".")]))
 
 
-def make_folder(path: str | os.PathLike[str], trust: Trust = Trust()) -> None:
+def make_folder(path: str | os.PathLike[str], trust: Trust = OWN) -> None:
     """
     Make a folder, and those above it, for this process's user alone; it may be there already.
 

@@ -45,16 +45,21 @@ def connect(settings: BackendSettings, patience_s: float | None = None) -> Servi
     token = partial(_token, settings)
     address = settings.host_service
     if address is not None:
-        return ServiceClient(address, token, patience_s, ca_file=settings.host_ca_file)
+        return ServiceClient(address, token, patience_s, ca_file=settings.host_ca_file, trust=settings.host_trust)
     embedded = embedded_service(settings)
     ensure: Callable[[], None] = embedded.ensure
-    return ServiceClient(embedded.address, token, patience_s, ensure)
+    embedded.check_folder()  # whoever made it first could be the one who answers there
+    return ServiceClient(embedded.address, token, patience_s, ensure, trust=settings.host_trust)
 
 
 def embedded_service(settings: BackendSettings) -> EmbeddedService:
     """Return where this host's embedded sidecar for the settings' storage lives."""
     return EmbeddedService(
-        settings.storage, settings.host_folder, settings.sidecar_idle_exit_s, settings.sidecar_config_file
+        settings.storage,
+        settings.host_folder,
+        settings.sidecar_idle_exit_s,
+        settings.sidecar_config_file,
+        settings.host_trust,
     )
 
 

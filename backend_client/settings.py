@@ -7,25 +7,24 @@ Values only; unknown names are refused with the list of known ones.
 from __future__ import annotations
 
 import difflib
-import getpass
 import math
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import urlsplit
 
 from storage.errors import InvalidInputError
 from storage.model import KEY_GROUP_MAX, validate_name
+from storage.private_folder import Trust, make_folder
 
 
 def _default_folder() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a user id without a name
-        user = str(os.getuid())
-    return os.path.join(tempfile.gettempdir(), f"dstl-{user}")
+    # By number: a name comes from the environment, and may be another user's. Not below XDG_RUNTIME_DIR, which is
+    # memory, and emptied when the user logs out.
+    return os.path.join(tempfile.gettempdir(), f"dstl-{os.geteuid()}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,14 @@ class BackendSettings:
     environment names (`DSTL_CA_FILE`); else those of the system."""
     local_dir: str = ""
     """Folder on every host for tables, and for the socket and log of a sidecar that starts itself; else that in the
-    host's own environment (`DSTL_LOCAL_DIR`); else one of the user's in the temporary folder."""
+    host's own environment (`DSTL_LOCAL_DIR`); else `dstl-UID` in the temporary folder. Neither it nor a folder above it
+    may be another user's or writable by others."""
+    trusted_uids: str = ""
+    """Users, by number or name and separated by commas, who may own folders above `local_dir` and run the sidecar,
+    besides the task's own and root; else those in the host's own environment (`DSTL_TRUSTED_UIDS`)."""
+    trusted_dir: str = ""
+    """A folder that only trusted users can see, such as a volume of the pod: whose it and the folders above it are does
+    not matter then; else that in the host's own environment (`DSTL_TRUSTED_DIR`)."""
     local_idle_s: int = 86_400
     """After this time without being opened, tables in `local_dir` are removed, whatever job they are of; at least as
     long as jobs of the host pause between batches, or they restore their tables."""
@@ -94,6 +100,24 @@ class BackendSettings:
     def host_folder(self) -> str:
         """`local_dir` on the host where it is asked."""
         return self.local_dir or os.environ.get("DSTL_LOCAL_DIR") or _default_folder()
+
+    @property
+    def host_trust(self) -> Trust:
+        """Whom a process trusts on the host where it is asked."""
+        uids = self.trusted_uids or os.environ.get("DSTL_TRUSTED_UIDS", "")
+        return Trust.parse(uids, self.trusted_dir or os.environ.get("DSTL_TRUSTED_DIR", ""))
+
+    def private_folder(self, *parts: str) -> str:
+        """
+        Return a folder within `local_dir` on the host where it is asked; it is there then, and this user's alone.
+
+        Raises:
+            UntrustedFolderError: Another user may decide what is in it.
+        """
+        folder = os.path.join(self.host_folder, *parts)
+        with suppress(OSError):  # a disk that is full or broken is told by whoever writes to it (I16)
+            make_folder(folder, self.host_trust)
+        return folder
 
     @property
     def host_service(self) -> str | None:

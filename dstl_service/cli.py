@@ -14,6 +14,7 @@ import uvicorn
 
 from dstl_service import __version__
 from dstl_service.app import create_app
+from dstl_service.callers import identified
 from dstl_service.fsck import check_job
 from dstl_service.garbage_collector import collect_garbage
 from dstl_service.http_protocol import BoundedHttpProtocol
@@ -61,7 +62,7 @@ def serve(options: argparse.Namespace) -> int:
         sys.stdout.flush()
     config = uvicorn.Config(
         app,
-        http=BoundedHttpProtocol,
+        http=identified(BoundedHttpProtocol, settings.trust),
         log_config=None,
         access_log=False,
         proxy_headers=False,  # nothing here depends on who a proxy says has asked

@@ -82,6 +82,7 @@ class ChangelogService:
             settings.cache.idle_s,
             clock,
             ids,
+            settings.trust,
         )
         self.service_id = ids.unique_id()
         self.metrics = ServiceMetrics(

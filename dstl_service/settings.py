@@ -24,6 +24,7 @@ from dstl_service.retention import RetentionSettings
 from dstl_service.wire import URL_PATTERN
 from storage.errors import InvalidInputError
 from storage.model import validate_name
+from storage.private_folder import Trust
 from storage.retry_policy import RetryPolicy
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -54,7 +55,8 @@ class CacheSettings:
     bytes_max: int = 100 * 1024 * 1024
     """Memory for recent segments, from which tables advance; bytes in flight take theirs from it."""
     folder: Path | None = None
-    """Folder for downloads. By default one in the system's temporary folder, and none for storage of `file` URLs."""
+    """Folder for downloads, which lie in `dstl-downloads-UID` in it. By default the system's temporary folder, and none
+    for storage of `file` URLs."""
     disk_bytes_max: int = 1024 * 1024 * 1024
     """Disk space for downloads, which tables that are restored share; 0 keeps none."""
     idle_s: int = 600
@@ -136,7 +138,13 @@ class ServiceSettings:
     storage: str
     """Where state is kept: `file:///path` (a local disk or mounted DFS) or `s3://bucket/prefix`."""
     socket_path: Path | None = None
-    """Unix socket to listen on; its mode is 0600."""
+    """Unix socket to listen on; its mode is 0600, and no other user may write the folders above it."""
+    trusted_uids: str = ""
+    """Users, by number or name and separated by commas, whose processes may call over the Unix socket and who may own
+    folders above it, besides the service's own and root. With them the socket's mode is 0666."""
+    trusted_dir: str = ""
+    """A folder that only trusted users can see, such as a volume of the pod: whose it and the folders above it are does
+    not matter then."""
     host: str = "127.0.0.1"
     """TCP address, used when no socket is given. Another address than loopback needs a token."""
     port: int = 0
@@ -189,6 +197,7 @@ class ServiceSettings:
         if self.advertised_url is not None and not re.fullmatch(URL_PATTERN, self.advertised_url):
             raise InvalidInputError("advertised_url must be http://host:port or https://host:port, without a user")
         self._check_access()
+        Trust.parse(self.trusted_uids, self.trusted_dir)
 
     def _check_access(self) -> None:
         if self.token is not None and self.token_file is not None:
@@ -204,6 +213,11 @@ class ServiceSettings:
             raise InvalidInputError(
                 f"listening on {self.host} lets other hosts in: give a token with --token-file, or use a Unix socket"
             )
+
+    @property
+    def trust(self) -> Trust:
+        """Whom the service trusts on its host."""
+        return Trust.parse(self.trusted_uids, self.trusted_dir)
 
     @property
     def keeps_downloads(self) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,6 +34,7 @@ from storage.object_store import (
 )
 
 _TEMPORARY_FOLDER = ".tmp"
+_TEMPORARY_NAME = re.compile(r"[0-9a-f]{32}")  # a unique id; what is called otherwise was not made here
 _BUFFERS_PER_WRITE_MAX = 1024  # IOV_MAX of Linux.
 
 _ADVICE = {
@@ -149,12 +151,18 @@ class LocalStore:
         """Delete temporary files not modified for `age_min_ms`, left by crashed writers; return how many."""
         newest_ms = self._clock.now_ms() - age_min_ms
         removed = 0
-        with _translated(self._temporary, "clean"), os.scandir(self._temporary) as files:
-            for file in files:
-                with suppress(FileNotFoundError):
-                    if file.stat().st_mtime_ns // 1_000_000 <= newest_ms:
-                        os.unlink(file.path)
-                        removed += 1
+        with _translated(self._temporary, "clean"):
+            # By the folder's descriptor: in place of a folder, a link could lead to anybody's files.
+            folder = os.open(self._temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                for name in filter(_TEMPORARY_NAME.fullmatch, os.listdir(folder)):
+                    with suppress(FileNotFoundError):
+                        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                        if stat.S_ISREG(found.st_mode) and found.st_mtime_ns // 1_000_000 <= newest_ms:
+                            os.unlink(name, dir_fd=folder)
+                            removed += 1
+            finally:
+                os.close(folder)
         return removed
 
     def _path(self, key: str) -> str:

@@ -10,7 +10,6 @@ rows, what the driver learns of an attempt is always about the very rows that Sp
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -146,7 +145,7 @@ class OperatorTask:
         writer = LogWriter(client, target)
         base = self.batch.base
         table, advance = open_advanced(
-            os.path.join(settings.host_folder, "tables", self.batch.job_uid, self.operator, key_groups.to_text()),
+            settings.private_folder("tables", self.batch.job_uid, self.operator, key_groups.to_text()),
             lambda table: advance_to_base(table, client, settings.job, self.operator, key_groups, base),
             settings.local_idle_s,
         )

@@ -163,14 +163,29 @@ def test_leftovers_are_not_listed_and_age_out(tmp_path: Path) -> None:
     """A temporary file of a crashed writer is never an object, and is deleted after its minimum age only."""
     clock = FakeClock()
     store = LocalStore(tmp_path, clock=clock)
-    for name, age_ms in (("old", 60_000), ("young", 1_000)):
+    for name, age_ms in ((f"{0:032x}", 60_000), (f"{1:032x}", 1_000), ("not ours", 60_000)):
         path = tmp_path / ".tmp" / name
         path.write_bytes(b"half an obj")
         modified_ns = (clock.now_ms() - age_ms) * 1_000_000
         os.utime(path, ns=(modified_ns, modified_ns))
     assert list(store.list("")) == []
     assert store.remove_leftovers(30_000) == 1
-    assert leftovers(store) == ["young"]
+    assert sorted(leftovers(store)) == [f"{1:032x}", "not ours"]
+
+
+def test_leftovers_are_not_looked_for_behind_a_link(tmp_path: Path) -> None:
+    """A link in the place of the folder of temporary files does not lead the deletion to somebody's files."""
+    store = LocalStore(tmp_path / "base", clock=FakeClock())
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / f"{0:032x}").write_bytes(b"precious")
+    os.utime(victim / f"{0:032x}", (0, 0))
+    (tmp_path / "base" / ".tmp").rmdir()
+    (tmp_path / "base" / ".tmp").symlink_to(victim)
+
+    with pytest.raises(DstlError):
+        store.remove_leftovers(0)
+    assert len(list(victim.iterdir())) == 1
 
 
 def test_files_of_strangers_are_not_listed(store: LocalStore, tmp_path: Path) -> None:

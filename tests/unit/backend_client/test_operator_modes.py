@@ -17,7 +17,7 @@ from backend_client.spark.start_checks import check_start
 from dstl_service.wire import OperatorInfo, StateInfo
 from storage.errors import InvalidInputError
 
-STORED = OperatorInfo("sessions", 2, "{}", {}, "EventTime", "Append")
+STORED = OperatorInfo("sessions", 2, "{}", {}, "EventTime", "Append", ROWS)
 
 
 def test_same_modes_go_on() -> None:
@@ -41,6 +41,7 @@ def test_modes_that_were_not_stored_may_be_any(known: str | None) -> None:
             "'sessions' was started with timeMode 'EventTime', now it has 'ProcessingTime'",
         ),
         ({"time_mode": "None"}, "timeMode 'EventTime', now it has 'None'.*go back to 'EventTime', or begin anew"),
+        ({"kind": COLUMNS}, "'sessions' was started with a processor that is of the Row or pandas API, now it is colu"),
         ({"output_mode": "Update"}, "'sessions' was started with outputMode 'Append', now it has 'Update'"),
     ],
 )

@@ -199,6 +199,7 @@ def operators_to_json(operators: Iterable[OperatorInfo]) -> list[dict[str, Any]]
         }
         | ({} if operator.time_mode is None else {"time_mode": operator.time_mode})
         | ({} if operator.output_mode is None else {"output_mode": operator.output_mode})
+        | ({} if operator.kind is None else {"kind": operator.kind})
         for operator in operators
     ]
 
@@ -213,6 +214,7 @@ def operators_from_json(documents: Iterable[dict[str, Any]]) -> tuple[OperatorIn
             {name: StateInfo(**state) for name, state in document["states"].items()},
             document.get("time_mode"),
             document.get("output_mode"),
+            document.get("kind"),
         )
         for document in documents
     )

@@ -135,6 +135,7 @@ class OperatorInfo:
     What a job's manifest says of one operator; `parallelism` may differ from checkpoint to checkpoint.
 
     `time_mode` and `output_mode` are Spark's names; None where a program that did not store them yet wrote it.
+    `kind` says by what its processor is called, ``rows`` or ``columns``; None likewise.
     """
 
     name: Name
@@ -143,6 +144,7 @@ class OperatorInfo:
     states: dict[str, StateInfo]
     time_mode: ShortText | None = None
     output_mode: ShortText | None = None
+    kind: ShortText | None = None
 
 
 @dataclass(frozen=True, slots=True)

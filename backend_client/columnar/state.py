@@ -30,6 +30,8 @@ STATE, INDEX = "columns", "ends"
 _END = struct.Struct(">Q")
 _SIGN = 1 << 63
 _ENDED_MAX = 100_000
+_ENDED_BYTES_MAX = 16 << 20
+"""State that ends is taken in parts: many short keys are bounded by number, long ones by this."""
 
 ReadMany = Callable[[pa.Array, float], pa.Array]
 ScanBetween = Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]]
@@ -131,13 +133,15 @@ class ColumnarState:
         """
         keys: list[bytes] = []
         found: list[bytes] = []
+        size_bytes = 0
         for group, head in self._index_heads.items():
             for index_key, _ in self._scan(head, head + _end(watermark_ms + 1)):
                 keys.append(self._heads[group] + index_key[len(head) + _END.size :])
                 found.append(index_key)
-                if len(keys) >= _ENDED_MAX:
+                size_bytes += len(index_key)
+                if len(keys) >= _ENDED_MAX or size_bytes >= _ENDED_BYTES_MAX:
                     yield self._removed(keys, found)
-                    keys, found = [], []
+                    keys, found, size_bytes = [], [], 0
         if keys:
             yield self._removed(keys, found)
 

@@ -74,7 +74,7 @@ def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFun
             f"toTable({name!r}) is served for tables of files in Spark's own catalog; use foreachBatch with "
             f"batch.writeTo({name!r}).append(): {error}"
         ) from error
-    provider, location, columns = table.provider(), table.location().toString(), table.partitionColumnNames()
+    provider, columns = table.provider(), table.partitionColumnNames()
     partitions = [columns.apply(position) for position in range(columns.size())]
     if not provider.isDefined():
         raise InvalidInputError(f"{name!r} is a view or a Hive table; use foreachBatch with batch.write.insertInto(…)")
@@ -83,8 +83,14 @@ def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFun
             f"table {name!r} is partitioned by ({', '.join(partitions)}), not by ({', '.join(request.partition_by)}); "
             "leave partitionBy out"
         )
-    options = (*request.options, ("path", location))
+    options = (*request.options, ("path", _folder(spark, table.location())))
     return _spark_sink(spark, replace(request, format=provider.get(), partition_by=tuple(partitions), options=options))
+
+
+def _folder(spark: SparkSession, uri: Any) -> str:
+    """Return the folder that a URI names. In a URI a blank is ``%20``, which as a path is a folder of that name."""
+    jvm: Any = spark._jvm
+    return str(jvm.org.apache.hadoop.fs.Path(uri).toString())
 
 
 def option_texts(options: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

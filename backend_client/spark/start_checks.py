@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backend_client.declared_states import merge_states
-from backend_client.operator_modes import check_modes
+from backend_client.operator_modes import COLUMNS, ROWS, check_modes
 from backend_client.schema_change import key_difference
 from backend_client.spark.checkpoint_log import CheckpointLog
 from backend_client.spark.columnar_calls import ColumnarPlan
@@ -101,14 +101,16 @@ def _operator_info(
 ) -> OperatorInfo:
     parallelism = parallelism_default if operator.parallelism is None else operator.parallelism
     check_parallelism(parallelism, max_parallelism)
-    if known is not None and isinstance(operator.processor, ColumnarPlan):
-        operator.processor.check_stored(operator.name, known.states)
-    states = merge_states(operator.name, known.states if known else {}, operator.states)
-    modes = (operator.time_mode.value, operator.output_mode)
-    info = OperatorInfo(operator.name, parallelism, operator.key_schema.json(), states, *modes)
+    is_columnar = isinstance(operator.processor, ColumnarPlan)
+    modes = (operator.time_mode.value, operator.output_mode, COLUMNS if is_columnar else ROWS)
+    info = OperatorInfo(operator.name, parallelism, operator.key_schema.json(), operator.states, *modes)
+    if known is not None:
+        check_modes(known, info)
+        if isinstance(operator.processor, ColumnarPlan):
+            operator.processor.check_stored(operator.name, known.states)
+    info = replace(info, states=merge_states(operator.name, known.states if known else {}, operator.states))
     if known is None:
         return info
-    check_modes(known, info)
     difference = key_difference(json.loads(known.key_schema), json.loads(info.key_schema))
     if difference is not None:
         raise InvalidInputError(

@@ -33,7 +33,7 @@ from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.pinning import Anchors
 from backend_client.spark.plan import Operator, Step
 from backend_client.spark.session_settings import set_for
-from backend_client.spark.start_checks import check_start
+from backend_client.spark.start_checks import check_plan, check_start
 from backend_client.spark.task import MARKER_COLUMN, BatchContext, OperatorTask, Receipt
 from dstl_service.wire import CompleteRequest, CompleteResponse, OperatorInfo
 from storage.errors import (
@@ -236,6 +236,7 @@ class BatchRunner:
         latest = self._session.latest
         expected = latest.ref.id + 1 if latest else 0
         if latest is not None and batch_id == latest.ref.id:
+            check_plan(self._log, latest, self._settings)
             return True
         if batch_id != expected:
             raise ConflictError(

@@ -47,7 +47,8 @@ def by_rows(backend: ChangelogStateBackend, windows: DataFrame) -> Any:
 
 def by_columns(backend: ChangelogStateBackend, windows: DataFrame) -> Any:
     """Pass rows through a columnar one, of which none is a repetition."""
-    return backend.transform_columns(windows.groupBy("k", "t"), Deduplicate("t", timedelta(hours=1)), outputMode="Append")
+    grouped = windows.groupBy("k", "t")
+    return backend.transform_columns(grouped, Deduplicate("t", timedelta(hours=1)), outputMode="Append")
 
 
 @pytest.mark.parametrize("operator", [by_rows, by_columns], ids=["rows", "columns"])

@@ -39,6 +39,10 @@ class CheckpointLog:
         """Return Spark's offsets entry of a batch, or None if there is none (any more)."""
         return self._read(f"offsets/{batch_id}")
 
+    def newest(self) -> int | None:
+        """Return the number of the last batch that Spark has planned, or None if there is none."""
+        return max(self._numbers("offsets"), default=None)
+
     def set_back(self, batch_id: int, offsets: str, uid: str) -> None:
         """
         Set the query back to where it stood behind a batch: the next one is the one behind it, with offsets of its own.

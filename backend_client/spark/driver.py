@@ -15,17 +15,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming import StatefulProcessor
 
 from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.coordinator import JobSession, connect
 from backend_client.declared_states import ids_to_delete
 from backend_client.keep_awake import kept_awake
 from backend_client.progress import BatchProgress
+from backend_client.source_watermark import time_behind
 from backend_client.spark.checkpoint_log import CheckpointLog
 from backend_client.spark.columnar_calls import ColumnarPlan
 from backend_client.spark.late_rows import EventTimes
@@ -33,7 +36,8 @@ from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.pinning import Anchors
 from backend_client.spark.plan import Operator, Step
 from backend_client.spark.session_settings import set_for
-from backend_client.spark.start_checks import check_start
+from backend_client.spark.start_checks import check_plan, check_start
+from backend_client.spark.stream_plan import StreamPlan
 from backend_client.spark.task import MARKER_COLUMN, BatchContext, OperatorTask, Receipt
 from dstl_service.wire import CompleteRequest, CompleteResponse, OperatorInfo
 from storage.errors import (
@@ -74,6 +78,8 @@ class BatchRunner:
         self._settings = frame.backend.settings
         self._report = frame.backend.report
         self._infos = infos
+        self._plan = StreamPlan(frame.source.sparkSession, log.query_id)
+        self._is_behind_state = False
         self._anchors = Anchors.of(frame.source.sparkSession)
 
     @classmethod
@@ -189,7 +195,7 @@ class BatchRunner:
             operator, frame = initial.joined(operator, frame)
         task = OperatorTask(
             operator=operator.name,
-            processor=operator.processor,
+            processor=self._processor(operator),
             states=info.states,
             key_schema=info.key_schema,
             key_places=operator.key_places,
@@ -216,13 +222,26 @@ class BatchRunner:
         ):
             return None
         latest = self._session.latest
-        return BatchTime.read(offsets, latest.offsets if latest else None)
+        time = BatchTime.read(offsets, latest.offsets if latest else None)
+        tree = self._plan.tree()
+        self._is_behind_state = tree is None or tree.is_stateful
+        return time if tree is None or not tree.is_stateful else time_behind(tree, time)
+
+    def _is_first(self, operator: Operator) -> bool:
+        """Say whether an operator's rows come from the stream, with no stateful operator before it, also of Spark's."""
+        return operator is self._operators[0] and not self._is_behind_state
+
+    def _processor(self, operator: Operator) -> StatefulProcessor | ColumnarPlan:
+        processor = operator.processor
+        if isinstance(processor, ColumnarPlan) and processor.is_first and not self._is_first(operator):
+            return replace(processor, is_first=False)
+        return processor
 
     def _event_times(self, operator: Operator, time: BatchTime | None) -> EventTimes | None:
         """Return how an operator's input is divided; late behind another one is what came before the batch before."""
         if time is None or operator.event_time is None:
             return None
-        if operator is self._operators[0]:
+        if self._is_first(operator):
             return EventTimes(time.watermark_ms)
         return EventTimes(time.previous_watermark_ms, time.watermark_ms)
 
@@ -236,6 +255,7 @@ class BatchRunner:
         latest = self._session.latest
         expected = latest.ref.id + 1 if latest else 0
         if latest is not None and batch_id == latest.ref.id:
+            check_plan(self._log, latest, self._settings)
             return True
         if batch_id != expected:
             raise ConflictError(

@@ -141,6 +141,8 @@ QUERIES = (
         spark_settings={_ENCODING: "avro"},
     ),
     Query("chain", {"chain": _first_line(programs.chain)}, programs.chain, closing=3),
+    Query("behind-window", {"behind-window": _first_line(programs.behind_window)}, programs.behind_window, closing=3),
+    Query("behind-join", {"behind-join": _first_line(programs.behind_join)}, programs.behind_join, closing=3),
     Query(
         "stateless-steps",
         {

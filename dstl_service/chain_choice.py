@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from dstl_service.manifest import COMPLETE_EVERY, Manifest, ManifestKind, StateView
 from dstl_service.notes import Note, NotedSet
 from dstl_service.registry import Registry
+from dstl_service.registry_format import Place
 from dstl_service.wire import CheckpointRef, OperatorInfo
 from storage.errors import CorruptDataError
 from storage.model import ChangeSetId, SegmentHandle, SegmentKind
@@ -212,7 +213,7 @@ def manifests_of(choice: Choice, registry: Registry, job_uid: str, stored: Store
             kind=ManifestKind.COMPLETE if is_complete else ManifestKind.DELTA,
             job_uid=job_uid,
             id=one.id,
-            generation=_free_generation(registry, one.id, wanted.generation if wanted is not None else 0),
+            generation=_free_generation(registry, one.id, wanted.generation if wanted else _branch_start(before)),
             uid=one.uid,
             epoch=one.epoch,
             created_ms=one.created_ms,
@@ -344,6 +345,11 @@ def _is_restorable(registry: Registry, newest: Manifest) -> bool:
     except CorruptDataError:
         return False
     return True
+
+
+def _branch_start(before: CheckpointRef | None) -> int:
+    """Return the first generation of the branch in which a checkpoint follows another."""
+    return Place.of(0, before.generation)._replace(number=0).generation if before is not None else 0
 
 
 def _free_generation(registry: Registry, checkpoint_id: int, wanted: int) -> int:

@@ -107,7 +107,7 @@ class Checkpointer:
                 )
         except (LostChangesError, NotFoundError):
             # A complete checkpoint's sets are forgotten, and its base may be: a driver without an answer asks again.
-            made = await self._in_thread(job.store.find, checkpoint_id, request.uid)
+            made = await self._in_thread(job.store.find, checkpoint_id, request.uid, request.base)
             if made is None:
                 job.check_epoch(request.epoch)  # sets of an older epoch are forgotten as well
                 raise

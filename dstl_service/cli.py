@@ -193,10 +193,10 @@ def set_back(options: argparse.Namespace) -> int:
     report = rewind(
         jobs,
         options.job,
-        SystemClock(),
         SystemIds(),
         savepoint=options.savepoint,
         checkpoint_id=options.checkpoint,
+        checkpoints_max=_settings(options).retention.checkpoints_max,
         write=options.write,
     )
     sys.stdout.write((json.dumps(asdict(report)) if options.json else describe_rewind(report)) + "\n")

@@ -97,12 +97,13 @@ def collect_garbage(
         CorruptDataError: A manifest or a savepoint cannot be read; no object was deleted.
     """
     now_ms = clock.now_ms()
+    begun = 0 if dry_run else jobs.settled_epoch()
     objects = [info for folder in ("segments", "materialized") for info in store.list(f"{job}/{folder}/")]
     newest, epoch = jobs.frontier()
     kept = manifests_to_keep(jobs.stored_chain(newest.ref), checkpoints_max) if newest else []
     subsumed: list[CheckpointRef] = []
     if kept:
-        subsumed, staying = _divide_subsumed(jobs, kept[-1].ref, now_ms - age_min_ms)
+        subsumed, staying = _divide_subsumed(jobs, kept, now_ms - age_min_ms)
         # A manifest that stays is whole, also where nobody needs it any more.
         named = _named(jobs, [*kept, *staying], store)
         unnamed_now = [info for info in objects if info.key not in named]
@@ -125,6 +126,8 @@ def collect_garbage(
         if orphans:
             saved = _named(jobs, [], store)
             orphans = [info for info in orphans if info.key not in saved]
+        if orphans and jobs.has_newer_epoch(begun):  # the job may have been set back to what was not named
+            young, orphans = young + len(orphans), []
     keys = [info.key for info in orphans]
     if not dry_run:
         for begin in range(0, len(keys), _DELETED_AT_ONCE):
@@ -156,19 +159,18 @@ def collect_garbage(
 
 def _named(jobs: JobStore, manifests: Sequence[Manifest], store: ObjectStore) -> set[str]:
     """Return the keys of all objects that these manifests and all savepoints name."""
-    naming = [*manifests, *(savepoint for _, savepoint in jobs.savepoints.all())]
-    keys = {key for manifest in naming for key in object_keys(manifest)}
-    return keys | named_by({handle for manifest in naming for handle in manifest.materializations}, store)
+    keys = jobs.savepoints.named().union(*(object_keys(manifest) for manifest in manifests))
+    return keys | named_by({handle for manifest in manifests for handle in manifest.materializations}, store)
 
 
 def _divide_subsumed(
-    jobs: JobStore, oldest_kept: CheckpointRef, modified_ms_max: int
+    jobs: JobStore, kept: Sequence[Manifest], modified_ms_max: int
 ) -> tuple[list[CheckpointRef], list[Manifest]]:
     """Return which subsumed manifests may go, and which stay: young ones, with all that makes them whole."""
     older: list[tuple[CheckpointRef, Manifest]] = []
     staying_from: int | None = None
     complete_at = 0
-    for ref, info in jobs.subsumed(oldest_kept):
+    for ref, info in jobs.subsumed([manifest.ref for manifest in kept]):
         manifest = jobs.load(ref.id, ref.generation)
         if manifest.kind is ManifestKind.COMPLETE:
             complete_at = len(older)

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from dstl_service.compactor import Compactor
+from dstl_service.deletion import Deleted, delete_subsumed
 from dstl_service.job_store import JobStore
 from dstl_service.log_compaction import (
     Compaction,
@@ -82,6 +83,7 @@ class Maintenance:
         self._replacements: tuple[Replacement, ...] = ()
         self._failed_log_bytes: dict[str, int] = {}
         self._completed: list[Manifest] = []
+        self._epoch = 0
         self._work: asyncio.Task[None] | None = None
         self._compaction: asyncio.Task[None] | None = None
 
@@ -132,6 +134,7 @@ class Maintenance:
         if manifest.base is None or self._book.newest != manifest.base:
             chain = await self._in_thread(lambda: list(self._jobs.stored_chain(manifest.ref)))
             self._book.begin(chain)
+            self._epoch = manifest.epoch
         else:
             self._book.completed(manifest, self._clock.monotonic_ms())
         self._metrics.waiting_deletions.labels(self._job).set(self._book.waiting)
@@ -197,20 +200,15 @@ class Maintenance:
         due = self._book.take_due(self._clock.monotonic_ms())
         if not due:
             return
-        manifests = [ref for deletion in due for ref in deletion.manifests]
-        keys = frozenset[str]().union(*(deletion.object_keys for deletion in due))
-
-        def delete() -> int:
-            self._jobs.delete_manifests(manifests)
-            # In this order: a savepoint made meanwhile is read here, or finds its manifest gone; see its store.
-            unneeded = keys - self._jobs.savepoints.object_keys()
-            self._store.delete(sorted(unneeded))
-            return len(unneeded)
-
-        deleted = await self._in_thread(delete)
-        self._metrics.subsumed.labels(self._job).inc(len(manifests))
-        self._metrics.subsumed_objects.labels(self._job).inc(deleted)
+        deleted: Deleted = await self._in_thread(
+            delete_subsumed, self._store, self._jobs, due, self._book.spared, self._epoch
+        )
+        if not deleted.is_owner:
+            self._book.drop()
+        self._metrics.subsumed.labels(self._job).inc(deleted.manifests)
+        self._metrics.subsumed_objects.labels(self._job).inc(deleted.objects)
         self._metrics.waiting_deletions.labels(self._job).set(self._book.waiting)
         logger.info(
-            "subsumed checkpoints deleted", extra={"job": self._job, "checkpoints": len(manifests), "objects": deleted}
+            "subsumed checkpoints deleted",
+            extra={"job": self._job, "checkpoints": deleted.manifests, "objects": deleted.objects},
         )

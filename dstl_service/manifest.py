@@ -55,6 +55,8 @@ class Manifest:
     """The checkpoint's note (see `dstl_service.notes`), if it lies in an object that `segments` do not name."""
     rewound_from: CheckpointRef | None = None
     """The checkpoint that the job was set back from, to this one (see `dstl_service.rewind`)."""
+    kept_by: str = ""
+    """In a savepoint, the call that made it, so that no other one takes it for its own."""
 
     @property
     def ref(self) -> CheckpointRef:
@@ -159,7 +161,9 @@ def _to_dict(manifest: Manifest) -> dict[str, Any]:
         "earlier": group_by_object(manifest.earlier),
         "materializations": [handle.to_dict() for handle in manifest.materializations],
         "note": manifest.note.to_dict() if manifest.note else None,
-    } | ({"rewound_from": manifest.rewound_from.to_text()} if manifest.rewound_from else {})
+        "rewound_from": manifest.rewound_from.to_text() if manifest.rewound_from else None,
+        "kept_by": manifest.kept_by,
+    }
 
 
 def _from_dict(document: dict[str, Any]) -> Manifest:
@@ -180,6 +184,7 @@ def _from_dict(document: dict[str, Any]) -> Manifest:
         materializations=tuple(MaterializationHandle.from_dict(data) for data in document["materializations"]),
         note=SegmentHandle.from_dict(document["note"]) if document.get("note") else None,
         rewound_from=CheckpointRef.parse(document["rewound_from"]) if document.get("rewound_from") else None,
+        kept_by=document.get("kept_by", ""),
     )
 
 

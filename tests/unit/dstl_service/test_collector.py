@@ -88,4 +88,5 @@ def test_foreign_object_is_named(key: str) -> None:
 def test_names_are_read() -> None:
     """The names that this project gives tell their places."""
     assert number_of("job/epochs/00000000000000000007.json") == 7
-    assert place_of("job/checkpoints/00000000000000000003.000002.json") == (3, 2)
+    assert place_of("job/checkpoints/00000000000000000003.000002.json") == (0, 3, 2)
+    assert place_of("job/checkpoints/r000000000007.00000000000000000003.000002.json") == (7, 3, 2)

@@ -16,6 +16,8 @@ TOOLS := .tools
 UV_VERSION := 0.13.9
 PYTEST := $(PY) -m pytest
 PYTEST_ARGS ?=
+# The minor versions of Spark that are served besides the pinned one, see requirements-spark-*.txt.
+SPARK_VERSIONS := 4.1 4.2
 # Processes that run the whole suite: much of it waits for other processes. An idle one takes tests over from the other.
 WORKERS ?= 2
 
@@ -73,9 +75,9 @@ stack-check: need-go $(STAMP) ## Run a job on such a stack, then stop it
 	$(PY) -m loadtest.stack --check
 
 ##@ Test it
-.PHONY: test servers lint types tidy check test-unit test-integration test-e2e differential fuzz-api
+.PHONY: test servers versions lint types tidy check test-unit test-integration test-e2e test-versions differential fuzz-api
 
-test: lint types servers ## Run everything: ruff, mypy and all tests, in two processes (WORKERS=1: in one)
+test: lint types servers versions ## Run everything: ruff, mypy and all tests, in two processes (WORKERS=1: in one)
 	$(PYTEST) --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
 
 servers: need-go need-mvn $(STAMP) ## Build and fetch the servers that tests start (once, and again for new versions)
@@ -101,6 +103,11 @@ test-integration: need-go $(STAMP) ## Run the tests with a real S3 server or a S
 
 test-e2e: need-go need-mvn $(STAMP) ## Run the tests of the whole system, kills included
 	$(PYTEST) -m e2e $(PYTEST_ARGS)
+
+test-versions: need-go need-mvn versions servers ## Run end-to-end and differential tests on each older Spark; ONLY=4.1, SHORT=1, STRICT=1
+	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m tools.test_versions $(if $(ONLY),--only $(ONLY)) -- $(PYTEST_ARGS)
+
+versions: $(SPARK_VERSIONS:%=$(VENV)-spark-%/.set-up) ## Lay the older versions of Spark that are served over the environment
 
 differential: $(STAMP) ## Run plans and drawn histories on Spark's own operator and on this one; EXAMPLES=10 each; any difference fails
 	DSTL_DIFFERENTIAL_EXAMPLES=$(or $(EXAMPLES),10) DSTL_DIFFERENTIAL_REPORT=$(abspath reports/differential.json) \
@@ -131,6 +138,8 @@ requirements: $(TOOLS)/uv-$(UV_VERSION) ## Pin requirements*.txt again from pypr
 	$(COMPILE) --all-extras --output-file requirements.txt pyproject.toml
 	$(COMPILE) --group build --output-file requirements-build.txt
 	$(COMPILE) --group stack --override requirements-stack-overrides.txt --output-file requirements-stack.txt
+	$(COMPILE) --group spark-4-1 --output-file requirements-spark-4.1.txt
+	$(COMPILE) --group spark-4-2 --output-file requirements-spark-4.2.txt
 
 clean: ## Remove environment, caches, reports and built test programs
 	rm -rf .venv .venv-* $(TOOLS) .stack .hypothesis .mypy_cache .pytest_cache .ruff_cache
@@ -148,6 +157,8 @@ need-go:
 need-mvn:
 	@tools/check_prerequisites.sh mvn
 
+SITE = "$$($(1) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+
 # Nothing is fetched that has no hash: first what builds wheels, then the wheels, last the project itself.
 PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check --no-deps
 
@@ -161,6 +172,15 @@ $(VENV)/.requirements: requirements-build.txt requirements.txt | prerequisites
 
 $(STAMP): $(VENV)/.requirements pyproject.toml | prerequisites
 	$(PIP_INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+# Another minor version of Spark, laid over the environment: what is in its own folder comes first.
+$(VENV)-spark-%/.set-up: requirements-spark-%.txt $(VENV)/.requirements | $(STAMP)
+	@echo "Setting up $(@D): 0.5 GB, a minute or more the first time."
+	rm -rf $(@D)
+	$(PY) -m venv --without-pip $(@D)
+	$(PIP_INSTALL) --require-hashes --no-build-isolation --ignore-installed --target $(call SITE,$(@D)/bin/python) -r $<
+	echo "import site; site.addsitedir('$(call SITE,$(PY))')" >$(call SITE,$(@D)/bin/python)/below.pth
 	@touch $@
 
 $(TOOLS)/uv-$(UV_VERSION):

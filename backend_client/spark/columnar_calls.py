@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from backend_client.batch_time import BatchTime
@@ -23,6 +22,7 @@ from backend_client.columnar.state import INDEX, STATE, ColumnarState
 from backend_client.columnar.values import Bools, Ints, StateColumns
 from backend_client.log_writer import LogWriter
 from backend_client.spark.late_rows import DELAY_KEY
+from backend_client.spark.private.frames import arrow_schema, spark_schema
 from backend_client.state_table import StateTable
 from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
@@ -73,8 +73,8 @@ class ColumnarPlan:
         if not isinstance(processor, ColumnarProcessor):
             raise InvalidInputError(f"a ColumnarProcessor is needed, not {type(processor).__name__}")
         mode: OutputMode = "append" if output_mode.lower() == "append" else "update"
-        rows = to_arrow_schema(input_schema, timezone="UTC")
-        keys = to_arrow_schema(StructType([input_schema[name] for name in key_columns]), timezone="UTC")
+        rows = arrow_schema(input_schema)
+        keys = arrow_schema(StructType([input_schema[name] for name in key_columns]))
         processor.check(rows, mode)
         marked = [field.name for field in input_schema.fields if DELAY_KEY in (field.metadata or {})]
         _check_watermark(processor, mode, marked, is_first=is_first)
@@ -102,7 +102,7 @@ class ColumnarPlan:
         """
         schema = self.processor.state_schema(self.rows)
         StateColumns(schema)
-        columns = from_arrow_schema(schema)
+        columns = spark_schema(schema)
         for column, field in zip(columns, schema, strict=True):
             if pa.types.is_timestamp(field.type) or pa.types.is_duration(field.type):
                 column.metadata = {**column.metadata, _UNIT: field.type.unit}
@@ -150,7 +150,7 @@ class ColumnarPlan:
         schema = self.processor.output_schema(self.all_keys, self.rows)
         if schema is None:
             raise InvalidInputError(f"{type(self.processor).__name__} has no output_schema; give outputStructType")
-        return from_arrow_schema(schema)
+        return spark_schema(schema)
 
 
 def _check_watermark(

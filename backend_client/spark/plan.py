@@ -23,6 +23,7 @@ from backend_client.batch_time import TimeMode
 from backend_client.key_groups import order_expression, partition_expression
 from backend_client.spark.explain import describe
 from backend_client.spark.late_rows import EventTime, EventTimes, event_time_of
+from backend_client.spark.private.session import grouped_frame, grouping_expressions, setting, stream_side_nodes
 from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
 
@@ -338,20 +339,14 @@ def _refuse_stateful(name: str, frame: DataFrame) -> None:
     Raises:
         InvalidInputError: It would give another result batch by batch than on the whole stream.
     """
-    node: Any = frame._jdf.queryExecution().analyzed()
-    while True:
-        kind = str(node.nodeName())
+    for kind, join_type in stream_side_nodes(frame):
         if kind in _LOOKS_AT_MANY_ROWS:
             raise InvalidInputError(f"{name}: {_LOOKS_AT_MANY_ROWS[kind]}, or use foreachBatch")
-        if kind == "Join" and str(node.joinType()) in _JOINS_OF_STATIC_ROWS:
+        if kind == "Join" and join_type in _JOINS_OF_STATIC_ROWS:
             raise InvalidInputError(
                 f"{name}: a right or full outer join would put the static rows without a partner out again in every "
                 "batch: join 'inner', 'left', 'left_semi' or 'left_anti', or use foreachBatch"
             )
-        children = node.children()
-        if children.isEmpty():
-            return
-        node = children.apply(0)  # of a join the stream's side; what makes the other one is no matter
 
 
 def grouping_columns(grouped: Any) -> tuple[str, ...]:
@@ -362,15 +357,12 @@ def grouping_columns(grouped: Any) -> tuple[str, ...]:
         InvalidInputError: It groups by something else than columns.
     """
     names = []
-    expressions = grouped._jgd.groupingExprs()
-    for position in range(expressions.size()):
-        expression = expressions.apply(position)
-        is_column = str(expression.getClass().getSimpleName()) in _COLUMNS
-        text = str(expression.name() if is_column else expression.sql())
-        name = _column_called(text, grouped._df) if is_column else None
+    frame = grouped_frame(grouped)
+    for text, is_column in grouping_expressions(grouped):
+        name = _column_called(text, frame) if is_column else None
         if name is None:
             raise InvalidInputError(
-                f"the state's key must be columns; {text!r} is none of {', '.join(grouped._df.columns)}. "
+                f"the state's key must be columns; {text!r} is none of {', '.join(frame.columns)}. "
                 "Add it with withColumn first"
             )
         names.append(name)
@@ -379,12 +371,9 @@ def grouping_columns(grouped: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-_COLUMNS = frozenset({"AttributeReference", "UnresolvedAttribute"})
-
-
 def _column_called(text: str, frame: DataFrame) -> str | None:
     """Return the column that Spark finds under a name, which by default is in any case."""
-    if text in frame.columns or frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true":
+    if text in frame.columns or setting(frame.sparkSession, "spark.sql.caseSensitive", "false") == "true":
         return text if text in frame.columns else None
     return next((name for name in frame.columns if name.lower() == text.lower()), None)
 

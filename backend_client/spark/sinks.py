@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from py4j.java_gateway import is_instance_of
-from py4j.protocol import Py4JJavaError
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from backend_client.spark.private.session import catalog_table
+from backend_client.spark.private.sinks import Format, memory_sink
 from storage.errors import InvalidInputError
 
 BatchFunction = Callable[[DataFrame, int], None]
@@ -66,9 +66,8 @@ def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFun
     """
     if not spark.catalog.tableExists(name):
         _create_table(spark, name, request)
-    state = spark._jsparkSession.sessionState()
     try:
-        table = state.catalog().getTableMetadata(state.sqlParser().parseTableIdentifier(name))
+        table = catalog_table(spark, name)
     except PySparkException as error:
         raise InvalidInputError(
             f"toTable({name!r}) is served for tables of files in Spark's own catalog; use foreachBatch with "
@@ -122,13 +121,9 @@ def _text(value: str) -> str:
 
 
 def _spark_sink(spark: SparkSession, request: SinkRequest) -> BatchFunction:
-    jvm: Any = spark._jvm
-    provider = _provider(spark, request.format)
-    columns = jvm.PythonUtils.toSeq(list(_partition_columns(request)))
-    options = jvm.PythonUtils.toScalaMap(dict(request.options))
-    options = getattr(getattr(jvm.org.apache.spark.sql.catalyst.util, "CaseInsensitiveMap$"), "MODULE$").apply(options)
-    gateway = spark.sparkContext._gateway
-    if is_instance_of(gateway, provider, "org.apache.spark.sql.execution.datasources.FileFormat"):
+    found = Format(spark, request.format)
+    columns, options = _partition_columns(request), dict(request.options)
+    if found.is_of_files:
         if request.output_mode.lower() != "append":
             raise InvalidInputError(
                 f"format {request.format!r} only appends; use outputMode('append') on the writer, or foreachBatch"
@@ -136,34 +131,13 @@ def _spark_sink(spark: SparkSession, request: SinkRequest) -> BatchFunction:
         path = request.option("path", "")
         if not path:
             raise InvalidInputError(f"format {request.format!r} needs a path: start(path) or option('path', …)")
-        sink = jvm.org.apache.spark.sql.execution.streaming.sinks.FileStreamSink(
-            spark._jsparkSession, path, provider, columns, options
-        )
-    elif is_instance_of(gateway, provider, "org.apache.spark.sql.sources.StreamSinkProvider"):
-        mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, request.output_mode.capitalize())()
-        sink = provider.createSink(spark._jsparkSession.sqlContext(), options, columns, mode)
-    else:
-        raise InvalidInputError(
-            f"format {request.format!r} has no streaming sink that a stateful result can be written to; use "
-            f"foreachBatch and write the batch there, for example batch.write.format({request.format!r})…"
-        )
-    return lambda batch, batch_id: sink.addBatch(batch_id, batch._jdf)
-
-
-def _provider(spark: SparkSession, name: str) -> Any:
-    jvm: Any = spark._jvm
-    try:
-        found = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource(
-            name, spark._jsparkSession.sessionState().conf()
-        )
-    except (PySparkException, Py4JJavaError) as error:
-        raise InvalidInputError(f"Spark knows no format {name!r}: is its package there? {error}") from error
-    provider = found.getDeclaredConstructor(None).newInstance(None)
-    if is_instance_of(
-        spark.sparkContext._gateway, provider, "org.apache.spark.sql.execution.datasources.v2.FileDataSourceV2"
-    ):
-        provider = provider.fallbackFileFormat().getDeclaredConstructor(None).newInstance(None)
-    return provider
+        return found.file_sink(path, columns, options)
+    if found.is_stream_sink:
+        return found.stream_sink(columns, options, request.output_mode)
+    raise InvalidInputError(
+        f"format {request.format!r} has no streaming sink that a stateful result can be written to; use "
+        f"foreachBatch and write the batch there, for example batch.write.format({request.format!r})…"
+    )
 
 
 def _partition_columns(request: SinkRequest) -> list[str]:
@@ -196,18 +170,11 @@ def _console(_: SparkSession, request: SinkRequest) -> BatchFunction:
 def _memory(spark: SparkSession, request: SinkRequest) -> BatchFunction:
     if not request.query_name:
         raise InvalidInputError("format 'memory' needs queryName(…): it is the name of the table in memory")
-    jvm: Any = spark._jvm
-    sql = jvm.org.apache.spark.sql
-    schema = spark._jsparkSession.parseDataType(request.schema.json())
-    sink = sql.execution.streaming.sources.MemorySink()
-    attributes = sql.catalyst.types.DataTypeUtils.toAttributes(schema)
-    plan = sql.execution.streaming.sources.MemoryPlan(sink, attributes)
-    sql.classic.Dataset.ofRows(spark._jsparkSession, plan).createOrReplaceTempView(request.query_name)
-    return lambda batch, batch_id: sink.write(batch_id, False, batch._jdf.collect())
+    return memory_sink(spark, request.schema, request.query_name)
 
 
 def _kafka(spark: SparkSession, request: SinkRequest) -> BatchFunction:
-    _provider(spark, "kafka")  # a missing package is an error now rather than in the first batch
+    Format(spark, "kafka")  # a missing package is an error now rather than in the first batch
     options = dict(request.options)
     if "value" not in {name.lower() for name in request.schema.names}:
         raise InvalidInputError("format 'kafka' needs a column value, and takes key, topic, partition and headers")

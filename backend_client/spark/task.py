@@ -152,7 +152,7 @@ class OperatorTask:
         try:
             if advance.materialize and base is not None:
                 hand_over_snapshot(table, client, settings.job, self.operator, key_groups, base)
-            to_arrow = RowsToArrow(self.output, "UTC")
+            to_arrow = RowsToArrow(self.output)
             yield self._marker(to_arrow, str(attempt))
             for changes in deletions(table.scan, key_groups, self.deleted, settings.preemptive_bytes):
                 writer.append(changes, preemptive=True)

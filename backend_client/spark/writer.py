@@ -16,6 +16,7 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from backend_client.spark.checkpoint_log import CheckpointLog
 from backend_client.spark.driver import BatchRunner
 from backend_client.spark.idle_ticks import with_idle_ticks
+from backend_client.spark.private.session import setting
 from backend_client.spark.sinks import (
     BatchFunction,
     SinkRequest,
@@ -25,6 +26,7 @@ from backend_client.spark.sinks import (
     option_texts,
     partition_names,
 )
+from backend_client.spark.worker_python import check_worker_python
 from storage.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -181,6 +183,7 @@ class StatefulStreamWriter:
             # Spark would say so too, but only when the one that runs has lost its job to this one.
             raise InvalidInputError(f"a query with the name {self._query_name!r} is active in this session already")
         backend = self._frame.backend.for_query(self._query_name)
+        check_worker_python(spark)
         runner = BatchRunner.open(self._frame.on(backend), function, CheckpointLog(spark, location))
         try:
             query = (
@@ -194,4 +197,4 @@ class StatefulStreamWriter:
 
 
 def _default_format(spark: SparkSession) -> str:
-    return str(spark.conf.get("spark.sql.sources.default"))
+    return setting(spark, "spark.sql.sources.default", "parquet")

@@ -13,15 +13,17 @@ the whole batch is executed again (I18).
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 
 from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.coordinator import JobSession, connect
@@ -31,11 +33,14 @@ from backend_client.progress import BatchProgress
 from backend_client.source_watermark import time_behind
 from backend_client.spark.checkpoint_log import CheckpointLog
 from backend_client.spark.columnar_calls import ColumnarPlan
+from backend_client.spark.kept_output import LOST_BLOCK, KeptOutput
 from backend_client.spark.late_rows import EventTimes
 from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.pinning import Anchors
 from backend_client.spark.plan import Operator, Step
 from backend_client.spark.session_settings import set_for
+from backend_client.spark.shipping import Shipments
+from backend_client.spark.sinks import BatchFunction, ForeachRows
 from backend_client.spark.start_checks import check_plan, check_start
 from backend_client.spark.stream_plan import StreamPlan
 from backend_client.spark.task import MARKER_COLUMN, BatchContext, OperatorTask, Receipt
@@ -63,15 +68,19 @@ class BatchRunner:
     def __init__(
         self,
         frame: StatefulDataFrame,
-        function: Callable[[DataFrame, int], None],
+        function: BatchFunction | ForeachRows,
         log: CheckpointLog,
         client: ServiceClient,
         session: JobSession,
         infos: list[OperatorInfo],
+        shipments: Shipments,
     ) -> None:
-        self._operators = frame.operators
-        self._final_steps = frame.steps
-        self._function = function
+        self._operators = tuple(
+            replace(operator, steps=_shipped(operator.steps, shipments)) for operator in frame.operators
+        )
+        self._final_steps = _shipped(frame.steps, shipments)
+        self._function = function.shipped(shipments) if isinstance(function, ForeachRows) else function
+        self._shipments = shipments
         self._log = log
         self._client = client
         self._session = session
@@ -80,22 +89,25 @@ class BatchRunner:
         self._infos = infos
         self._plan = StreamPlan(frame.source.sparkSession, log.query_id)
         self._is_behind_state = False
+        self._later_plans: dict[str, ColumnarPlan] = {}
         self._anchors = Anchors.of(frame.source.sparkSession)
+        self._anchors.take()
 
     @classmethod
-    def open(
-        cls, frame: StatefulDataFrame, function: Callable[[DataFrame, int], None], log: CheckpointLog
-    ) -> BatchRunner:
+    def open(cls, frame: StatefulDataFrame, function: BatchFunction | ForeachRows, log: CheckpointLog) -> BatchRunner:
         """
         Take the job over, if the query fits what is stored of it.
 
         Raises:
-            InvalidInputError: The Spark checkpoint, a key schema or a state schema is not that of the stored state.
+            InvalidInputError: The Spark checkpoint, a key schema or a state schema is not that of the stored state, or
+                what is to run in tasks cannot be sent to them.
             ConflictError: The Spark checkpoint and the state went apart.
         """
         settings = frame.backend.settings
         client = connect(settings)
+        shipments = Shipments(frame.source.sparkSession.sparkContext)
         try:
+            _pack(frame, function, shipments)
             known = JobSession.look(client, settings)
             if known is not None:  # a start that is refused must leave the query that runs alone
                 check_start(frame, log, known.latest, known.max_parallelism)
@@ -103,14 +115,28 @@ class BatchRunner:
             infos = check_start(frame, log, session.latest, session.max_parallelism)
             if session.latest is not None and session.latest.rewound_from is not None:
                 log.set_back(session.latest.ref.id, session.latest.offsets, session.latest.ref.uid)
-            return cls(frame, function, log, client, session, infos)
+            return cls(frame, function, log, client, session, infos, shipments)
         except BaseException:
+            shipments.close()
             client.close()
             raise
 
     def close(self) -> None:
-        """Close the connection to the coordinator."""
+        """Give back what the query has on driver and executors, and close the connection to the coordinator."""
+        self._shipments.close()
+        self._anchors.release()
         self._client.close()
+
+    def close_behind(self, query: StreamingQuery) -> None:
+        """Close when the query has ended, however it ends."""
+
+        def wait() -> None:
+            with suppress(Exception):  # the query's own, which is reported to who waits for it, or no Spark any more
+                query.awaitTermination()
+            with suppress(Exception):  # a Spark that has stopped keeps nothing
+                self.close()
+
+        threading.Thread(target=wait, name="dstl-end-of-query", daemon=True).start()
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Execute one batch; return when its checkpoint exists."""
@@ -148,16 +174,16 @@ class BatchRunner:
             time=self._time(offsets),
         )
         receipts: list[Receipt] = []
-        kept: list[DataFrame] = []
+        kept: list[KeptOutput] = []
         started = time.perf_counter()
         try:
             for operator, info in zip(self._operators, self._infos, strict=True):
                 with set_for(frame.sparkSession, operator):
-                    output = self._run_operator(operator, info, _apply(operator.steps, frame), context).persist()
+                    output = KeptOutput(self._run_operator(operator, info, _apply(operator.steps, frame), context))
                     kept.append(output)
-                    accepted = _collect_receipts(output, info)
+                    accepted = _collect_receipts(output.frame, info)
                     receipts += accepted
-                    frame = _checked(output, accepted)
+                    frame = _checked(output.frame, accepted)
             refs = [ref for receipt in receipts for ref in receipt.refs]
             snapshots = [receipt.materialized for receipt in receipts if receipt.materialized is not None]
             plan = session.plan(refs, self._infos, self._log.query_id() or "", offsets, snapshots)
@@ -169,7 +195,7 @@ class BatchRunner:
             done = time.perf_counter()
         finally:
             for output in kept:
-                output.unpersist()
+                output.release()
         return _progress(context, receipts, response, (started, computed, called, done), tries)
 
     def _flush(self, batch_id: int, plan: CompleteRequest) -> None:
@@ -195,7 +221,7 @@ class BatchRunner:
             operator, frame = initial.joined(operator, frame)
         task = OperatorTask(
             operator=operator.name,
-            processor=self._processor(operator),
+            processor=self._shipments.parcel(self._processor(operator)),
             states=info.states,
             key_schema=info.key_schema,
             key_places=operator.key_places,
@@ -234,7 +260,8 @@ class BatchRunner:
     def _processor(self, operator: Operator) -> StatefulProcessor | ColumnarPlan:
         processor = operator.processor
         if isinstance(processor, ColumnarPlan) and processor.is_first and not self._is_first(operator):
-            return replace(processor, is_first=False)
+            # One object for all batches: each object that is shipped is kept until the query ends.
+            return self._later_plans.setdefault(operator.name, replace(processor, is_first=False))
         return processor
 
     def _event_times(self, operator: Operator, time: BatchTime | None) -> EventTimes | None:
@@ -280,6 +307,20 @@ def _apply(steps: Sequence[Step], frame: DataFrame) -> DataFrame:
     return frame
 
 
+def _pack(frame: StatefulDataFrame, function: BatchFunction | ForeachRows, shipments: Shipments) -> None:
+    """Pack what is sent to tasks, so that what cannot be is found before the job is taken over."""
+    for operator in frame.operators:
+        shipments.parcel(operator.processor)
+        _shipped(operator.steps, shipments)
+    _shipped(frame.steps, shipments)
+    if isinstance(function, ForeachRows):
+        function.shipped(shipments)
+
+
+def _shipped(steps: Sequence[Step], shipments: Shipments) -> tuple[Step, ...]:
+    return tuple(step.with_function(shipments.function) for step in steps)
+
+
 def _collect_receipts(output: DataFrame, info: OperatorInfo) -> list[Receipt]:
     """Compute an operator's output, keep it, and return one receipt per partition."""
     rows = output.where(f"{MARKER_COLUMN} is not null").select(MARKER_COLUMN).collect()
@@ -318,7 +359,8 @@ def _helps_to_repeat(error: Exception) -> bool:
         return False
     text = str(error)
     # A task that lost its sidecar in the middle of something finds another one when it runs again.
-    return any(sign in text for sign in (STALE_OUTPUT, LostChangesError.__name__, UnavailableError.__name__))
+    signs = (STALE_OUTPUT, LOST_BLOCK, LostChangesError.__name__, UnavailableError.__name__)
+    return any(sign in text for sign in signs)
 
 
 def _progress(

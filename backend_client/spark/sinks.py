@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 
 from backend_client.spark.private.session import catalog_table
 from backend_client.spark.private.sinks import Format, memory_sink
+from backend_client.spark.shipping import Parcel, Shipments
 from storage.errors import InvalidInputError
 
 BatchFunction = Callable[[DataFrame, int], None]
@@ -189,9 +190,9 @@ _SPECIAL: dict[str, Callable[[SparkSession, SinkRequest], BatchFunction]] = {
 }
 
 
-def foreach_rows(target: Any) -> BatchFunction:
+class ForeachRows:
     """
-    Return the function that hands each row to `target` in the workers: Spark's ``foreach``.
+    The function that hands each row to `target` in the workers: Spark's ``foreach``.
 
     Args:
         target: A function of a row, or an object with ``process`` and maybe ``open`` and ``close``.
@@ -199,17 +200,21 @@ def foreach_rows(target: Any) -> BatchFunction:
     Raises:
         InvalidInputError: It is neither.
     """
-    if not callable(target) and not callable(getattr(target, "process", None)):
-        raise InvalidInputError("foreach takes a function of a row, or an object with a method process(row)")
 
-    def write(batch: DataFrame, batch_id: int) -> None:
-        batch.foreachPartition(_in_partition(target, batch_id))
+    def __init__(self, target: Any) -> None:
+        if not callable(target) and not callable(getattr(target, "process", None)):
+            raise InvalidInputError("foreach takes a function of a row, or an object with a method process(row)")
+        self._target = target
 
-    return write
+    def shipped(self, shipments: Shipments) -> BatchFunction:
+        """Return what writes batches, with the target on its way to the workers once."""
+        parcel = shipments.parcel(self._target)
+        return lambda batch, batch_id: batch.foreachPartition(_in_partition(parcel, batch_id))
 
 
-def _in_partition(target: Any, batch_id: int) -> Callable[[Any], None]:
+def _in_partition(parcel: Parcel, batch_id: int) -> Callable[[Any], None]:
     def run(rows: Any) -> None:
+        target = parcel.unpack()
         process: Callable[[Any], Any] = target.process if hasattr(target, "process") else target
         context = TaskContext.get()
         opened = not hasattr(target, "open") or target.open(context.partitionId() if context else 0, batch_id)

@@ -24,6 +24,7 @@ from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.codec import KeyCodec
 from backend_client.coordinator import connect
 from backend_client.keyed_state import CountedReads, KeyedState
+from backend_client.local_disk import is_damage
 from backend_client.log_writer import LogTarget, LogWriter
 from backend_client.materialization import hand_over_snapshot
 from backend_client.restore import advance_to_base
@@ -37,6 +38,7 @@ from backend_client.spark.mixed_keys import KeysApart, with_key_groups, with_key
 from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.row_calls import OUTPUT_ROWS, RowCalls, Timing
 from backend_client.spark.rows import GroupedRows, RowsToArrow
+from backend_client.spark.shipping import Parcel
 from backend_client.spark.worker import rare_garbage_collection, spare_garbage_collection
 from backend_client.state_deletion import deletions, hide
 from backend_client.state_table import StateTable
@@ -108,7 +110,8 @@ class OperatorTask:
     """
 
     operator: str
-    processor: StatefulProcessor | ColumnarPlan
+    processor: Parcel
+    """With a `StatefulProcessor` or a `ColumnarPlan`."""
     states: dict[str, StateInfo]
     key_schema: str
     key_places: tuple[int | None, ...]
@@ -180,7 +183,7 @@ class OperatorTask:
             )
             yield self._marker(to_arrow, f"{attempt} {receipt.to_json()}")
         except Exception as error:
-            if type(error) is Exception:  # what rocksdict raises; if it was the user's, a restore is all it costs
+            if is_damage(error):
                 table.discard()
             raise
         finally:
@@ -193,10 +196,11 @@ class OperatorTask:
         settings = self.batch.settings
         key_count = len(self.key_places)
         batches = with_key_groups(KeysApart(on_time, key_count, KeyCodec(self.key_schema).encode))
-        if isinstance(self.processor, ColumnarPlan):
-            moment = self.processor.moment(self.batch.time)
+        processor: StatefulProcessor | ColumnarPlan = self.processor.unpack()
+        if isinstance(processor, ColumnarPlan):
+            moment = processor.moment(self.batch.time)
             columnar = ColumnarCalls(
-                self.processor, self.key_schema, self.states, key_groups, moment, settings.preemptive_bytes
+                processor, self.key_schema, self.states, key_groups, moment, settings.preemptive_bytes
             )
             outputs = columnar.run(batches, table, writer)
             fit = (fitted(output, to_arrow.names, to_arrow.types) for output in outputs)
@@ -208,7 +212,7 @@ class OperatorTask:
         state = KeyedState(get, key_groups, scan, self.batch.checkpoint_id, timestamp_ms)
         calls = RowCalls(
             operator=self.operator,
-            processor=self.processor,
+            processor=processor,
             states=self.states,
             key_schema=self.key_schema,
             preemptive_bytes=settings.preemptive_bytes,

@@ -12,7 +12,7 @@ from backend_client.columnar.values import StateColumns
 from tests.unit.backend_client.columnar.columnar_task import KEY_GROUPS, Table, Writer
 
 ENDS_MS = 1000
-KEY_BYTES, KEYS = 1 << 20, 40
+KEY_BYTES, KEYS = 1 << 20, 20
 
 
 def test_long_keys_that_end_are_taken_in_parts() -> None:
@@ -29,7 +29,7 @@ def test_long_keys_that_end_are_taken_in_parts() -> None:
 
     ended = list(state.ended(ENDS_MS))
 
-    assert all(sum(map(len, part)) <= 20 * KEY_BYTES for part, _, _ in ended)
+    assert all(sum(map(len, part)) <= 17 * KEY_BYTES for part, _, _ in ended)
     assert [key for part, _, _ in ended for key in part] == keys.to_pylist()
     assert [n for _, columns, _ in ended for n in columns.column("n").to_pylist()] == list(range(KEYS))
     assert sum(pc.is_null(changes.values).true_count for _, _, changes in ended) == 2 * KEYS

@@ -26,7 +26,7 @@ from storage.object_store import ObjectStore
 
 logger = logging.getLogger("dstl_service")
 
-_IDLE_MS = 3_600_000
+IDLE_MS = 3_600_000
 """A job that nobody asked for during this time is taken to have ended, or to be served elsewhere."""
 
 
@@ -65,6 +65,8 @@ class ActiveJob:
     maintenance: Maintenance
     used_ms: int = 0
     epoch: int = 0
+    owned_epoch: int = 0
+    """The newest epoch that was begun here, by which this service is the job's coordinator."""
     newest_id: int = -1
     turn: int = 0
     """Counts begins and aborts: what was asked for before one of them is not carried out after it."""
@@ -171,19 +173,27 @@ class ActiveJobs:
 
     def rest(self) -> None:
         """Let go of what is kept of idle jobs and can be read again, or a service would grow with every job it saw."""
-        idle_ms = self._clock.monotonic_ms() - _IDLE_MS
-        for job in self:
+        idle_ms = self._clock.monotonic_ms() - IDLE_MS
+        for job in list(self):
             if job.used_ms < idle_ms:
                 job.store.forget()
+                self._drop_unknown(job)
 
     async def opened(self, name: str) -> ActiveJob:
         """Return the job, reading ``job.json`` if this process has not seen it yet."""
         job = self.get(name)
         if not job.store.job_uid:
             if not await self._in_thread(job.store.exists):
+                self._drop_unknown(job)
                 raise NotFoundError(f"there is no job {name!r} in {self._store.url}", job=name)
             await self._in_thread(job.store.open, None)
         return job
+
+    def _drop_unknown(self, job: ActiveJob) -> None:
+        """Keep no name that was only asked for: of such a job, nothing was read, sent or begun here."""
+        is_known = job.store.job_uid or job.epoch or job.opening.locked() or job.book.in_flight_bytes
+        if not is_known and self._jobs.get(job.name) is job:
+            del self._jobs[job.name]
 
     def writable(self, set_id: ChangeSetId) -> ActiveJob:
         """Return the job of a set that may be taken in; forget what its checkpoint makes obsolete."""

@@ -27,7 +27,7 @@ from dstl_service.retention import CHECKPOINTS_MAX, manifests_to_keep, object_ke
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock
 from storage.errors import CorruptDataError, NotFoundError
-from storage.leftovers import remove_leftovers
+from storage.leftovers import remove_empty_folders, remove_leftovers
 from storage.model import ObjectInfo
 from storage.object_store import ObjectStore
 from storage.segment_reader import read_index
@@ -134,6 +134,7 @@ def collect_garbage(
             store.delete(keys[begin : begin + _DELETED_AT_ONCE])
         # Of the whole store: other jobs' calls may run, whatever is known of this job.
         remove_leftovers(store, clock, max(age_min_ms, ORPHAN_AGE_MIN_MS))
+        remove_empty_folders(store, f"{job}/segments", max(age_min_ms, ORPHAN_AGE_MIN_MS))  # of hosts that are gone
     logger.info(
         "garbage collected",
         extra={

@@ -21,6 +21,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from dstl_service.epochs import EpochStore
@@ -444,7 +445,7 @@ class JobStore:
         It is there when it lies last. A put alone does not show that: the place may have been one of a checkpoint
         that the older driver completed, retained for a while, and deleted, while this call was paused.
         """
-        taken: Place | None = None
+        taken: list[Place] = []
         while True:
             stand = self._log.stand(branch, latest, tail, taken)
             if stand.last is not None and stand.epoch >= record.epoch:
@@ -459,11 +460,9 @@ class JobStore:
                     return stand, place_of_manifest(stand.last)
             if record.rewind is None:
                 self.check_still_newest(record.epoch)
-            taken = stand.next_place
-            try:
-                self._log.append(self._fence(taken, record.epoch))
-            except ConflictError:
-                continue
+            taken.append(stand.next_place)
+            with suppress(ConflictError):
+                self._log.append(self._fence(stand.next_place, record.epoch))
 
     def _fence(self, place: Place, epoch: int) -> Manifest:
         """Return what keeps older epochs from a manifest's place."""
@@ -492,8 +491,11 @@ class JobStore:
 
     def _first_of_branch(self, record: EpochRecord) -> Manifest | None:
         """Return what a rewind's branch begins with, as far as it is stored; None while it is empty."""
-        place = self._log.first_of(record.branch)
-        return self._log.load(place) if place else None
+        assert record.rewind is not None
+        first = self._log.find(Place(record.branch, record.rewind.target, 0))
+        if first is None and (place := self._log.first_of(record.branch)) is not None:
+            first = self._log.find(place)
+        return first
 
     def _stand(self, record: EpochRecord | None) -> Stand:
         """Return where the job stands; while a rewind is not done, where it stood before."""
@@ -501,8 +503,9 @@ class JobStore:
             return self._log.stand(0)
         if record.rewind is None:
             return self._log.stand(record.branch, record.latest, record.tail)
-        stand = self._log.stand(record.branch)
-        return stand if stand.last else self._log.stand(record.rewind.parent, record.latest, record.tail)
+        if (first := self._first_of_branch(record)) is not None:
+            return self._log.stand(record.branch, taken=[place_of_manifest(first)])
+        return self._log.stand(record.rewind.parent, record.latest, record.tail)
 
     def _newest_epoch(self) -> EpochRecord | None:
         """Return the newest epoch's record. What was remembered before it may be gone, or be another job's."""

@@ -162,7 +162,7 @@ class ManifestLog:
             yield before
 
     def stand(
-        self, branch: int, latest: Place | None = None, tail: Place | None = None, taken: Place | None = None
+        self, branch: int, latest: Place | None = None, tail: Place | None = None, taken: Sequence[Place] = ()
     ) -> Stand:
         """
         Return where a branch ends.
@@ -171,7 +171,7 @@ class ManifestLog:
             branch: The branch.
             latest: The newest checkpoint that was seen, up to `tail`.
             tail: A place behind which to look.
-            taken: A place known to be taken, though a listing may not show it yet.
+            taken: Places known to be taken, though a mounted file system's listing may not show them yet.
         """
         for _ in range(_LOOKS_MAX):
             try:
@@ -180,10 +180,8 @@ class ManifestLog:
                 latest = tail = None
         raise UnavailableError(f"the manifests of job {self._job!r} change faster than they can be read; ask again")
 
-    def _look(self, branch: int, latest: Place | None, tail: Place | None, taken: Place | None) -> Stand:
-        places = self.places(branch, tail)
-        if taken is not None and (not places or places[-1] < taken):
-            places.append(taken)
+    def _look(self, branch: int, latest: Place | None, tail: Place | None, taken: Sequence[Place]) -> Stand:
+        places = sorted({*self.places(branch, tail), *taken})
         last = self.load(places[-1]) if places else None
         for place in reversed(places):
             manifest = self.load(place)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from dstl_service.active_job import ActiveJob, ActiveJobs
+from dstl_service.active_job import IDLE_MS, ActiveJob, ActiveJobs
 from dstl_service.checkpointer import Checkpointer
 from dstl_service.compactor import Compactor
 from dstl_service.download_cache import DownloadCache
@@ -183,6 +183,7 @@ class ChangelogService:
                 await self._in_thread(job.store.open, request.max_parallelism)
             epoch, latest = await self._in_thread(job.store.claim, request.owner)
             job.check_epoch(epoch)
+            job.owned_epoch = epoch
         self._start_collector(job)
         logger.info("job opened", extra={"job": name, "epoch": epoch, "checkpoint_id": latest.id if latest else None})
         return OpenedJob(
@@ -219,7 +220,11 @@ class ChangelogService:
 
     async def complete(self, name: str, checkpoint_id: int, request: CompleteRequest) -> CompleteResponse:
         """Make a checkpoint exist (I3); see `Checkpointer.complete`."""
-        return await self._checkpointer.complete(await self._jobs.opened(name), checkpoint_id, request)
+        job = await self._jobs.opened(name)
+        completed = await self._checkpointer.complete(job, checkpoint_id, request)
+        if request.epoch == job.owned_epoch:  # its batches may be so long that the collector had ended
+            self._start_collector(job)
+        return completed
 
     async def begin(self, name: str, checkpoint_id: int, epoch: int) -> None:
         """Start a checkpoint anew: sets of earlier tries at it are forgotten."""
@@ -374,10 +379,16 @@ class ChangelogService:
         job.collector = asyncio.get_running_loop().create_task(self._collect_regularly(job))
 
     async def _collect_regularly(self, job: ActiveJob) -> None:
-        while True:
+        """Collect a job's garbage while this service is its coordinator, and once more behind its last request."""
+        is_driven = True
+        while is_driven:
             await asyncio.sleep(self._settings.gc.interval_s)
+            is_driven = job.used_ms >= self._clock.monotonic_ms() - IDLE_MS
             # Whatever fails, the next round tries again; nothing waits for it.
             try:
+                if await self._in_thread(job.store.has_newer_epoch, job.owned_epoch):
+                    logger.info("another service coordinates the job now", extra={"job": job.name})
+                    break
                 await self._collect(job, dry_run=False)
                 job.maintenance.wake()
             except DstlError as error:
@@ -385,6 +396,7 @@ class ChangelogService:
             except Exception:  # a bug here must not end the collections of the job
                 logger.exception("garbage collection failed", extra={"job": job.name})
             self._jobs.rest()
+        self.metrics.collection_age.remove(job.name)  # or it would be reported as overdue
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._io_threads, function, *args)

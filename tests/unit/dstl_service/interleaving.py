@@ -96,3 +96,16 @@ class PausingStore:
                 break
         if step is not None:
             step()
+
+
+class StaleStore(PausingStore):
+    """What a host sees of a mounted file system that caches listings: objects are as they are, listings are old."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self._listed = list(inner.list(""))
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Return what was there when this host looked first."""
+        self._reach("list", prefix)
+        return iter([info for info in self._listed if info.key.startswith(prefix) and info.key > start_after])

@@ -16,11 +16,12 @@ from dstl_service.fsck import check_job
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import Manifest, ManifestKind
 from dstl_service.rebuild import rebuild_registry
+from dstl_service.registry_format import epoch_key
 from dstl_service.rewind import RewindReport, rewind
 from dstl_service.wire import CheckpointRef
 from storage.errors import FencedError, InvalidInputError, NotFoundError
 from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
+from storage.object_store import ObjectStore, exists
 from storage.testing import FakeClock, FakeIds, RecordingStore
 from tests.unit.dstl_service.interleaving import Killed, PausingStore, kill
 from tests.unit.dstl_service.samples import manifest, opened
@@ -268,7 +269,12 @@ def paused_rewind(name: str, call: int) -> bool:
         assert name == "it is killed"
     except (NotFoundError, InvalidInputError):  # the target was subsumed, or the job stands there already
         assert name in MAY_BE_FIRST
+    is_decided = exists(store, epoch_key("job", 2))
     follower = Driver(store, 92)
+    if name == "it is killed" and follower.latest is not None:
+        assert (follower.latest.id, follower.latest.rewound_from is not None) == (
+            (1, True) if is_decided else (4, False)
+        )
     with pytest.raises(FencedError):
         driver.complete()
     check_whole(store, follower)

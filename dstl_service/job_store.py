@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from dstl_service.known_indexes import KnownIndexes
 from dstl_service.manifest import (
     Manifest,
     ManifestKind,
@@ -60,6 +61,7 @@ class JobStore:
         self._cache: OrderedDict[tuple[int, int], Manifest] = OrderedDict()
         self._views: OrderedDict[CheckpointRef, StateView] = OrderedDict()
         self.savepoints = SavepointStore(store, job)
+        self.indexes = KnownIndexes(store)
         self._bases: OrderedDict[CheckpointRef, CheckpointRef | None] = OrderedDict()
         self._epoch_seen = 0
         self.job_uid = ""
@@ -331,6 +333,10 @@ class JobStore:
         self._store.delete([self._key(ref.id, ref.generation) for ref in newest_first])
         for ref in refs:
             self._forget_place(ref)
+
+    def is_stored(self, ref: CheckpointRef) -> bool:
+        """Say whether a manifest is still there, whatever this process remembers of it."""
+        return exists(self._store, self._key(ref.id, ref.generation))
 
     def is_ancestor(self, older: CheckpointRef, ref: CheckpointRef) -> bool:
         """

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dstl_service.sealed_json import seal, unseal
+from dstl_service.under_way import NOTHING, UnderWay
 from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, StateInfo
 from storage.errors import CorruptDataError, DstlError
 from storage.model import KeyGroupRange, MaterializationHandle, SegmentEntry, SegmentHandle
@@ -55,6 +56,8 @@ class Manifest:
     """The checkpoint's note (see `dstl_service.notes`), if it lies in an object that `segments` do not name."""
     rewound_from: CheckpointRef | None = None
     """The checkpoint that the job was set back from, to this one (see `dstl_service.rewind`)."""
+    under_way: UnderWay = NOTHING
+    """What is being stored for later checkpoints; the whole list in each manifest (see `dstl_service.under_way`)."""
 
     @property
     def ref(self) -> CheckpointRef:
@@ -159,7 +162,9 @@ def _to_dict(manifest: Manifest) -> dict[str, Any]:
         "earlier": group_by_object(manifest.earlier),
         "materializations": [handle.to_dict() for handle in manifest.materializations],
         "note": manifest.note.to_dict() if manifest.note else None,
-    } | ({"rewound_from": manifest.rewound_from.to_text()} if manifest.rewound_from else {})
+        **({"rewound_from": manifest.rewound_from.to_text()} if manifest.rewound_from else {}),
+        **({"under_way": manifest.under_way.to_dict()} if manifest.under_way != NOTHING else {}),
+    }
 
 
 def _from_dict(document: dict[str, Any]) -> Manifest:
@@ -180,6 +185,7 @@ def _from_dict(document: dict[str, Any]) -> Manifest:
         materializations=tuple(MaterializationHandle.from_dict(data) for data in document["materializations"]),
         note=SegmentHandle.from_dict(document["note"]) if document.get("note") else None,
         rewound_from=CheckpointRef.parse(document["rewound_from"]) if document.get("rewound_from") else None,
+        under_way=UnderWay.from_dict(document["under_way"]) if "under_way" in document else NOTHING,
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import ManifestKind
+from dstl_service.under_way import NOTHING
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, InvalidInputError, NotFoundError
 
@@ -110,6 +111,7 @@ def rewind(
         earlier=tuple(state.log[: len(state.log) - len(target.segments)]),
         materializations=state.materializations,
         rewound_from=newest.ref,
+        under_way=NOTHING,  # what was under way belongs to what is given up
     )
     made, _ = jobs.create(restored)
     # A driver that is started meanwhile may have seen what is given up here, and build on it.

@@ -14,6 +14,7 @@ from dstl_service.manifest import Manifest, ManifestKind, StateView, decode_mani
 from dstl_service.materialization_index import named_by
 from dstl_service.registry_format import manifest_key
 from dstl_service.retention import object_keys
+from dstl_service.under_way import NOTHING
 from storage.errors import ConflictError, CorruptDataError, NotFoundError
 from storage.model import validate_name
 from storage.object_store import ObjectStore
@@ -41,7 +42,7 @@ class SavepointStore:
             NotFoundError: An object of the checkpoint, or its manifest, is gone: it was subsumed meanwhile.
         """
         validate_name("savepoint", name)
-        savepoint = replace(manifest, kind=ManifestKind.COMPLETE)
+        savepoint = replace(manifest, kind=ManifestKind.COMPLETE, under_way=NOTHING)
         if before is not None:
             savepoint = replace(savepoint, earlier=tuple(before.log), materializations=before.materializations)
         try:

@@ -317,10 +317,11 @@ class Materializer:
             else:
                 self._let_go(table_id, table, own)
         elif own.folder is not None:
+            is_free = manifest.under_way.snapshot_of(table_id.operator, table_id.key_groups) is None
             is_ancestor = await self._in_thread(jobs.is_ancestor, own.announcement.snapshot.version, manifest.ref)
             if table.own is not own or own.listed_at is not None:
                 return
-            if is_ancestor:
+            if is_free and is_ancestor:  # else another host is at it already, or the table's checkpoint was given up
                 # A uid is announced for one base only: under a new one, it enters the list once in its life.
                 snapshot = replace(own.announcement.snapshot, uid=self._ids.unique_id())
                 own.announcement = Announcement(snapshot, manifest.ref)

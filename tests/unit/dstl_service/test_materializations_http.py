@@ -148,6 +148,16 @@ def test_nothing_is_put_before_it_is_listed(tasks: Tasks, store: FaultyStore, tm
     assert {uid_in_key(info.key) for info in store.list("job/materialized/")} == {handle["uid"]}
 
 
+def test_host_that_comes_second_gives_way(tasks: Tasks, tmp_path: Path) -> None:
+    """I13: of two hosts that made a snapshot of one table, that goes on whose one a checkpoint lists."""
+    tasks.announced(snapshot_folder(tmp_path / "second"))
+    first = Announcement(UnderWaySnapshot("op", GROUPS, ref(tasks), "first"), ref(tasks))
+    tasks.batch(first.to_dict())
+
+    assert tasks.plan()["materialized"] is None
+    wait_until(lambda: not (tmp_path / "second").exists())
+
+
 def test_offer_is_repeated_until_a_checkpoint_names_it(tasks: Tasks, tmp_path: Path) -> None:
     """A handle whose attempt was lost is offered with every restore until the state has it."""
     handle = tasks.stored(snapshot_folder(tmp_path / "s"))

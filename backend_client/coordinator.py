@@ -7,7 +7,6 @@ Talks to the coordinator, which is the service on the driver's host. Not thread-
 from __future__ import annotations
 
 import logging
-import math
 import os
 import platform
 import uuid
@@ -93,7 +92,7 @@ class JobSession:
             DstlError: The storage cannot be written, or `max_parallelism` is not the job's.
         """
         owner = f"{platform.node()}:{os.getpid()}"
-        request = OpenJob(owner, settings.max_parallelism, math.ceil(settings.checkpoint_timeout_s))
+        request = OpenJob(owner, settings.max_parallelism)
         answer = client.post(f"/v1/jobs/{settings.job}/epochs", asdict(request))
         return cls(client, settings, OpenedJob(**_with_latest(answer)))
 

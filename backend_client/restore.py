@@ -39,7 +39,7 @@ class Advance:
     Args:
         changes: How many changes were applied.
         materialize: The sidecar wants a snapshot of the table as it is now.
-        materialized: Handle of a stored snapshot, which the driver has to learn of.
+        materialized: What the driver has to learn of the table's snapshot: its announcement, or a stored one's handle.
     """
 
     changes: int

@@ -71,7 +71,7 @@ class BackendSettings:
     patience_s: float = 60.0
     """How long a task tries to reach its sidecar."""
     checkpoint_timeout_s: float = 600.0
-    """How long a checkpoint may wait for the storage; at most the service's `checkpoint_timeout_s`."""
+    """How long a checkpoint may wait for the storage."""
     sidecar_idle_exit_s: int = 600
     """A sidecar that started itself stops after this time without a request."""
     sidecar_config_file: str | None = None

@@ -18,6 +18,7 @@ from dstl_service.job_store import JobStore
 from dstl_service.maintenance import Maintenance
 from dstl_service.notes import Note
 from dstl_service.room import Room
+from dstl_service.under_way import UnderWay
 from dstl_service.wire import CompleteRequest, validate_operator
 from storage.clock import Clock, IdSource
 from storage.errors import FencedError, NotFoundError
@@ -40,18 +41,18 @@ class NotedCheckpoint:
         request: What was asked for.
         note: What it is going to be.
         segment: The note, encoded.
-        stale_ms: Until when that holds.
+        under_way: What it is going to list.
     """
 
     id: int
     request: CompleteRequest
     note: Note
     segment: Segment
-    stale_ms: int
+    under_way: UnderWay
 
-    def is_for(self, checkpoint_id: int, request: CompleteRequest, now_ms: int) -> bool:
-        """Say whether it is what this request asks for, and still holds."""
-        return (self.id, self.request) == (checkpoint_id, request) and now_ms <= self.stale_ms
+    def is_for(self, checkpoint_id: int, request: CompleteRequest) -> bool:
+        """Say whether it is what this request asks for."""
+        return (self.id, self.request) == (checkpoint_id, request)
 
 
 @dataclass(slots=True)

@@ -255,8 +255,8 @@ def _parser() -> argparse.ArgumentParser:
     garbage.add_argument(
         "--age-min-s",
         type=int,
-        help="leave younger objects alone (default: the setting gc.age_min_s); less than a checkpoint may take is safe "
-        "only while no query of the job runs; temporary files of the store stay 30 minutes regardless",
+        help="leave younger objects alone (default: the setting gc.age_min_s); any age is safe, also while a query of "
+        "the job runs; temporary files of the store stay 30 minutes regardless",
     )
     garbage.add_argument("job")
     garbage.set_defaults(run=collect)

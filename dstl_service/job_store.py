@@ -26,11 +26,13 @@ from dataclasses import replace
 
 from dstl_service.epochs import EpochStore
 from dstl_service.hints import read_hint, write_hint
+from dstl_service.known_indexes import KnownIndexes
 from dstl_service.manifest import Manifest, ManifestKind, StateView, encode_manifest, state_up_to, with_segments
 from dstl_service.manifest_log import ManifestLog, Stand, place_of_manifest
-from dstl_service.registry_format import EpochRecord, Place, Rewind, decode_job, encode_job
+from dstl_service.registry_format import EpochRecord, Place, Rewind, decode_job, encode_job, manifest_key
 from dstl_service.retention import manifests_to_keep
 from dstl_service.savepoints import SavepointStore
+from dstl_service.under_way import NOTHING
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, FencedError, InvalidInputError, NotFoundError
@@ -58,6 +60,7 @@ class JobStore:
         self._log = ManifestLog(store, job)
         self._views: OrderedDict[CheckpointRef, StateView] = OrderedDict()
         self.savepoints = SavepointStore(store, job)
+        self.indexes = KnownIndexes(store)
         self._bases: OrderedDict[CheckpointRef, CheckpointRef | None] = OrderedDict()
         self._epoch_seen = 0
         self._own_fence: tuple[int, Place] | None = None
@@ -354,6 +357,10 @@ class JobStore:
             write_hint(self._store, self._job, _SWEPT_HINT, *self._swept)
             self._swept = None
 
+    def is_stored(self, ref: CheckpointRef) -> bool:
+        """Say whether a manifest is still there, whatever this process remembers of it."""
+        return exists(self._store, manifest_key(self._job, ref.id, ref.generation))
+
     def is_ancestor(self, older: CheckpointRef, ref: CheckpointRef) -> bool:
         """
         Tell whether a checkpoint lies on the way from `ref` back to the first; both being one counts.
@@ -487,6 +494,7 @@ class JobStore:
             created_ms=self._clock.now_ms(),
             rewound_from=newest,
             kept_by="",
+            under_way=NOTHING,
         )
 
     def _first_of_branch(self, record: EpochRecord) -> Manifest | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dstl_service.sealed_json import seal, unseal
+from dstl_service.under_way import NOTHING, UnderWay
 from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, StateInfo
 from storage.errors import CorruptDataError, DstlError
 from storage.model import KeyGroupRange, MaterializationHandle, SegmentEntry, SegmentHandle
@@ -57,6 +58,8 @@ class Manifest:
     """The checkpoint that the job was set back from, to this one (see `dstl_service.rewind`)."""
     kept_by: str = ""
     """In a savepoint, the call that made it, so that no other one takes it for its own."""
+    under_way: UnderWay = NOTHING
+    """What is being stored for later checkpoints; the whole list in each manifest (see `dstl_service.under_way`)."""
 
     @property
     def ref(self) -> CheckpointRef:
@@ -163,6 +166,7 @@ def _to_dict(manifest: Manifest) -> dict[str, Any]:
         "note": manifest.note.to_dict() if manifest.note else None,
         "rewound_from": manifest.rewound_from.to_text() if manifest.rewound_from else None,
         "kept_by": manifest.kept_by,
+        **({"under_way": manifest.under_way.to_dict()} if manifest.under_way != NOTHING else {}),
     }
 
 
@@ -185,6 +189,7 @@ def _from_dict(document: dict[str, Any]) -> Manifest:
         note=SegmentHandle.from_dict(document["note"]) if document.get("note") else None,
         rewound_from=CheckpointRef.parse(document["rewound_from"]) if document.get("rewound_from") else None,
         kept_by=document.get("kept_by", ""),
+        under_way=UnderWay.from_dict(document["under_way"]) if "under_way" in document else NOTHING,
     )
 
 

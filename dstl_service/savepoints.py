@@ -11,11 +11,12 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
+from dstl_service.known_indexes import KnownIndexes
 from dstl_service.manifest import Manifest, ManifestKind, StateView, decode_manifest, encode_manifest
-from dstl_service.materialization_index import named_by
 from dstl_service.registry_format import manifest_key
 from dstl_service.retention import object_keys
-from storage.errors import ConflictError, NotFoundError
+from dstl_service.under_way import NOTHING
+from storage.errors import ConflictError, CorruptDataError, NotFoundError
 from storage.model import validate_name
 from storage.object_store import ObjectStore, exists
 
@@ -51,7 +52,7 @@ class SavepointStore:
             ConflictError: The name is taken by another checkpoint.
             NotFoundError: The checkpoint's manifest is gone: it was subsumed meanwhile.
         """
-        savepoint = replace(manifest, kind=ManifestKind.COMPLETE, kept_by=call_uid)
+        savepoint = replace(manifest, kind=ManifestKind.COMPLETE, kept_by=call_uid, under_way=NOTHING)
         if before is not None:
             savepoint = replace(savepoint, earlier=tuple(before.log), materializations=before.materializations)
         return self._create(name, savepoint, manifest_key(self._job, manifest.id, manifest.generation))
@@ -132,13 +133,16 @@ class SavepointStore:
         """
         return {key for _, manifest in self.all() for key in object_keys(manifest)}
 
-    def named(self) -> set[str]:
+    def named(self, indexes: KnownIndexes) -> set[str]:
         """
         Return the keys of all objects that savepoints name, those of their snapshots too.
 
         A snapshot whose index is gone can be restored by nobody, so its files are nobody's. Such a savepoint was left
         by a process that died before it saw that its checkpoint was gone, or came back with a file system's loss of
         power. It is reported, and keeps what else it names; it must not keep all garbage for ever.
+
+        Args:
+            indexes: Reads the indexes of snapshots, and remembers them.
 
         Raises:
             CorruptDataError: A savepoint, or an index that is there, cannot be read: delete nothing.
@@ -147,8 +151,12 @@ class SavepointStore:
         for name, manifest in self.all():
             named |= object_keys(manifest)
             for handle in manifest.materializations:
-                if exists(self._store, handle.index_key):
-                    named |= named_by([handle], self._store)
+                try:
+                    named |= indexes.named_by([handle])
+                except CorruptDataError:
+                    if exists(self._store, handle.index_key):
+                        raise
+                else:
                     continue
                 logger.error(
                     "a savepoint cannot be restored: delete it",

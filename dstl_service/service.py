@@ -48,7 +48,7 @@ from dstl_service.wire import (
 )
 from storage.checksum import BytesLike
 from storage.clock import Clock, IdSource
-from storage.errors import DstlError, InvalidInputError, NotFoundError
+from storage.errors import DstlError, NotFoundError
 from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, validate_name
 from storage.object_store import ObjectStore
 
@@ -57,10 +57,6 @@ logger = logging.getLogger("dstl_service")
 _T = TypeVar("_T")
 
 _BACKGROUND_TIMEOUT_MS = 60_000
-
-_AGE_SLACK_S = 300
-"""How much younger a compaction's result is, when a manifest comes to name it, than what a collector may take: for the
-writing of the manifest, and for clocks that differ."""
 
 
 class ChangelogService:
@@ -72,6 +68,7 @@ class ChangelogService:
         self._settings = settings
         self._store = store
         self._clock = clock
+        self._ids = ids
         self._upload_threads = ThreadPerCall("upload")
         self._io_threads = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="io")
         self._cache = SegmentCache(settings.cache.bytes_max)
@@ -100,7 +97,6 @@ class ChangelogService:
             clock,
             ids,
             ThreadPerCall("materialize"),
-            settings.gc.age_min_s * 1000,
             self.metrics.registry,
         )
         uploader = Uploader(
@@ -111,7 +107,6 @@ class ChangelogService:
             store,
             self._cache,
             Uploader(store, self._upload_threads, background, ids, settings.host_id),
-            clock,
             self._in_thread,
         )
         room = Room(
@@ -129,7 +124,6 @@ class ChangelogService:
             clock,
             self.metrics,
             self._in_thread,
-            settings.checkpoint_timeout_s * 1000,
         )
 
     @property
@@ -166,12 +160,6 @@ class ChangelogService:
     async def open_job(self, name: str, request: OpenJob) -> OpenedJob:
         """Take the job over with a new epoch; every older driver of it is fenced from now on."""
         validate_name("job", name)
-        allowed_s = self._settings.checkpoint_timeout_s
-        if request.checkpoint_timeout_s is not None and request.checkpoint_timeout_s > allowed_s:
-            raise InvalidInputError(
-                f"this query may wait {request.checkpoint_timeout_s} s for a checkpoint, and the service deletes what "
-                f"no checkpoint names as if none took longer than {allowed_s} s: set checkpoint_timeout_s of both alike"
-            )
         job = self._jobs.get(name)
         # One after the other: a request that was repeated must not get a higher epoch than the one that is answered.
         async with job.opening:
@@ -352,8 +340,6 @@ class ChangelogService:
         self._store.close()
 
     def _maintenance_of(self, name: str, job_store: JobStore) -> Maintenance:
-        # The manifest that names a result is begun at most the checkpoint timeout after the result was chosen.
-        spare_s = self._settings.gc.age_min_s - self._settings.checkpoint_timeout_s
         return Maintenance(
             name,
             job_store,
@@ -364,7 +350,7 @@ class ChangelogService:
             self._in_thread,
             self._settings.compaction,
             self._settings.retention,
-            1000 * (spare_s - min(_AGE_SLACK_S, spare_s // 2)),
+            self._ids,
         )
 
     def _start_collector(self, job: ActiveJob) -> None:

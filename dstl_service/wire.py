@@ -149,15 +149,10 @@ class OperatorInfo:
 
 @dataclass(frozen=True, slots=True)
 class OpenJob:
-    """
-    Ask for a job and a new epoch; without `max_parallelism` the stored one holds, or the default of a new job.
-
-    `checkpoint_timeout_s` is how long the driver may wait for a checkpoint; the service must allow as much.
-    """
+    """Ask for a job and a new epoch; without `max_parallelism` the stored one holds, or the default of a new job."""
 
     owner: ShortText
     max_parallelism: Parallelism | None = None
-    checkpoint_timeout_s: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +273,9 @@ class CompleteRequest:
     Make checkpoint `id` exist, or start the upload of what it consists of.
 
     `uid` is chosen by the driver once and kept over retries, so that a lost response is recognised.
-    `refs` are exactly the change sets of the accepted attempts. `materializations` are handles of stored snapshots that
-    tasks reported (see `storage.model.MaterializationHandle.to_dict`); those that belong to the state enter it.
+    `refs` are exactly the change sets of the accepted attempts. `materializations` are what tasks reported of their
+    tables' snapshots: announcements (see `dstl_service.under_way.Announcement`), which the checkpoint lists, and
+    handles of stored ones (see `storage.model.MaterializationHandle.to_dict`); those that belong to the state enter it.
     """
 
     epoch: Number

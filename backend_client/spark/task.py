@@ -70,7 +70,7 @@ class BatchContext:
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """
-    What an attempt did; `refs` are of its change sets in order, `materialized` is a stored snapshot's handle.
+    What an attempt did; `refs` are of its change sets in order, `materialized` is what its sidecar tells of a snapshot.
 
     `late_rows` came behind the watermark and were dropped.
     """

@@ -46,8 +46,8 @@ async def restore(
     Frames, in this order:
 
     - ``plan``: with ``full`` true, empty the table first. With ``materialize`` true, make a snapshot of the table when
-      it stands at the checkpoint, and post it to ``materializations``. ``materialized``: a stored snapshot to report
-      to the driver, or null.
+      it stands at the checkpoint, and post it to ``materializations``. ``materialized``: what to report to the driver
+      of the table's snapshot, the announcement of one or the handle of a stored one, or null.
     - for each materialization that counts one ``snapshot``, then its files, each as one or more ``file``: verify them
       against their checksum, take the key groups ``counted``.
     - one ``segment`` per change set, in the order in which they must be applied; only its key groups ``counted``.
@@ -104,7 +104,7 @@ def _frames(
         "segments": len(plan.handles),
         "bytes": plan.size_bytes,
         "materialize": offer.materialize,
-        "materialized": offer.materialized.to_dict() if offer.materialized else None,
+        "materialized": offer.report,
     }
     yield _joined(header)
     try:

@@ -257,8 +257,8 @@ def test_damaged_file_is_read_from_store(world: World, damage: Callable[[Path], 
     ("key", "data"),
     [
         ("job/segments/h/1.seg", SEGMENT_OBJECT),
-        (file_key("job", "op", KeyGroupRange(0, 127), "000001.sst", checksum128(CONTENT), SIZE), CONTENT),
-        (file_key("job", "op", KeyGroupRange(0, 127), "CURRENT", checksum128(b"file"), 4), b"file"),
+        (file_key("job", "op", KeyGroupRange(0, 127), "uid", "000001.sst", checksum128(CONTENT), SIZE), CONTENT),
+        (file_key("job", "op", KeyGroupRange(0, 127), "uid", "CURRENT", checksum128(b"file"), 4), b"file"),
     ],
 )
 def test_damaged_download_is_not_kept(world: World, key: str, data: bytes) -> None:

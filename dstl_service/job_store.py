@@ -93,6 +93,10 @@ class JobStore:
         """Say whether the job was ever created."""
         return exists(self._store, f"{self._job}/job.json")
 
+    def has_epoch(self, epoch: int) -> bool:
+        """Say whether this epoch has ever begun."""
+        return exists(self._store, epoch_key(self._job, epoch))
+
     def forget(self) -> None:
         """Keep nothing in memory of what is stored; it is read again when it is needed."""
         with self._lock:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 from dstl_service.change_sets import BatchSettings, ChangeSetBook
 from dstl_service.job_store import JobStore
@@ -87,8 +88,12 @@ class ActiveJob:
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
+    def knows(self, epoch: int) -> bool:
+        """Say whether this epoch, or a newer one, is known to have begun."""
+        return self.epoch > 0 and epoch <= self.epoch
+
     def check_epoch(self, epoch: int) -> None:
-        """Learn of an epoch; `FencedError` if a newer one is known here."""
+        """Return if this epoch owns the job, for all that is known here; `FencedError` if a newer one does."""
         if epoch < self.epoch:
             raise FencedError(
                 f"job {self.name!r} was taken over by epoch {self.epoch}; this query runs as epoch {epoch} and must "
@@ -96,6 +101,11 @@ class ActiveJob:
                 epoch=epoch,
                 newer_epoch=self.epoch,
             )
+        if not self.knows(epoch):
+            raise _no_such_epoch(self.name, epoch)
+
+    def learn_epoch(self, epoch: int) -> None:
+        """Note that an epoch has begun, of which the store is the proof: nobody's word alone fences a job (I4)."""
         if epoch > self.epoch:
             logger.info("newer epoch", extra={"job": self.name, "epoch": epoch, "older_epoch": self.epoch})
             self.epoch, self.newest_id = epoch, -1  # a new owner may go on from an earlier checkpoint
@@ -108,6 +118,14 @@ class ActiveJob:
         async with self.writing:  # a manifest that is being written has come to exist, or has not, when this returns
             self.book.forget_up_to(checkpoint_id)
             self.wake()
+
+
+def _no_such_epoch(name: str, epoch: int) -> NotFoundError:
+    return NotFoundError(
+        f"job {name!r} has no epoch {epoch}: open the job first (POST /v1/jobs/{name}/epochs), and send the epoch that "
+        "is answered",
+        job=name,
+    )
 
 
 class ActiveJobs:
@@ -142,6 +160,7 @@ class ActiveJobs:
         self._maintenance_of = maintenance_of
         self._in_thread = in_thread
         self._jobs: dict[str, ActiveJob] = {}
+        self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __iter__(self) -> Iterator[ActiveJob]:
         """Iterate over the jobs, in the order in which they were seen."""
@@ -196,8 +215,44 @@ class ActiveJobs:
         if not is_known and self._jobs.get(job.name) is job:
             del self._jobs[job.name]
 
+    async def known(self, name: str, epoch: int) -> ActiveJob:
+        """
+        Return the job after this epoch, or a newer one, was seen in the store.
+
+        Raises:
+            NotFoundError: The store has neither job nor epoch. Nothing was fenced, and nothing is kept of the name.
+        """
+        job = self._jobs.get(name)
+        if job is None or not job.knows(epoch):
+            await self._look_for(name, epoch)
+        return self.get(name)
+
+    async def owned(self, name: str, epoch: int) -> ActiveJob:
+        """Return the job if this epoch owns it; see `known` and `ActiveJob.check_epoch`."""
+        job = await self.known(name, epoch)
+        job.check_epoch(epoch)
+        return job
+
+    async def _look_for(self, name: str, epoch: int) -> None:
+        """Learn of an epoch that the store has; of one job, one request at a time looks, whatever is claimed."""
+        validate_name("job", name)
+        async with self._asking.setdefault(name, asyncio.Lock()):
+            job = self._jobs.get(name)
+            if job is not None and job.knows(epoch):
+                return
+            store = JobStore(self._store, name, self._clock, self._ids) if job is None else job.store
+            if not epoch or not await self._in_thread(store.has_epoch, epoch):
+                raise _no_such_epoch(name, epoch)
+            self.get(name).learn_epoch(epoch)
+
     def writable(self, set_id: ChangeSetId) -> ActiveJob:
-        """Return the job of a set that may be taken in; forget what its checkpoint makes obsolete."""
+        """
+        Return the job of a set that may be taken in; forget what its checkpoint makes obsolete.
+
+        Raises:
+            NotFoundError: Its epoch is not known; `known` asks for it.
+            FencedError: A newer epoch is known here.
+        """
         validate_name("job", set_id.job)
         validate_operator(set_id.operator)
         job = self.get(set_id.job)

@@ -58,8 +58,9 @@ def create_app(
             store or open_store(settings.storage, **settings.store_options()),
             clock,
             ids or SystemIds(),
-            PeerClient(tokens.own, settings.checkpoint_timeout_s, settings.tls.ca_file),
+            PeerClient(tokens.own, settings.peer_timeout_s, settings.tls.ca_file),
         )
+        service.start()
         idle = app.state.idle = IdleWatch(
             settings.idle_exit_s, lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: service.is_busy
         )

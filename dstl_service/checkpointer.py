@@ -100,7 +100,8 @@ class Checkpointer:
             # A complete checkpoint's sets are forgotten, and its base may be: a driver without an answer asks again.
             made = await self._in_thread(job.store.find, checkpoint_id, request.uid, request.base)
             if made is None:
-                job.check_epoch(request.epoch)  # sets of an older epoch are forgotten as well
+                job.check_epoch(request.epoch)  # sets of an older epoch are forgotten, and collected, as well
+                await self._in_thread(job.store.check_still_newest, request.epoch)
                 raise
             return CompleteResponse(made.ref, 0.0, 0.0, 0, 0)
         job.maintenance.checkpoint_completed(manifest)

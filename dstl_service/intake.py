@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
@@ -42,6 +42,7 @@ class Intake:
         clock: Tells when a batch is due.
         metrics: The service's.
         service_id: Goes into references, so that they are not taken for those of another process.
+        service_url: Tells where other hosts reach this service; None as long as they would not ask there.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Intake:
         clock: Clock,
         metrics: ServiceMetrics,
         service_id: str,
+        service_url: Callable[[], str | None],
     ) -> None:
         self._settings = settings
         self._jobs = jobs
@@ -63,6 +65,7 @@ class Intake:
         self._clock = clock
         self._metrics = metrics
         self._service_id = service_id
+        self._service_url = service_url
         self._tasks: set[asyncio.Task[None]] = set()
         self._late: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[None] | None = None
@@ -121,7 +124,7 @@ class Intake:
             sqn=set_id.sqn,
             size_bytes=len(segment.payload),
             service_id=self._service_id,
-            service_url=self._settings.advertised_url,
+            service_url=self._service_url(),
             checksum=f"{segment.checksum:016x}",
         )
 

@@ -29,7 +29,7 @@ from dstl_service.hints import read_hint, write_hint
 from dstl_service.known_indexes import KnownIndexes
 from dstl_service.manifest import Manifest, ManifestKind, StateView, encode_manifest, state_up_to, with_segments
 from dstl_service.manifest_log import ManifestLog, Stand, place_of_manifest
-from dstl_service.registry_format import EpochRecord, Place, Rewind, decode_job, encode_job, manifest_key
+from dstl_service.registry_format import EpochRecord, Place, Rewind, decode_job, encode_job, epoch_key, manifest_key
 from dstl_service.retention import manifests_to_keep
 from dstl_service.savepoints import SavepointStore
 from dstl_service.under_way import NOTHING
@@ -95,6 +95,10 @@ class JobStore:
     def exists(self) -> bool:
         """Say whether the job was ever created."""
         return exists(self._store, f"{self._job}/job.json")
+
+    def has_epoch(self, epoch: int) -> bool:
+        """Say whether this epoch has ever begun."""
+        return exists(self._store, epoch_key(self._job, epoch))
 
     def forget(self) -> None:
         """Keep nothing in memory of what is stored; it is read again when it is needed."""

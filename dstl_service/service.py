@@ -20,13 +20,17 @@ from dstl_service.active_job import IDLE_MS, ActiveJob, ActiveJobs
 from dstl_service.checkpointer import Checkpointer
 from dstl_service.compactor import Compactor
 from dstl_service.download_cache import DownloadCache
+from dstl_service.fair_slots import FairSlots
 from dstl_service.garbage_collector import GarbageReport, collect_garbage
+from dstl_service.handle_check import HandleCheck
 from dstl_service.intake import Intake
 from dstl_service.job_store import JobStore
 from dstl_service.maintenance import Maintenance
 from dstl_service.manifest import Manifest
 from dstl_service.materializer import Materializer, Offer
 from dstl_service.metrics import ServiceMetrics
+from dstl_service.peer_calls import PeerCalls
+from dstl_service.peer_registry import Announcement, PeerRegistry
 from dstl_service.peers import PeerClient
 from dstl_service.persister import Persister
 from dstl_service.restore import RestorePlan, SnapshotStream, plan_restore, plan_step, read_plan, read_snapshots
@@ -71,6 +75,8 @@ class ChangelogService:
         self._ids = ids
         self._upload_threads = ThreadPerCall("upload")
         self._io_threads = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="io")
+        looks = max(1, settings.io_threads // 2)
+        self._looks = FairSlots(looks, max(1, looks // 2))
         self._cache = SegmentCache(settings.cache.bytes_max)
         self._downloads = DownloadCache(
             store,
@@ -116,8 +122,21 @@ class ChangelogService:
             self.metrics.refused.inc,
         )
         self._jobs = ActiveJobs(store, clock, ids, settings.batch, room, self._maintenance_of, self._in_thread)
-        self._intake = Intake(settings, self._jobs, room, uploader, self._cache, clock, self.metrics, self.service_id)
-        self._persister = Persister(self._intake, peers, self._in_thread, self.service_id)
+        self._announcement = Announcement(settings.advertised_url, store, self._in_thread, clock)
+        self._intake = Intake(
+            settings,
+            self._jobs,
+            room,
+            uploader,
+            self._cache,
+            clock,
+            self.metrics,
+            self.service_id,
+            lambda: self._announcement.url,
+        )
+        self._persister = Persister(
+            self._intake, self._peer_calls(peers), HandleCheck(store, self._look), self.service_id
+        )
         self._checkpointer = Checkpointer(
             self._persister,
             self._materializer,
@@ -170,6 +189,7 @@ class ChangelogService:
                 job = self._jobs.begin_anew(name)
                 await self._in_thread(job.store.open, request.max_parallelism)
             epoch, latest = await self._in_thread(job.store.claim, request.owner)
+            job.learn_epoch(epoch)
             job.check_epoch(epoch)
             job.owned_epoch = epoch
         self._start_collector(job)
@@ -183,10 +203,24 @@ class ChangelogService:
             latest=latest.info() if latest else None,
         )
 
+    def start(self) -> None:
+        """Begin what nobody has to wait for at the start; called on the event loop."""
+        self._announcement.begin()
+
     @property
     def change_set_bytes_max(self) -> int:
         """The largest change set that can ever be taken in."""
         return self._intake.change_set_bytes_max
+
+    async def admit(self, set_id: ChangeSetId) -> None:
+        """
+        Learn of the epoch of a change set, if it is new here, before its body is read.
+
+        Raises:
+            NotFoundError: The store has no such job or epoch.
+            FencedError: A newer epoch is known here.
+        """
+        await self._jobs.owned(set_id.job, set_id.writer.epoch)
 
     def room_for(self, set_id: ChangeSetId, size_bytes: int) -> AbstractAsyncContextManager[None]:
         """Return the context in which a change set arrives and is appended; see `Intake.room_for`."""
@@ -200,15 +234,22 @@ class ChangelogService:
         self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: Segment | None = None
     ) -> list[SegmentHandle]:
         """Make change sets durable; return their handles in order, then that of the note; see `Persister.persist`."""
-        return await self._persister.persist(self._jobs.get(name), refs, wait=wait, note=note)
+        epochs = [ref.epoch for ref in refs] + ([note.id.writer.epoch] if note is not None else [])
+        if not epochs:
+            return []
+        job = await self._jobs.known(name, max(epochs))
+        return await self._persister.persist(job, refs, wait=wait, note=note)
 
     async def flush(self, name: str, checkpoint_id: int, request: CompleteRequest) -> None:
         """Start the upload of what a checkpoint consists of; see `Checkpointer.flush`."""
-        await self._checkpointer.flush(await self._jobs.opened(name), checkpoint_id, request)
+        job = await self._jobs.opened(name)
+        await self._jobs.owned(name, request.epoch)
+        await self._checkpointer.flush(job, checkpoint_id, request)
 
     async def complete(self, name: str, checkpoint_id: int, request: CompleteRequest) -> CompleteResponse:
         """Make a checkpoint exist (I3); see `Checkpointer.complete`."""
         job = await self._jobs.opened(name)
+        await self._jobs.owned(name, request.epoch)
         completed = await self._checkpointer.complete(job, checkpoint_id, request)
         if request.epoch == job.owned_epoch:  # its batches may be so long that the collector had ended
             self._start_collector(job)
@@ -217,13 +258,13 @@ class ChangelogService:
     async def begin(self, name: str, checkpoint_id: int, epoch: int) -> None:
         """Start a checkpoint anew: sets of earlier tries at it are forgotten."""
         job = await self._jobs.opened(name)
-        job.check_epoch(epoch)
+        await self._jobs.owned(name, epoch)
         await job.take_turn(checkpoint_id)
 
     async def abort(self, name: str, checkpoint_id: int, epoch: int) -> None:
         """Give a checkpoint up: its sets are forgotten; stored ones become orphans."""
         job = await self._jobs.opened(name)
-        job.check_epoch(epoch)
+        await self._jobs.owned(name, epoch)
         await job.take_turn(checkpoint_id)
 
     async def count_batch(self, name: str, figures: BatchFigures) -> None:
@@ -383,6 +424,25 @@ class ChangelogService:
                 logger.exception("garbage collection failed", extra={"job": job.name})
             self._jobs.rest()
         self.metrics.collection_age.remove(job.name)  # or it would be reported as overdue
+
+    def _peer_calls(self, client: PeerClient) -> PeerCalls:
+        settings = self._settings
+        needs_tls = settings.tls.certificate_file is not None or settings.tls.ca_file is not None
+        registry = PeerRegistry(settings.peers.allowed, self._store, self._look, self._clock, needs_tls=needs_tls)
+        calls = settings.peers
+        return PeerCalls(
+            client,
+            registry,
+            ThreadPerCall("peer"),
+            calls.calls_max,
+            calls.calls_per_host_max,
+            settings.peer_timeout_s,
+        )
+
+    async def _look(self, job: str, function: Callable[..., _T], *args: Any) -> _T:
+        """Look something up in the store that a request claims, and leave most threads to others meanwhile."""
+        async with self._looks.held(job):
+            return await self._in_thread(function, *args)
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._io_threads, function, *args)

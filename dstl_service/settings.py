@@ -20,6 +20,7 @@ from dstl_service.change_sets import BatchSettings
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS
 from dstl_service.log_compaction import CompactionSettings
 from dstl_service.materialization_policy import MaterializationSettings
+from dstl_service.peer_registry import origin_of, parse_allowed
 from dstl_service.retention import RetentionSettings
 from dstl_service.wire import URL_PATTERN
 from storage.errors import InvalidInputError
@@ -102,6 +103,26 @@ class TlsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """Calls to the services of other hosts."""
+
+    allowed: str | None = None
+    """Addresses that are asked, with this service's token: separated by commas, `*` for any text, as in
+    `https://*.spark.example:7071`. Without it, those of services that said in the storage where they are reached."""
+    timeout_s: int = 30
+    """How long an answer may take beyond the time that uploads may take; then the sets there count as lost."""
+    calls_max: int = 128
+    """Calls that run at the same time; one job has half of them."""
+    calls_per_host_max: int = 8
+    """Calls to one address that run at the same time."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, self, "timeout_s", "calls_max", "calls_per_host_max")
+        if self.allowed is not None:
+            parse_allowed(self.allowed)
+
+
+@dataclass(frozen=True, slots=True)
 class S3Settings:
     """How a bucket is reached. Credentials are no settings: boto3's default chain finds them."""
 
@@ -177,6 +198,7 @@ class ServiceSettings:
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     gc: GcSettings = field(default_factory=GcSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
+    peers: PeerSettings = field(default_factory=PeerSettings)
     s3: S3Settings = field(default_factory=S3Settings)
 
     def __post_init__(self) -> None:
@@ -191,6 +213,8 @@ class ServiceSettings:
             )
         if self.advertised_url is not None and not re.fullmatch(URL_PATTERN, self.advertised_url):
             raise InvalidInputError("advertised_url must be http://host:port or https://host:port, without a user")
+        if self.advertised_url is not None:
+            origin_of(self.advertised_url)
         self._check_access()
         Trust.parse(self.trusted_uids, self.trusted_dir)
 
@@ -213,6 +237,12 @@ class ServiceSettings:
     def trust(self) -> Trust:
         """Whom the service trusts on its host."""
         return Trust.parse(self.trusted_uids, self.trusted_dir)
+
+    @property
+    def peer_timeout_s(self) -> float:
+        """How long the service of another host may take to answer."""
+        uploads_s = self.upload.timeout_ms * self.upload.attempts_max / 1000
+        return min(float(self.checkpoint_timeout_s), uploads_s + self.peers.timeout_s)
 
     @property
     def keeps_downloads(self) -> bool:

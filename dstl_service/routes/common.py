@@ -41,6 +41,7 @@ async def take_in(
 
     Raises:
         InvalidInputError: It does not say how long it is, or is larger than what can ever be taken in; it is not read.
+        NotFoundError: The store has no such job or epoch; it is not read.
         OverloadedError: There is no room; it is not read.
         ClientDisconnect: The client went away.
         LateBodyError: The client is there, for all one can tell, and sends nothing more.
@@ -48,6 +49,7 @@ async def take_in(
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     if not length.isdigit():
         raise InvalidInputError(f"a change set needs a content-length, of at most {service.change_set_bytes_max}")
+    await service.admit(set_id)
     async with service.room_for(set_id, int(length)):
         payload = await _collect_body(receive, int(length))
         return service.append(Segment(set_id, key_groups, count, payload, checksum), preemptive=preemptive)

@@ -89,13 +89,15 @@ class TestLife:
             assert life.complete_raw(0, None, *refs).status_code == 400
             assert life.client.get(f"{life.path}/checkpoints").json() == []
 
-    @pytest.mark.parametrize("change", [{"checkpoint_id": 1}, {"epoch": 0}])
-    def test_foreign_set_is_refused(self, change: dict[str, int]) -> None:
+    @pytest.mark.parametrize(("checkpoint_id", "drivers"), [(1, 1), (0, 2)])
+    def test_foreign_set_is_refused(self, checkpoint_id: int, drivers: int) -> None:
         """I2: a checkpoint takes only sets of its own id and epoch."""
         with service(MemoryStore()) as life:
-            foreign = life.append(**{"epoch": 0, **change})
-            foreign_handle = life.persist(foreign).json()["handles"][0]
             life.open()
+            foreign = life.append(checkpoint_id=checkpoint_id)
+            foreign_handle = life.persist(foreign).json()["handles"][0]
+            for _ in range(1, drivers):
+                life.open()
 
             answer = life.complete_raw(0, None, {**foreign, "handle": foreign_handle})
 
@@ -387,6 +389,7 @@ class TestLimits:
                 other.open()
                 other.append(b"x" * 900)
 
+            life.open()
             assert life.append_raw(b"x" * 900).status_code == 429
 
     def test_known_set_passes_full_service(self) -> None:
@@ -422,7 +425,7 @@ class TestLimits:
     def test_sets_of_earlier_checkpoints_are_forgotten(self) -> None:
         """I9: a service that only takes sets in, far from the coordinator, keeps none of finished checkpoints."""
         with service(MemoryStore()) as life:
-            life.epoch = 1
+            life.open()
             for checkpoint_id in range(5):
                 life.append(b"loser", checkpoint_id=checkpoint_id, attempt=1)
                 life.persist(life.append(b"winner", checkpoint_id=checkpoint_id, attempt=2))

@@ -111,12 +111,15 @@ def test_fenced_append_is_logged(more: dict[str, int], lines: pytest.LogCaptureF
 
 def test_newer_epoch_is_logged(lines: pytest.LogCaptureFixture) -> None:
     """A host that learns of a newer driver from its tasks says so."""
-    with service(MemoryStore()) as life:
+    store = MemoryStore()
+    with service(store) as life:
         life.open()
-        life.append(epoch=5)
+        with service(store) as coordinator:
+            coordinator.open()
+        life.append(epoch=2)
 
     line = events(lines, "newer epoch")[-1]
-    assert (line["job"], line["epoch"], line["older_epoch"]) == ("job", 5, 1)
+    assert (line["job"], line["epoch"], line["older_epoch"]) == ("job", 2, 1)
 
 
 def test_back_pressure_is_one_line_a_second(lines: pytest.LogCaptureFixture) -> None:

@@ -75,7 +75,8 @@ stack-check: need-go $(STAMP) ## Run a job on such a stack, then stop it
 	$(PY) -m loadtest.stack --check
 
 ##@ Test it
-.PHONY: test servers versions lint types tidy check test-unit test-integration test-e2e test-versions differential fuzz-api
+.PHONY: test servers versions lint types tidy check test-unit test-integration test-e2e test-versions differential
+.PHONY: modelcheck mutants fuzz-api
 
 test: lint types servers versions ## Run everything: ruff, mypy and all tests, in two processes (WORKERS=1: in one)
 	$(PYTEST) --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
@@ -112,6 +113,13 @@ versions: $(SPARK_VERSIONS:%=$(VENV)-spark-%/.set-up) ## Lay the older versions 
 differential: $(STAMP) ## Run plans and drawn histories on Spark's own operator and on this one; EXAMPLES=10 each; any difference fails
 	DSTL_DIFFERENTIAL_EXAMPLES=$(or $(EXAMPLES),10) DSTL_DIFFERENTIAL_REPORT=$(abspath reports/differential.json) \
 		$(PYTEST) -s tests/e2e/differential $(PYTEST_ARGS)
+
+modelcheck: $(STAMP) ## Run the service's rules under many orders of store calls; SCHEDULES=20000 of each history, SEED
+	DSTL_MODELCHECK_SCHEDULES=$(or $(SCHEDULES),20000) DSTL_MODELCHECK_SEED=$(SEED) \
+		$(PYTEST) -rA --timeout=0 tests/modelcheck $(PYTEST_ARGS)
+
+mutants: $(STAMP) ## Take each mend of tests/mutations out, and see its test fail; ONLY=A1,A6, JOBS=2, STRICT=1
+	STRICT=$(STRICT) $(PY) -m tools.mutants --jobs $(or $(JOBS),1) $(if $(ONLY),--only $(ONLY))
 
 fuzz-api: $(STAMP) ## Fuzz the service by its OpenAPI document; EXAMPLES=1000 takes longer
 	$(PY) -m tools.fuzz_api --max-examples $(or $(EXAMPLES),200)

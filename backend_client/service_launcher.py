@@ -71,6 +71,7 @@ class EmbeddedService:
     def _start(self) -> None:
         command = [sys.executable, "-m", "dstl_service", "serve", "--storage", self.storage]
         command += ["--socket", self.socket_path, "--idle-exit-s", str(self.idle_exit_s)]
+        command += ["--log-file", self.log_path]  # it opens it itself, for it begins it anew when it is full
         command += ["--config", self.config_file] if self.config_file else []
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         # A shell that ends at once starts it, so that it is nobody's child: it stays when its starter goes, and leaves

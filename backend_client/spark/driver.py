@@ -30,6 +30,7 @@ from backend_client.coordinator import JobSession, connect
 from backend_client.declared_states import ids_to_delete
 from backend_client.keep_awake import kept_awake
 from backend_client.progress import BatchProgress
+from backend_client.spark.batch_clock import at_batch_time
 from backend_client.spark.checkpoint_log import CheckpointLog
 from backend_client.spark.columnar_calls import ColumnarPlan
 from backend_client.spark.kept_output import LOST_BLOCK, KeptOutput
@@ -174,7 +175,8 @@ class BatchRunner:
         try:
             for operator, info in zip(self._operators, self._infos, strict=True):
                 with set_for(frame.sparkSession, operator):
-                    output = KeptOutput(self._run_operator(operator, info, _apply(operator.steps, frame), context))
+                    rows = _apply(operator.steps, frame, offsets)
+                    output = KeptOutput(self._run_operator(operator, info, rows, context))
                     kept.append(output)
                     accepted = _collect_receipts(output.frame, info)
                     receipts += accepted
@@ -184,7 +186,7 @@ class BatchRunner:
             plan = session.plan(refs, self._infos, self._log.query_id() or "", offsets, snapshots)
             self._flush(batch_id, plan)
             computed = time.perf_counter()
-            self._function(_apply(self._final_steps, frame), batch_id)
+            self._function(_apply(self._final_steps, frame, offsets), batch_id)
             called = time.perf_counter()
             response = session.complete(batch_id, plan)
             done = time.perf_counter()
@@ -281,10 +283,10 @@ class BatchRunner:
             logger.warning("checkpoint %d could not be aborted: %s", batch_id, error)
 
 
-def _apply(steps: Sequence[Step], frame: DataFrame) -> DataFrame:
+def _apply(steps: Sequence[Step], frame: DataFrame, offsets: str) -> DataFrame:
     for step in steps:
         frame = step(frame)
-    return frame
+    return at_batch_time(frame, offsets) if steps else frame
 
 
 def _pack(frame: StatefulDataFrame, function: BatchFunction | ForeachRows, shipments: Shipments) -> None:

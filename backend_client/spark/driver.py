@@ -5,9 +5,9 @@ Life of a batch: begin - each operator's job, whose result are the receipts of t
 upload - the user's function, meanwhile - complete: the manifest, and with it the checkpoint, exists - only then does
 ``foreachBatch`` return and Spark commit.
 
-An operator's output is computed once and kept for all who read it. Every read checks the marker rows: output of another
-attempt than the one whose receipt was taken (a block was lost and computed again, a speculative copy) is refused, and
-the whole batch is executed again (I18).
+An operator's output is computed once and kept for all who read it. A block that was lost is an error, and every read
+checks the marker rows: output of another attempt than the one whose receipt was taken (a speculative copy's) is
+refused. The whole batch is executed again then (I18).
 """
 
 from __future__ import annotations

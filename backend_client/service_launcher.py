@@ -86,6 +86,7 @@ class EmbeddedService:
     def _start(self) -> None:
         command = [sys.executable, "-m", "dstl_service", "serve", "--storage", self.storage]
         command += ["--socket", self.socket_path, "--idle-exit-s", str(self.idle_exit_s)]
+        command += ["--log-file", self.log_path]  # it opens it itself, for it begins it anew when it is full
         command += ["--config", self.config_file] if self.config_file else []
         uids = ",".join(str(uid) for uid in sorted(self.trust.uids))
         command += ["--set", f"trusted_uids={uids}", "--set", f"trusted_dir={self.trust.folder}"]

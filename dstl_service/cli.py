@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def serve(options: argparse.Namespace) -> int:
     """Run the service until it is told to stop."""
     settings = _settings(options)
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_file, settings.log_file_bytes_max)
     reuse_freed_memory()
     app = create_app(settings, open_store(settings.storage, **settings.store_options()))
     keep_what_is_there()
@@ -242,6 +242,7 @@ def _parser() -> argparse.ArgumentParser:
         "--advertise", dest="advertised_url", metavar="URL", help="URL under which other hosts reach this service"
     )
     run.add_argument("--host-id", help="names this host in object keys (default: from the host's name)")
+    run.add_argument("--log-file", metavar="PATH", help="log to this file, which is rotated (default: standard error)")
     run.add_argument("--idle-exit-s", help="stop after this time without a request (default: never)")
     run.set_defaults(run=serve)
     jobs = commands.add_parser("jobs", parents=[common], help="list the jobs of a storage")

@@ -188,6 +188,11 @@ class ServiceSettings:
     """Stop after this time without a request; 0 never. An embedded sidecar uses it to go away with its job."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """What is logged; with DEBUG every upload."""
+    log_file: Path | None = None
+    """Where log lines go instead of standard error, which then goes there, too; an embedded sidecar has one. The file
+    is begun anew when it is full, and the last three full ones are kept beside it."""
+    log_file_bytes_max: int = 16 << 20
+    """Size at which a log file is full."""
     shutdown_timeout_s: int = 10
     """How long a stop may take in all: uploads of what the service holds, and answers to those who wait."""
     batch: BatchSettings = field(default_factory=BatchSettings)
@@ -203,7 +208,7 @@ class ServiceSettings:
 
     def __post_init__(self) -> None:
         validate_name("host", self.host_id)
-        check_at_least(1, self, "io_threads", "checkpoint_timeout_s")
+        check_at_least(1, self, "io_threads", "checkpoint_timeout_s", "log_file_bytes_max")
         check_at_least(0, self, "port", "idle_exit_s", "shutdown_timeout_s")
         longest_upload_ms = self.upload.timeout_ms * self.upload.attempts_max
         if longest_upload_ms >= self.checkpoint_timeout_s * 1000:

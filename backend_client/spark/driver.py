@@ -5,9 +5,9 @@ Life of a batch: begin - each operator's job, whose result are the receipts of t
 upload - the user's function, meanwhile - complete: the manifest, and with it the checkpoint, exists - only then does
 ``foreachBatch`` return and Spark commit.
 
-An operator's output is computed once and kept for all who read it. Every read checks the marker rows: output of another
-attempt than the one whose receipt was taken (a block was lost and computed again, a speculative copy) is refused, and
-the whole batch is executed again (I18).
+An operator's output is computed once and kept for all who read it. A block that was lost is an error, and every read
+checks the marker rows: output of another attempt than the one whose receipt was taken (a speculative copy's) is
+refused. The whole batch is executed again then (I18).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from backend_client.declared_states import ids_to_delete
 from backend_client.keep_awake import kept_awake
 from backend_client.progress import BatchProgress
 from backend_client.source_watermark import time_behind
+from backend_client.spark.batch_clock import at_batch_time
 from backend_client.spark.checkpoint_log import CheckpointLog
 from backend_client.spark.columnar_calls import ColumnarPlan
 from backend_client.spark.kept_output import LOST_BLOCK, KeptOutput
@@ -179,7 +180,8 @@ class BatchRunner:
         try:
             for operator, info in zip(self._operators, self._infos, strict=True):
                 with set_for(frame.sparkSession, operator):
-                    output = KeptOutput(self._run_operator(operator, info, _apply(operator.steps, frame), context))
+                    rows = _apply(operator.steps, frame, offsets)
+                    output = KeptOutput(self._run_operator(operator, info, rows, context))
                     kept.append(output)
                     accepted = _collect_receipts(output.frame, info)
                     receipts += accepted
@@ -189,7 +191,7 @@ class BatchRunner:
             plan = session.plan(refs, self._infos, self._log.query_id() or "", offsets, snapshots)
             self._flush(batch_id, plan)
             computed = time.perf_counter()
-            self._function(_apply(self._final_steps, frame), batch_id)
+            self._function(_apply(self._final_steps, frame, offsets), batch_id)
             called = time.perf_counter()
             response = session.complete(batch_id, plan)
             done = time.perf_counter()
@@ -301,10 +303,10 @@ class BatchRunner:
             logger.warning("checkpoint %d could not be aborted: %s", batch_id, error)
 
 
-def _apply(steps: Sequence[Step], frame: DataFrame) -> DataFrame:
+def _apply(steps: Sequence[Step], frame: DataFrame, offsets: str) -> DataFrame:
     for step in steps:
         frame = step(frame)
-    return frame
+    return at_batch_time(frame, offsets) if steps else frame
 
 
 def _pack(frame: StatefulDataFrame, function: BatchFunction | ForeachRows, shipments: Shipments) -> None:

@@ -26,4 +26,5 @@ class KeptOutput:
 
     def release(self) -> None:
         """Let the executors forget the rows."""
-        self._blocks.unpersist(False)
+        # Asked of the blocks themselves, Spark would warn in each batch that they cannot be computed again.
+        self._blocks.sparkContext().unpersistRDD(self._blocks.id(), False)

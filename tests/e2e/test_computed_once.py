@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import LongType, StructType
 
@@ -34,6 +36,19 @@ class Dice(StatefulProcessor):
         number = random.SystemRandom().randrange(1 << 60)
         self.number.update((number,))
         yield Row(k=key[0], n=number)
+
+    def close(self) -> None:
+        pass
+
+
+class Largest(StatefulProcessor):
+    """Yields the largest number of a key in a batch."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        yield Row(k=key[0], n=max(row.n for row in rows))
 
     def close(self) -> None:
         pass
@@ -164,6 +179,43 @@ def test_lost_block_between_operators(
     )
 
     assert [progress.tries for progress in backend.recent_progress] == [2, 1, 1]
+
+
+def test_current_time_is_the_batch_s(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """Behind an operator, as before it, the current time is that of the batch, for all reads and operators of it."""
+    write_input(tmp_path / "in", FILES)
+    times = {
+        "current_timestamp()": "timestamp",
+        "now()": "timestamp",
+        "localtimestamp()": "timestamp_ntz",
+        "current_date()": "date",
+        "unix_timestamp()": "long",
+    }
+    seen: list[tuple[Any, Any]] = []
+    result = dice(make_backend(), spark, tmp_path / "in")
+    result = result.selectExpr("k", "unix_micros(current_timestamp()) as n").filter("current_timestamp() <= now()")
+    result = result.groupBy("k").transformWithState(Largest(), "k string, n long", "Update", "None")
+    result = result.select("n", *(F.expr(f"cast({text} as {kind})") for text, kind in times.items()))
+
+    def function(batch: DataFrame, _: int) -> None:
+        seen.append((sorted(map(tuple, batch.collect())), sorted(map(tuple, batch.distinct().collect()))))
+
+    run_to_end(result.writeStream, tmp_path / "chk", function)
+
+    for batch_id, (first, second) in enumerate(seen):
+        entry = (tmp_path / "chk" / "offsets" / str(batch_id)).read_text(encoding="utf-8")
+        timestamp_ms = json.loads(entry.splitlines()[1])["batchTimestampMs"]
+        literal = f"timestamp_millis({timestamp_ms})"
+        row = spark.range(1).selectExpr(
+            f"unix_micros({literal}) as n",
+            literal,
+            f"{literal} as now",
+            f"cast({literal} as timestamp_ntz)",
+            f"cast({literal} as date)",
+            f"unix_seconds({literal})",
+        )
+        assert second == [tuple(row.collect()[0])]
+        assert set(first) == set(second)
 
 
 class PeakMemory(StatefulProcessor):

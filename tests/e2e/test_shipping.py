@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from backend_client import ChangelogStateBackend
+from backend_client.spark.pinning import Anchors
 from tests.e2e.support import OUTPUT, Totals, expected_output, random_input, read_input, write_input
 from tests.waiting import wait_until
 
@@ -78,3 +79,24 @@ def test_large_functions_are_shipped_once(
     else:
         assert {path.name for path in out.iterdir()} == {f"{k}-{n}" for rows in expected for k, n, _ in rows}
     wait_until(lambda: broadcast_files(spark) == before, what="the end of what the query shipped")
+
+
+def test_anchors_go_with_the_last_query(spark: SparkSession) -> None:
+    """Executors keep a partition's anchor while queries use it, also where a user clears the cache, and no longer."""
+    anchors, rows = Anchors(spark), spark.range(4).selectExpr("cast(id % 2 as int) as p", "id")
+
+    def kept() -> int:
+        return len(spark.sparkContext._jsc.getPersistentRDDs())
+
+    before = kept()
+    for _ in range(2):
+        anchors.take()
+    assert anchors.pin(rows, "p", 2).count() == 4
+    assert kept() == before + 1
+    spark.catalog.clearCache()
+    assert anchors.pin(rows, "p", 2).count() == 4
+    assert kept() == before + 1
+    anchors.release()
+    assert kept() == before + 1
+    anchors.release()
+    assert kept() == before

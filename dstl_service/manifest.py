@@ -55,6 +55,8 @@ class Manifest:
     """The checkpoint's note (see `dstl_service.notes`), if it lies in an object that `segments` do not name."""
     rewound_from: CheckpointRef | None = None
     """The checkpoint that the job was set back from, to this one (see `dstl_service.rewind`)."""
+    closed_ms: int | None = None
+    """The watermark at which the batch was closed, see `dstl_service.wire.CheckpointInfo`."""
 
     @property
     def ref(self) -> CheckpointRef:
@@ -74,6 +76,7 @@ class Manifest:
             segments=len(self.segments),
             segment_bytes=sum(handle.entry.size_bytes for handle in self.segments),
             rewound_from=self.rewound_from,
+            closed_ms=self.closed_ms,
         )
 
 
@@ -159,7 +162,10 @@ def _to_dict(manifest: Manifest) -> dict[str, Any]:
         "earlier": group_by_object(manifest.earlier),
         "materializations": [handle.to_dict() for handle in manifest.materializations],
         "note": manifest.note.to_dict() if manifest.note else None,
-    } | ({"rewound_from": manifest.rewound_from.to_text()} if manifest.rewound_from else {})
+    } | {
+        **({"rewound_from": manifest.rewound_from.to_text()} if manifest.rewound_from else {}),
+        **({} if manifest.closed_ms is None else {"closed_ms": manifest.closed_ms}),
+    }
 
 
 def _from_dict(document: dict[str, Any]) -> Manifest:
@@ -180,7 +186,16 @@ def _from_dict(document: dict[str, Any]) -> Manifest:
         materializations=tuple(MaterializationHandle.from_dict(data) for data in document["materializations"]),
         note=SegmentHandle.from_dict(document["note"]) if document.get("note") else None,
         rewound_from=CheckpointRef.parse(document["rewound_from"]) if document.get("rewound_from") else None,
+        closed_ms=closed_from_json(document),
     )
+
+
+def closed_from_json(document: dict[str, Any]) -> int | None:
+    """Return the watermark at which a batch was closed; what was written before there was one has none."""
+    closed_ms = document.get("closed_ms")
+    if closed_ms is not None and type(closed_ms) is not int:
+        raise TypeError(f"closed_ms is {closed_ms!r}")
+    return closed_ms
 
 
 def operators_to_json(operators: Iterable[OperatorInfo]) -> list[dict[str, Any]]:

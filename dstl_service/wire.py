@@ -163,7 +163,8 @@ class CheckpointInfo:
     """
     One completed checkpoint, as listings and drivers see it; `query_id` and `offsets` are Spark's.
 
-    `rewound_from` is the checkpoint that was the newest when the job was set back to this one.
+    `rewound_from` is the checkpoint that was the newest when the job was set back to this one. `closed_ms` is the
+    watermark at which the batch was closed: what was due up to there has fired; None where batches are not closed.
     """
 
     ref: CheckpointRef
@@ -176,6 +177,7 @@ class CheckpointInfo:
     segments: int
     segment_bytes: int
     rewound_from: CheckpointRef | None = None
+    closed_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +266,14 @@ class PersistRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """Give these change sets back, of a checkpoint that does not exist yet."""
+
+    epoch: Number
+    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
 class PersistResponse:
     """Handles in the order of the request, then that of the note, if one was given; empty when it did not wait."""
 
@@ -278,6 +288,8 @@ class CompleteRequest:
     `uid` is chosen by the driver once and kept over retries, so that a lost response is recognised.
     `refs` are exactly the change sets of the accepted attempts. `materializations` are handles of stored snapshots that
     tasks reported (see `storage.model.MaterializationHandle.to_dict`); those that belong to the state enter it.
+    `closed_ms` is set where the batch was closed, see `CheckpointInfo`: then a partition may have two writers, of which
+    the one with the greater attempt wrote behind the other.
     """
 
     epoch: Number
@@ -288,6 +300,7 @@ class CompleteRequest:
     query_id: ShortText = ""
     offsets: str = ""
     materializations: list[dict[str, Any]] = field(default_factory=list)
+    closed_ms: Annotated[int, Limits(strict=True)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """
 One query on the driver: runs every batch through the operators and turns it into a checkpoint.
 
-Life of a batch: begin - each operator's job, whose result are the receipts of the accepted attempts - start of the
-upload - the user's function, meanwhile - complete: the manifest, and with it the checkpoint, exists - only then does
-``foreachBatch`` return and Spark commit.
+Life of a batch: begin - each operator's job, whose result are the receipts of the accepted attempts - once more for
+what the rows have made due (`closing`) - start of the upload - the user's function, meanwhile - complete: the manifest,
+and with it the checkpoint, exists - only then does ``foreachBatch`` return and Spark commit.
 
 An operator's output is computed once and kept for all who read it. Every read checks the marker rows: output of another
 attempt than the one whose receipt was taken (a block was lost and computed again, a speculative copy) is refused, and
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from backend_client.keep_awake import kept_awake
 from backend_client.progress import BatchProgress
 from backend_client.source_watermark import time_behind
 from backend_client.spark.checkpoint_log import CheckpointLog
+from backend_client.spark.closing import SecondPass, second_pass
 from backend_client.spark.columnar_calls import ColumnarPlan
 from backend_client.spark.late_rows import EventTimes
 from backend_client.spark.pandas_settings import PandasSettings
@@ -39,7 +40,7 @@ from backend_client.spark.session_settings import set_for
 from backend_client.spark.start_checks import check_plan, check_start
 from backend_client.spark.stream_plan import StreamPlan
 from backend_client.spark.task import MARKER_COLUMN, BatchContext, OperatorTask, Receipt
-from dstl_service.wire import CompleteRequest, CompleteResponse, OperatorInfo
+from dstl_service.wire import ChangeSetRef, CompleteRequest, CompleteResponse, OperatorInfo
 from storage.errors import (
     ConflictError,
     DstlError,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("backend_client")
 
+_WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 STALE_OUTPUT = "DSTL_STALE_OUTPUT"
 
 
@@ -80,6 +82,7 @@ class BatchRunner:
         self._infos = infos
         self._plan = StreamPlan(frame.source.sparkSession, log.query_id)
         self._is_behind_state = False
+        self._closes = frame.source.sparkSession.conf.get(_WITHOUT_DATA, "true") == "true"
         self._anchors = Anchors.of(frame.source.sparkSession)
 
     @classmethod
@@ -102,7 +105,8 @@ class BatchRunner:
             session = JobSession.open(client, settings)
             infos = check_start(frame, log, session.latest, session.max_parallelism)
             if session.latest is not None and session.latest.rewound_from is not None:
-                log.set_back(session.latest.ref.id, session.latest.offsets, session.latest.ref.uid)
+                latest = session.latest
+                log.set_back(latest.ref.id, latest.offsets, latest.ref.uid, latest.closed_ms)
             return cls(frame, function, log, client, session, infos)
         except BaseException:
             client.close()
@@ -147,20 +151,19 @@ class BatchRunner:
             coordinator_id=session.begin(batch_id),
             time=self._time(offsets),
         )
-        receipts: list[Receipt] = []
         kept: list[DataFrame] = []
+        inputs: list[DataFrame] = []
         started = time.perf_counter()
         try:
-            for operator, info in zip(self._operators, self._infos, strict=True):
-                with set_for(frame.sparkSession, operator):
-                    output = self._run_operator(operator, info, _apply(operator.steps, frame), context).persist()
-                    kept.append(output)
-                    accepted = _collect_receipts(output, info)
-                    receipts += accepted
-                    frame = _checked(output, accepted)
+            frame, receipts = self._first_pass(frame, context, kept, inputs)
+            closed_ms = self._closed_ms(context.time)
+            closing = second_pass(context.time, closed_ms, receipts)
+            if closing is not None:
+                more, others = self._second_pass(inputs, context, closing, kept)
+                frame, receipts = frame.unionAll(more), receipts + others
             refs = [ref for receipt in receipts for ref in receipt.refs]
             snapshots = [receipt.materialized for receipt in receipts if receipt.materialized is not None]
-            plan = session.plan(refs, self._infos, self._log.query_id() or "", offsets, snapshots)
+            plan = session.plan(refs, self._infos, self._log.query_id() or "", offsets, snapshots, closed_ms)
             self._flush(batch_id, plan)
             computed = time.perf_counter()
             self._function(_apply(self._final_steps, frame), batch_id)
@@ -172,6 +175,66 @@ class BatchRunner:
                 output.unpersist()
         return _progress(context, receipts, response, (started, computed, called, done), tries)
 
+    def _first_pass(
+        self, frame: DataFrame, context: BatchContext, kept: list[DataFrame], inputs: list[DataFrame]
+    ) -> tuple[DataFrame, list[Receipt]]:
+        """Run the rows through all operators; note what each one's steps began with."""
+        receipts: list[Receipt] = []
+        for operator, info in zip(self._operators, self._infos, strict=True):
+            inputs.append(frame)
+            frame, accepted = self._computed(operator, info, frame, context, kept)
+            receipts += accepted
+        return frame, receipts
+
+    def _second_pass(
+        self, inputs: Sequence[DataFrame], context: BatchContext, closing: SecondPass, kept: list[DataFrame]
+    ) -> tuple[DataFrame, list[Receipt]]:
+        """Run those operators again in which something is due, and those behind them."""
+        context = replace(context, time=closing.time, is_second_pass=True)
+        receipts: list[Receipt] = []
+        frame: DataFrame | None = None
+        for operator, info, earlier in zip(self._operators, self._infos, inputs, strict=True):
+            if frame is None and operator.name not in closing.due:
+                continue
+            if frame is None:
+                spark = earlier.sparkSession
+                frame = spark.createDataFrame(spark.sparkContext.emptyRDD(), earlier.schema)
+            frame, accepted = self._computed(operator, info, frame, context, kept, closing)
+            receipts += accepted
+        assert frame is not None
+        return frame, receipts
+
+    def _computed(
+        self,
+        operator: Operator,
+        info: OperatorInfo,
+        frame: DataFrame,
+        context: BatchContext,
+        kept: list[DataFrame],
+        closing: SecondPass | None = None,
+    ) -> tuple[DataFrame, list[Receipt]]:
+        """Run an operator, and keep its output; return that and its receipts."""
+        earlier = {} if closing is None else closing.earlier[operator.name]
+        with set_for(frame.sparkSession, operator):
+            output = self._run_operator(operator, info, _apply(operator.steps, frame), context, earlier).persist()
+            kept.append(output)
+            accepted = _collect_receipts(output, info)
+            return _checked(output, accepted), accepted
+
+    def _closed_ms(self, time: BatchTime | None) -> int | None:
+        """
+        Return the watermark at which the batch that was read is closed; None if it is not.
+
+        It is left open where Spark runs a batch without data itself, for operators of its own, and where it is told to
+        run none.
+        """
+        if time is None or not self._closes:
+            return None
+        tree, next_ms = self._plan.tree(), self._plan.next_watermark_ms()
+        if tree is None or next_ms is None or tree.is_stateful:
+            return None
+        return max(next_ms, time.watermark_ms)
+
     def _flush(self, batch_id: int, plan: CompleteRequest) -> None:
         """Start the upload of what the operators have sent, if the coordinator can; `complete` waits for it anyway."""
         try:
@@ -180,13 +243,19 @@ class BatchRunner:
             logger.warning("the upload of batch %d begins with its checkpoint: %s", batch_id, error)
 
     def _run_operator(
-        self, operator: Operator, info: OperatorInfo, frame: DataFrame, context: BatchContext
+        self,
+        operator: Operator,
+        info: OperatorInfo,
+        frame: DataFrame,
+        context: BatchContext,
+        earlier: Mapping[int, Sequence[ChangeSetRef]],
     ) -> DataFrame:
         max_parallelism = self._session.max_parallelism
         times = self._event_times(operator, context.time)
         latest = self._session.latest
         stored = {known.name: known.states for known in latest.operators} if latest else {}
-        initial = operator.initial if operator.name not in stored else None
+        is_new = operator.name not in stored and not context.is_second_pass
+        initial = operator.initial if is_new else None
         row_names, initial_rows = tuple(frame.columns), None
         if initial is not None:
             if times is not None:
@@ -208,7 +277,11 @@ class BatchRunner:
             time_mode=operator.time_mode,
             has_early=times is not None and times.early_until_ms is not None,
             initial=initial_rows,
-            deleted=ids_to_delete(stored.get(operator.name, {}), info.states, operator.begin_anew),
+            # The first pass deletes; the second one sees that.
+            deleted=()
+            if context.is_second_pass
+            else ids_to_delete(stored.get(operator.name, {}), info.states, operator.begin_anew),
+            earlier=earlier,
         )
         pin = self._anchors.pin if self._anchors.are_of_use else None
         placed = operator.place(frame, info.parallelism, max_parallelism, pin, times)
@@ -222,7 +295,8 @@ class BatchRunner:
         ):
             return None
         latest = self._session.latest
-        time = BatchTime.read(offsets, latest.offsets if latest else None)
+        closed_ms = latest.closed_ms if latest else None
+        time = BatchTime.read(offsets, latest.offsets if latest else None, closed_ms)
         tree = self._plan.tree()
         self._is_behind_state = tree is None or tree.is_stateful
         return time if tree is None or not tree.is_stateful else time_behind(tree, time)

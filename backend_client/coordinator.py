@@ -118,10 +118,12 @@ class JobSession:
         query_id: str,
         offsets: str,
         materializations: Sequence[dict[str, Any]] = (),
+        closed_ms: int | None = None,
     ) -> CompleteRequest:
         """Say what the next checkpoint consists of: on the base, these sets; for `flush`, then `complete`."""
+        taken = list(materializations)
         return CompleteRequest(
-            self.epoch, uuid.uuid4().hex, self.base, refs, operators, query_id, offsets, list(materializations)
+            self.epoch, uuid.uuid4().hex, self.base, refs, operators, query_id, offsets, taken, closed_ms
         )
 
     def flush(self, checkpoint_id: int, plan: CompleteRequest) -> None:
@@ -152,6 +154,7 @@ class JobSession:
             operators=plan.operators,
             segments=len(plan.refs),
             segment_bytes=sum(ref.size_bytes for ref in plan.refs),
+            closed_ms=plan.closed_ms,
         )
         return response
 

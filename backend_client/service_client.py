@@ -16,13 +16,13 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
-from dstl_service.wire import ChangeSetRef, CheckpointRef, PersistRequest, decode_frames
+from dstl_service.wire import ChangeSetRef, CheckpointRef, PersistRequest, ReadRequest, decode_frames
 from storage.errors import DstlError, InternalError, InvalidInputError, UnavailableError, error_from_dict
 from storage.private_folder import OWN, Trust, user_name
 from storage.unix_peer import peer_uid
@@ -152,15 +152,29 @@ class ServiceClient:
         }
         if have is not None:
             query["have"] = have
-        response = self._request("GET", f"/v1/jobs/{job}/restore?{urlencode(query)}", None, self._patience_s)
+        with self._frames("GET", f"/v1/jobs/{job}/restore?{urlencode(query)}", None) as frames:
+            yield frames
+
+    @contextmanager
+    def read(
+        self, job: str, epoch: int, refs: Sequence[ChangeSetRef]
+    ) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
+        """Open the stream of frames that are these change sets, of a checkpoint that does not exist yet."""
+        body = json.dumps(asdict(ReadRequest(epoch, list(refs)))).encode()
+        with self._frames("POST", f"/v1/jobs/{job}/read", body) as frames:
+            yield frames
+
+    @contextmanager
+    def _frames(self, method: str, path: str, body: bytes | None) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
+        response = self._request(method, path, body, self._patience_s)
         try:
             yield decode_frames(response)
             if response.read(1):
-                raise InternalError("the service sent more than the end of a restore stream")
+                raise InternalError("the service sent more than the end of a stream")
         except BaseException as error:
             self.close()
             if isinstance(error, _BROKEN) and not isinstance(error, DstlError):
-                raise UnavailableError(f"the service at {self.address} broke off a restore: {error}") from error
+                raise UnavailableError(f"the service at {self.address} broke off a stream: {error}") from error
             raise
 
     def __del__(self) -> None:

@@ -22,13 +22,11 @@ class PlanNode:
         children: What it reads.
         gives: Whether the query's watermark is defined here.
         lets_out: Of a stateful operator: the watermark of its output, by that of its input; None for none.
-        runs_again: Of a stateful operator: whether it needs a batch without data, by the next watermark of its input.
     """
 
     children: Sequence[PlanNode] = ()
     gives: bool = False
     lets_out: Callable[[int], int | None] | None = None
-    runs_again: Callable[[int], bool] | None = None
 
     @property
     def is_stateful(self) -> bool:
@@ -47,12 +45,6 @@ class PlanNode:
         """Return the least watermark that its inputs have."""
         outputs = (child.output_ms(watermark_ms) for child in self.children)
         return min((output for output in outputs if output is not None), default=None)
-
-    def needs_batch(self, watermark_ms: int) -> bool:
-        """Say whether Spark runs a batch without data if this becomes the query's watermark."""
-        if self.runs_again is not None and self.runs_again(self.input_ms(watermark_ms) or 0):
-            return True
-        return any(child.needs_batch(watermark_ms) for child in self.children)
 
 
 def time_behind(tree: PlanNode, time: BatchTime) -> BatchTime:

@@ -58,6 +58,7 @@ class StateTable:
         shutil.rmtree(self._incoming, ignore_errors=True)
         self._journal = TableJournal(folder / "journal")
         self._few_changes = False
+        self._has_guests = False
         to_read = self._open_to_read()
         self._is_writable = to_read is None
         self._table = to_read or self._files.open_or_begin()
@@ -186,6 +187,12 @@ class StateTable:
         self._table, self._is_writable = table, True
         self.get = self._reader()
 
+    def lay_over(self, parts: Sequence[ChangeColumns]) -> None:
+        """Let all reads see changes that the table must not have yet (I1); they are gone when it is closed."""
+        self._has_guests = True
+        self._journal.add(parts, "")
+        self.get = self._reader()
+
     def clear(self) -> None:
         """
         Empty the table.
@@ -209,6 +216,7 @@ class StateTable:
         Raises:
             LocalDiskError: It cannot be made.
         """
+        assert not self._has_guests
         try:
             self._write_journal()
         except Exception as error:  # rocksdict raises nothing more specific

@@ -51,6 +51,7 @@ class Try:
         manifest: The readable manifest, if there is one.
         note: Where its note is, if that is known.
         is_kept: A savepoint keeps it, so it came to exist.
+        closed_ms: As in the manifest.
     """
 
     id: int
@@ -67,6 +68,7 @@ class Try:
     manifest: Manifest | None = None
     note: SegmentHandle | None = None
     is_kept: bool = False
+    closed_ms: int | None = None
 
     @property
     def key(self) -> _Key:
@@ -89,6 +91,7 @@ class Try:
             sets=note.sets,
             start=StateView((), []) if note.base is None else note.start,
             note=handle,
+            closed_ms=note.closed_ms,
         )
 
     @classmethod
@@ -109,6 +112,7 @@ class Try:
             start=StateView(manifest.materializations, list(manifest.earlier)) if is_start else None,
             manifest=manifest,
             note=manifest.note,
+            closed_ms=manifest.closed_ms,
         )
 
     @classmethod
@@ -225,6 +229,7 @@ def manifests_of(choice: Choice, registry: Registry, job_uid: str, stored: Store
             earlier=tuple(state.log[: len(state.log) - own_count]) if is_complete else (),
             materializations=state.materializations if is_complete else (),
             note=one.note if one.note and one.note.object_key not in {h.object_key for h in own[one.key]} else None,
+            closed_ms=one.closed_ms,
         )
         manifests.append(manifest)
         before = manifest.ref

@@ -29,7 +29,7 @@ from storage.errors import (
     LostChangesError,
     NotFoundError,
 )
-from storage.model import SegmentHandle
+from storage.model import SegmentHandle, Writer
 
 logger = logging.getLogger("dstl_service")
 
@@ -88,7 +88,7 @@ class Checkpointer:
             noted = await self._noted(job, checkpoint_id, request)
             durable = await self._persister.persist(job, request.refs, note=noted.segment)
             handles, of_note = durable[: len(request.refs)], durable[len(request.refs) :]
-            _check_one_writer(job.name, handles, request.epoch, checkpoint_id)
+            _check_writers(job.name, handles, request, checkpoint_id)
             durable_ms = self._clock.monotonic_ms()
             async with job.writing:
                 if job.turn != turn:
@@ -201,13 +201,19 @@ class Checkpointer:
             materializations=() if note.start is None else note.start.materializations,
             note=next((handle for handle in of_note if handle.object_key not in objects), None),
             under_way=noted.under_way,
+            closed_ms=note.closed_ms,
         )
         return job.store.create(manifest)
 
 
-def _check_one_writer(job: str, handles: Sequence[SegmentHandle], epoch: int, checkpoint_id: int) -> None:
-    """Refuse a checkpoint that would name two writers for one partition (I2) or sets that are not its own."""
-    writers: dict[tuple[str, int], Any] = {}
+def _check_writers(job: str, handles: Sequence[SegmentHandle], request: CompleteRequest, checkpoint_id: int) -> None:
+    """
+    Refuse a checkpoint that would name several writers for one partition (I2) or sets that are not its own.
+
+    Where the batch was closed, another writer may have followed the first one.
+    """
+    epoch, writers_max = request.epoch, 1 if request.closed_ms is None else 2
+    writers: dict[tuple[str, int], set[Writer]] = {}
     if len({handle.entry.id for handle in handles}) != len(handles):
         raise InvalidInputError(f"checkpoint {checkpoint_id} names a change set twice")
     for handle in handles:
@@ -216,7 +222,10 @@ def _check_one_writer(job: str, handles: Sequence[SegmentHandle], epoch: int, ch
             raise InvalidInputError(
                 f"change set {set_id} does not belong to job {job!r}, checkpoint {checkpoint_id}, epoch {epoch}"
             )
-        if writers.setdefault((set_id.operator, set_id.partition), set_id.writer) != set_id.writer:
+        of_partition = writers.setdefault((set_id.operator, set_id.partition), set())
+        of_partition.add(set_id.writer)
+        if len(of_partition) > writers_max:
             raise InvalidInputError(
-                f"checkpoint {checkpoint_id} names two writers for partition {set_id.partition} of {set_id.operator!r}"
+                f"checkpoint {checkpoint_id} names {len(of_partition)} writers for partition {set_id.partition} of "
+                f"{set_id.operator!r}"
             )

@@ -60,6 +60,8 @@ class Manifest:
     """In a savepoint, the call that made it, so that no other one takes it for its own."""
     under_way: UnderWay = NOTHING
     """What is being stored for later checkpoints; the whole list in each manifest (see `dstl_service.under_way`)."""
+    closed_ms: int | None = None
+    """The watermark at which the batch was closed, see `dstl_service.wire.CheckpointInfo`."""
 
     @property
     def ref(self) -> CheckpointRef:
@@ -79,6 +81,7 @@ class Manifest:
             segments=len(self.segments),
             segment_bytes=sum(handle.entry.size_bytes for handle in self.segments),
             rewound_from=self.rewound_from,
+            closed_ms=self.closed_ms,
         )
 
 
@@ -167,6 +170,7 @@ def _to_dict(manifest: Manifest) -> dict[str, Any]:
         "rewound_from": manifest.rewound_from.to_text() if manifest.rewound_from else None,
         "kept_by": manifest.kept_by,
         **({"under_way": manifest.under_way.to_dict()} if manifest.under_way != NOTHING else {}),
+        **({} if manifest.closed_ms is None else {"closed_ms": manifest.closed_ms}),
     }
 
 
@@ -190,7 +194,16 @@ def _from_dict(document: dict[str, Any]) -> Manifest:
         rewound_from=CheckpointRef.parse(document["rewound_from"]) if document.get("rewound_from") else None,
         kept_by=document.get("kept_by", ""),
         under_way=UnderWay.from_dict(document["under_way"]) if "under_way" in document else NOTHING,
+        closed_ms=closed_from_json(document),
     )
+
+
+def closed_from_json(document: dict[str, Any]) -> int | None:
+    """Return the watermark at which a batch was closed; what was written before there was one has none."""
+    closed_ms = document.get("closed_ms")
+    if closed_ms is not None and type(closed_ms) is not int:
+        raise TypeError(f"closed_ms is {closed_ms!r}")
+    return closed_ms
 
 
 def operators_to_json(operators: Iterable[OperatorInfo]) -> list[dict[str, Any]]:

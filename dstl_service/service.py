@@ -33,7 +33,15 @@ from dstl_service.peer_calls import PeerCalls
 from dstl_service.peer_registry import Announcement, PeerRegistry
 from dstl_service.peers import PeerClient
 from dstl_service.persister import Persister
-from dstl_service.restore import RestorePlan, SnapshotStream, plan_restore, plan_step, read_plan, read_snapshots
+from dstl_service.restore import (
+    RestorePlan,
+    SnapshotStream,
+    plan_restore,
+    plan_step,
+    read_handles,
+    read_plan,
+    read_snapshots,
+)
 from dstl_service.room import Room
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.settings import ServiceSettings
@@ -239,6 +247,19 @@ class ChangelogService:
             return []
         job = await self._jobs.known(name, max(epochs))
         return await self._persister.persist(job, refs, wait=wait, note=note)
+
+    async def read_sets(
+        self, name: str, epoch: int, refs: Sequence[ChangeSetRef]
+    ) -> Iterator[tuple[ChangeSetId, int, BytesLike]]:
+        """Return sets of a checkpoint that does not exist yet: id, checksum, payload. Blocking, for threads."""
+        job = self._jobs.get(name)
+        job.check_epoch(epoch)
+        held = await self._persister.held(job, refs)
+        handles = [item for item in held if isinstance(item, SegmentHandle)]
+        if handles:
+            stored = read_handles(handles, self._downloads, self._cache)
+            return ((handle.entry.id, handle.entry.checksum, payload) for handle, payload in stored)
+        return ((item.id, item.checksum, item.payload) for item in held if isinstance(item, Segment))
 
     async def flush(self, name: str, checkpoint_id: int, request: CompleteRequest) -> None:
         """Start the upload of what a checkpoint consists of; see `Checkpointer.flush`."""

@@ -160,7 +160,8 @@ class CheckpointInfo:
     """
     One completed checkpoint, as listings and drivers see it; `query_id` and `offsets` are Spark's.
 
-    `rewound_from` is the checkpoint that was the newest when the job was set back to this one.
+    `rewound_from` is the checkpoint that was the newest when the job was set back to this one. `closed_ms` is the
+    watermark at which the batch was closed: what was due up to there has fired; None where batches are not closed.
     """
 
     ref: CheckpointRef
@@ -173,6 +174,7 @@ class CheckpointInfo:
     segments: int
     segment_bytes: int
     rewound_from: CheckpointRef | None = None
+    closed_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +263,14 @@ class PersistRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """Give these change sets back, of a checkpoint that does not exist yet."""
+
+    epoch: Number
+    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
 class PersistResponse:
     """Handles in the order of the request, then that of the note, if one was given; empty when it did not wait."""
 
@@ -276,6 +286,8 @@ class CompleteRequest:
     `refs` are exactly the change sets of the accepted attempts. `materializations` are what tasks reported of their
     tables' snapshots: announcements (see `dstl_service.under_way.Announcement`), which the checkpoint lists, and
     handles of stored ones (see `storage.model.MaterializationHandle.to_dict`); those that belong to the state enter it.
+    `closed_ms` is set where the batch was closed, see `CheckpointInfo`: then a partition may have two writers, of which
+    the one with the greater attempt wrote behind the other.
     """
 
     epoch: Number
@@ -286,6 +298,7 @@ class CompleteRequest:
     query_id: ShortText = ""
     offsets: str = ""
     materializations: list[dict[str, Any]] = field(default_factory=list)
+    closed_ms: Annotated[int, Limits(strict=True)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

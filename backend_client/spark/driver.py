@@ -1,9 +1,9 @@
 """
 One query on the driver: runs every batch through the operators and turns it into a checkpoint.
 
-Life of a batch: begin - each operator's job, whose result are the receipts of the accepted attempts - start of the
-upload - the user's function, meanwhile - complete: the manifest, and with it the checkpoint, exists - only then does
-``foreachBatch`` return and Spark commit.
+Life of a batch: begin - each operator's job, whose result are the receipts of the accepted attempts - once more for
+what the rows have made due (`closing`) - start of the upload - the user's function, meanwhile - complete: the manifest,
+and with it the checkpoint, exists - only then does ``foreachBatch`` return and Spark commit.
 
 An operator's output is computed once and kept for all who read it. A block that was lost is an error, and every read
 checks the marker rows: output of another attempt than the one whose receipt was taken (a speculative copy's) is
@@ -15,9 +15,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ from backend_client.progress import BatchProgress
 from backend_client.source_watermark import time_behind
 from backend_client.spark.batch_clock import at_batch_time
 from backend_client.spark.checkpoint_log import CheckpointLog
+from backend_client.spark.closing import SecondPass, second_pass
 from backend_client.spark.columnar_calls import ColumnarPlan
 from backend_client.spark.kept_output import LOST_BLOCK, KeptOutput
 from backend_client.spark.late_rows import EventTimes
@@ -45,7 +46,7 @@ from backend_client.spark.sinks import BatchFunction, ForeachRows
 from backend_client.spark.start_checks import check_plan, check_start
 from backend_client.spark.stream_plan import StreamPlan
 from backend_client.spark.task import MARKER_COLUMN, BatchContext, OperatorTask, Receipt
-from dstl_service.wire import CompleteRequest, CompleteResponse, OperatorInfo
+from dstl_service.wire import ChangeSetRef, CompleteRequest, CompleteResponse, OperatorInfo
 from storage.errors import (
     ConflictError,
     DstlError,
@@ -60,7 +61,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("backend_client")
 
+_WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 STALE_OUTPUT = "DSTL_STALE_OUTPUT"
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One try at a batch: its context, Spark's offsets entry, and the outputs that are kept until it ends."""
+
+    context: BatchContext
+    offsets: str
+    kept: list[KeptOutput] = field(default_factory=list)
 
 
 class BatchRunner:
@@ -91,6 +102,7 @@ class BatchRunner:
         self._plan = StreamPlan(frame.source.sparkSession, log.query_id)
         self._is_behind_state = False
         self._later_plans: dict[str, ColumnarPlan] = {}
+        self._closes = frame.source.sparkSession.conf.get(_WITHOUT_DATA, "true") == "true"
         self._anchors = Anchors.of(frame.source.sparkSession)
         self._anchors.take()
 
@@ -115,7 +127,8 @@ class BatchRunner:
             session = JobSession.open(client, settings)
             infos = check_start(frame, log, session.latest, session.max_parallelism)
             if session.latest is not None and session.latest.rewound_from is not None:
-                log.set_back(session.latest.ref.id, session.latest.offsets, session.latest.ref.uid)
+                latest = session.latest
+                log.set_back(latest.ref.id, latest.offsets, latest.ref.uid, latest.closed_ms)
             return cls(frame, function, log, client, session, infos, shipments)
         except BaseException:
             shipments.close()
@@ -174,21 +187,19 @@ class BatchRunner:
             coordinator_id=session.begin(batch_id),
             time=self._time(offsets),
         )
-        receipts: list[Receipt] = []
-        kept: list[KeptOutput] = []
+        work = _Work(context, offsets)
+        inputs: list[DataFrame] = []
         started = time.perf_counter()
         try:
-            for operator, info in zip(self._operators, self._infos, strict=True):
-                with set_for(frame.sparkSession, operator):
-                    rows = _apply(operator.steps, frame, offsets)
-                    output = KeptOutput(self._run_operator(operator, info, rows, context))
-                    kept.append(output)
-                    accepted = _collect_receipts(output.frame, info)
-                    receipts += accepted
-                    frame = _checked(output.frame, accepted)
+            frame, receipts = self._first_pass(frame, work, inputs)
+            closed_ms = self._closed_ms(context.time)
+            closing = second_pass(context.time, closed_ms, receipts)
+            if closing is not None:
+                more, others = self._second_pass(inputs, work, closing)
+                frame, receipts = frame.unionAll(more), receipts + others
             refs = [ref for receipt in receipts for ref in receipt.refs]
             snapshots = [receipt.materialized for receipt in receipts if receipt.materialized is not None]
-            plan = session.plan(refs, self._infos, self._log.query_id() or "", offsets, snapshots)
+            plan = session.plan(refs, self._infos, self._log.query_id() or "", offsets, snapshots, closed_ms)
             self._flush(batch_id, plan)
             computed = time.perf_counter()
             self._function(_apply(self._final_steps, frame, offsets), batch_id)
@@ -196,9 +207,67 @@ class BatchRunner:
             response = session.complete(batch_id, plan)
             done = time.perf_counter()
         finally:
-            for output in kept:
+            for output in work.kept:
                 output.release()
         return _progress(context, receipts, response, (started, computed, called, done), tries)
+
+    def _first_pass(self, frame: DataFrame, work: _Work, inputs: list[DataFrame]) -> tuple[DataFrame, list[Receipt]]:
+        """Run the rows through all operators; note what each one's steps began with."""
+        receipts: list[Receipt] = []
+        for operator, info in zip(self._operators, self._infos, strict=True):
+            inputs.append(frame)
+            frame, accepted = self._computed(operator, info, frame, work)
+            receipts += accepted
+        return frame, receipts
+
+    def _second_pass(
+        self, inputs: Sequence[DataFrame], work: _Work, closing: SecondPass
+    ) -> tuple[DataFrame, list[Receipt]]:
+        """Run those operators again in which something is due, and those behind them."""
+        work = replace(work, context=replace(work.context, time=closing.time, is_second_pass=True))
+        receipts: list[Receipt] = []
+        frame: DataFrame | None = None
+        for operator, info, earlier in zip(self._operators, self._infos, inputs, strict=True):
+            if frame is None and operator.name not in closing.due:
+                continue
+            if frame is None:
+                spark = earlier.sparkSession
+                frame = spark.createDataFrame(spark.sparkContext.emptyRDD(), earlier.schema)
+            frame, accepted = self._computed(operator, info, frame, work, closing)
+            receipts += accepted
+        assert frame is not None
+        return frame, receipts
+
+    def _computed(
+        self,
+        operator: Operator,
+        info: OperatorInfo,
+        frame: DataFrame,
+        work: _Work,
+        closing: SecondPass | None = None,
+    ) -> tuple[DataFrame, list[Receipt]]:
+        """Run an operator, and keep its output; return that and its receipts."""
+        earlier = {} if closing is None else closing.earlier[operator.name]
+        with set_for(frame.sparkSession, operator):
+            rows = _apply(operator.steps, frame, work.offsets)
+            output = KeptOutput(self._run_operator(operator, info, rows, work.context, earlier))
+            work.kept.append(output)
+            accepted = _collect_receipts(output.frame, info)
+            return _checked(output.frame, accepted), accepted
+
+    def _closed_ms(self, time: BatchTime | None) -> int | None:
+        """
+        Return the watermark at which the batch that was read is closed; None if it is not.
+
+        It is left open where Spark runs a batch without data itself, for operators of its own, and where it is told to
+        run none.
+        """
+        if time is None or not self._closes:
+            return None
+        tree, next_ms = self._plan.tree(), self._plan.next_watermark_ms()
+        if tree is None or next_ms is None or tree.is_stateful:
+            return None
+        return max(next_ms, time.watermark_ms)
 
     def _flush(self, batch_id: int, plan: CompleteRequest) -> None:
         """Start the upload of what the operators have sent, if the coordinator can; `complete` waits for it anyway."""
@@ -208,13 +277,19 @@ class BatchRunner:
             logger.warning("the upload of batch %d begins with its checkpoint: %s", batch_id, error)
 
     def _run_operator(
-        self, operator: Operator, info: OperatorInfo, frame: DataFrame, context: BatchContext
+        self,
+        operator: Operator,
+        info: OperatorInfo,
+        frame: DataFrame,
+        context: BatchContext,
+        earlier: Mapping[int, Sequence[ChangeSetRef]],
     ) -> DataFrame:
         max_parallelism = self._session.max_parallelism
         times = self._event_times(operator, context.time)
         latest = self._session.latest
         stored = {known.name: known.states for known in latest.operators} if latest else {}
-        initial = operator.initial if operator.name not in stored else None
+        is_new = operator.name not in stored and not context.is_second_pass
+        initial = operator.initial if is_new else None
         row_names, initial_rows = tuple(frame.columns), None
         if initial is not None:
             if times is not None:
@@ -236,7 +311,11 @@ class BatchRunner:
             time_mode=operator.time_mode,
             has_early=times is not None and times.early_until_ms is not None,
             initial=initial_rows,
-            deleted=ids_to_delete(stored.get(operator.name, {}), info.states, operator.begin_anew),
+            # The first pass deletes; the second one sees that.
+            deleted=()
+            if context.is_second_pass
+            else ids_to_delete(stored.get(operator.name, {}), info.states, operator.begin_anew),
+            earlier=earlier,
         )
         pin = self._anchors.pin if self._anchors.are_of_use else None
         placed = operator.place(frame, info.parallelism, max_parallelism, pin, times)
@@ -250,7 +329,8 @@ class BatchRunner:
         ):
             return None
         latest = self._session.latest
-        time = BatchTime.read(offsets, latest.offsets if latest else None)
+        closed_ms = latest.closed_ms if latest else None
+        time = BatchTime.read(offsets, latest.offsets if latest else None, closed_ms)
         tree = self._plan.tree()
         self._is_behind_state = tree is None or tree.is_stateful
         return time if tree is None or not tree.is_stateful else time_behind(tree, time)

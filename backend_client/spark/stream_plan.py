@@ -49,16 +49,32 @@ class StreamPlan:
         self._is_stateless = tree is not None and not tree.is_stateful
         return tree
 
+    def next_watermark_ms(self) -> int | None:
+        """
+        Return the watermark that the running batch leads to, once all its rows were read; None if it is unknown.
+
+        Spark's own tracker takes the batch into account, as it will again when the batch ends: what it has seen of
+        each input, delays and the policy are its own. It only ever goes forward, so once is as good as twice.
+        """
+
+        def ask(execution: Any) -> int:
+            tracker = execution.watermarkTracker()
+            tracker.updateWatermark(execution.lastExecution().executedPlan())
+            return int(tracker.currentWatermark())
+
+        return self._asked(ask)
+
     def _asked(self, ask: Callable[[Any], _T]) -> _T | None:
         try:
             if self._execution is None:
-                self._execution = self._spark.streams.get(str(self._query_id()))._jsq.streamingQuery()
+                query: Any = self._spark.streams.get(str(self._query_id()))
+                self._execution = query._jsq.streamingQuery()
             return ask(self._execution)
         except (Py4JError, PySparkException, AttributeError, TypeError) as error:
             if not self._is_missing:
                 logger.warning(
-                    "this version of Spark does not tell the watermark within a batch (%s): behind stateful operators "
-                    "of Spark's own, rows count as late one batch later",
+                    "this version of Spark does not tell the watermark within a batch (%s): timers and windows that "
+                    "the last rows make due wait for the next ones, and rows count as late one batch later",
                     error,
                 )
             self._is_missing = True
@@ -83,7 +99,7 @@ class _Walk:
             output = plan.produceOutputWatermark(watermark_ms)
             return int(output.get()) if output.isDefined() else None
 
-        return PlanNode(nodes, lets_out=lets_out, runs_again=lambda ms: bool(plan.shouldRunAnotherBatch(ms)))
+        return PlanNode(nodes, lets_out=lets_out)
 
     def _is_stateful(self, name: str, plan: Any) -> bool:
         if name not in self._stateful:

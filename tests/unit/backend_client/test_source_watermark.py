@@ -8,9 +8,9 @@ from backend_client.source_watermark import PlanNode, time_behind
 GIVES = PlanNode(gives=True)
 
 
-def join(*inputs: PlanNode, keeps_back_ms: int, at_ms: int = 0) -> PlanNode:
-    """Return a join whose output is behind its input, and whose batch was at a watermark."""
-    return PlanNode(inputs, lets_out=lambda ms: ms - keeps_back_ms, runs_again=lambda ms: ms > at_ms)
+def join(*inputs: PlanNode, keeps_back_ms: int) -> PlanNode:
+    """Return a join whose output is behind its input."""
+    return PlanNode(inputs, lets_out=lambda ms: ms - keeps_back_ms)
 
 
 def test_least_watermark_counts() -> None:
@@ -38,7 +38,7 @@ def test_inputs_without_state() -> None:
 
 def test_operator_without_a_watermark_behind_it() -> None:
     """It lets none out."""
-    assert PlanNode((GIVES,), lets_out=lambda ms: None, runs_again=lambda ms: False).output_ms(7) is None
+    assert PlanNode((GIVES,), lets_out=lambda ms: None).output_ms(7) is None
 
 
 def test_time_behind_the_input() -> None:
@@ -46,12 +46,3 @@ def test_time_behind_the_input() -> None:
     time = BatchTime(timestamp_ms=5, watermark_ms=100, previous_watermark_ms=20)
 
     assert time_behind(join(GIVES, keeps_back_ms=30), time) == BatchTime(5, 70, 0)
-
-
-def test_batch_without_data() -> None:
-    """Spark runs one if any operator needs it, each by the watermark of its own input."""
-    tree = PlanNode((join(join(GIVES, keeps_back_ms=30, at_ms=100), keeps_back_ms=0, at_ms=70), GIVES))
-
-    assert not tree.needs_batch(100)
-    assert tree.needs_batch(101)
-    assert not GIVES.needs_batch(101)

@@ -11,6 +11,7 @@ from dstl_service.cli import main
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import ManifestKind
+from dstl_service.rewind import rewind
 from dstl_service.under_way import UnderWay, UnderWaySnapshot
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError
@@ -284,6 +285,21 @@ def test_what_is_let_go_of_goes_at_any_age() -> None:
 
     assert len(report.orphans) == len(FILES) + 2
     assert len(world.stored()) == 3
+
+
+def test_rewind_lets_go_of_what_was_under_way() -> None:
+    """I11: nothing that was let go of once is listed again, for a collector may be about to delete it."""
+    world = World()
+    world.complete(world.object(0))
+    assert world.newest is not None
+    version = world.newest.ref
+    world.complete(world.object(1), under_way=under_way(version, "uid", "compaction"))
+    world.store.put("job/segments/host/compaction=0.seg", b"result")
+    world.complete(world.object(2))
+    rewind(world.jobs, "job", world.clock, world.ids, checkpoint_id=1, write=True)
+
+    report = collect_garbage(world.store, world.jobs, "job", world.clock, age_min_ms=0)
+    assert report.orphans == ["job/segments/host/compaction=0.seg"]
 
 
 def test_index_that_retention_deletes_ends_no_collection() -> None:

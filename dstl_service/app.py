@@ -14,7 +14,8 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from dstl_service import __version__
-from dstl_service.access import Tokens
+from dstl_service.access import Access
+from dstl_service.certificates import client_context
 from dstl_service.idle import IdleWatch
 from dstl_service.logs import Throttle
 from dstl_service.peers import PeerClient
@@ -47,7 +48,7 @@ def create_app(
         ids: The only source of unique names.
     """
     clock = clock or SystemClock()
-    tokens = Tokens(settings.token, settings.token_file, clock)
+    access = Access(settings.token, settings.token_file, clock, settings.access_file)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -58,7 +59,7 @@ def create_app(
             store or open_store(settings.storage, **settings.store_options()),
             clock,
             ids or SystemIds(),
-            PeerClient(tokens.own, settings.checkpoint_timeout_s, settings.tls.ca_file),
+            PeerClient(access.own, settings.checkpoint_timeout_s, tls=client_context(settings.tls, clock)),
         )
         idle = app.state.idle = IdleWatch(
             settings.idle_exit_s, lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: service.is_busy
@@ -83,6 +84,6 @@ def create_app(
     install(app)
     describe_access(app)
     app.add_middleware(Shortcut)
-    app.add_middleware(Gate, tokens=tokens)
+    app.add_middleware(Gate, access=access, hosts=settings.known_hosts)
     app.add_middleware(AnswerBeforeEnd)  # added last, it is met first
     return app

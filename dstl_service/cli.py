@@ -15,6 +15,7 @@ import uvicorn
 from dstl_service import __version__
 from dstl_service.app import create_app
 from dstl_service.callers import identified
+from dstl_service.certificates import server_context
 from dstl_service.fsck import check_job
 from dstl_service.garbage_collector import collect_garbage
 from dstl_service.http_protocol import BoundedHttpProtocol
@@ -68,10 +69,11 @@ def serve(options: argparse.Namespace) -> int:
         proxy_headers=False,  # nothing here depends on who a proxy says has asked
         # Workers keep their connection; opening a new one for every batch would cost more than an idle socket.
         timeout_keep_alive=_KEEP_ALIVE_S,
-        ssl_certfile=tls.certificate_file,
-        ssl_keyfile=tls.key_file,
         server_header=False,
     )
+    if tls.certificate_file is not None:
+        config.load()
+        config.ssl = server_context(tls, SystemClock())
 
     def begin_stop() -> None:
         service: ChangelogService = app.state.service  # there since the application began
@@ -210,6 +212,12 @@ def _settings(options: argparse.Namespace) -> ServiceSettings:
         path, equals, text = assignment.partition("=")
         if not equals:
             raise InvalidInputError(f"--set {assignment} has no value; the form is --set batch.delay_ms=20")
+        setting = known_settings().get(path)
+        if setting is not None and setting.is_secret:
+            sys.stderr.write(
+                f"dstl: warning: every user of this host can see {path} on the command line; "
+                f"{setting.variable} in the environment, or a file, keeps it\n"
+            )
         given[path] = text
     return load_settings(given, config_path=options.config)
 

@@ -63,7 +63,7 @@ class AuditTrail:
         """Put an act on record; never raises for the store's sake."""
         short = {name: text[:_FACT_CHARS_MAX] for name, text in facts.items()}
         entry = AuditEntry(self._clock.now_ms(), who[:_FACT_CHARS_MAX], act, job, short)
-        logger.info("audit", extra={"who": entry.who, "act": act, "job": job, **{f"fact_{k}": v for k, v in short.items()}})
+        logger.info("audit", extra={"who": entry.who, "act": act, "job": job, "facts": short})
         try:
             self._store.put(f"{_folder(job)}{self._ids.unique_id()}.json", json.dumps(asdict(entry)).encode())
             if act == _PRUNED_BY:

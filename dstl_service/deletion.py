@@ -1,11 +1,13 @@
 """
 The end of a job, which can be undone for a time: a tombstone first, the objects later.
 
-    @deleted/<job>.json            tombstone: who, when, until when it can be undone
-    @deleted/<job>.<uid>.fate      what became of it: kept or collected, whoever put it first
+    @deleted/<job>.json         tombstone: who, when, until when it can be undone
+    @fates/<job>/<uid>          what became of a tombstone: kept or collected, whoever put it first; stays for ever
 
 A job with a tombstone is not opened. Undoing and collecting both put the fate, create-if-absent, before they do
-anything: so one of the two happens, whatever the clocks say. Each can be repeated after a crash. Blocking I/O.
+anything: so one of the two happens, by one process, whatever the clocks say and however long somebody is paused. A
+collector that dies leaves a rest, which only a person may have collected by another one: the name is free afterwards,
+and a first one that only slept would delete what is called so then. Blocking I/O.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ DELAY_S = 7 * 24 * 3600
 """How long a deletion can be undone if nobody says otherwise."""
 
 _FOLDER = "@deleted/"
-_KEPT, _COLLECTED = b"kept", b"collected"
+_KEPT = b"kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Tombstone:
     @property
     def text(self) -> str:
         """What people want to know."""
-        at, until = (datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") for ms in (self.at_ms, self.until_ms))
+        at, until = map(_time, (self.at_ms, self.until_ms))
         return f"was deleted by {self.who} at {at}, which can be undone until {until}"
 
 
@@ -101,20 +103,31 @@ class Deletions:
             self._store.put(_fate_key(tombstone), _KEPT, if_absent=True)
         except ConflictError:
             raise ConflictError(f"the objects of job {job!r} are being deleted already", job=job) from None
-        self._forget(tombstone)
+        self._store.delete([_tombstone_key(job)])
         return tombstone
 
-    def collect(self, tombstone: Tombstone) -> Removal | None:
-        """Delete all objects of a deleted job, and free its name; None if somebody brought it back."""
+    def collect(self, tombstone: Tombstone, *, take_over: bool = False) -> Removal | None:
+        """
+        Delete all objects of a deleted job, and free its name.
+
+        Args:
+            tombstone: The job's.
+            take_over: Go on where another collector began; it must not run any more.
+
+        Returns:
+            What was deleted; None if somebody brought the job back, or another collector began.
+        """
         try:
-            self._store.put(_fate_key(tombstone), _COLLECTED, if_absent=True)
+            mine = f"collected by {self._ids.unique_id()}".encode()
+            self._store.put(_fate_key(tombstone), mine, if_absent=True)
         except ConflictError:
-            return None
+            if not take_over or self._store.get(_fate_key(tombstone)) == _KEPT:
+                return None
         try:
             removal = delete_job(self._store, tombstone.job, write=True)
-        except NotFoundError:  # whoever collected before was interrupted behind it
+        except NotFoundError:  # whoever began was interrupted behind it
             removal = Removal(tombstone.job, 0, 0, True)
-        self._forget(tombstone)
+        self._store.delete([_tombstone_key(tombstone.job)])
         return removal
 
     def collect_expired(self) -> list[Removal]:
@@ -126,7 +139,7 @@ class Deletions:
     def all(self) -> Iterator[Tombstone]:
         """Yield the tombstones of all deleted jobs."""
         for info in self._store.list(_FOLDER):
-            tombstone = self._read(info.key) if info.key.endswith(".json") else None
+            tombstone = self._read(info.key)
             if tombstone is not None:
                 yield tombstone
 
@@ -138,10 +151,9 @@ class Deletions:
         except (ValueError, TypeError) as error:
             raise CorruptDataError(f"tombstone {key} cannot be read", object_key=key) from error
 
-    def _forget(self, tombstone: Tombstone) -> None:
-        # The tombstone goes first: its fate counts for nothing without it, and it has no second one.
-        self._store.delete([_tombstone_key(tombstone.job)])
-        self._store.delete([_fate_key(tombstone)])
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds")
 
 
 def _tombstone_key(job: str) -> str:
@@ -149,4 +161,4 @@ def _tombstone_key(job: str) -> str:
 
 
 def _fate_key(tombstone: Tombstone) -> str:
-    return f"{_FOLDER}{tombstone.job}.{tombstone.uid}.fate"
+    return f"@fates/{tombstone.job}/{tombstone.uid}"

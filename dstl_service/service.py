@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from dstl_service.active_job import ActiveJob, ActiveJobs
 from dstl_service.checkpointer import Checkpointer
 from dstl_service.compactor import Compactor
+from dstl_service.deletion import Deletions
 from dstl_service.download_cache import DownloadCache
 from dstl_service.garbage_collector import GarbageReport, collect_garbage
 from dstl_service.intake import Intake
@@ -72,6 +73,7 @@ class ChangelogService:
         self._settings = settings
         self._store = store
         self._clock = clock
+        self._deletions = Deletions(store, clock, ids)
         self._upload_threads = ThreadPerCall("upload")
         self._io_threads = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="io")
         self._cache = SegmentCache(settings.cache.bytes_max)
@@ -176,12 +178,15 @@ class ChangelogService:
         # One after the other: a request that was repeated must not get a higher epoch than the one that is answered.
         async with job.opening:
             await self.check_storage()
+            await self._in_thread(self._deletions.check, name)
             known = job.store.job_uid
             await self._in_thread(job.store.open, request.max_parallelism)
             if known not in ("", job.store.job_uid):  # it was deleted, and there is another one now
                 job = self._jobs.begin_anew(name)
                 await self._in_thread(job.store.open, request.max_parallelism)
             epoch, latest = await self._in_thread(job.store.claim, request.owner)
+            # Whoever deletes puts the tombstone and then claims an epoch, so one of the two sees the other.
+            await self._in_thread(self._deletions.check, name)
             job.check_epoch(epoch)
         self._start_collector(job)
         logger.info("job opened", extra={"job": name, "epoch": epoch, "checkpoint_id": latest.id if latest else None})
@@ -380,6 +385,8 @@ class ChangelogService:
             try:
                 await self._collect(job, dry_run=False)
                 job.maintenance.wake()
+                for removal in await self._in_thread(self._deletions.collect_expired):
+                    logger.info("deleted job collected", extra={"job": removal.job, "objects": removal.objects})
             except DstlError as error:
                 logger.warning("garbage collection failed", extra={"job": job.name, "error": str(error)})
             except Exception:  # a bug here must not end the collections of the job

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from dstl_service.change_sets import BatchSettings
+from dstl_service.deletion import DELAY_S
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS
 from dstl_service.log_compaction import CompactionSettings
 from dstl_service.materialization_policy import MaterializationSettings
@@ -80,6 +81,17 @@ class GcSettings:
 
     def __post_init__(self) -> None:
         check_at_least(0, self, "interval_s")
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionSettings:
+    """Deletion of whole jobs."""
+
+    delay_s: int = DELAY_S
+    """How long `dstl delete` can be undone; then the objects go, by any coordinator of the storage or by `dstl gc`."""
+
+    def __post_init__(self) -> None:
+        check_at_least(0, self, "delay_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +202,7 @@ class ServiceSettings:
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     gc: GcSettings = field(default_factory=GcSettings)
+    deletion: DeletionSettings = field(default_factory=DeletionSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
     s3: S3Settings = field(default_factory=S3Settings)
 

@@ -32,7 +32,7 @@ logger = logging.getLogger("dstl_service")
 
 
 class RecordWriter:
-    """Writes entries one after the other in a thread of its own; what a slow store lets pile up is dropped, and said."""
+    """Writes entries one after the other in a thread of its own; what a slow store lets pile up is dropped."""
 
     def __init__(self, trail: AuditTrail) -> None:
         self._trail = trail

@@ -13,6 +13,8 @@ VENV ?= .venv
 PY := $(abspath $(VENV))/bin/python
 STAMP := $(VENV)/.set-up
 TOOLS := .tools
+AUDIT := .tools-audit/bin/pip-audit
+AUDIT_VERSION := 2.10.1
 UV_VERSION := 0.13.9
 PYTEST := $(PY) -m pytest
 PYTEST_ARGS ?=
@@ -73,7 +75,7 @@ stack-check: need-go $(STAMP) ## Run a job on such a stack, then stop it
 	$(PY) -m loadtest.stack --check
 
 ##@ Test it
-.PHONY: test servers lint types tidy check test-unit test-integration test-e2e differential fuzz-api
+.PHONY: test servers lint types tidy check test-unit test-integration test-e2e differential fuzz-api audit
 
 test: lint types servers ## Run everything: ruff, mypy and all tests, in two processes (WORKERS=1: in one)
 	$(PYTEST) --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
@@ -109,6 +111,12 @@ differential: $(STAMP) ## Run plans and drawn histories on Spark's own operator 
 fuzz-api: $(STAMP) ## Fuzz the service by its OpenAPI document; EXAMPLES=1000 takes longer
 	$(PY) -m tools.fuzz_api --max-examples $(or $(EXAMPLES),200)
 
+audit: $(STAMP) ## Write reports/sbom.json, and look for advisories about the pins; STRICT=1 fails where that cannot be done
+	$(PY) -m tools.bill_of_materials
+	$(MAKE) $(AUDIT) || echo "pip-audit cannot be installed"
+	STRICT=$(STRICT) $(PY) -m tools.advisories $(AUDIT) requirements.txt requirements-service.txt requirements-build.txt \
+		requirements-stack.txt
+
 ##@ Work on it
 .PHONY: format settings-page metrics-page requirements clean
 
@@ -129,11 +137,12 @@ COMPILE = $(TOOLS)/bin/uv pip compile --quiet --no-config --universal --python-v
 
 requirements: $(TOOLS)/uv-$(UV_VERSION) ## Pin requirements*.txt again from pyproject.toml; UPGRADE=1 takes the newest
 	$(COMPILE) --all-extras --output-file requirements.txt pyproject.toml
+	$(COMPILE) --extra service --constraint requirements.txt --output-file requirements-service.txt pyproject.toml
 	$(COMPILE) --group build --output-file requirements-build.txt
 	$(COMPILE) --group stack --output-file requirements-stack.txt
 
 clean: ## Remove environment, caches, reports and built test programs
-	rm -rf .venv .venv-* $(TOOLS) .stack .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* $(TOOLS) .tools-audit .stack .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -rf build dist reports spark-warehouse metastore_db derby.log artifacts
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -162,6 +171,10 @@ $(VENV)/.requirements: requirements-build.txt requirements.txt | prerequisites
 $(STAMP): $(VENV)/.requirements pyproject.toml | prerequisites
 	$(PIP_INSTALL) --no-build-isolation --editable .
 	@touch $@
+
+$(AUDIT): | prerequisites
+	$(PYTHON) -m venv --clear .tools-audit
+	.tools-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==$(AUDIT_VERSION)
 
 $(TOOLS)/uv-$(UV_VERSION):
 	$(PYTHON) -m venv --clear $(TOOLS)

@@ -28,7 +28,7 @@ def server_context(tls: TlsSettings, clock: Clock) -> ssl.SSLContext:
         connection.context = current.value
 
     context = _server_context(tls)
-    context.sni_callback = choose  # type: ignore[assignment]  # called in each handshake, with or without a name
+    context.sni_callback = choose  # called in each handshake, with or without a name
     return context
 
 

@@ -28,17 +28,22 @@ class Finding:
     fixed_in: str
 
 
-def findings(report: str) -> list[Finding] | None:
-    """Return what a report of pip-audit says; None: there is no report."""
+def read_report(report: str) -> tuple[list[Finding], int] | None:
+    """
+    Return what a report of pip-audit says, and how many pins its source did not know; None: there is no report.
+
+    A mirror of a registry answers as if it knew of no pin at all, which is no good news.
+    """
     try:
         pins: list[dict[str, Any]] = json.loads(report)["dependencies"]
     except (ValueError, LookupError, TypeError):
         return None
-    return [
+    found = [
         Finding(pin["name"], pin["version"], found["id"], ", ".join(found.get("fix_versions", [])) or "no version yet")
         for pin in pins
         for found in pin.get("vulns", [])
     ]
+    return found, sum("skip_reason" in pin for pin in pins)
 
 
 def check(file: str, command: Sequence[str], *, strict: bool) -> int:
@@ -49,14 +54,17 @@ def check(file: str, command: Sequence[str], *, strict: bool) -> int:
         report, why = ended.stdout, ended.stderr.strip().splitlines()[-1:] or [f"it ended with {ended.returncode}"]
     except (OSError, subprocess.TimeoutExpired) as error:
         report, why = "", [str(error)]
-    found = findings(report)
-    if found is None:
+    result = read_report(report)
+    if result is None:
         sys.stdout.write(f"{file}: NOT CHECKED, no source of advisories could be reached: {why[0]}\n")
         return 1 if strict else 0
+    found, unknown = result
     for item in found:
         sys.stdout.write(f"{file}: {item.name} {item.version} has {item.advisory}, mended in {item.fixed_in}\n")
+    if unknown:
+        sys.stdout.write(f"{file}: {unknown} pins NOT CHECKED, the source of advisories does not know them\n")
     sys.stdout.write(f"{file}: {len(found)} advisories\n")
-    return 1 if found else 0
+    return 1 if found or (unknown and strict) else 0
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -13,6 +13,8 @@ VENV ?= .venv
 PY := $(abspath $(VENV))/bin/python
 STAMP := $(VENV)/.set-up
 TOOLS := .tools
+AUDIT := .tools-audit/bin/pip-audit
+AUDIT_VERSION := 2.10.1
 UV_VERSION := 0.13.9
 PYTEST := $(PY) -m pytest
 PYTEST_ARGS ?=
@@ -76,7 +78,7 @@ stack-check: need-go $(STAMP) ## Run a job on such a stack, then stop it
 
 ##@ Test it
 .PHONY: test servers versions lint types tidy check test-unit test-integration test-e2e test-versions differential
-.PHONY: modelcheck mutants fuzz-api
+.PHONY: modelcheck mutants fuzz-api audit
 
 test: lint types servers versions ## Run everything: ruff, mypy and all tests, in two processes (WORKERS=1: in one)
 	$(PYTEST) --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
@@ -124,6 +126,12 @@ mutants: $(STAMP) ## Take each mend of tests/mutations out, and see its test fai
 fuzz-api: $(STAMP) ## Fuzz the service by its OpenAPI document; EXAMPLES=1000 takes longer
 	$(PY) -m tools.fuzz_api --max-examples $(or $(EXAMPLES),200)
 
+audit: $(STAMP) ## Write reports/sbom.json, and look for advisories about the pins; STRICT=1 fails where that cannot be done
+	$(PY) -m tools.bill_of_materials
+	$(MAKE) $(AUDIT) || echo "pip-audit cannot be installed"
+	STRICT=$(STRICT) $(PY) -m tools.advisories $(AUDIT) requirements.txt requirements-service.txt requirements-build.txt \
+		requirements-stack.txt
+
 ##@ Work on it
 .PHONY: format settings-page metrics-page requirements clean
 
@@ -144,13 +152,14 @@ COMPILE = $(TOOLS)/bin/uv pip compile --quiet --no-config --universal --python-v
 
 requirements: $(TOOLS)/uv-$(UV_VERSION) ## Pin requirements*.txt again from pyproject.toml; UPGRADE=1 takes the newest
 	$(COMPILE) --all-extras --output-file requirements.txt pyproject.toml
+	$(COMPILE) --extra service --constraint requirements.txt --output-file requirements-service.txt pyproject.toml
 	$(COMPILE) --group build --output-file requirements-build.txt
 	$(COMPILE) --group stack --override requirements-stack-overrides.txt --output-file requirements-stack.txt
 	$(COMPILE) --group spark-4-1 --output-file requirements-spark-4.1.txt
 	$(COMPILE) --group spark-4-2 --output-file requirements-spark-4.2.txt
 
 clean: ## Remove environment, caches, reports and built test programs
-	rm -rf .venv .venv-* $(TOOLS) .stack .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* $(TOOLS) .tools-audit .stack .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -rf build dist reports spark-warehouse metastore_db derby.log artifacts
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -190,6 +199,10 @@ $(VENV)-spark-%/.set-up: requirements-spark-%.txt $(VENV)/.requirements | $(STAM
 	$(PIP_INSTALL) --require-hashes --no-build-isolation --ignore-installed --target $(call SITE,$(@D)/bin/python) -r $<
 	echo "import site; site.addsitedir('$(call SITE,$(PY))')" >$(call SITE,$(@D)/bin/python)/below.pth
 	@touch $@
+
+$(AUDIT): | prerequisites
+	$(PYTHON) -m venv --clear .tools-audit
+	.tools-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==$(AUDIT_VERSION)
 
 $(TOOLS)/uv-$(UV_VERSION):
 	$(PYTHON) -m venv --clear $(TOOLS)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import stat
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from backend_client.progress import BatchProgress
@@ -44,7 +45,14 @@ def connect(settings: BackendSettings, patience_s: float | None = None) -> Servi
     token = partial(_token, settings)
     address = settings.host_service
     if address is not None:
-        return ServiceClient(address, token, patience_s, ca_file=settings.host_ca_file, trust=settings.host_trust)
+        return ServiceClient(
+            address,
+            token,
+            patience_s,
+            ca_file=settings.host_ca_file,
+            trust=settings.host_trust,
+            certificate=settings.host_certificate,
+        )
     embedded = embedded_service(settings)
     ensure: Callable[[], None] = embedded.ensure
     embedded.check_folder()  # whoever made it first could be the one who answers there
@@ -181,9 +189,16 @@ def _token(settings: BackendSettings) -> str | None:
         return os.environ.get("DSTL_TOKEN") or None
     try:
         with open(path, encoding="utf-8") as file:
+            _warn_if_readable(path, os.fstat(file.fileno()).st_mode)
             return parse_tokens(file.read())[0]
     except OSError as error:
         raise InvalidInputError(f"token_file {path} cannot be read: {error.strerror}") from error
+
+
+@cache
+def _warn_if_readable(path: str, mode: int) -> None:
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        logger.warning("token_file %s can be read by other users: chmod 600 keeps them out", path)
 
 
 def _with_latest(answer: dict[str, Any]) -> dict[str, Any]:

@@ -83,6 +83,7 @@ class ServiceClient:
         ensure: Called when nobody answers; may start the service anew. None: somebody else looks after it.
         ca_file: Certificates by which an ``https`` service is known; None: those of the system.
         trust: Whose process may listen on a Unix socket.
+        certificate: Files with the certificate and the key to show to an ``https`` service, if any; both may be one.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class ServiceClient:
         ensure: Callable[[], None] | None = None,
         ca_file: str | None = None,
         trust: Trust = OWN,
+        certificate: tuple[str, str | None] | None = None,
     ) -> None:
         self._connection: http.client.HTTPConnection | None = None
         self.address = address
@@ -100,6 +102,7 @@ class ServiceClient:
         self._token = self._ask_token()
         self._ca_file = ca_file
         self._trust = trust
+        self._certificate = certificate
         self._patience_s = patience_s
         self._ensure = ensure
 
@@ -271,6 +274,11 @@ class ServiceClient:
                 context = ssl.create_default_context(cafile=self._ca_file)
             except OSError as error:
                 raise InvalidInputError(f"ca_file {self._ca_file} cannot be read: {error}") from error
+            if self._certificate is not None:
+                try:
+                    context.load_cert_chain(*self._certificate)
+                except OSError as error:
+                    raise InvalidInputError(f"certificate {self._certificate[0]} cannot be used: {error}") from error
             return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
         raise InvalidInputError(
             f"service address {self.address!r} must be unix:///path, http://host:port or https://host:port"

@@ -44,6 +44,9 @@ class BackendSettings:
     ca_file: str | None = None
     """Certificates in PEM by which an `https` service is known, on every host; else those that the host's own
     environment names (`DSTL_CA_FILE`); else those of the system."""
+    certificate_file: str | None = None
+    """Certificate in PEM, with its key in the same file, that is shown to an `https` service in place of a token, on
+    every host; else that in the host's own environment (`DSTL_CLIENT_CERTIFICATE_FILE`)."""
     local_dir: str = ""
     """Folder on every host for tables, and for the socket and log of a sidecar that starts itself; else that in the
     host's own environment (`DSTL_LOCAL_DIR`); else `dstl-UID` in the temporary folder. Neither it nor a folder above it
@@ -131,6 +134,12 @@ class BackendSettings:
     def host_ca_file(self) -> str | None:
         """`ca_file` on the host where it is asked."""
         return self.ca_file or os.environ.get("DSTL_CA_FILE") or None
+
+    @property
+    def host_certificate(self) -> tuple[str, str | None] | None:
+        """Files with certificate and key on the host where it is asked, or None."""
+        path = self.certificate_file or os.environ.get("DSTL_CLIENT_CERTIFICATE_FILE")
+        return (path, None) if path else None
 
     def _check_number(self, name: str, above: int, at_most: float = math.inf, *, whole: bool = False) -> None:
         value = getattr(self, name)

@@ -1,7 +1,7 @@
 """
-Who calls, as far as the connection tells: over a Unix socket the kernel says whose process it is.
+Who calls, as far as the connection tells: on a Unix socket the kernel says whose process it is, with TLS a certificate.
 
-The socket's mode keeps others out as well, but modes change and folders are shared; this is asked for each connection.
+A socket's mode keeps others out as well, but modes change and folders are shared; this is asked for each connection.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from dstl_service.access import CALLER, Caller
 from dstl_service.logs import Throttle
 from storage.clock import SystemClock
 from storage.errors import UnauthorizedError
@@ -37,15 +38,21 @@ def identified(protocol: type[HttpToolsProtocol], trust: Trust) -> type[HttpTool
 
     class Identified(protocol):  # type: ignore[valid-type, misc]  # a class that is given is one
         _refused_uid: int | None = None
+        _caller: Caller | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
-            uid = _caller(transport)
+            uid = _user_of(transport)
+            self._caller = Caller(_certificate_names(transport), "" if uid is None else user_name(uid))
             if uid is not None and not trust.includes(uid):
                 self._refused_uid = uid
                 if connections := refused.count():
                     logger.warning("caller of another user refused", extra={"uid": uid, "connections": connections})
                 self.loop.call_later(_REFUSED_S, transport.close)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self.scope[CALLER] = self._caller
 
         def data_received(self, data: bytes) -> None:
             if self._refused_uid is None:
@@ -58,12 +65,20 @@ def identified(protocol: type[HttpToolsProtocol], trust: Trust) -> type[HttpTool
     return Identified
 
 
-def _caller(transport: asyncio.Transport) -> int | None:
+def _user_of(transport: asyncio.Transport) -> int | None:
     connection: Any = transport.get_extra_info("socket")
     try:
         return None if connection is None else peer_uid(connection.fileno())
     except OSError:
         return -1  # gone already: nobody's
+
+
+def _certificate_names(transport: asyncio.Transport) -> tuple[str, ...]:
+    """Return the names in the caller's certificate, if it showed one and somebody vouches for it."""
+    connection: Any = transport.get_extra_info("ssl_object")
+    certificate = {} if connection is None else connection.getpeercert() or {}
+    common = [value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"]
+    return (*common, *(value for _, value in certificate.get("subjectAltName", ())))
 
 
 def _refusal(uid: int) -> bytes:

@@ -46,6 +46,7 @@ from dstl_service.room import Room
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.settings import ServiceSettings
 from dstl_service.snapshot_uploader import TableId
+from dstl_service.tombstones import Deletions
 from dstl_service.uploads import ThreadPerCall, Uploader
 from dstl_service.wire import (
     BatchFigures,
@@ -81,6 +82,7 @@ class ChangelogService:
         self._store = store
         self._clock = clock
         self._ids = ids
+        self._deletions = Deletions(store, clock, ids)
         self._upload_threads = ThreadPerCall("upload")
         self._io_threads = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="io")
         looks = max(1, settings.io_threads // 2)
@@ -191,6 +193,7 @@ class ChangelogService:
         # One after the other: a request that was repeated must not get a higher epoch than the one that is answered.
         async with job.opening:
             await self.check_storage()
+            await self._in_thread(self._deletions.check, name)
             known = job.store.job_uid
             await self._in_thread(job.store.open, request.max_parallelism)
             if known not in ("", job.store.job_uid):  # it was deleted, and there is another one now
@@ -198,6 +201,8 @@ class ChangelogService:
                 await self._in_thread(job.store.open, request.max_parallelism)
             epoch, latest = await self._in_thread(job.store.claim, request.owner)
             job.learn_epoch(epoch)
+            # Whoever deletes puts the tombstone and then claims an epoch, so one of the two sees the other.
+            await self._in_thread(self._deletions.check, name)
             job.check_epoch(epoch)
             job.owned_epoch = epoch
         self._start_collector(job)
@@ -439,6 +444,8 @@ class ChangelogService:
                     break
                 await self._collect(job, dry_run=False)
                 job.maintenance.wake()
+                for removal in await self._in_thread(self._deletions.collect_expired):
+                    logger.info("deleted job collected", extra={"job": removal.job, "objects": removal.objects})
             except DstlError as error:
                 logger.warning("garbage collection failed", extra={"job": job.name, "error": str(error)})
             except Exception:  # a bug here must not end the collections of the job

@@ -15,6 +15,7 @@ import socket
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from dstl_service.change_sets import BatchSettings
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS
@@ -22,13 +23,15 @@ from dstl_service.log_compaction import CompactionSettings
 from dstl_service.materialization_policy import MaterializationSettings
 from dstl_service.peer_registry import origin_of, parse_allowed
 from dstl_service.retention import RetentionSettings
+from dstl_service.tombstones import DELAY_S
 from dstl_service.wire import URL_PATTERN
 from storage.errors import InvalidInputError
 from storage.model import validate_name
 from storage.private_folder import Trust
 from storage.retry_policy import RetryPolicy
 
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+"""Names of this host for itself."""
 
 
 def default_host_id() -> str:
@@ -83,20 +86,37 @@ class GcSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class DeletionSettings:
+    """Deletion of whole jobs."""
+
+    delay_s: int = DELAY_S
+    """How long `dstl delete` can be undone; then the objects go, by any coordinator of the storage or by `dstl gc`."""
+
+    def __post_init__(self) -> None:
+        check_at_least(0, self, "delay_s")
+
+
+@dataclass(frozen=True, slots=True)
 class TlsSettings:
     """Encryption of what goes over TCP."""
 
     certificate_file: Path | None = None
-    """Certificate chain in PEM; with it, TCP is HTTPS only. Exchanged at a restart."""
+    """Certificate chain in PEM; with it, TCP is HTTPS only. Shown to other services, too. It is read again when it
+    changes, as are the other files here."""
     key_file: Path | None = None
     """Its private key in PEM, if it is not in the same file; readable by the service's user alone."""
     ca_file: Path | None = None
     """Certificates in PEM by which services of other hosts are known; without it, those of the system."""
+    client_ca_file: Path | None = None
+    """Certificates in PEM by which clients are known who show one in place of a token; `access_file` says what they
+    may."""
 
     def __post_init__(self) -> None:
         if self.key_file is not None and self.certificate_file is None:
             raise InvalidInputError("tls.key_file is there without tls.certificate_file")
-        for name in ("certificate_file", "key_file", "ca_file"):
+        if self.client_ca_file is not None and self.certificate_file is None:
+            raise InvalidInputError("tls.client_ca_file is there without tls.certificate_file")
+        for name in ("certificate_file", "key_file", "ca_file", "client_ca_file"):
             path = getattr(self, name)
             if path is not None and not os.access(path, os.R_OK):
                 raise InvalidInputError(f"tls.{name} {path} cannot be read")
@@ -176,6 +196,12 @@ class ServiceSettings:
     shown to other services. It is read again when it changes."""
     token: str | None = field(default=None, repr=False)
     """The token itself, for an environment that keeps secrets; other users could see it on a command line."""
+    access_file: Path | None = None
+    """File in TOML with tokens and certificates that have fewer rights than all: a role, and the jobs for which it
+    counts. It is read again when it changes."""
+    allowed_hosts: str = ""
+    """Names, separated by commas, under which this service may be asked for on TCP without a token, besides `host`,
+    `advertised_url` and those of loopback. With a token any name will do."""
     advertised_url: str | None = None
     """URL under which other hosts reach this service; without it, their tasks make their sets durable alone."""
     host_id: str = field(default_factory=default_host_id)
@@ -202,6 +228,7 @@ class ServiceSettings:
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     gc: GcSettings = field(default_factory=GcSettings)
+    deletion: DeletionSettings = field(default_factory=DeletionSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
     peers: PeerSettings = field(default_factory=PeerSettings)
     s3: S3Settings = field(default_factory=S3Settings)
@@ -233,10 +260,24 @@ class ServiceSettings:
                 )
             if self.tls.certificate_file is not None:
                 raise InvalidInputError("tls is for TCP: leave socket_path or tls.certificate_file out")
-        elif self.host not in _LOOPBACK and self.token is None and self.token_file is None:
+        elif self.host not in LOOPBACK and not self.asks_who:
             raise InvalidInputError(
                 f"listening on {self.host} lets other hosts in: give a token with --token-file, or use a Unix socket"
             )
+
+    @property
+    def asks_who(self) -> bool:
+        """Say whether a request has to say who it comes from."""
+        return not (self.token is None and self.token_file is None and self.access_file is None)
+
+    @property
+    def known_hosts(self) -> frozenset[str] | None:
+        """The names under which the service may be asked for; None: any, for no web page gets there, or has a token."""
+        if self.socket_path is not None or self.asks_who:
+            return None
+        named = {name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip()}
+        advertised = urlsplit(self.advertised_url).hostname if self.advertised_url else None
+        return LOOPBACK | named | {self.host.lower()} | ({advertised} if advertised else set())
 
     @property
     def trust(self) -> Trust:

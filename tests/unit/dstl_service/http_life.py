@@ -145,5 +145,5 @@ def service(store: ObjectStore, clock: Clock | None = None, **settings: Any) -> 
     """Run a service process, so to say, on a store; it starts with nothing in its memory."""
     values = {"batch": SMALL, "upload": PATIENT, "host_id": "host", "shutdown_timeout_s": 1, **settings}
     app = create_app(ServiceSettings("memory://x", **values), store, clock)
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with TestClient(app, "http://localhost", raise_server_exceptions=False) as client:
         yield Life(client)

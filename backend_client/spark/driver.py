@@ -31,7 +31,6 @@ from backend_client.declared_states import ids_to_delete
 from backend_client.keep_awake import kept_awake
 from backend_client.progress import BatchProgress
 from backend_client.source_watermark import time_behind
-from backend_client.spark.batch_clock import at_batch_time
 from backend_client.spark.checkpoint_log import CheckpointLog
 from backend_client.spark.closing import SecondPass, second_pass
 from backend_client.spark.columnar_calls import ColumnarPlan
@@ -40,11 +39,12 @@ from backend_client.spark.late_rows import EventTimes
 from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.pinning import Anchors
 from backend_client.spark.plan import Operator, Step
+from backend_client.spark.private.batch_clock import at_batch_time
+from backend_client.spark.private.stream_plan import StreamPlan
 from backend_client.spark.session_settings import set_for
 from backend_client.spark.shipping import Shipments
 from backend_client.spark.sinks import BatchFunction, ForeachRows
 from backend_client.spark.start_checks import check_plan, check_start
-from backend_client.spark.stream_plan import StreamPlan
 from backend_client.spark.task import MARKER_COLUMN, BatchContext, OperatorTask, Receipt
 from dstl_service.wire import ChangeSetRef, CompleteRequest, CompleteResponse, OperatorInfo
 from storage.errors import (

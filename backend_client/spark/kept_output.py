@@ -12,6 +12,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from backend_client.spark.private.session import local_checkpoint
+
 LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 """What Spark calls the loss of a kept block."""
 
@@ -21,8 +23,7 @@ class KeptOutput:
 
     def __init__(self, frame: DataFrame) -> None:
         self.frame = frame.localCheckpoint(eager=False)
-        kept: Any = self.frame
-        self._blocks = kept._jdf.queryExecution().analyzed().rdd()
+        self._blocks: Any = local_checkpoint(self.frame)
 
     def release(self) -> None:
         """Let the executors forget the rows."""

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from backend_client.spark.private.session import catalog_table
+from backend_client.spark.private.session import catalog_table, jvm_of
 from backend_client.spark.private.sinks import Format, memory_sink
 from backend_client.spark.shipping import Parcel, Shipments
 from storage.errors import InvalidInputError
@@ -89,8 +89,7 @@ def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFun
 
 def _folder(spark: SparkSession, uri: Any) -> str:
     """Return the folder that a URI names. In a URI a blank is ``%20``, which as a path is a folder of that name."""
-    jvm: Any = spark._jvm
-    return str(jvm.org.apache.hadoop.fs.Path(uri).toString())
+    return str(jvm_of(spark).org.apache.hadoop.fs.Path(uri).toString())
 
 
 def option_texts(options: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -391,7 +391,11 @@ class JobStore:
             place = place_of(info.key)
             if place[0] >= oldest_kept.id:
                 return
-            if self.load(*place).kind is not ManifestKind.FENCE:
+            try:
+                is_fence = self.load(*place).kind is ManifestKind.FENCE
+            except NotFoundError:  # deleted meanwhile
+                continue
+            if not is_fence:
                 yield CheckpointRef(*place, ""), info
 
     def _claim_epoch(self, owner: str, back_to: int | None) -> tuple[int, int]:

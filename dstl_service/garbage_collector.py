@@ -190,7 +190,10 @@ def _divide_subsumed(
     staying_from: int | None = None
     complete_at = 0
     for ref, info in jobs.subsumed([manifest.ref for manifest in kept]):
-        manifest = jobs.load(ref.id, ref.generation)
+        try:
+            manifest = jobs.load(ref.id, ref.generation)
+        except NotFoundError:  # its coordinator deletes it just now
+            continue
         if manifest.kind is ManifestKind.COMPLETE:
             complete_at = len(older)
         if info.modified_ms > modified_ms_max and staying_from is None:

@@ -119,6 +119,8 @@ class _Table:
     """What is known of one table of this host."""
 
     schedule: Schedule
+    patience_ms: int
+    """How long another process's snapshot is waited for; longer each time, or two hosts would undo each other's."""
     known: KnownFiles = field(default_factory=KnownFiles)
     own: _Snapshot | None = None
     foreign: _Foreign | None = None
@@ -280,7 +282,9 @@ class Materializer:
         for other_id in [other for other, table in self._tables.items() if table.schedule.is_stale(now_ms)]:
             del self._tables[other_id]
         chance = int(self._ids.unique_id()[-_CHANCE_BITS // 4 :], 16) / 2**_CHANCE_BITS
-        table = self._tables[table_id] = _Table(Schedule(self._settings, now_ms, chance))
+        table = self._tables[table_id] = _Table(
+            Schedule(self._settings, now_ms, chance), self._settings.interval_s * 1000
+        )
         return table
 
     def _count_log(self, schedule: Schedule, plan: RestorePlan) -> None:
@@ -314,6 +318,7 @@ class Materializer:
             if any(handle.uid == own.uid for handle in state.materializations):
                 table.own = None
                 table.schedule.named()
+                table.patience_ms = self._settings.interval_s * 1000
             else:
                 self._let_go(table_id, table, own)
         elif own.folder is not None:
@@ -405,7 +410,7 @@ class Materializer:
             self._failed(table_id, table)
         if table.own is not None and table.own.stored is not None:
             return False
-        if table.foreign is not None and now_ms - table.foreign.since_ms < self._settings.interval_s * 1000:
+        if table.foreign is not None and now_ms - table.foreign.since_ms < table.patience_ms:
             return False  # another process may be at it; a dead one's is announced anew
         skipped = schedule.skipped
         trigger = schedule.ask(now_ms, self._replay_bytes_per_s)
@@ -413,6 +418,8 @@ class Materializer:
         self.metrics.skipped.labels(*labels).inc(schedule.skipped - skipped)
         if trigger is None:
             return False
+        if table.foreign is not None:
+            table.patience_ms *= 2
         self.metrics.triggered.labels(*labels, trigger.value).inc()
         logger.info("materialization due", extra={**_names(table_id), "trigger": trigger.value})
         return True

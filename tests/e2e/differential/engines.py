@@ -71,6 +71,7 @@ class Engines:
     rows: int = 0
     outputs: int = 0
     _numbers: Iterator[int] = field(default_factory=count)
+    _snapshots: set[Path] = field(default_factory=set)
 
     def compare(self, query: Query, history: History) -> None:
         """
@@ -127,7 +128,9 @@ class Engines:
 
     def _wait_for_snapshots(self) -> None:
         """Let no batch end before the snapshots of the one before are stored: the next checkpoint names them."""
-        wait_until(lambda: not list(self.local_dir.rglob("*.snapshot-*")), what="the end of the snapshots")
+        made = self._snapshots
+        wait_until(lambda: not any(path.exists() for path in made), what="the end of the snapshots")
+        self._snapshots = set(self.local_dir.rglob("*.snapshot-*"))
 
 
 def _text(value: Any) -> str:

@@ -14,11 +14,11 @@ from dstl_service.manifest import ManifestKind
 from dstl_service.rewind import rewind
 from dstl_service.under_way import UnderWay, UnderWaySnapshot
 from dstl_service.wire import CheckpointRef
-from storage.errors import CorruptDataError
+from storage.errors import CorruptDataError, NotFoundError
 from storage.memory_store import MemoryStore
 from storage.model import KeyGroupRange
 from storage.open import open_store
-from storage.testing import FakeClock, RecordingStore
+from storage.testing import FakeClock, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.snapshots import FILES, index_of, store_snapshot
 from tests.unit.dstl_service.world import World
 
@@ -321,6 +321,21 @@ def test_index_that_retention_deletes_ends_no_collection() -> None:
     world.clock.advance(AGE)
 
     assert set(world.collect().orphans) == {file.object_key for file in index.files}
+
+
+def test_manifest_that_retention_deletes_ends_no_collection() -> None:
+    """I12: a subsumed manifest that its coordinator deletes while the collector looks at it is no error."""
+    store = FaultyStore(MemoryStore(clock=FakeClock(1_000_000_000)))
+    world = World(store)
+    for number in range(3):
+        world.complete(world.object(number), kind=ManifestKind.COMPLETE)
+    world.jobs.forget()
+    gone = Fault(
+        "get", FaultKind.FAIL_BEFORE, f"job/checkpoints/{0:020d}*", error=lambda: NotFoundError("gone"), skip=1
+    )
+    store.inject(gone)
+
+    assert world.collect(checkpoints_max=1).subsumed == 0
 
 
 def test_steady_collection_only_lists() -> None:

@@ -139,7 +139,8 @@ class JobStore:
             return first
         try:
             parent, _ = self._end_branch(record, record.rewind.parent, record.latest, record.tail)
-            assert parent.latest is not None  # there was a checkpoint to set the job back from
+            if parent.latest is None:
+                raise NotFoundError(f"job {self._job!r} has nothing left of what it is set back from", job=self._job)
             self.keep(before_rewind(parent.latest.ref), parent.latest)
             target = self._target_of(record.rewind)
             self._log.append(self._restored(target, record, parent.latest.ref))

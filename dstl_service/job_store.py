@@ -146,9 +146,10 @@ class JobStore:
             return first
         try:
             parent, _ = self._end_branch(record, record.rewind.parent, record.latest, record.tail)
-            assert parent.latest is not None  # there was a checkpoint to set the job back from
+            if parent.latest is None:
+                raise NotFoundError(f"job {self._job!r} has nothing left of what it is set back from", job=self._job)
             self.keep(before_rewind(parent.latest.ref), parent.latest)
-            target = self.savepoints.load(record.rewind.savepoint)
+            target = self._target_of(record.rewind)
             self._log.append(self._restored(target, record, parent.latest.ref))
         except (NotFoundError, ConflictError, CorruptDataError):
             # Another one has done it, and the job went on so far that what this one wanted to read is deleted.
@@ -403,16 +404,19 @@ class JobStore:
 
     def subsumed(self, kept: Collection[CheckpointRef]) -> Iterator[tuple[CheckpointRef, ObjectInfo]]:
         """
-        Yield all stored checkpoints but those to keep and what is newer: also what the job was set back from.
+        Yield all stored checkpoints but those to keep, of which there is one, and what is newer.
+
+        What the job was set back from is among them.
 
         Fences stay for ever: a driver that was paused for long would find its place free, and believe it owns the job
         (I4). Where only fences are left, a hint leads past them.
         """
         keeping = {Place.of(ref.id, ref.generation) for ref in kept}
+        newest = max(keeping)
         hint = read_hint(self._store, self._job, _SWEPT_HINT)
         passed, oldest = 0, None
         for place, info in self._log.last_places(Place(*hint) if len(hint) == len(Place._fields) else None):
-            if place > max(keeping):
+            if place > newest:
                 break
             if place not in keeping:
                 manifest = self._log.find(place)
@@ -486,6 +490,17 @@ class JobStore:
             epoch=epoch,
             created_ms=self._clock.now_ms(),
         )
+
+    def _target_of(self, rewind: Rewind) -> Manifest:
+        try:
+            return self.savepoints.load(rewind.savepoint)
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"job {self._job!r} is being set back to savepoint {rewind.savepoint!r}, and that was deleted: make it "
+                f"again with `dstl savepoints --create {rewind.savepoint} --checkpoint {rewind.target}`, or of another "
+                "checkpoint",
+                job=self._job,
+            ) from error
 
     def _restored(self, target: Manifest, record: EpochRecord, newest: CheckpointRef) -> Manifest:
         """Return what begins a rewind's branch: nothing that is under way belongs to it."""

@@ -119,7 +119,9 @@ def _retained(job: str, retained: Sequence[Manifest], checkpoint_id: int | None)
         if manifest.id == checkpoint_id:
             return manifest
     raise NotFoundError(
-        f"checkpoint {checkpoint_id} of job {job!r} is not retained; `dstl checkpoints` lists those that are", job=job
+        f"checkpoint {checkpoint_id} of job {job!r} is not retained: `dstl checkpoints` lists what is stored, of which "
+        "only the newest are",
+        job=job,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from dstl_service.known_indexes import KnownIndexes
@@ -16,9 +17,11 @@ from dstl_service.manifest import Manifest, ManifestKind, StateView, decode_mani
 from dstl_service.registry_format import manifest_key
 from dstl_service.retention import object_keys
 from dstl_service.under_way import NOTHING
-from storage.errors import ConflictError, CorruptDataError, NotFoundError
+from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
 from storage.model import validate_name
 from storage.object_store import ObjectStore, exists
+
+_LOOKS_MAX = 5
 
 logger = logging.getLogger("dstl_service")
 
@@ -111,9 +114,19 @@ class SavepointStore:
         return [info.key.removeprefix(self._prefix).removesuffix(".json") for info in self._store.list(self._prefix)]
 
     def all(self) -> Iterator[tuple[str, Manifest]]:
-        """Yield all savepoints by name."""
-        for name in self.names():
-            yield name, self.load(name)
+        """
+        Yield all savepoints by name, as they were at one moment of the call.
+
+        Raises:
+            CorruptDataError: One cannot be read.
+            UnavailableError: They are made and deleted faster than they can be read.
+        """
+        for _ in range(_LOOKS_MAX):
+            # One that vanished may have been copied under a name that was not listed.
+            with suppress(NotFoundError):
+                yield from [(name, self.load(name)) for name in self.names()]
+                return
+        raise UnavailableError(f"savepoints of job {self._job!r} change faster than they can be read; ask again")
 
     def delete(self, name: str) -> None:
         """Delete a savepoint; what only it named becomes an orphan. `NotFoundError` if there is none."""

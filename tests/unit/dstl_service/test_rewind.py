@@ -209,6 +209,23 @@ def test_registry_is_sound_behind_it(store: MemoryStore) -> None:
     assert rebuild_registry(store, "job", FakeClock(), FakeIds(9)).registry_problems == []
 
 
+def test_target_that_was_deleted_by_hand(store: MemoryStore) -> None:
+    """A rewind whose savepoint somebody deletes while it is under way says how to go on, and then does."""
+    driver_of(store, 5)
+    paused = PausingStore(store)
+    paused.pause_at("put", "job/checkpoints/*", kill)
+    with pytest.raises(Killed):
+        rewind(opened(paused, 90), "job", FakeIds(90), checkpoint_id=1, write=True)
+    (pin,) = opened(store).savepoints.names()
+    opened(store).savepoints.delete(pin)
+
+    with pytest.raises(NotFoundError, match=f"--create {pin} --checkpoint 1"):
+        Driver(store, 91)
+    opened(store, 92).make_savepoint(pin, 1)
+
+    assert Driver(store, 93).complete().id == 2
+
+
 def run_on(store: ObjectStore) -> None:
     """Start a driver that completes many checkpoints, so that all of before is subsumed and deleted."""
     driver_of(store, 30, host=21)

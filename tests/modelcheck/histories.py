@@ -8,6 +8,7 @@ before any call to the store, and where kills are allowed, never go on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from dstl_service.wire import CheckpointRef
@@ -70,30 +71,11 @@ def three_drivers(world: World) -> None:
 # --- Snapshots -------------------------------------------------------------------------------------------------------
 
 
-def orphaned_snapshot(world: World) -> None:
-    """Begin with a snapshot that nobody took in, and checkpoints so much newer that nobody will."""
-    driver = first_checkpoints(world, 2)
+def _announced(driver: Process, sidecar: Process) -> CheckpointRef:
+    """Complete a checkpoint that lists a snapshot of the one before, which the sidecar may then store."""
     assert driver.base is not None
-    Process(world).upload(driver.base)
-    for _ in range(4):
-        driver.batch()
-        driver.settle()
-    world.clock.advance(8 * DAY_MS)
-
-
-@history(orphaned_snapshot)
-def snapshot_with_files_of_an_orphan(world: World) -> None:
-    """A collector meets an old orphan while the table's next snapshot, with equal files, is stored and taken in."""
-    driver, sidecar, collector = taken_over(world), Process(world), Process(world)
-
-    def work() -> None:
-        version = driver.base
-        assert version is not None
-        _upload(world, sidecar, version)
-        driver.batch(*_reported(world))
-
-    world.actor("collector", collector.collect)
-    world.actor("table", work)
+    told = sidecar.announce(driver.base)
+    return driver.batch(*([told] if told else []))
 
 
 def _upload(world: World, sidecar: Process, version: CheckpointRef) -> None:
@@ -106,14 +88,53 @@ def _upload(world: World, sidecar: Process, version: CheckpointRef) -> None:
 
 
 def _reported(world: World) -> list[dict[str, Any]]:
-    """Return the snapshots that were stored up to now."""
+    """Return what tasks report of their snapshots up to now."""
     return [message for message in world.mail if isinstance(message, dict)]
+
+
+def orphaned_snapshot(world: World) -> None:
+    """Begin with a snapshot that nobody took in, and checkpoints so much newer that nobody will."""
+    driver, sidecar = first_checkpoints(world, 2), Process(world)
+    sidecar.upload(_announced(driver, sidecar))
+    for _ in range(4):
+        driver.batch()
+        driver.settle()
+    world.clock.advance(8 * DAY_MS)
+
+
+@history(orphaned_snapshot)
+def snapshot_with_files_of_an_orphan(world: World) -> None:
+    """A collector meets an old orphan while the table's next snapshot, with equal files, is stored and taken in."""
+    driver, sidecar, collector = taken_over(world), Process(world), Process(world)
+
+    def work() -> None:
+        _upload(world, sidecar, _announced(driver, sidecar))
+        driver.batch(*_reported(world))
+
+    world.actor("collector", collector.collect)
+    world.actor("table", work)
+
+
+@history(orphaned_snapshot)
+def snapshot_of_an_earlier_process(world: World) -> None:
+    """Sidecars find what one before them stored, and offer it to two drivers, while garbage is collected."""
+    driver, second, collector = taken_over(world), Process(world), Process(world)
+
+    def take_up(owner: Process, sidecar: Process) -> None:
+        for _ in range(2):
+            assert owner.base is not None
+            told = sidecar.offered(owner.base)
+            owner.batch(*([told] if told else []))
+
+    sidecars = [Process(world), Process(world)]
+    world.actor("driver", lambda: take_up(driver, sidecars[0]))
+    world.actor("collector", collector.collect)
+    world.actor("second", lambda: (second.open(), take_up(second, sidecars[1])))
 
 
 def _upload_while_the_job_goes_on(world: World, passes_ms: int, wrong_ms: int) -> None:
     driver, sidecar, collector = taken_over(world), Process(world), Process(world, wrong_ms)
-    version = driver.base
-    assert version is not None
+    version = _announced(driver, sidecar)
 
     def elsewhere() -> None:
         for _ in range(3):
@@ -139,13 +160,28 @@ def snapshot_and_a_clock_that_is_ahead(world: World) -> None:
     _upload_while_the_job_goes_on(world, MINUTE_MS, HOUR_MS)
 
 
+@history(three_checkpoints)
+def snapshot_of_a_suspended_host_and_another_one(world: World) -> None:
+    """A host is suspended in an upload; another one stores and has taken a snapshot of the table; the first resumes."""
+    driver, sidecar, other, collector = taken_over(world), Process(world), Process(world), Process(world, HOUR_MS)
+    version = _announced(driver, sidecar)
+
+    def elsewhere() -> None:
+        stored = other.upload(_announced(driver, other))
+        driver.batch(*([stored] if stored else []))
+        collector.collect()
+        world.await_mail()
+        driver.batch(*_reported(world))
+
+    world.actor("sidecar", lambda: _upload(world, sidecar, version))
+    world.actor("elsewhere", elsewhere)
+
+
 def _upload_and_collect(world: World, wrong_ms: int) -> None:
     driver, sidecar, collector = taken_over(world), Process(world), Process(world, wrong_ms)
 
     def work() -> None:
-        version = driver.base
-        assert version is not None
-        _upload(world, sidecar, version)
+        _upload(world, sidecar, _announced(driver, sidecar))
         driver.batch(*_reported(world))
         driver.batch()
         driver.settle()
@@ -187,7 +223,7 @@ def rewind_to_what_is_being_deleted(world: World) -> None:
         driver.batch()
         driver.settle()
     world.clock.advance(2 * MINUTE_MS)
-    world.actor("operator", lambda: operator.rewind(checkpoint_id=1))
+    world.actor("operator", lambda: operator.rewind(checkpoint_id=1, checkpoints_max=10))
     world.actor("coordinator", driver.settle)
 
 
@@ -223,33 +259,58 @@ def rewind_and_a_driver_that_starts(world: World) -> None:
 def rewind_and_the_owner(world: World) -> None:
     """The job is set back while its query runs, or while its last request is on its way."""
     driver, operator = taken_over(world), Process(world)
+
+    def work() -> None:
+        for _ in range(3):
+            driver.batch()
+            driver.settle()
+            world.pass_time(2 * MINUTE_MS)
+
     world.actor("operator", lambda: operator.rewind(checkpoint_id=1))
-    world.actor("driver", lambda: (driver.batch(), driver.settle(), driver.batch()))
+    world.actor("driver", work)
 
 
-@history(three_checkpoints)
+def saved_once(world: World) -> None:
+    """Begin with three checkpoints, the first of which is a savepoint."""
+    driver = first_checkpoints(world, 1)
+    driver.save("kept")
+    driver.batch()
+    driver.batch()
+
+
+@history(saved_once)
 def two_rewinds(world: World) -> None:
     """Two people set the job back at once, to different checkpoints."""
     one, other = Process(world), Process(world)
     world.actor("one", lambda: one.rewind(checkpoint_id=1))
-    world.actor("other", lambda: other.rewind(checkpoint_id=0))
+    world.actor("other", lambda: other.rewind(savepoint="kept"))
+
+
+@history(saved_once)
+def rewind_and_two_drivers(world: World) -> None:
+    """Two drivers start while the job is set back, and a collector runs."""
+    operator, first, second, collector = Process(world), Process(world), Process(world), Process(world, HOUR_MS)
+    world.actor("operator", lambda: operator.rewind(savepoint="kept"))
+    world.actor("first", lambda: (first.open(), first.batch()))
+    world.actor("second", lambda: (second.open(), second.batch()))
+    world.actor("collector", collector.collect)
 
 
 @history(three_checkpoints)
 def snapshot_over_a_rewind(world: World) -> None:
     """A snapshot that was begun before the job was set back is reported behind it."""
-    sidecar, operator, driver, collector = Process(world), Process(world), Process(world), Process(world)
-    newest = world.oracle.newest
-    assert newest is not None
+    sidecar, operator, collector = Process(world), Process(world), Process(world)
+    driver = Process(world)
+    listed = _announced(taken_over(world), sidecar)
 
     def go_on() -> None:
-        operator.rewind(checkpoint_id=1)
+        operator.rewind(checkpoint_id=2)
         driver.open()
         driver.batch()
         world.await_mail()
         driver.batch(*_reported(world))
 
-    world.actor("sidecar", lambda: _upload(world, sidecar, newest.ref))
+    world.actor("sidecar", lambda: _upload(world, sidecar, listed))
     world.actor("others", go_on)
     world.actor("collector", lambda: (world.pass_time(HOUR_MS), collector.collect()))
 
@@ -305,11 +366,15 @@ def everything(world: World) -> None:
             driver.settle()
 
     def take_snapshots() -> None:
-        for _ in range(3):
+        for step in range(6):
             newest = world.oracle.newest
             assert newest is not None
             world.scheduler.observe(newest.uid)
-            _upload(world, sidecar, newest.ref)
+            if step % 2:
+                _upload(world, sidecar, newest.ref)
+                continue
+            with suppress(DstlError):
+                world.post(sidecar.announce(newest.ref))
 
     def collect(collector: Process) -> None:
         for _ in range(3):

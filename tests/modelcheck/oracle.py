@@ -41,7 +41,7 @@ class Oracle:
     def __init__(self, store: MemoryStore, retained: int) -> None:
         self._store = store
         self._retained = retained
-        self._places: dict[tuple[int, int], Manifest] = {}
+        self._there: dict[str, Manifest] = {}
         self._known: dict[str, Manifest] = {}
         self._indexes: dict[str, MaterializationIndex] = {}
         self._contents: dict[ChangeSetId, Table] = {}
@@ -81,7 +81,7 @@ class Oracle:
         if folder == "savepoints":
             self.saved[_name_of(key)] = manifest
             return
-        self._places[place_of(key)] = manifest
+        self._there[key] = manifest
         if manifest.kind is not ManifestKind.FENCE:
             self._known[manifest.uid] = manifest
         self.check("behind the put of " + key)
@@ -90,7 +90,7 @@ class Oracle:
         """Learn of a delete that took effect."""
         folder = key.split("/")[1]
         if folder == "checkpoints":
-            self._places.pop(place_of(key))
+            self._there.pop(key)
         elif folder == "savepoints":
             self.saved.pop(_name_of(key))
         self.check("behind the deletion of " + key)
@@ -105,8 +105,9 @@ class Oracle:
     @property
     def newest(self) -> Manifest | None:
         """The checkpoint from which the job goes on: the newest, or the one to which it is being set back."""
-        there = [manifest for manifest in self._places.values() if manifest.kind is not ManifestKind.FENCE]
-        newest = max(there, key=lambda manifest: (manifest.id, manifest.generation), default=None)
+        places = {place_of(key): item for key, item in self._there.items() if item.kind is not ManifestKind.FENCE}
+        there = list(places.values())
+        newest = places[max(places)] if places else None
         rewound = max((item for item in there if item.rewound_from), key=lambda item: item.epoch, default=newest)
         return newest if rewound is None or newest is None or rewound.epoch <= newest.epoch else rewound
 
@@ -171,8 +172,7 @@ class Oracle:
                 yield from (file.object_key for file in self._indexes[handle.index_key].files)
 
     def _at(self, ref: CheckpointRef) -> Manifest | None:
-        manifest = self._places.get((ref.id, ref.generation))
-        return manifest if manifest is not None and manifest.uid == ref.uid else None
+        return next((item for item in self._there.values() if item.ref == ref), None)
 
 
 def _name_of(key: str) -> str:

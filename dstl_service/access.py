@@ -27,6 +27,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ class Access:
         All wrong tokens take the same time. A wrong token is not made good by a certificate.
         """
         if not self.is_asked_for:
-            return Identity(caller.user if caller and caller.user else "anybody")
+            return _unlimited(caller.user if caller and caller.user else "anybody")
         if authorization is None:
             return self._certified(caller)
         given = authorization.removeprefix(_BEARER) if authorization.startswith(_BEARER) else b""
@@ -125,8 +126,8 @@ class Access:
         return self._token if self._token_file is None else self._token_file.value
 
     def _known(self) -> Iterable[tuple[bytes, Identity]]:
-        full = Identity("token")
-        own = [(hashlib.sha256(token.encode()).digest(), full) for token in self._full()]
+        full = _unlimited("token")
+        own = [(_digest_of(token), full) for token in self._full()]
         return [*own, *(self._grants.value.tokens if self._grants is not None else ())]
 
     def _certified(self, caller: Caller | None) -> Identity | None:
@@ -178,10 +179,20 @@ def _identity(kind: str, entry: Mapping[str, Any]) -> Identity:
 def _digest(entry: Mapping[str, Any]) -> bytes:
     token, digest = (entry.get("token"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
     if isinstance(token, str) and digest is None:
-        return hashlib.sha256(parse_tokens(token)[0].encode()).digest()
+        return _digest_of(parse_tokens(token)[0])
     if isinstance(digest, str) and token is None and _SHA256.fullmatch(digest):
         return bytes.fromhex(digest)
     raise InvalidInputError("each of the tokens needs either a token or its sha256 in 64 hexadecimal digits")
+
+
+@lru_cache(64)
+def _digest_of(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+@lru_cache(64)
+def _unlimited(name: str) -> Identity:
+    return Identity(name)
 
 
 def _text(path: Path) -> str:

@@ -106,9 +106,14 @@ class Identity:
             if not isinstance(job, str) or not _JOBS.fullmatch(job):
                 raise InvalidInputError(f"{job!r} is neither a job's name nor the beginning of one with * behind it")
 
+    @property
+    def is_unlimited(self) -> bool:
+        """Say whether there is nothing that this identity may not do."""
+        return self.role == "full" and "*" in self.jobs
+
     def may(self, method: str, path: str) -> bool:
         """Say whether a request is within this identity's rights."""
-        if self.role == "full" and "*" in self.jobs:
+        if self.is_unlimited:
             return True
         rights, job = _taken_by(method, path)
         if Right.KNOWN in rights or Right.NONE in rights:

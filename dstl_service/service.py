@@ -186,6 +186,10 @@ class ChangelogService:
             latest=latest.info() if latest else None,
         )
 
+    async def job_uid(self, name: str) -> str:
+        """Return what tells a job from others that had or will have its name."""
+        return (await self._jobs.opened(name)).store.job_uid
+
     async def open_job(self, name: str, request: OpenJob) -> OpenedJob:
         """Take the job over with a new epoch; every older driver of it is fenced from now on."""
         validate_name("job", name)

@@ -14,7 +14,15 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from dstl_service.wire import NAME, ErrorBody
-from storage.errors import DstlError, ErrorKind, InternalError, InvalidInputError, NotFoundError, UnavailableError
+from storage.errors import (
+    DstlError,
+    ErrorKind,
+    InternalError,
+    InvalidInputError,
+    NotFoundError,
+    UnauthorizedError,
+    UnavailableError,
+)
 
 HTTP_STATUS = {
     ErrorKind.INVALID_INPUT: 400,
@@ -61,6 +69,10 @@ _JOB_PATH = re.compile(rf"/v1/jobs/({NAME})(?:/checkpoints/([0-9]{{1,16}}))?(?:/
 _CALLERS_FAULT = frozenset({ErrorKind.INVALID_INPUT, ErrorKind.NOT_FOUND})
 
 logger = logging.getLogger("dstl_service")
+
+
+class NotAllowedError(UnauthorizedError):
+    """It is known who asks, and that one may not do this. Use another token, or have the access file say otherwise."""
 
 
 class LateBodyError(UnavailableError):
@@ -126,7 +138,8 @@ def _methods(request: Request) -> list[str]:
 
 def error_response(error: DstlError, status: int | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
     """Return the answer that reports an error; with its own status, unless another says more."""
-    status = HTTP_STATUS[error.kind] if status is None else status
+    if status is None:
+        status = 403 if isinstance(error, NotAllowedError) else HTTP_STATUS[error.kind]
     if isinstance(error, LateBodyError):
         headers = {**(headers or {}), **CLOSE}
     if status in (429, 503):

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dstl_service.access import CALLER, Access
 from dstl_service.rights import OPEN_PATHS, Identity
-from dstl_service.routes.errors import CLOSE, error_response, log_refusal
+from dstl_service.routes.errors import CLOSE, NotAllowedError, error_response, log_refusal
 from dstl_service.routes.web_pages import refusal
 from dstl_service.wire import JSON_BYTES_MAX, NAME
 from storage.errors import InvalidInputError, UnauthorizedError
@@ -91,12 +91,12 @@ class Gate:
 
 
 def _without_right(identity: Identity, scope: Scope) -> Response:
-    error = UnauthorizedError(
+    error = NotAllowedError(
         f"{identity.name} has the role {identity.role} for {', '.join(identity.jobs)}, which does not allow "
         f"{scope['method']} {scope['path'][:300]}: let the access file say otherwise, or use another token"
     )
     log_refusal(scope, error)
-    return error_response(error, 403, CLOSE)
+    return error_response(error, headers=CLOSE)
 
 
 def is_streamed(method: str, path: str) -> bool:

@@ -120,8 +120,8 @@ def test_leftovers_of_kills_go(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}")
     world = World(store)
     world.complete(world.object(0))
-    old = [tmp_path / "probe" / ("0" * 32), tmp_path / ".tmp" / "left"]
-    young = [tmp_path / "probe" / ("1" * 32), tmp_path / ".tmp" / "written"]
+    old = [tmp_path / "probe" / ("0" * 32), tmp_path / ".tmp" / ("2" * 32)]
+    young = [tmp_path / "probe" / ("1" * 32), tmp_path / ".tmp" / ("3" * 32)]
     for path in (*old, *young):
         path.parent.mkdir(exist_ok=True)
         path.touch()

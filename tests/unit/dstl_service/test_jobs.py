@@ -92,7 +92,7 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jobs", *storage]) == 0
     assert main(["delete", *storage, "job"]) == 0
     assert main(["jobs", *storage]) == 0
-    assert main(["delete", *storage, "job", "--write"]) == 0
+    assert main(["delete", *storage, "job", "--write", "--now"]) == 0
     assert main(["jobs", *storage]) == 0
     assert main(["delete", *storage, "job"]) == 2
     lines = capsys.readouterr().out.splitlines()

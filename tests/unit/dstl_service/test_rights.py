@@ -20,7 +20,7 @@ from dstl_service.settings import ServiceSettings
 from storage.errors import InvalidInputError
 from storage.memory_store import MemoryStore
 from storage.testing import FakeClock
-from tests.unit.dstl_service.http_life import Life
+from tests.unit.dstl_service.http_life import Life, text
 
 DIGEST = hashlib.sha256(b"operator-token").hexdigest()
 GRANTS = f"""
@@ -103,6 +103,24 @@ def test_writer_runs_its_job_and_reads_nothing_of_another(client: TestClient) ->
     assert client.post(f"{theirs.path}/epochs", json={"owner": "x"}).status_code == 403
     assert client.post(f"{theirs.path}/garbage-collection?dry_run=false").status_code == 403
     assert "orders has the role writer for mine, mine.*" in client.get(theirs.path).json()["message"]
+
+
+def test_writer_hands_over_snapshots_of_its_own_job_only(client: TestClient) -> None:
+    """The path of another job's table is refused: the service would store what lies there, and then remove it."""
+    client.headers = bearer("writer-token")  # type: ignore[assignment]
+    mine = Life(client, "mine")
+    uid = mine.open()["job_uid"]
+    ref = mine.complete(0, None, mine.append(b"mine"))
+    body = {"operator": "op", "first_key_group": 0, "last_key_group": 127, "version": text(ref)}
+
+    def hand_over(folder: str) -> Any:
+        return client.post(f"{mine.path}/materializations", json={**body, "path": f"/l/tables/{folder}/0.snapshot-1"})
+
+    for folder in ("other-uid/op/00000-00127", f"{uid}/op2/00000-00127", f"{uid}/op/../op/00000-00127", "x"):
+        refused = hand_over(folder)
+        assert refused.json()["kind"] == "unauthorized", folder
+        assert refused.status_code == 403
+    assert "No such file" in hand_over(f"{uid}/op/00000-00127").json()["message"]
 
 
 def test_unknown_routes_take_full_rights() -> None:

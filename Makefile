@@ -31,7 +31,7 @@ export PYSPARK_DRIVER_PYTHON := $(PY)
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME
 
 ##@ Use it
-.PHONY: help setup demo bench bench-growth bench-smoke bench-service chaos chaos-service chaos-blocks load load-web stack stack-check
+.PHONY: help setup demo attack bench bench-growth bench-smoke bench-service chaos chaos-service chaos-blocks load load-web stack stack-check
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -60,6 +60,9 @@ chaos: $(STAMP) ## Kill and suspend processes, move clocks and rewind in 40 jobs
 
 chaos-service: need-go $(STAMP) ## Kill the service 200 times and verify what is stored; STRICT=1 fails on any loss
 	$(PY) -m loadtest.chaos_service $(CHAOS_ARGS)
+
+attack: $(STAMP) ## Send hostile requests to real services; ONLY=tokens, SHORT=1 (no deadlines), STRICT=1 fails on any miss
+	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.attack $(if $(ONLY),--only "$(ONLY)")
 
 chaos-blocks: $(STAMP) ## Kill 20 executors between actions and between operators; output and state belong together
 	$(PY) -m loadtest.chaos_blocks $(CHAOS_ARGS)

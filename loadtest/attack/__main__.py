@@ -1,0 +1,156 @@
+"""
+``python -m loadtest.attack``: runs all cases against real service processes and prints a table of the groups.
+
+Writes ``reports/attack.json`` and, with the state of the service behind each case, ``reports/attack-cases.json``.
+SHORT=1 leaves out what waits for deadlines, STRICT=1 fails on any miss, ``--only`` names groups by a part of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from loadtest.attack import bodies, forged, hung, pages, paths, slow, smuggling, tokens, users, values
+from loadtest.attack.case import Case, Result, judge
+from loadtest.attack.target import Attacked
+from loadtest.report import Figure, Goal, is_strict, strict_exit_code, write_report_json
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES_MIN = 150
+
+_Stage = Callable[[Path], Iterator[Result]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the suite, or a part of it; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="part of the names of groups")
+    only = parser.parse_args(arguments).only
+    started = time.monotonic()
+    results = list(run(only, is_short=os.environ.get("SHORT", "") not in ("", "0")))
+    found = figures(results, time.monotonic() - started, is_whole=not only)
+    write_report_json(ROOT / "reports/attack.json", found)
+    details = json.dumps([_row(result) for result in results], indent=1)
+    (ROOT / "reports/attack-cases.json").write_text(details + "\n", encoding="utf-8")
+    _print(results)
+    return strict_exit_code(found) if is_strict() else 0
+
+
+def run(only: str = "", *, is_short: bool = False) -> Iterator[Result]:
+    """Yield the results of the cases, service by service."""
+    opened = [*smuggling.cases(), *paths.cases(), *values.cases(), *pages.cases(), *forged.cases(), *bodies.cases()]
+    opened = [case for case in opened if only in case.group]
+    of_users = [case for case in users.cases() if only in case.group]
+    guarded = [case for case in [*tokens.cases(), *hung.cases()] if only in case.group]
+    many = [case for case in slow.alone() if only in case.group]
+    with tempfile.TemporaryDirectory(prefix="attack-") as name:
+        folder = Path(name)
+        if opened or of_users:
+            with Attacked(folder / "open") as target:
+                yield from _each(opened, target)
+                yield from _together(of_users, target, workers=3)
+        if guarded:
+            with Attacked(folder / "guarded", token=True) as target:
+                yield from _each(guarded, target)
+        if many:
+            with Attacked(folder / "many", slow.SETTINGS, token=True) as target:
+                if not is_short:
+                    yield from _together(slow.together(), target, workers=len(slow.together()))
+                yield from _each(many, target)
+        if many and not is_short:
+            limit = f"ulimit -n {slow.FILES_MAX}"
+            with Attacked(folder / "files", slow.SETTINGS, token=True, limit=limit) as target:
+                yield from _each(slow.out_of_files(), target)
+
+
+def _each(cases: Sequence[Case], target: Attacked) -> Iterator[Result]:
+    for case in cases:
+        yield judge(case, target)
+
+
+def _together(cases: Sequence[Case], target: Attacked, *, workers: int) -> list[Result]:
+    """Run cases at the same time, for they wait; what they cost the service is that of all of them."""
+    if not cases:
+        return []
+    target.begin()
+
+    def one(case: Case) -> Result:
+        started = time.monotonic()
+        try:
+            found = case.run(target)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the case did not hold
+            found = f"{type(error).__name__}: {error}"
+        return Result(case, time.monotonic() - started, target.state(case.known), [found] if found else [])
+
+    with ThreadPoolExecutor(workers) as pool:
+        results = list(pool.map(one, cases))
+    whole = judge(Case(cases[0].group, "behind all of these", lambda _: None), target)
+    return [*results, replace(whole, state=results[-1].state)]
+
+
+def figures(results: Sequence[Result], seconds: float, *, is_whole: bool) -> list[Figure]:
+    """Return what was shown."""
+    found = [Figure("cases", len(results), "cases", Goal(">=", CASES_MIN) if is_whole else None)]
+    for group in dict.fromkeys(result.case.group for result in results):
+        missed = sum(1 for result in results if result.case.group == group and result.misses)
+        found.append(Figure(f"{group}: cases missed", missed, "cases", Goal("==", 0)))
+    if results:
+        states = [result.state for result in results]
+        found += [
+            Figure("greatest growth of memory", max(state.rss_growth_bytes for state in states) / 2**20, "MiB"),
+            Figure("slowest batch of another job", max(state.neighbour_ms_max for state in states), "ms"),
+            Figure("failed batches of other jobs", sum(state.neighbour_errors for state in states), "batches"),
+            Figure("objects of no known job", sum(len(state.stored) for state in states), "objects", Goal("==", 0)),
+        ]
+    return [*found, Figure("run time", round(seconds, 1), "s")]
+
+
+def _row(result: Result) -> dict[str, object]:
+    return {
+        "group": result.case.group,
+        "name": result.case.name,
+        "held": not result.misses,
+        "misses": result.misses,
+        "seconds": round(result.seconds, 3),
+        "rss_growth_bytes": result.state.rss_growth_bytes,
+        "neighbour_ms_max": round(result.state.neighbour_ms_max, 1),
+        "neighbour_errors": result.state.neighbour_errors,
+        "stored": list(result.state.stored[:20]),
+    }
+
+
+def _print(results: Sequence[Result]) -> None:
+    line = "{:<28} {:>5} {:>5} {:>6} {:>11} {:>10} {:>7} {:>6}\n"
+    sys.stdout.write(line.format("group", "cases", "held", "missed", "memory MiB", "beside ms", "objects", "s"))
+    for group in dict.fromkeys(result.case.group for result in results):
+        of_group = [result for result in results if result.case.group == group]
+        missed = sum(1 for result in of_group if result.misses)
+        sys.stdout.write(
+            line.format(
+                group,
+                len(of_group),
+                len(of_group) - missed,
+                missed,
+                max(result.state.rss_growth_bytes for result in of_group) >> 20,
+                f"{max(result.state.neighbour_ms_max for result in of_group):.0f}",
+                sum(len(result.state.stored) for result in of_group),
+                f"{sum(result.seconds for result in of_group):.0f}",
+            )
+        )
+    for result in results:
+        for miss in result.misses:
+            sys.stdout.write(f"missed: {result.case.group}: {result.case.name}: {miss}\n")
+    if not users.IS_ROOT:
+        sys.stdout.write(f"{users.GROUP}: not run, only root can be two users\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""Bodies that are larger than they look, or never end: what they may hold of the service's memory is bounded."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pyarrow as pa
+
+from loadtest.attack.case import Case, no_bug, refused
+from loadtest.attack.forged import Job, place_of_sets
+from loadtest.attack.raw import Answer, ask, connected, request
+from loadtest.attack.target import Attacked
+from storage.change_set import SCHEMA
+
+_GROUP = "bodies, trailers and bombs"
+_MIB = 1 << 20
+_SET = place_of_sets("neighbour", 1)
+_JSON = "/v1/jobs/neighbour/epochs"
+_BOMB_BYTES = 512 * _MIB
+_DECODED_MAX = 160 * _MIB
+
+
+def _chunked(path: str, *headers: str, method: str = "POST") -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "host: 127.0.0.1", "content-type: application/json", *headers]
+    return "\r\n".join([*lines, "transfer-encoding: chunked"]).encode() + b"\r\n\r\n"
+
+
+def _pouring(
+    name: str, head: bytes, piece: bytes, count: int, *, growth_max: int = 32 * _MIB, is_cut: bool = True
+) -> Case:
+    """Send a head, then a piece many times: the service must hold little of it, and cut off what `is_cut` says."""
+
+    def run(target: Attacked) -> str | None:
+        answer = ask(target.address, head, *([piece] * count), wait_s=8.0)
+        if not is_cut:
+            return None
+        if answer.sent_bytes < len(head) + len(piece) * count or answer.is_closed or answer.is_refused:
+            return None
+        return f"took in {answer.sent_bytes >> 20} MiB without a word"
+
+    return Case(_GROUP, name, run, rss_growth_max=growth_max)
+
+
+def _trailers(path: str, method: str = "POST") -> tuple[bytes, bytes, int]:
+    line = b"x-trailer: " + b"a" * 8000 + b"\r\n"
+    return _chunked(path, method=method) + b"2\r\n{}\r\n0\r\n", line * 8, 400
+
+
+def _small_chunks(target: Attacked) -> str | None:
+    body = b"".join(b"1\r\n \r\n" for _ in range(100_000)) + b"0\r\n\r\n"
+    return no_bug(ask(target.address, _chunked(_JSON) + body, wait_s=20.0))
+
+
+def _sending(name: str, data: bytes, *, growth_max: int = 48 * _MIB) -> Case:
+    def run(target: Attacked) -> str | None:
+        return refused(ask(target.address, data, wait_s=10.0))
+
+    return Case(_GROUP, name, run, rss_growth_max=growth_max)
+
+
+def _claiming(name: str, size: int, count: int) -> Case:
+    """Claim much, send four bytes and wait: other jobs go on."""
+
+    def run(target: Attacked) -> str | None:
+        place = Job(target, "claimer").place_of_sets()
+        with ExitStack() as stack:
+            for _ in range(count):
+                connection = stack.enter_context(connected(target.address))
+                connection.sendall(request("POST", place, headers={"content-length": str(size)}) + b"abcd")
+            time.sleep(3.0)
+        return None
+
+    return Case(_GROUP, name, run, known=("claimer",))
+
+
+def _unfinished(target: Attacked) -> str | None:
+    piece = b" " * _MIB
+    with ExitStack() as stack:
+        for _ in range(10):
+            connection = stack.enter_context(connected(target.address))
+            connection.settimeout(2.0)
+            with suppress(OSError):
+                connection.sendall(request("POST", _JSON, headers={"content-length": str(31 * _MIB)}))
+                for _ in range(30):
+                    connection.sendall(piece)
+        time.sleep(1.0)
+    return None
+
+
+def _pipelined(target: Attacked) -> str | None:
+    """A right request behind a body of 100 KB is answered."""
+    body = json.dumps({"owner": "a", "unknown": "x" * 100_000}).encode()
+    first = request("POST", "/v1/jobs/neighbour/nothing", body, {"connection": "keep-alive"})
+    answer: Answer = ask(target.address, first + request("GET", "/health"))
+    return None if answer.statuses[1:] == [200] else f"the statuses are {answer.statuses}"
+
+
+_DECODE = """
+import sys
+import pyarrow as pa
+from storage.change_set import decode_change_set
+from storage.errors import DstlError
+data = open(sys.argv[1], "rb").read()
+try:
+    list(decode_change_set(data, "bomb"))
+except DstlError:
+    pass
+print(pa.default_memory_pool().max_memory())
+"""
+
+
+def _bomb(target: Attacked) -> str | None:
+    """A change set of some KB that says it is half a GiB is refused before it is that in memory."""
+    del target
+    with tempfile.TemporaryDirectory() as folder:
+        path, sink = Path(folder) / "bomb", pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_stream(sink, SCHEMA, options=options) as writer:
+            value = pa.array([bytes(_BOMB_BYTES)], pa.binary())
+            writer.write_batch(pa.record_batch([pa.array([b"\0\0key"], pa.binary()), value], schema=SCHEMA))
+        path.write_bytes(sink.getvalue().to_pybytes())
+        done = subprocess.run(
+            [sys.executable, "-c", _DECODE, str(path)], capture_output=True, text=True, check=True, timeout=60
+        )
+        size = path.stat().st_size
+    decoded = int(done.stdout)
+    return f"{size} bytes became {decoded >> 20} MiB" if decoded > _DECODED_MAX else None
+
+
+def _append_bomb(target: Attacked) -> str | None:
+    """A compressed body is not unpacked on its way in."""
+    body = gzip.compress(bytes(200 * _MIB), 9)
+    return refused(ask(target.address, request("POST", _JSON, body, {"content-encoding": "gzip"}), wait_s=10.0))
+
+
+def cases() -> list[Case]:
+    """Return the cases of this group."""
+    return [
+        _pouring("trailers of 25 MB", *_trailers(_JSON)),
+        _pouring("trailers of 25 MB behind an open path", *_trailers("/health", "GET")),
+        _pouring("trailers of 25 MB behind no path", *_trailers("/nothing")),
+        _pouring("trailers of 25 MB behind a change set", *_trailers(_SET)),
+        _pouring("many short trailers", _chunked(_JSON) + b"2\r\n{}\r\n0\r\n", b"x: a\r\n" * 1000, 2000),
+        _pouring("chunk extension of 25 MB", _chunked(_JSON) + b"1;x=", b"a" * 65_536, 400),
+        _pouring("chunk size of a million zeros", _chunked(_JSON), b"0" * 65_536, 64, is_cut=False),
+        _pouring(
+            "JSON of 60 MB in chunks",
+            _chunked(_JSON),
+            b"10000\r\n" + b" " * 65_536 + b"\r\n",
+            960,
+            growth_max=96 * _MIB,
+        ),
+        _sending("JSON said to have 33 MiB", request("POST", _JSON, headers={"content-length": str(33 * _MIB)}) + b"{"),
+        _sending(
+            "change set said to have 1 GiB", request("POST", _SET, headers={"content-length": str(1 << 30)}) + b"a"
+        ),
+        _sending("change set without a length", _chunked(_SET) + b"1\r\na\r\n0\r\n\r\n"),
+        _sending("change set of another checksum", request("POST", _SET, b"a" * _MIB)),
+        Case(_GROUP, "100,000 chunks of one byte", _small_chunks),
+        Case(_GROUP, "right request behind a body of 100 KB", _pipelined),
+        Case(_GROUP, "compressed JSON of 200 MB", _append_bomb, rss_growth_max=48 * _MIB),
+        Case(_GROUP, "change set that unpacks to 512 MiB", _bomb),
+        _claiming("claimed 100 MiB, sent four bytes", 100 * _MIB, 1),
+        _claiming("claimed 30 MiB, twenty times", 30 * _MIB, 20),
+        Case(_GROUP, "ten unfinished JSON bodies of 31 MiB", _unfinished, rss_growth_max=160 * _MIB),
+    ]

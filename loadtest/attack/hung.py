@@ -1,0 +1,197 @@
+"""Other hosts' services that accept and never answer, or are not what they say: nobody else waits for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from loadtest.attack.case import Case
+from loadtest.attack.forged import Job
+from loadtest.attack.target import TOKEN, Attacked, complete_body
+
+_GROUP = "hung and lying peers"
+_ANSWER_S = 2.0
+"""How soon the service has to answer others meanwhile."""
+_WATCHED_S = 2.0
+_MARK = b"mark-of-the-peer"
+
+_Behaviour = Callable[[socket.socket], None]
+
+
+class Peer:
+    """Listens where another host's service would, does as it is told with each connection, and keeps what it got."""
+
+    def __init__(self, behaviour: _Behaviour | None = None) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._behaviour = behaviour
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.got: list[bytes] = []
+        self._kept: list[socket.socket] = []
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening and hang up."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self._kept:
+            connection.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._kept.append(connection)
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        with suppress(OSError):
+            self.got.append(connection.recv(65_536))
+            if self._behaviour is not None:
+                self._behaviour(connection)
+
+
+@contextmanager
+def _peers(count: int, behaviour: _Behaviour | None = None) -> Iterator[list[Peer]]:
+    peers = [Peer(behaviour) for _ in range(count)]
+    try:
+        yield peers
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+def _watch(target: Attacked, requests: Sequence[Callable[[], object]]) -> str | None:
+    """Send requests that may hang, and see whether others are answered meanwhile."""
+    threads = [threading.Thread(target=_quietly, args=(send,), daemon=True) for send in requests]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + _WATCHED_S
+    while time.monotonic() < end:
+        for method, path, body in (
+            ("GET", "/ready", b""),
+            ("GET", "/v1/jobs/neighbour/checkpoints", b""),
+            ("POST", "/v1/jobs/beside/epochs", b'{"owner":"beside"}'),
+        ):
+            started = time.monotonic()
+            answer = target.ask(method, path, body)
+            took = time.monotonic() - started
+            if answer.status != 200 or took > _ANSWER_S:
+                return f"{method} {path} got {answer.status} after {took:.1f} s"
+    return None
+
+
+def _quietly(send: Callable[[], object]) -> None:
+    with suppress(Exception):
+        send()
+
+
+def _asking(name: str, peers: int, refs: int, behaviour: _Behaviour | None = None) -> Case:
+    """Name sets of such peers in checkpoints, of a job for each."""
+
+    def run(target: Attacked) -> str | None:
+        with _peers(peers, behaviour) as started:
+            jobs = [Job(target, f"hung{number}") for number in range(peers)]
+
+            def send(job: Job, peer: Peer) -> object:
+                named = [job.ref(service_url=peer.url, service_id="peer", sqn=number) for number in range(refs)]
+                return job.complete(named)
+
+            pairs = zip(jobs, started, strict=True)
+            found = _watch(target, [lambda job=job, peer=peer: send(job, peer) for job, peer in pairs])  # type: ignore[misc]
+            if found is None and any(TOKEN.encode() in data for peer in started for data in peer.got):
+                found = "the token was sent to a stranger"
+            return found
+
+    return Case(_GROUP, name, run, known=("beside", *(f"hung{number}" for number in range(peers))))
+
+
+def _drip(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
+    for _ in range(60):
+        connection.sendall(b"a")
+        time.sleep(0.2)
+
+
+def _flood(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n")
+    for _ in range(4000):
+        connection.sendall(b" " * 65_536)
+
+
+def _headers_for_ever(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\n")
+    for _ in range(4000):
+        connection.sendall(b"x: " + b"a" * 60_000 + b"\r\n")
+
+
+def _lie(connection: socket.socket) -> None:
+    body = b'{"handles":[{"object":"' + _MARK + b'"}],"kind":"not_found","message":"' + _MARK + b'","context":{}}'
+    connection.sendall(b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+
+
+def _reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    connection.close()
+
+
+def _token_case(name: str, path: str) -> Case:
+    """A caller with a token cannot have the service send its own to a place that the caller chooses."""
+
+    def run(target: Attacked) -> str | None:
+        with _peers(1, _lie) as (peer,):
+            job = Job(target)
+            refs = [job.ref(service_url=peer.url, service_id="peer")]
+            body = {"epoch": job.epoch, "refs": refs} if path == "persist" else complete_body(job.epoch, 0, None, refs)
+            job.post("checkpoints/0/begin", {"epoch": job.epoch})
+            answer = job.post(path, body)
+            if any(TOKEN.encode() in data for data in peer.got):
+                return "the token was sent to a stranger"
+            return "the stranger's answer was handed on" if _MARK in answer.data else None
+
+    return Case(_GROUP, name, run, known=("forged",))
+
+
+def _stopped(target: Attacked) -> str | None:
+    """A sidecar of the same storage that is stopped in mid-life holds up its own job only."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        other = Attacked(Path(folder) / "other", beside=target)
+        stack.enter_context(other)
+        job = Job(target, "hung0")
+        job.post("checkpoints/0/begin", {"epoch": job.epoch})
+        handed = Job(other, "hung1")  # any job of its own, so that it lives
+        query = handed.append(handed.epoch)
+        ref = json.loads(query.data.partition(b"\r\n\r\n")[2])
+        refs = [job.ref(service_id=ref["service_id"], service_url=other.url, sqn=sqn) for sqn in range(40)]
+        os.kill(other.pid, signal.SIGSTOP)
+        try:
+            return _watch(target, [lambda: job.complete(refs)] * 20)
+        finally:
+            os.kill(other.pid, signal.SIGCONT)
+
+
+def cases() -> list[Case]:
+    """Return the cases of this group, for a service that asks for a token."""
+    return [
+        _asking("one peer that never answers, 40 sets", 1, 40),
+        _asking("16 peers that never answer", 16, 1),
+        _asking("24 peers that never answer, 3 sets each", 24, 3),
+        _asking("peer that sends a byte a moment", 4, 2, _drip),
+        _asking("peer that sends 250 MB", 2, 2, _flood),
+        _asking("peer whose head never ends", 2, 2, _headers_for_ever),
+        _asking("peer that resets", 8, 2, _reset),
+        _token_case("token for a stranger: complete", "checkpoints/0/complete"),
+        _token_case("token for a stranger: flush", "checkpoints/0/flush"),
+        _token_case("token for a stranger: persist", "persist"),
+        Case(_GROUP, "sidecar that is stopped (SIGSTOP)", _stopped, known=("beside", "hung0", "hung1")),
+    ]

@@ -1,0 +1,116 @@
+"""Requests as bytes, for a client's library would not send them, and what comes back."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
+_QUIET_S = 0.12
+"""A connection that was answered and says nothing for so long will say nothing more."""
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back on a connection."""
+
+    data: bytes
+    is_closed: bool
+    """Whether the service closed it."""
+    seconds: float
+    sent_bytes: int = 0
+
+    @property
+    def statuses(self) -> list[int]:
+        """The statuses of all responses, in their order."""
+        return [int(text) for text in _STATUS.findall(self.data)]
+
+    @property
+    def status(self) -> int:
+        """That of the first response, 0 without one."""
+        return self.statuses[0] if self.statuses else 0
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether nothing was done: an error of the caller, another address, back-pressure, or a connection cut off."""
+        return 300 <= self.status < 500 or self.status == 503 or (not self.statuses and self.is_closed)
+
+
+def request(
+    method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None, *, host: str = "127.0.0.1"
+) -> bytes:
+    """Return a well-formed request; `headers` replace and add."""
+    fields = {"host": host, "connection": "close"}
+    if body or method in ("POST", "PUT"):
+        fields |= {"content-length": str(len(body)), "content-type": "application/json"}
+    fields |= headers or {}
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+def ask(address: Address, *pieces: bytes, wait_s: float = 5.0) -> Answer:
+    """Send pieces on a connection of their own and return what comes back within a time."""
+    with connected(address) as connection:
+        return talk(connection, pieces, wait_s)
+
+
+def talk(connection: socket.socket, pieces: Iterable[bytes], wait_s: float = 5.0) -> Answer:
+    """Send pieces, as far as they are taken, and return what comes back within a time."""
+    started, sent = time.monotonic(), 0
+    with suppress(OSError):  # a service may answer and close before all is sent
+        connection.settimeout(wait_s)
+        for piece in pieces:
+            connection.sendall(piece)
+            sent += len(piece)
+    data, is_closed = _receive(connection, started + wait_s)
+    return Answer(data, is_closed, time.monotonic() - started, sent)
+
+
+@contextmanager
+def connected(address: Address) -> Iterator[socket.socket]:
+    """Give a connection."""
+    with socket.create_connection(address, timeout=5.0) as connection:
+        yield connection
+
+
+def closed_within(connections: Sequence[socket.socket], seconds: float) -> int:
+    """Wait until the service has closed these connections; return how many it has."""
+    deadline, still_open = time.monotonic() + seconds, set(connections)
+    while still_open and time.monotonic() < deadline:
+        still_open -= {connection for connection in still_open if _is_closed(connection)}
+        time.sleep(0.05)
+    return len(connections) - len(still_open)
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        while data := connection.recv(65536):
+            del data  # an answer before the end
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _receive(connection: socket.socket, deadline: float) -> tuple[bytes, bool]:
+    data = b""
+    while (left := deadline - time.monotonic()) > 0:
+        connection.settimeout(min(left, _QUIET_S) if _STATUS.search(data) else left)
+        try:
+            piece = connection.recv(65536)
+        except TimeoutError:
+            break
+        except OSError:
+            return data, True
+        if not piece:
+            return data, True
+        data += piece
+    return data, False

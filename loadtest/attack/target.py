@@ -1,0 +1,297 @@
+"""
+The services under attack, each with a neighbour: a job that goes on all the time and must not notice.
+
+What an attack did is read from outside: the memory of the process, the neighbour's latency, and the objects of jobs
+other than the neighbour's in the storage.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from backend_client.log_writer import LogTarget
+from backend_client.service_client import ServiceClient
+from loadtest.attack.raw import Address, Answer, ask, request
+from loadtest.stack.programs import ServerError, end_process
+from storage.checksum import checksum64
+from storage.errors import DstlError
+from storage.model import KeyGroupRange
+
+NEIGHBOUR = "neighbour"
+TOKEN = "the-token-of-the-attacked-service"  # noqa: S105 - of a service that lives for seconds
+_READY_S = 60.0
+_SETTLE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How a service was while an attack ran."""
+
+    rss_growth_bytes: int
+    neighbour_ms_max: float
+    neighbour_errors: int
+    neighbour_error: str
+    """The last of them."""
+    stored: tuple[str, ...]
+    """Objects that came to be and are of no known job."""
+
+
+class Attacked:
+    """
+    A service process on a port of the loopback address, ready when entered, gone when left.
+
+    Args:
+        folder: Of its own: storage, log and token file are below it.
+        environment: Settings.
+        token: Whether requests need `TOKEN`.
+        limit: Commands of a shell before it starts, such as a limit of open files.
+        beside: Another service, whose storage and token it shares; it has no neighbour of its own then.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        token: bool = False,
+        limit: str = "",
+        beside: Attacked | None = None,
+    ) -> None:
+        folder.mkdir()
+        self.log_path = folder / "log"
+        self.storage: Path = folder / "storage" if beside is None else beside.storage
+        self._environment = {**os.environ, **(environment or {})}
+        self._limit = limit
+        self._beside = beside
+        token = token if beside is None else beside.token is not None
+        self.token: str | None = TOKEN if token else None
+        if token:
+            path = folder / "tokens"
+            path.touch(0o600)
+            path.write_text(f"{TOKEN}\n", encoding="utf-8")
+            self._environment["DSTL_TOKEN_FILE"] = str(path)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address: Address = free.getsockname()
+        self.url = f"http://{self.address[0]}:{self.address[1]}"
+        if beside is not None:
+            self._environment["DSTL_ADVERTISED_URL"] = self.url
+        self.neighbour: Neighbour | None = None
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "dstl_service", "serve", "--storage", f"file://{self.storage}"]
+        command += ["--host", self.address[0], "--port", str(self.address[1])]
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", f'{self._limit or ":"}; exec "$@"', "sh", *command],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + _READY_S
+        while not self.answers(1.0):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise ServerError(f"the service did not start: {self.log_path.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.02)
+        if self._beside is None:
+            self.neighbour = Neighbour(self.url, self.token)
+        self._watch = _Watch(psutil.Process(self._process.pid))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watch.stop()
+        if self.neighbour is not None:
+            self.neighbour.stop()
+        end_process(self._process, signal.SIGTERM, 20.0)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def answers(self, within_s: float) -> bool:
+        """Say whether the process is alive and says so in time."""
+        try:
+            return ask(self.address, request("GET", "/health"), wait_s=within_s).status == 200
+        except OSError:
+            return False
+
+    def ask(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
+        """Send a well-formed request with the token, if one is needed."""
+        own = {} if self.token is None else {"authorization": f"Bearer {self.token}"}
+        return ask(self.address, request(method, path, body, {**own, **(headers or {})}))
+
+    def begin(self) -> None:
+        """Measure from now on."""
+        self._watch.begin()
+        if self.neighbour is not None:
+            self.neighbour.begin()
+        self._before = self._objects()
+
+    def settle(self) -> None:
+        """Wait until what was done to the neighbour has shown."""
+        if self.neighbour is not None:
+            self.neighbour.settle(_SETTLE_S)
+
+    def state(self, known: Sequence[str] = ()) -> State:
+        """Return what was measured since; objects of the jobs that are `known` count as no trace."""
+        new = self._objects() - self._before
+        stored = sorted(key for key in new if not any(f"/{job}/" in f"/{key}" for job in (NEIGHBOUR, *known)))
+        seen = self.neighbour
+        beside = (0.0, 0, "") if seen is None else (seen.ms_max(), seen.errors, seen.last_error)
+        return State(self._watch.growth(), *beside, tuple(stored))
+
+    def _objects(self) -> set[str]:
+        if not self.storage.exists():
+            return set()
+        files = (path.relative_to(self.storage) for path in self.storage.rglob("*") if path.is_file())
+        return {str(path) for path in files if path.parts[0] != ".tmp"}  # what a put is about to rename
+
+
+class _Watch:
+    """Looks at a process's memory all the time."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process = process
+        self._first = self._peak = process.memory_info().rss
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def begin(self) -> None:
+        self._first = self._peak = self._process.memory_info().rss
+
+    def growth(self) -> int:
+        return max(0, max(self._peak, self._process.memory_info().rss) - self._first)
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.02):
+            try:
+                self._peak = max(self._peak, self._process.memory_info().rss)
+            except psutil.Error:
+                return
+
+
+class Neighbour:
+    """A job that hands over a small set and completes a checkpoint some times a second, and measures how long."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self._client = ServiceClient(url, token, patience_s=60.0)
+        self._path = f"/v1/jobs/{NEIGHBOUR}"
+        self.epoch = self._open()
+        self._base: dict[str, Any] | None = None
+        self._next = 0
+        self._lock = threading.Condition()
+        self._batches = 0
+        self._started_s: float | None = None
+        self._ms_max = 0.0
+        self.errors, self.last_error = 0, ""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def last_ref(self) -> dict[str, Any] | None:
+        """The newest checkpoint."""
+        return self._base
+
+    def begin(self) -> None:
+        """Measure from now on."""
+        with self._lock:
+            self._ms_max, self.errors = 0.0, 0
+
+    def ms_max(self) -> float:
+        """Return the longest that a batch took, the one that runs included."""
+        with self._lock:
+            running = 0.0 if self._started_s is None else (time.monotonic() - self._started_s) * 1000
+            return max(self._ms_max, running)
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until a batch has ended that began after this call, so that all that was done to it has shown."""
+        with self._lock:
+            wanted = self._batches + 2
+            self._lock.wait_for(lambda: self._batches >= wanted, timeout_s)
+
+    def stop(self) -> None:
+        """End it; a batch that hangs is left behind."""
+        self._ended.set()
+        self._thread.join(5.0)
+        self._client.close()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.01):
+            with self._lock:
+                self._started_s = time.monotonic()
+            try:
+                self._batch()
+            except (DstlError, OSError) as error:
+                self.errors += 1
+                self.last_error = f"{type(error).__name__}: {error}"
+                self._take_back()
+            with self._lock:
+                self._ms_max = max(self._ms_max, (time.monotonic() - self._started_s) * 1000)
+                self._started_s = None
+                self._batches += 1
+                self._lock.notify_all()
+
+    def _open(self) -> int:
+        return int(self._client.post(f"{self._path}/epochs", {"owner": "neighbour"})["epoch"])
+
+    def _take_back(self) -> None:
+        """Go on behind an error, which was counted, so that the next case is judged by itself."""
+        with suppress(DstlError, OSError):
+            self.epoch = self._open()
+            latest = self._client.get(self._path)["latest"]
+            self._base = latest["ref"] if latest else None
+            self._next = latest["ref"]["id"] + 1 if latest else 0
+
+    def _batch(self) -> None:
+        number, payload = self._next, os.urandom(500)
+        checkpoint = f"{self._path}/checkpoints/{number}"
+        self._client.post(f"{checkpoint}/begin", {"epoch": self.epoch})
+        ref = append(self._client, NEIGHBOUR, self.epoch, number, payload)
+        body = complete_body(self.epoch, number, self._base, [ref])
+        self._base = self._client.post(f"{checkpoint}/complete", body)["ref"]
+        self._next += 1
+
+
+def append(client: ServiceClient, job: str, epoch: int, checkpoint_id: int, payload: bytes) -> dict[str, Any]:
+    """Hand a set over; return its reference."""
+    target = LogTarget(job, "op", checkpoint_id, epoch, 1, 0, KeyGroupRange(0, 127))
+    return asdict(client.append(target, 1, payload, checksum64(payload), 1, preemptive=False))
+
+
+def complete_body(
+    epoch: int, checkpoint_id: int, base: dict[str, Any] | None, refs: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the request that makes a checkpoint of these sets exist."""
+    return {
+        "epoch": epoch,
+        "uid": f"e{epoch}c{checkpoint_id}",
+        "base": base,
+        "refs": list(refs),
+        "operators": [],
+        "query_id": "",
+        "offsets": "",
+    }

@@ -1,0 +1,371 @@
+"""Another user of the same host, as root can play one: at sockets, folders, locks and caches."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from backend_client.service_client import ServiceClient
+from backend_client.service_launcher import EmbeddedService
+from loadtest.attack.case import Case
+from loadtest.attack.target import TOKEN, Attacked
+from loadtest.service_figures.load_job import LoadJob
+from loadtest.stack.programs import end_process
+from storage.errors import DstlError, InternalError
+
+GROUP = "two users of a host"
+NOBODY = 65534
+IS_ROOT = os.geteuid() == 0
+_START_S = 30.0
+
+_BECOME_NOBODY = f"""
+import os, socket, sys
+os.setgroups([])
+os.setgid({NOBODY})
+os.setuid({NOBODY})
+"""  # within the program, for the interpreter's own folder may be closed to others
+_CALL = """
+connection = socket.socket(socket.AF_UNIX)
+connection.settimeout(5)
+try:
+    connection.connect(sys.argv[1])
+    connection.sendall(b"GET /v1/info HTTP/1.1\\r\\nhost: localhost\\r\\nconnection: close\\r\\n\\r\\n")
+    print(connection.recv(4096)[:64])
+except OSError as error:
+    print(type(error).__name__)
+"""
+_LISTEN = """
+os.umask(0)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("listening", flush=True)
+while True:
+    connection, _ = listener.accept()
+    print(connection.recv(4096), flush=True)
+    connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\n\\r\\n{}")
+"""
+_LIST = "print(os.listdir(sys.argv[1]))"
+
+
+@contextmanager
+def _folder(owner: int = 0, mode: int = 0o700) -> Iterator[Path]:
+    """Give a folder of a user with a short path, as sockets need it."""
+    path = Path(tempfile.mkdtemp(prefix="da"))
+    os.chown(path, owner, owner)
+    path.chmod(mode)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _as_nobody(program: str, *arguments: str) -> str:
+    """Run a program of Python as the other user; return what it prints, errors too."""
+    done = subprocess.run(
+        [sys.executable, "-c", _BECOME_NOBODY + program, *arguments],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+@contextmanager
+def _service(
+    socket_path: Path,
+    *arguments: str,
+    setup: str = ":",
+    environment: Mapping[str, str] | None = None,
+    storage: Path | None = None,
+) -> Iterator[str]:
+    """Start a service on a Unix socket; give the end of its log when it answers or has ended."""
+    with tempfile.TemporaryDirectory() as own, tempfile.TemporaryFile() as log:
+        command = [sys.executable, "-m", "dstl_service", "serve", "--storage", f"file://{storage or own}/s"]
+        command += ["--socket", str(socket_path), *arguments]
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f'{setup}; exec "$@"', "sh", *command],
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            deadline = time.monotonic() + _START_S
+            while process.poll() is None and not _listens(socket_path) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            log.seek(0)
+            yield log.read().decode(errors="replace")
+        finally:
+            end_process(process, signal.SIGTERM, 20.0)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
+        connection.connect(str(path))
+        return True
+    return False
+
+
+def _closed_socket(_: Attacked) -> str | None:
+    with _folder(mode=0o755) as folder, _service(folder / "s"):
+        said = _as_nobody(_CALL, str(folder / "s"))
+        return None if "PermissionError" in said else f"the other user got {said!r}"
+
+
+def _opened_socket(_: Attacked) -> str | None:
+    """Even where the socket's mode lets another user in, the kernel says whose process it is."""
+    with _folder(mode=0o755) as folder, _service(folder / "s"):
+        (folder / "s").chmod(0o777)
+        said = _as_nobody(_CALL, str(folder / "s"))
+        return f"the other user got {said!r}" if " 200 " in said else None
+
+
+def _modes_under_umask(_: Attacked) -> str | None:
+    with _folder(mode=0o755) as folder, _service(folder / "s", setup="umask 000"):
+        mode = (folder / "s").stat().st_mode & 0o777
+        return None if mode & 0o077 == 0 else f"the socket has mode {mode:o}"
+
+
+@contextmanager
+def _impostor(path: Path) -> Iterator[Callable[[], str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", _BECOME_NOBODY + _LISTEN, str(path)],
+        cwd="/",
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+
+    def got() -> str:
+        process.kill()
+        return process.communicate()[0]
+
+    try:
+        yield got
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _impostor_gets_nothing(_: Attacked) -> str | None:
+    with _folder(NOBODY, 0o755) as folder, _impostor(folder / "s") as got:
+        client = ServiceClient(f"unix://{folder / 's'}", TOKEN, patience_s=2.0)
+        with suppress(DstlError):
+            client.get("/v1/info")
+        client.close()
+        return "the impostor got the token" if TOKEN in got() else None
+
+
+def _impostor_hands_nothing_out(_: Attacked) -> str | None:
+    with _folder(NOBODY, 0o755) as folder, _impostor(folder / "s"):
+        client = ServiceClient(f"unix://{folder / 's'}", None, patience_s=2.0)
+        try:
+            answer = client.get("/v1/info")
+        except DstlError:
+            return None
+        finally:
+            client.close()
+        return f"the impostor's answer {answer!r} was believed"
+
+
+def _refused_folder(owner: int, mode: int) -> Callable[[Attacked], str | None]:
+    def run(_: Attacked) -> str | None:
+        with _folder(owner, mode) as folder:
+            return _is_refused(folder) or ("something was put there" if list(folder.iterdir()) else None)
+
+    return run
+
+
+def _is_refused(folder: Path) -> str | None:
+    with tempfile.TemporaryDirectory() as storage:
+        service = EmbeddedService(f"file://{storage}/s", str(folder), 60)
+        try:
+            service.ensure()
+        except (DstlError, OSError):
+            return None
+        finally:
+            _stop(service)
+    return "the sidecar started there"
+
+
+def _stop(service: EmbeddedService) -> None:
+    with suppress(OSError, ValueError):
+        pid = int(Path(service.pid_path).read_text(encoding="utf-8"))
+        os.kill(pid, 15)
+        while Path(f"/proc/{pid}").exists():
+            time.sleep(0.02)
+
+
+def _linked_folder(_: Attacked) -> str | None:
+    """Whoever planted a link in the folder's place does not get the sidecar into a folder of theirs."""
+    with _folder(NOBODY, 0o777) as theirs, _folder(0, 0o1777) as shared:
+        link = shared / "dstl"
+        link.symlink_to(theirs)
+        os.lchown(link, NOBODY, NOBODY)
+        return _is_refused(link)
+
+
+def _folder_below_a_writable_one(_: Attacked) -> str | None:
+    with _folder(0, 0o777) as shared:
+        (shared / "own").mkdir(mode=0o700)
+        return _is_refused(shared / "own")
+
+
+def _own_folder_is_closed(_: Attacked) -> str | None:
+    """What the sidecar keeps is closed to others whatever the umask."""
+    before = os.umask(0)
+    try:
+        with _folder(0, 0o755) as folder, tempfile.TemporaryDirectory() as storage:
+            service = EmbeddedService(f"file://{storage}/s", str(folder / "local"), 60)
+            service.ensure()
+            try:
+                mode = (folder / "local").stat().st_mode & 0o777
+                said = _as_nobody(_LIST, str(folder / "local"))
+            finally:
+                _stop(service)
+    finally:
+        os.umask(before)
+    if mode & 0o077:
+        return f"the folder has mode {mode:o}"
+    return None if "PermissionError" in said else f"the other user read {said!r}"
+
+
+def _lock_link_of_the_service(_: Attacked) -> str | None:
+    with _folder(0, 0o755) as folder:
+        precious = folder / "precious"
+        precious.write_text("precious")
+        (folder / "s.lock").symlink_to(precious)
+        with _service(folder / "s"):
+            return None if precious.read_text() == "precious" else "the link's target was truncated"
+
+
+def _lock_link_of_the_sidecar(_: Attacked) -> str | None:
+    with _folder(0, 0o700) as folder, tempfile.TemporaryDirectory() as storage:
+        precious = folder / "precious"
+        precious.write_text("precious")
+        service = EmbeddedService(f"file://{storage}/s", str(folder), 60)
+        Path(service.socket_path).with_suffix(".lock").symlink_to(precious)
+        with suppress(DstlError, OSError):
+            service.ensure()
+        _stop(service)
+        return None if precious.read_text() == "precious" else "the link's target was truncated"
+
+
+def _file_in_the_sockets_place(_: Attacked) -> str | None:
+    with _folder(0, 0o700) as folder:
+        (folder / "s").write_text("precious")
+        with _service(folder / "s"):
+            return None if (folder / "s").read_text() == "precious" else "the file was replaced"
+
+
+def _cache_folder(plant: Callable[[Path, Path], None]) -> Callable[[Attacked], str | None]:
+    """Start a service whose cache folder holds what is not its own; all of it stays."""
+
+    def run(_: Attacked) -> str | None:
+        with _folder(0, 0o755) as folder, _folder(0, 0o755) as cache:
+            precious = folder / "precious"
+            (precious / "deep").mkdir(parents=True)
+            (precious / "deep" / "file").write_text("precious")
+            plant(cache, precious)
+            before = sorted(str(path) for path in cache.rglob("*"))
+            with _service(folder / "s", storage=folder / "storage"):
+                ref = _checkpoint(folder / "s")
+            with _service(folder / "s", storage=folder / "storage", environment={"DSTL_CACHE_FOLDER": str(cache)}):
+                _restore(folder / "s", ref)
+            missing = sorted(set(before) - {str(path) for path in cache.rglob("*")})
+            if not (precious / "deep" / "file").exists():
+                return "what a link led to was deleted"
+            return f"{missing[0]} was deleted" if missing else None
+
+    return run
+
+
+def _checkpoint(socket_path: Path) -> dict[str, Any]:
+    job = LoadJob(f"unix://{socket_path}", "cached", patience_s=20.0)
+    ref = job.complete(0, None, [job.append(job.client, 0, 0, 1, b"payload")])
+    job.client.close()
+    return ref
+
+
+def _restore(socket_path: Path, ref: dict[str, Any]) -> None:
+    """Have a service that has nothing in memory read a job's state, which is when it prepares its folder."""
+    with suppress(DstlError):  # it may well refuse to use such a folder
+        job = LoadJob(f"unix://{socket_path}", "cached", patience_s=20.0)
+        if job.restored(ref) != [b"payload"]:
+            raise InternalError("the restore gave something else")
+        job.client.close()
+
+
+def _directories(cache: Path, _: Path) -> None:
+    for name in ("home", "dstl-downloads", "0123456789abcdef", ".ssh"):
+        (cache / name / "deep").mkdir(parents=True)
+        (cache / name / "deep" / "file").write_text("precious")
+
+
+def _links(cache: Path, precious: Path) -> None:
+    for name in ("link", "dstl-downloads", f"dstl-downloads-{os.geteuid()}"):
+        (cache / name).symlink_to(precious)
+
+
+def _stale_looking(cache: Path, _: Path) -> None:
+    for name in ("a.part", "b.tmp", "c.sst"):
+        (cache / name).write_text("precious")
+        os.utime(cache / name, (0, 0))
+
+
+def _warned(name: str, *arguments: str, mode: int = 0o600) -> Case:
+    def run(_: Attacked) -> str | None:
+        with _folder(0, 0o700) as folder:
+            tokens = folder / "tokens"
+            tokens.write_text(f"{TOKEN}\n")
+            tokens.chmod(mode)
+            given = [argument.format(tokens=tokens) for argument in arguments]
+            with _service(folder / "s", *given) as log:
+                said = any(word in log.lower() for word in ("other users", "others", "command line", "readable"))
+                return None if said else "the log does not warn"
+
+    return Case(GROUP, name, run)
+
+
+def cases() -> list[Case]:
+    """Return the cases of this group; none without root, who alone can be two users."""
+    if not IS_ROOT:
+        return []
+    attacks: dict[str, Callable[[Attacked], str | None]] = {
+        "calls the service's socket": _closed_socket,
+        "calls the socket, whose mode was opened": _opened_socket,
+        "umask 000 and the socket": _modes_under_umask,
+        "umask 000 and the sidecar's folder": _own_folder_is_closed,
+        "listens first: token": _impostor_gets_nothing,
+        "listens first: answers": _impostor_hands_nothing_out,
+        "made the local folder first": _refused_folder(NOBODY, 0o755),
+        "may write the local folder": _refused_folder(0, 0o777),
+        "planted a link as local folder": _linked_folder,
+        "may write the folder above": _folder_below_a_writable_one,
+        "planted a link as lock of the service": _lock_link_of_the_service,
+        "planted a link as lock of the sidecar": _lock_link_of_the_sidecar,
+        "planted a file as socket": _file_in_the_sockets_place,
+        "cache folder with other folders in it": _cache_folder(_directories),
+        "cache folder with links in it": _cache_folder(_links),
+        "cache folder with old files in it": _cache_folder(_stale_looking),
+    }
+    found = [Case(GROUP, name, attack) for name, attack in attacks.items()]
+    return [
+        *found,
+        _warned("token file that others can read", "--token-file", "{tokens}", mode=0o644),
+        _warned("token on the command line", "--set", "token=abcdefgh"),
+    ]

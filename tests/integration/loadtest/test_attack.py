@@ -1,0 +1,56 @@
+"""The suite of hostile requests, in its short form: ``make attack`` is the long one."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadtest.attack.__main__ import run
+from loadtest.attack.case import Case, Result, judge
+from loadtest.attack.target import State
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+GROUPS = ["request smuggling", "path traversal", "tokens"]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_attacks_are_held(group: str) -> None:
+    """No case of a group is missed: answer, memory, other jobs and the storage are as they must be."""
+    results = list(run(group, is_short=True))
+
+    assert results
+    assert [f"{result.case.name}: {miss}" for result in results for miss in result.misses] == []
+
+
+class Harmed:
+    """A service to which an attack has done all that is looked at."""
+
+    def begin(self) -> None:
+        pass
+
+    def answers(self, within_s: float) -> bool:
+        return False
+
+    def settle(self) -> None:
+        pass
+
+    def state(self, known: tuple[str, ...]) -> State:
+        return State(1 << 40, 1e9, 2, "Fenced", ("stolen/object",))
+
+
+def test_harm_is_seen() -> None:
+    """A case with the right answer is missed all the same where service, memory, neighbour or storage was harmed."""
+    result: Result = judge(Case("group", "name", lambda _: None), Harmed())
+
+    assert len(result.misses) == 5
+    assert "Fenced" in "".join(result.misses)
+    assert "stolen/object" in "".join(result.misses)
+
+
+def test_error_of_a_case_is_a_miss() -> None:
+    """A case that cannot be run to its end has not held."""
+
+    def fails(_: object) -> str | None:
+        raise OSError("refused")
+
+    assert "OSError: refused" in judge(Case("group", "name", fails), Harmed()).misses

@@ -14,13 +14,14 @@ import uvicorn
 
 from dstl_service import __version__
 from dstl_service.app import create_app
+from dstl_service.connections import Bounds, Connections, open_files_max
 from dstl_service.fsck import check_job
 from dstl_service.garbage_collector import collect_garbage
-from dstl_service.http_protocol import BoundedHttpProtocol
+from dstl_service.http_protocol import protocol_of
 from dstl_service.job_store import JobStore
-from dstl_service.jobs import delete_job, job_names
+from dstl_service.jobs import delete_job, has_leftovers, job_names
 from dstl_service.listening import describe, open_listener
-from dstl_service.logs import configure_logging
+from dstl_service.logs import Throttle, configure_logging
 from dstl_service.memory import keep_what_is_there, reuse_freed_memory
 from dstl_service.rebuild import describe_rebuild, rebuild_registry
 from dstl_service.rewind import describe_rewind, rewind
@@ -30,10 +31,9 @@ from dstl_service.settings_sources import known_settings, load_settings
 from dstl_service.shutdown import StoppingServer
 from storage.clock import SystemClock, SystemIds
 from storage.errors import DstlError, InvalidInputError, NotFoundError
+from storage.model import validate_name
 from storage.object_store import ObjectStore
 from storage.open import open_store
-
-_KEEP_ALIVE_S = 600
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,12 +61,12 @@ def serve(options: argparse.Namespace) -> int:
         sys.stdout.flush()
     config = uvicorn.Config(
         app,
-        http=BoundedHttpProtocol,
+        http=protocol_of(Connections(_bounds_of(settings), Throttle(SystemClock()))),
+        ws="none",
         log_config=None,
         access_log=False,
         proxy_headers=False,  # nothing here depends on who a proxy says has asked
-        # Workers keep their connection; opening a new one for every batch would cost more than an idle socket.
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_keep_alive=settings.http.idle_timeout_s,
         ssl_certfile=tls.certificate_file,
         ssl_keyfile=tls.key_file,
         server_header=False,
@@ -80,6 +80,16 @@ def serve(options: argparse.Namespace) -> int:
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     return 0
+
+
+def _bounds_of(settings: ServiceSettings) -> Bounds:
+    given = settings.http
+    return Bounds(
+        min(given.connections_max, max(1, open_files_max() // 2)),
+        given.head_timeout_s,
+        given.body_grace_s,
+        given.body_bytes_per_s_min,
+    )
 
 
 def list_checkpoints(options: argparse.Namespace) -> int:
@@ -172,7 +182,14 @@ def list_jobs(options: argparse.Namespace) -> int:
 
 def delete(options: argparse.Namespace) -> int:
     """Delete all that is stored of a job, or say how much that is."""
-    store, _ = _open_job(options)
+    settings = _settings(options)
+    store = open_store(settings.storage, **settings.store_options())
+    validate_name("job", options.job)
+    if not JobStore(store, options.job, SystemClock(), SystemIds()).exists() and has_leftovers(store, options.job):
+        sys.stdout.write(
+            f"job {options.job} has no job.json: it was never created, or its registry is lost; `dstl fsck --rebuild` "
+            "says what could be brought back\n"
+        )
     removal = delete_job(store, options.job, write=options.write)
     sys.stdout.write(
         f"job {removal.job}: {removal.objects} objects of {removal.size_bytes} bytes "
@@ -218,7 +235,10 @@ def _open_job(options: argparse.Namespace) -> tuple[ObjectStore, JobStore]:
     store = open_store(settings.storage, **settings.store_options())
     jobs = JobStore(store, options.job, SystemClock(), SystemIds())
     if not jobs.exists():
-        raise NotFoundError(f"there is no job {options.job!r} in {settings.storage}")
+        left = " (there are objects of that name: see `dstl fsck --rebuild`, or `dstl delete`)"
+        raise NotFoundError(
+            f"there is no job {options.job!r} in {settings.storage}{left if has_leftovers(store, options.job) else ''}"
+        )
     return store, jobs
 
 

@@ -171,6 +171,13 @@ class ActiveJobs:
         """Bytes of change sets that are held, over all jobs."""
         return sum(job.book.in_flight_bytes for job in self)
 
+    def in_flight_bytes_of(self, name: str | None) -> int:
+        """Bytes of change sets that are held of one job, or of all."""
+        if name is None:
+            return self.in_flight_bytes
+        job = self._jobs.get(name)
+        return 0 if job is None else job.book.in_flight_bytes
+
     def get(self, name: str) -> ActiveJob:
         """Return the job, which may be one that was not opened here or does not exist."""
         job = self._jobs.get(name)

@@ -21,6 +21,7 @@ from dstl_service.idle import IdleWatch
 from dstl_service.logs import Throttle
 from dstl_service.peers import PeerClient
 from dstl_service.routes import appends, checkpoints, jobs, materializations, restore, savepoints
+from dstl_service.routes.body_room import BodyRoom
 from dstl_service.routes.description import describe_access
 from dstl_service.routes.errors import RESPONSES, install
 from dstl_service.routes.gate import Gate
@@ -55,7 +56,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.settings = settings
-        app.state.overloads = Throttle(clock)
+        app.state.overloads, app.state.mistakes = Throttle(clock), Throttle(clock)
         opened = store or open_store(settings.storage, **settings.store_options())
         unique = ids or SystemIds()
         record = app.state.record = RecordWriter(AuditTrail(opened, clock, unique))
@@ -91,6 +92,7 @@ def create_app(
     install(app)
     describe_access(app)
     app.add_middleware(Shortcut)
+    app.add_middleware(BodyRoom, bytes_max=settings.http.bodies_bytes_max)
     app.add_middleware(Recorder)
     app.add_middleware(Gate, access=access, hosts=settings.known_hosts)
     app.add_middleware(AnswerBeforeEnd)  # added last, it is met first

@@ -17,13 +17,14 @@ from dstl_service.app import create_app
 from dstl_service.audit import AuditTrail, this_user
 from dstl_service.callers import identified
 from dstl_service.certificates import server_context
+from dstl_service.connections import Bounds, Connections, open_files_max
 from dstl_service.fsck import check_job
 from dstl_service.garbage_collector import collect_garbage
-from dstl_service.http_protocol import BoundedHttpProtocol
+from dstl_service.http_protocol import protocol_of
 from dstl_service.job_store import JobStore
-from dstl_service.jobs import delete_job, job_names
+from dstl_service.jobs import delete_job, has_leftovers, job_names
 from dstl_service.listening import describe, open_listener
-from dstl_service.logs import configure_logging
+from dstl_service.logs import Throttle, configure_logging
 from dstl_service.memory import keep_what_is_there, reuse_freed_memory
 from dstl_service.rebuild import describe_rebuild, rebuild_registry
 from dstl_service.rewind import describe_rewind, rewind
@@ -38,7 +39,6 @@ from storage.model import validate_name
 from storage.object_store import ObjectStore
 from storage.open import open_store
 
-_KEEP_ALIVE_S = 600
 _DELETING = "dstl delete"
 
 
@@ -67,12 +67,15 @@ def serve(options: argparse.Namespace) -> int:
         sys.stdout.flush()
     config = uvicorn.Config(
         app,
-        http=identified(BoundedHttpProtocol, settings.trust),
+        http=identified(
+            protocol_of(Connections(_bounds_of(settings), Throttle(SystemClock()))),
+            settings.trust,
+        ),
+        ws="none",
         log_config=None,
         access_log=False,
         proxy_headers=False,  # nothing here depends on who a proxy says has asked
-        # Workers keep their connection; opening a new one for every batch would cost more than an idle socket.
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_keep_alive=settings.http.idle_timeout_s,
         server_header=False,
     )
     if tls.certificate_file is not None:
@@ -87,6 +90,16 @@ def serve(options: argparse.Namespace) -> int:
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     return 0
+
+
+def _bounds_of(settings: ServiceSettings) -> Bounds:
+    given = settings.http
+    return Bounds(
+        min(given.connections_max, max(1, open_files_max() // 2)),
+        given.head_timeout_s,
+        given.body_grace_s,
+        given.body_bytes_per_s_min,
+    )
 
 
 def list_checkpoints(options: argparse.Namespace) -> int:
@@ -203,7 +216,13 @@ def list_jobs(options: argparse.Namespace) -> int:
 
 def delete(options: argparse.Namespace) -> int:
     """Delete a job, at once or so that it can be undone; or say how much there is of it."""
-    store, jobs = _open_job(options)
+    settings = _settings(options)
+    store = open_store(settings.storage, **settings.store_options())
+    validate_name("job", options.job)
+    jobs, deletions = JobStore(store, options.job, SystemClock(), SystemIds()), _deletions(store)
+    tombstone = deletions.of(options.job)
+    if tombstone is None and not jobs.exists():
+        return _delete_leftovers(store, options)
     if not options.write:
         found = delete_job(store, options.job)
         sys.stdout.write(
@@ -211,10 +230,8 @@ def delete(options: argparse.Namespace) -> int:
             "Stop the query; --write does it\n"
         )
         return 0
-    deletions = _deletions(store)
-    tombstone = deletions.of(options.job)
     if tombstone is None:
-        tombstone = deletions.bury(options.job, this_user(), _settings(options).deletion.delay_s)
+        tombstone = deletions.bury(options.job, this_user(), settings.deletion.delay_s)
     _fence(jobs)
     _record(store, "delete", options.job, now=str(options.now))
     if not options.now:
@@ -229,6 +246,19 @@ def delete(options: argparse.Namespace) -> int:
         f"job {removal.job}: {removal.objects} objects of {removal.size_bytes} bytes deleted. "
         "Restart sidecars that run by themselves before the name is used again\n"
     )
+    return 0
+
+
+def _delete_leftovers(store: ObjectStore, options: argparse.Namespace) -> int:
+    """Delete what lies below the name of a job that has no ``job.json``; that cannot be undone."""
+    removal = delete_job(store, options.job, write=options.write)
+    done = "deleted" if removal.is_written else "would be deleted; --write does it, and it cannot be undone"
+    sys.stdout.write(
+        f"job {options.job} has no job.json: it was never created, or its registry is lost; `dstl fsck --rebuild` says "
+        f"what could be brought back. {removal.objects} objects of {removal.size_bytes} bytes {done}\n"
+    )
+    if removal.is_written:
+        _record(store, "delete", options.job, now="True")
     return 0
 
 
@@ -318,7 +348,10 @@ def _open_job(options: argparse.Namespace) -> tuple[ObjectStore, JobStore]:
     store = open_store(settings.storage, **settings.store_options())
     jobs = JobStore(store, options.job, SystemClock(), SystemIds())
     if not jobs.exists() and _deletions(store).of(options.job) is None:
-        raise NotFoundError(f"there is no job {options.job!r} in {settings.storage}")
+        left = " (there are objects of that name: see `dstl fsck --rebuild`, or `dstl delete`)"
+        raise NotFoundError(
+            f"there is no job {options.job!r} in {settings.storage}{left if has_leftovers(store, options.job) else ''}"
+        )
     return store, jobs
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from dstl_service.active_job import ActiveJob, ActiveJobs
 from dstl_service.metrics import ServiceMetrics
-from dstl_service.room import Room
+from dstl_service.room import FIRST_BYTES_MAX, Place, Room
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.settings import ServiceSettings
 from dstl_service.shutdown import STORED_BY
@@ -76,7 +76,7 @@ class Intake:
         """The largest change set that can ever be taken in."""
         return min(SEGMENT_BYTES_MAX, self._settings.batch.in_flight_bytes_max)
 
-    def room_for(self, set_id: ChangeSetId, size_bytes: int) -> AbstractAsyncContextManager[None]:
+    def room_for(self, set_id: ChangeSetId, size_bytes: int) -> AbstractAsyncContextManager[Place]:
         """
         Return the context in which a change set arrives and is appended; entering it waits for room (I9).
 
@@ -92,9 +92,10 @@ class Intake:
                 f"a change set has at most {self.change_set_bytes_max} bytes here, not {size_bytes}; send several "
                 "smaller ones (preemptive_bytes of the client), or raise in_flight_bytes_max"
             )
-        if self._jobs.writable(set_id).book.holds(set_id):
-            return nullcontext()  # sent again after a lost response; its bytes are counted already
-        return self._room.reserved(size_bytes)
+        if self._jobs.writable(set_id).book.holds(set_id) and size_bytes <= FIRST_BYTES_MAX:
+            # Sent again after a lost response; its bytes are counted already.
+            return nullcontext(Place(None, set_id.job, size_bytes))
+        return self._room.reserved(set_id.job, size_bytes)
 
     def append(self, segment: Segment, *, preemptive: bool) -> ChangeSetRef:
         """

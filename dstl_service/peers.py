@@ -143,6 +143,8 @@ def _read(response: http.client.HTTPResponse) -> bytes:
     data = response.read(_ANSWER_BYTES_MAX + 1)
     if len(data) > _ANSWER_BYTES_MAX:
         raise http.client.HTTPException(f"an answer of more than {_ANSWER_BYTES_MAX} bytes")
+    if response.length:
+        raise http.client.IncompleteRead(b"", response.length)
     return data
 
 

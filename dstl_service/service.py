@@ -42,7 +42,7 @@ from dstl_service.restore import (
     read_plan,
     read_snapshots,
 )
-from dstl_service.room import Room
+from dstl_service.room import Place, Room
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.settings import ServiceSettings
 from dstl_service.snapshot_uploader import TableId
@@ -127,7 +127,7 @@ class ChangelogService:
         )
         room = Room(
             settings.batch.in_flight_bytes_max,
-            lambda: self._jobs.in_flight_bytes,
+            lambda job: self._jobs.in_flight_bytes_of(job),  # noqa: PLW0108 - they are made further down
             lambda: self._intake.hurry(),  # noqa: PLW0108 - it is made further down
             self.metrics.refused.inc,
         )
@@ -239,7 +239,7 @@ class ChangelogService:
         """
         await self._jobs.owned(set_id.job, set_id.writer.epoch)
 
-    def room_for(self, set_id: ChangeSetId, size_bytes: int) -> AbstractAsyncContextManager[None]:
+    def room_for(self, set_id: ChangeSetId, size_bytes: int) -> AbstractAsyncContextManager[Place]:
         """Return the context in which a change set arrives and is appended; see `Intake.room_for`."""
         return self._intake.room_for(set_id, size_bytes)
 

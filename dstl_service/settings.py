@@ -24,7 +24,7 @@ from dstl_service.materialization_policy import MaterializationSettings
 from dstl_service.peer_registry import origin_of, parse_allowed
 from dstl_service.retention import RetentionSettings
 from dstl_service.tombstones import DELAY_S
-from dstl_service.wire import URL_PATTERN
+from dstl_service.wire import JSON_BYTES_MAX, URL_PATTERN
 from storage.errors import InvalidInputError
 from storage.model import validate_name
 from storage.private_folder import Trust
@@ -120,6 +120,31 @@ class TlsSettings:
             path = getattr(self, name)
             if path is not None and not os.access(path, os.R_OK):
                 raise InvalidInputError(f"tls.{name} {path} cannot be read")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """What clients may take: connections, time, and memory for requests that are not whole yet."""
+
+    connections_max: int = 4096
+    """Connections at the same time, or half of the files that the process may open, if that is less. Idle ones make
+    room for new ones."""
+    idle_timeout_s: int = 600
+    """How long a connection may be idle between requests; opening one for every batch would cost more than that."""
+    head_timeout_s: int = 20
+    """How long the head of a request may take, and the first one of a connection."""
+    body_grace_s: int = 20
+    """How long a body may come slowly."""
+    body_bytes_per_s_min: int = 4096
+    """How fast a body must come then, counted from its begin."""
+    bodies_bytes_max: int = 128 * 1024 * 1024
+    """Memory for JSON bodies that are not whole yet; those of one job have half of it. More is answered with
+    back-pressure."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, self, "connections_max", "idle_timeout_s", "head_timeout_s", "body_grace_s")
+        check_at_least(0, self, "body_bytes_per_s_min")
+        check_at_least(2 * JSON_BYTES_MAX, self, "bodies_bytes_max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +255,7 @@ class ServiceSettings:
     gc: GcSettings = field(default_factory=GcSettings)
     deletion: DeletionSettings = field(default_factory=DeletionSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
     peers: PeerSettings = field(default_factory=PeerSettings)
     s3: S3Settings = field(default_factory=S3Settings)
 

@@ -126,7 +126,7 @@ class StateInfo:
     kind: ShortText
     schema: str
     earlier: list[str] = field(default_factory=list)
-    ttl_ms: Annotated[int, Limits(strict=True, ge=0)] | None = None
+    ttl_ms: Annotated[int, Limits(strict=True, ge=0, le=NUMBER_MAX)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,3 +116,20 @@ def test_every_route_describes_its_errors(life: Life) -> None:
                 schema = operation["responses"][status]["content"]["application/json"]["schema"]
                 assert schema == {"$ref": "#/components/schemas/ErrorBody"}, (path, status)
             assert operation.get("security") == ([] if path == "/health" else None)
+
+
+@pytest.mark.parametrize("digits", [20, 400, 5000, 60_000])
+@pytest.mark.parametrize("way", ["query", "path", "body", "reference"])
+def test_long_number_is_refused(way: str, digits: int, life: Life) -> None:
+    """C8: a number of any length, wherever it stands, is refused as one, and never a failure of the service."""
+    number = "9" * digits
+    body = f'{{"epoch": {number}, "refs": []}}'
+    answer = {
+        "query": lambda: life.append_raw(epoch=number),
+        "path": lambda: life.client.get(f"{life.path}/checkpoints/{number}"),
+        "body": lambda: life.client.post(f"{life.path}/persist", content=body),
+        "reference": lambda: life.restore_raw({"id": number, "generation": 0, "uid": "u"}),
+    }[way]()
+
+    assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_input"), answer.text[:500]
+    assert len(answer.text) < 2000

@@ -231,3 +231,16 @@ def test_batches_are_counted_by_job() -> None:
     assert 'dstl_batch_seconds_sum{job="job",phase="upload"} 0.5' in text
     assert 'dstl_batch_table_bytes{job="job"} 250.0' in text
     assert "stranger" not in text
+
+
+def test_wrong_requests_are_one_short_line_a_second(lines: pytest.LogCaptureFixture) -> None:
+    """C10: requests that are wrong are neither logged one by one nor at the length that they chose."""
+    with service(MemoryStore()) as life:
+        life.open()
+        for sqn in range(20):
+            life.append_raw(sqn=sqn, epoch=99, operator="x" * 128)
+        life.client.get(f"/v1/jobs/{'j' * 128}/checkpoints")
+
+    found = events(lines, "request refused")
+    assert len(found) <= 2
+    assert all(len(str(line)) < 3000 for line in found)

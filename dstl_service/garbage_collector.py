@@ -15,6 +15,9 @@ Manifests of subsumed checkpoints that their coordinator left behind are deleted
 is gone. Between the two the savepoints are read again: one that was made of such a checkpoint meanwhile is seen then,
 or its maker sees that the manifest is gone (`SavepointStore.create`).
 
+What a rewind sets a job back to is named by a savepoint before and by a manifest after it. A collection during which a
+newer epoch began may have seen neither, and deletes nothing.
+
 `choose_orphans` is pure; `collect_garbage` does blocking I/O.
 """
 
@@ -132,6 +135,10 @@ def collect_garbage(
         unnamed = len(orphans) + young
         orphans = [info for info in orphans if not _is_unfinished(store, info, newest.id, epoch)]
         young = unnamed - len(orphans)
+    if (orphans or subsumed) and jobs.frontier()[1] != epoch:
+        # The job was set back, or taken over, since the newest manifest was read: perhaps to a savepoint that was gone
+        # when savepoints were read. Whoever does that begins an epoch first. The next collection sees what came of it.
+        young, orphans, subsumed = young + len(orphans), [], []
     if not dry_run:
         jobs.delete_manifests(subsumed)
         if orphans:

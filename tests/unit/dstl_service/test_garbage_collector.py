@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from dstl_service.cli import main
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
 from dstl_service.job_store import JobStore
-from dstl_service.manifest import ManifestKind
+from dstl_service.manifest import Manifest, ManifestKind
+from dstl_service.retention import object_keys
 from dstl_service.rewind import rewind
 from dstl_service.under_way import UnderWay, UnderWaySnapshot
 from dstl_service.wire import CheckpointRef
@@ -19,6 +21,7 @@ from storage.memory_store import MemoryStore
 from storage.model import KeyGroupRange
 from storage.open import open_store
 from storage.testing import FakeClock, Fault, FaultKind, FaultyStore, RecordingStore
+from tests.unit.dstl_service.samples import opened
 from tests.unit.dstl_service.snapshots import FILES, index_of, store_snapshot
 from tests.unit.dstl_service.world import World
 
@@ -300,6 +303,31 @@ def test_rewind_lets_go_of_what_was_under_way() -> None:
 
     report = collect_garbage(world.store, world.jobs, "job", world.clock, age_min_ms=0)
     assert report.orphans == ["job/segments/host/compaction=0.seg"]
+
+
+def test_rewind_in_the_middle_of_a_collection_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I11: a savepoint that the job was set back to, and that was deleted, meanwhile, may have been seen nowhere."""
+    world = World()
+    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
+    world.jobs.make_savepoint("kept", None)
+    world.compact(world.object(1))
+    world.clock.advance(AGE)
+    assert world.collect(checkpoints_max=1).subsumed == 1
+    every = world.jobs.savepoints.all
+
+    def after_rewind() -> Iterator[tuple[str, Manifest]]:
+        monkeypatch.undo()
+        jobs = opened(world.store, host=5)
+        rewind(jobs, "job", world.clock, world.ids, savepoint="kept", write=True)
+        jobs.savepoints.delete("kept")
+        return every()
+
+    monkeypatch.setattr(world.jobs.savepoints, "all", after_rewind)
+
+    assert world.collect(checkpoints_max=1).orphans == []
+    newest = opened(world.store).newest()
+    assert newest is not None
+    assert object_keys(newest) <= world.stored()
 
 
 def test_index_that_retention_deletes_ends_no_collection() -> None:

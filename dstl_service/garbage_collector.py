@@ -135,10 +135,6 @@ def collect_garbage(
         unnamed = len(orphans) + young
         orphans = [info for info in orphans if not _is_unfinished(store, info, newest.id, epoch)]
         young = unnamed - len(orphans)
-    if (orphans or subsumed) and jobs.frontier()[1] != epoch:
-        # The job was set back, or taken over, since the newest manifest was read: perhaps to a savepoint that was gone
-        # when savepoints were read. Whoever does that begins an epoch first. The next collection sees what came of it.
-        young, orphans, subsumed = young + len(orphans), [], []
     if not dry_run:
         jobs.delete_manifests(subsumed)
         if orphans:

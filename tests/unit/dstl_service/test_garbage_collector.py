@@ -299,7 +299,7 @@ def test_rewind_lets_go_of_what_was_under_way() -> None:
     world.complete(world.object(1), under_way=under_way(version, "uid", "compaction"))
     world.store.put("job/segments/host/compaction=0.seg", b"result")
     world.complete(world.object(2))
-    rewind(world.jobs, "job", world.clock, world.ids, checkpoint_id=1, write=True)
+    rewind(world.jobs, "job", world.ids, checkpoint_id=1, write=True)
 
     report = collect_garbage(world.store, world.jobs, "job", world.clock, age_min_ms=0)
     assert report.orphans == ["job/segments/host/compaction=0.seg"]
@@ -318,7 +318,7 @@ def test_rewind_in_the_middle_of_a_collection_loses_nothing(monkeypatch: pytest.
     def after_rewind() -> Iterator[tuple[str, Manifest]]:
         monkeypatch.undo()
         jobs = opened(world.store, host=5)
-        rewind(jobs, "job", world.clock, world.ids, savepoint="kept", write=True)
+        rewind(jobs, "job", world.ids, savepoint="kept", write=True)
         jobs.savepoints.delete("kept")
         return every()
 

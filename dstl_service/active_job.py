@@ -19,6 +19,7 @@ from dstl_service.job_store import JobStore
 from dstl_service.maintenance import Maintenance
 from dstl_service.notes import Note
 from dstl_service.room import Room
+from dstl_service.under_way import UnderWay
 from dstl_service.wire import CompleteRequest, validate_operator
 from storage.clock import Clock, IdSource
 from storage.errors import FencedError, NotFoundError
@@ -27,7 +28,7 @@ from storage.object_store import ObjectStore
 
 logger = logging.getLogger("dstl_service")
 
-_IDLE_MS = 3_600_000
+IDLE_MS = 3_600_000
 """A job that nobody asked for during this time is taken to have ended, or to be served elsewhere."""
 
 
@@ -41,18 +42,18 @@ class NotedCheckpoint:
         request: What was asked for.
         note: What it is going to be.
         segment: The note, encoded.
-        stale_ms: Until when that holds.
+        under_way: What it is going to list.
     """
 
     id: int
     request: CompleteRequest
     note: Note
     segment: Segment
-    stale_ms: int
+    under_way: UnderWay
 
-    def is_for(self, checkpoint_id: int, request: CompleteRequest, now_ms: int) -> bool:
-        """Say whether it is what this request asks for, and still holds."""
-        return (self.id, self.request) == (checkpoint_id, request) and now_ms <= self.stale_ms
+    def is_for(self, checkpoint_id: int, request: CompleteRequest) -> bool:
+        """Say whether it is what this request asks for."""
+        return (self.id, self.request) == (checkpoint_id, request)
 
 
 @dataclass(slots=True)
@@ -66,6 +67,8 @@ class ActiveJob:
     maintenance: Maintenance
     used_ms: int = 0
     epoch: int = 0
+    owned_epoch: int = 0
+    """The newest epoch that was begun here, by which this service is the job's coordinator."""
     newest_id: int = -1
     turn: int = 0
     """Counts begins and aborts: what was asked for before one of them is not carried out after it."""
@@ -197,19 +200,27 @@ class ActiveJobs:
 
     def rest(self) -> None:
         """Let go of what is kept of idle jobs and can be read again, or a service would grow with every job it saw."""
-        idle_ms = self._clock.monotonic_ms() - _IDLE_MS
-        for job in self:
+        idle_ms = self._clock.monotonic_ms() - IDLE_MS
+        for job in list(self):
             if job.used_ms < idle_ms:
                 job.store.forget()
+                self._drop_unknown(job)
 
     async def opened(self, name: str) -> ActiveJob:
         """Return the job, reading ``job.json`` if this process has not seen it yet."""
         job = self.get(name)
         if not job.store.job_uid:
             if not await self._in_thread(job.store.exists):
+                self._drop_unknown(job)
                 raise NotFoundError(f"there is no job {name!r} in {self._store.url}", job=name)
             await self._in_thread(job.store.open, None)
         return job
+
+    def _drop_unknown(self, job: ActiveJob) -> None:
+        """Keep no name that was only asked for: of such a job, nothing was read, sent or begun here."""
+        is_known = job.store.job_uid or job.epoch or job.opening.locked() or job.book.in_flight_bytes
+        if not is_known and self._jobs.get(job.name) is job:
+            del self._jobs[job.name]
 
     async def known(self, name: str, epoch: int) -> ActiveJob:
         """

@@ -48,12 +48,20 @@ class PeerClient:
         own_token: Asked before each call: the token to show, or None.
         timeout_s: How long a call may take, whatever is said meanwhile.
         ca_file: Certificates by which services are known; None: those of the system.
+        tls: Asked before each call over TLS for what it needs, in place of `ca_file`.
     """
 
-    def __init__(self, own_token: Callable[[], str | None], timeout_s: float, ca_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        own_token: Callable[[], str | None],
+        timeout_s: float,
+        ca_file: Path | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
         self._own_token = own_token
         self._timeout_s = timeout_s
-        self._tls = ssl.create_default_context(cafile=ca_file)
+        context = ssl.create_default_context(cafile=ca_file) if tls is None else tls()
+        self._tls = tls or (lambda: context)
 
     def persist(
         self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
@@ -96,7 +104,7 @@ class PeerClient:
         parts = urlsplit(url)
         if parts.scheme == "https":
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                parts.hostname or "", parts.port, timeout=CONNECT_TIMEOUT_S, context=self._tls
+                parts.hostname or "", parts.port, timeout=CONNECT_TIMEOUT_S, context=self._tls()
             )
         else:
             connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=CONNECT_TIMEOUT_S)

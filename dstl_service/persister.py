@@ -73,6 +73,20 @@ class Persister:
             of_note += handles[len(owned) :]
         return [*(found[id(ref)] for ref in refs), *of_note]
 
+    async def held(self, job: ActiveJob, refs: Sequence[ChangeSetRef]) -> list[Segment] | list[SegmentHandle]:
+        """
+        Return the sets themselves where this process holds all of them, else their handles, for which they are stored.
+
+        Raises:
+            LostChangesError: A set is gone; the batch must be executed again.
+            UnavailableError: The store did not take them.
+        """
+        if all(ref.handle is None and ref.service_id == self._service_id for ref in refs):
+            held = job.book.held([ref.change_set_id(job.name) for ref in refs])
+            if held is not None:
+                return held
+        return await self.persist(job, refs)
+
     async def _persist_away(
         self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: Segment | None
     ) -> list[SegmentHandle]:

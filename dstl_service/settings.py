@@ -15,6 +15,7 @@ import socket
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from dstl_service.change_sets import BatchSettings
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS
@@ -22,12 +23,15 @@ from dstl_service.log_compaction import CompactionSettings
 from dstl_service.materialization_policy import MaterializationSettings
 from dstl_service.peer_registry import origin_of, parse_allowed
 from dstl_service.retention import RetentionSettings
+from dstl_service.tombstones import DELAY_S
 from dstl_service.wire import JSON_BYTES_MAX, URL_PATTERN
 from storage.errors import InvalidInputError
 from storage.model import validate_name
+from storage.private_folder import Trust
 from storage.retry_policy import RetryPolicy
 
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+"""Names of this host for itself."""
 
 
 def default_host_id() -> str:
@@ -55,7 +59,8 @@ class CacheSettings:
     bytes_max: int = 100 * 1024 * 1024
     """Memory for recent segments, from which tables advance; bytes in flight take theirs from it."""
     folder: Path | None = None
-    """Folder for downloads. By default one in the system's temporary folder, and none for storage of `file` URLs."""
+    """Folder for downloads, which lie in `dstl-downloads-UID` in it. By default the system's temporary folder, and none
+    for storage of `file` URLs."""
     disk_bytes_max: int = 1024 * 1024 * 1024
     """Disk space for downloads, which tables that are restored share; 0 keeps none."""
     idle_s: int = 600
@@ -73,10 +78,22 @@ class GcSettings:
     interval_s: int = 600
     """How often a coordinator deletes orphans of its jobs; 0 never."""
     age_min_s: int = ORPHAN_AGE_MIN_MS // 1000
-    """An object that no checkpoint names is deleted after this time; must exceed `checkpoint_timeout_s`."""
+    """An object that no checkpoint names is looked at after this time. It saves requests, and keeps nothing that is
+    needed: what an unfinished checkpoint may name is kept at any age."""
 
     def __post_init__(self) -> None:
-        check_at_least(0, self, "interval_s")
+        check_at_least(0, self, "interval_s", "age_min_s")
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionSettings:
+    """Deletion of whole jobs."""
+
+    delay_s: int = DELAY_S
+    """How long `dstl delete` can be undone; then the objects go, by any coordinator of the storage or by `dstl gc`."""
+
+    def __post_init__(self) -> None:
+        check_at_least(0, self, "delay_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +101,22 @@ class TlsSettings:
     """Encryption of what goes over TCP."""
 
     certificate_file: Path | None = None
-    """Certificate chain in PEM; with it, TCP is HTTPS only. Exchanged at a restart."""
+    """Certificate chain in PEM; with it, TCP is HTTPS only. Shown to other services, too. It is read again when it
+    changes, as are the other files here."""
     key_file: Path | None = None
     """Its private key in PEM, if it is not in the same file; readable by the service's user alone."""
     ca_file: Path | None = None
     """Certificates in PEM by which services of other hosts are known; without it, those of the system."""
+    client_ca_file: Path | None = None
+    """Certificates in PEM by which clients are known who show one in place of a token; `access_file` says what they
+    may."""
 
     def __post_init__(self) -> None:
         if self.key_file is not None and self.certificate_file is None:
             raise InvalidInputError("tls.key_file is there without tls.certificate_file")
-        for name in ("certificate_file", "key_file", "ca_file"):
+        if self.client_ca_file is not None and self.certificate_file is None:
+            raise InvalidInputError("tls.client_ca_file is there without tls.certificate_file")
+        for name in ("certificate_file", "key_file", "ca_file", "client_ca_file"):
             path = getattr(self, name)
             if path is not None and not os.access(path, os.R_OK):
                 raise InvalidInputError(f"tls.{name} {path} cannot be read")
@@ -182,7 +205,13 @@ class ServiceSettings:
     storage: str
     """Where state is kept: `file:///path` (a local disk or mounted DFS) or `s3://bucket/prefix`."""
     socket_path: Path | None = None
-    """Unix socket to listen on; its mode is 0600."""
+    """Unix socket to listen on; its mode is 0600, and no other user may write the folders above it."""
+    trusted_uids: str = ""
+    """Users, by number or name and separated by commas, whose processes may call over the Unix socket and who may own
+    folders above it, besides the service's own and root. With them the socket's mode is 0666."""
+    trusted_dir: str = ""
+    """A folder that only trusted users can see, such as a volume of the pod: whose it and the folders above it are does
+    not matter then."""
     host: str = "127.0.0.1"
     """TCP address, used when no socket is given. Another address than loopback needs a token."""
     port: int = 0
@@ -192,6 +221,12 @@ class ServiceSettings:
     shown to other services. It is read again when it changes."""
     token: str | None = field(default=None, repr=False)
     """The token itself, for an environment that keeps secrets; other users could see it on a command line."""
+    access_file: Path | None = None
+    """File in TOML with tokens and certificates that have fewer rights than all: a role, and the jobs for which it
+    counts. It is read again when it changes."""
+    allowed_hosts: str = ""
+    """Names, separated by commas, under which this service may be asked for on TCP without a token, besides `host`,
+    `advertised_url` and those of loopback. With a token any name will do."""
     advertised_url: str | None = None
     """URL under which other hosts reach this service; without it, their tasks make their sets durable alone."""
     host_id: str = field(default_factory=default_host_id)
@@ -199,12 +234,16 @@ class ServiceSettings:
     io_threads: int = 16
     """Threads for manifests, restores and compactions."""
     checkpoint_timeout_s: int = 600
-    """The longest that a checkpoint may take; uploads must have given up, and orphans must be older, by then. A query
-    whose backend would wait longer is refused."""
+    """The longest that a checkpoint may take; uploads must have given up by then."""
     idle_exit_s: int = 0
     """Stop after this time without a request; 0 never. An embedded sidecar uses it to go away with its job."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """What is logged; with DEBUG every upload."""
+    log_file: Path | None = None
+    """Where log lines go instead of standard error, which then goes there, too; an embedded sidecar has one. The file
+    is begun anew when it is full, and the last three full ones are kept beside it."""
+    log_file_bytes_max: int = 16 << 20
+    """Size at which a log file is full."""
     shutdown_timeout_s: int = 10
     """How long a stop may take in all: uploads of what the service holds, and answers to those who wait."""
     batch: BatchSettings = field(default_factory=BatchSettings)
@@ -214,6 +253,7 @@ class ServiceSettings:
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     gc: GcSettings = field(default_factory=GcSettings)
+    deletion: DeletionSettings = field(default_factory=DeletionSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
     peers: PeerSettings = field(default_factory=PeerSettings)
@@ -221,7 +261,7 @@ class ServiceSettings:
 
     def __post_init__(self) -> None:
         validate_name("host", self.host_id)
-        check_at_least(1, self, "io_threads", "checkpoint_timeout_s")
+        check_at_least(1, self, "io_threads", "checkpoint_timeout_s", "log_file_bytes_max")
         check_at_least(0, self, "port", "idle_exit_s", "shutdown_timeout_s")
         longest_upload_ms = self.upload.timeout_ms * self.upload.attempts_max
         if longest_upload_ms >= self.checkpoint_timeout_s * 1000:
@@ -229,16 +269,12 @@ class ServiceSettings:
                 f"upload.timeout_ms x upload.attempts_max ({longest_upload_ms} ms) must stay below the checkpoint "
                 f"timeout, checkpoint_timeout_s ({self.checkpoint_timeout_s} s)"
             )
-        if self.gc.age_min_s <= self.checkpoint_timeout_s:
-            raise InvalidInputError(
-                f"gc.age_min_s ({self.gc.age_min_s}) must exceed checkpoint_timeout_s ({self.checkpoint_timeout_s}): "
-                "an unfinished checkpoint may still come to name an object"
-            )
         if self.advertised_url is not None and not re.fullmatch(URL_PATTERN, self.advertised_url):
             raise InvalidInputError("advertised_url must be http://host:port or https://host:port, without a user")
         if self.advertised_url is not None:
             origin_of(self.advertised_url)
         self._check_access()
+        Trust.parse(self.trusted_uids, self.trusted_dir)
 
     def _check_access(self) -> None:
         if self.token is not None and self.token_file is not None:
@@ -250,10 +286,29 @@ class ServiceSettings:
                 )
             if self.tls.certificate_file is not None:
                 raise InvalidInputError("tls is for TCP: leave socket_path or tls.certificate_file out")
-        elif self.host not in _LOOPBACK and self.token is None and self.token_file is None:
+        elif self.host not in LOOPBACK and not self.asks_who:
             raise InvalidInputError(
                 f"listening on {self.host} lets other hosts in: give a token with --token-file, or use a Unix socket"
             )
+
+    @property
+    def asks_who(self) -> bool:
+        """Say whether a request has to say who it comes from."""
+        return not (self.token is None and self.token_file is None and self.access_file is None)
+
+    @property
+    def known_hosts(self) -> frozenset[str] | None:
+        """The names under which the service may be asked for; None: any, for no web page gets there, or has a token."""
+        if self.socket_path is not None or self.asks_who:
+            return None
+        named = {name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip()}
+        advertised = urlsplit(self.advertised_url).hostname if self.advertised_url else None
+        return LOOPBACK | named | {self.host.lower()} | ({advertised} if advertised else set())
+
+    @property
+    def trust(self) -> Trust:
+        """Whom the service trusts on its host."""
+        return Trust.parse(self.trusted_uids, self.trusted_dir)
 
     @property
     def peer_timeout_s(self) -> float:

@@ -7,12 +7,11 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from backend_client.batch_time import TimeMode
 from backend_client.codec import KeyCodec
@@ -27,6 +26,7 @@ from backend_client.spark.initial_state import initial_state_of
 from backend_client.spark.install import Installation, install
 from backend_client.spark.late_rows import mark_event_time
 from backend_client.spark.plan import Operator, StatefulDataFrame, StatefulGroupedData, Step, grouping_columns
+from backend_client.spark.private.session import grouped_frame, is_classic_grouped
 from backend_client.spark.processor import declare_states
 from dstl_service.wire import validate_operator
 from storage.errors import InvalidInputError
@@ -85,7 +85,7 @@ class ChangelogStateBackend:
             InvalidInputError: It is a session of Spark Connect, or has another backend installed.
         """
         installed = copy.copy(self)
-        installed._job_per_query = True
+        installed._job_per_query = True  # noqa: SLF001 - a backend of its own class
         return install(spark, installed)
 
     def for_query(self, name: str | None) -> ChangelogStateBackend:
@@ -246,7 +246,7 @@ class ChangelogStateBackend:
         plan = ColumnarPlan.of(processor, output_mode, given.schema, given.key_columns, is_first=not given.operators)
         output_schema = outputStructType or plan.output_schema()
         if isinstance(output_schema, str):
-            output_schema = _parse(given.source.sparkSession, output_schema)
+            output_schema = _parse(output_schema)
         operator = Operator(
             name=name,
             processor=plan,
@@ -279,11 +279,10 @@ class ChangelogStateBackend:
         name = name or type(statefulProcessor).__name__
         validate_operator(name)
         given = self._input(grouped, name)
-        parse = partial(_parse, given.source.sparkSession)
-        output_schema = parse(outputStructType) if isinstance(outputStructType, str) else outputStructType
+        output_schema = _parse(outputStructType) if isinstance(outputStructType, str) else outputStructType
         if eventTimeColumnName:
             output_schema = mark_event_time(output_schema, eventTimeColumnName, given.schema)
-        states, begin_anew = declare_states(name, statefulProcessor, parse, time_mode)
+        states, begin_anew = declare_states(name, statefulProcessor, _parse, time_mode)
         key_types = [given.schema[column].dataType for column in given.key_columns]
         operator = Operator(
             name=name,
@@ -339,8 +338,8 @@ class _Input:
     schema: StructType
 
 
-def _parse(spark: SparkSession, text: str) -> StructType:
-    parsed = spark._parse_ddl(text)
+def _parse(text: str) -> StructType:
+    parsed = DataType.fromDDL(text)
     if not isinstance(parsed, StructType):
         raise InvalidInputError(f"{text!r} is no schema of named columns")
     return parsed
@@ -354,12 +353,12 @@ def _output_mode(text: str) -> str:
 
 
 def _streaming_source(grouped: Any) -> DataFrame:
-    if not isinstance(grouped, GroupedData) or not hasattr(grouped, "_jgd"):
+    if not isinstance(grouped, GroupedData) or not is_classic_grouped(grouped):
         raise InvalidInputError(
             f"transform_with_state takes the result of df.groupBy(…) of a Spark session in this process, "
             f"not {type(grouped).__name__}; Spark Connect is not served"
         )
-    source: DataFrame = grouped._df
+    source = grouped_frame(grouped)
     if not source.isStreaming:
         raise InvalidInputError(
             "the DataFrame is not a stream: read it with spark.readStream, or use Spark's own operator for a batch "

@@ -14,6 +14,9 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from backend_client.batch_time import BatchTime
+from backend_client.spark.private.session import hadoop_folder, hadoop_path
+
 _SET_BACK = "dstl-set-back"
 """File with the uid of the checkpoint that the folder was set back to last."""
 
@@ -23,10 +26,8 @@ class CheckpointLog:
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         self.location = location
-        jvm: Any = spark._jvm
-        self._jvm = jvm
-        self._path = jvm.org.apache.hadoop.fs.Path(location)
-        self._files = self._path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+        self._spark = spark
+        self._path, self._files = hadoop_folder(spark, location)
         self._query_id: str | None = None
 
     def query_id(self) -> str | None:
@@ -39,7 +40,11 @@ class CheckpointLog:
         """Return Spark's offsets entry of a batch, or None if there is none (any more)."""
         return self._read(f"offsets/{batch_id}")
 
-    def set_back(self, batch_id: int, offsets: str, uid: str) -> None:
+    def newest(self) -> int | None:
+        """Return the number of the last batch that Spark has planned, or None if there is none."""
+        return max(self._numbers("offsets"), default=None)
+
+    def set_back(self, batch_id: int, offsets: str, uid: str, closed_ms: int | None = None) -> None:
         """
         Set the query back to where it stood behind a batch: the next one is the one behind it, with offsets of its own.
 
@@ -50,6 +55,7 @@ class CheckpointLog:
             batch_id: The batch.
             offsets: Its offsets entry. Spark deletes entries after a while; those that it needs are written again.
             uid: Names this setting back.
+            closed_ms: The watermark at which the batch was closed, if it was: the next one's, where Spark's is gone.
         """
         if self._read(_SET_BACK) == uid:
             return
@@ -57,7 +63,7 @@ class CheckpointLog:
             later = [number for number in self._numbers(folder) if number > batch_id]
             for number in sorted(later, reverse=True):
                 self._files.delete(self._at(f"{folder}/{number}"), False)
-        watermark_ms = int(json.loads(offsets.splitlines()[1])["batchWatermarkMs"])
+        watermark_ms = BatchTime.read(offsets, None).watermark_ms if closed_ms is None else closed_ms
         entries = {"commits": f'v1\n{{"nextBatchWatermarkMs":{watermark_ms}}}', "offsets": offsets}
         is_other = self._read(f"offsets/{batch_id}") != offsets  # gone, or of a past that was itself given up
         # Spark wants the entries before the last as well; they must not be ahead of it. The batch's offsets come last:
@@ -76,7 +82,7 @@ class CheckpointLog:
         return [int(name) for name in names if name.isdigit()]
 
     def _at(self, name: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(self._path, name)
+        return hadoop_path(self._spark, self._path, name)
 
     def _write(self, name: str, text: str) -> None:
         stream = self._files.create(self._at(name), True)

@@ -20,17 +20,18 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pandas.core.internals.managers import BlockManager  # type: ignore[import-not-found]
-from pyspark.sql.pandas.types import (
-    _create_converter_from_pandas,
-    _create_converter_to_pandas,
-    from_arrow_type,
-    to_arrow_type,
-)
 from pyspark.sql.types import DataType, StructType
 
 from backend_client.spark.initial_state import InitialRows
 from backend_client.spark.pandas_settings import PandasSettings
+from backend_client.spark.private.frames import (
+    SlicedFrame,
+    arrow_type,
+    column_arrays,
+    converter_from_pandas,
+    converter_to_pandas,
+    spark_type,
+)
 from backend_client.spark.rows import GroupedRows
 from storage.errors import InvalidInputError
 
@@ -82,27 +83,16 @@ class GroupedFrames(GroupedRows):
         if pa.types.is_floating(kind):
             return column.to_pandas().astype(np.float64)
         series = column.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True, integer_object_nulls=True)
-        return _create_converter_to_pandas(
-            from_arrow_type(kind),
-            timezone=self._timezone,
-            struct_in_pandas="dict",
-            error_on_duplicated_field_names=True,
-            integer_object_nulls=True,
-        )(series)
+        return converter_to_pandas(spark_type(kind), self._timezone)(series)
 
 
 class _Parts:
     """A frame that can be sliced quickly; what is sliced yields one frame, with an index from 0."""
 
-    __slots__ = ("_blocks", "_columns", "_frame", "_indexes", "_infer", "_places")
+    __slots__ = ("_frame", "_infer")
 
     def __init__(self, frame: pd.DataFrame) -> None:
-        manager: Any = frame._mgr.consolidate()
-        self._frame = frame
-        self._columns = manager.axes[0]
-        self._blocks = [(type(block), block.values, block.mgr_locs) for block in manager.blocks]
-        self._places = manager.blknos, manager.blklocs
-        self._indexes: dict[int, pd.RangeIndex] = {}
+        self._frame = SlicedFrame(frame)
         # A column of true and false with nulls is one of objects; where a part has no nulls, Spark makes it boolean.
         self._infer = any(
             series.dtype == object and pd.api.types.infer_dtype(series, skipna=True) == "boolean"
@@ -117,15 +107,8 @@ class _Parts:
         return (self._part(start, stop),)
 
     def _part(self, start: int, stop: int) -> pd.DataFrame:
-        count = stop - start
-        index = self._indexes.get(count)
-        if index is None:
-            index = self._indexes[count] = pd.RangeIndex(count)
-        blocks = [kind(values[:, start:stop], places, 2) for kind, values, places in self._blocks]
-        manager = BlockManager(blocks, [self._columns, index], verify_integrity=False)
-        manager._blknos, manager._blklocs = self._places  # else the first column that is asked for has them computed
-        part = pd.DataFrame._from_mgr(manager, manager.axes)  # type: ignore[attr-defined]
-        return part.infer_objects() if self._infer else part  # type: ignore[no-any-return]
+        part = self._frame.part(start, stop)
+        return part.infer_objects() if self._infer else part
 
 
 class FramePair(NamedTuple):
@@ -195,7 +178,7 @@ class FramesToArrow:
 
     def __init__(self, schema: StructType, settings: PandasSettings) -> None:
         self.names = schema.names
-        arrow = to_arrow_type(schema, timezone="UTC")
+        arrow = arrow_type(schema)
         self.types = [arrow.field(position).type for position in range(arrow.num_fields)]
         self._settings = settings
         self._convert = [_from_pandas(field.dataType, settings.timezone) for field in schema.fields]
@@ -237,7 +220,7 @@ class FramesToArrow:
             raise InvalidInputError(
                 f"the processor yielded {type(frame).__name__}; in the pandas API it must yield pandas.DataFrame"
             )
-        arrays: list[Any] = frame._mgr.column_arrays
+        arrays = column_arrays(frame)
         labels = frame.columns.tolist()
         if labels == self.names:
             return arrays
@@ -276,22 +259,18 @@ class FramesToArrow:
 
 
 def _from_pandas(kind: DataType, timezone: str) -> Callable[[pd.Series[Any]], pd.Series[Any]]:
-    convert = _create_converter_from_pandas(kind, timezone=timezone, error_on_duplicated_field_names=False)
+    convert = converter_from_pandas(kind, timezone)
 
     def whole(series: pd.Series[Any]) -> pd.Series[Any]:
         if isinstance(series.dtype, pd.CategoricalDtype):
             series = series.astype(series.dtype.categories.dtype)
-        return convert(series)
+        return convert(series)  # type: ignore[no-any-return]
 
     return whole
 
 
 def _joined(arrays: Sequence[Any]) -> Any:
-    if len(arrays) == 1:
-        return arrays[0]
-    if isinstance(arrays[0], np.ndarray):
-        return np.concatenate(arrays)
-    return type(arrays[0])._concat_same_type(arrays)
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _attribute_names(names: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame, GroupedData, Row
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructField
 
+from backend_client.spark.private.session import grouped_frame
 from backend_client.spark.rows import row_factory
 from storage.errors import InvalidInputError
 
@@ -94,19 +95,20 @@ def initial_state_of(
     Raises:
         InvalidInputError: It is no grouped batch DataFrame, or its key is of other types than the input's.
     """
-    if not isinstance(initial, GroupedData) or initial._df.isStreaming:
+    if not isinstance(initial, GroupedData) or grouped_frame(initial).isStreaming:
         raise InvalidInputError(
             "initialState takes the rows of a batch DataFrame, grouped as the input is: spark.read….groupBy(columns)"
         )
     names = grouping_columns(initial)
-    types = ", ".join(initial._df.schema[name].dataType.simpleString() for name in names)
+    frame = grouped_frame(initial)
+    types = ", ".join(frame.schema[name].dataType.simpleString() for name in names)
     wanted = ", ".join(kind.simpleString() for kind in key_types)
     if types != wanted:
         raise InvalidInputError(
             f"initialState is grouped by ({types}), the input by ({wanted}): group both by the same types in the same "
             "order"
         )
-    return InitialState(initial._df, names)
+    return InitialState(frame, names)
 
 
 def _columns(frame: DataFrame, names: Sequence[str] | None = None) -> list[Column]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pyspark.sql import GroupedData, SparkSession
 
+from backend_client.spark.private.session import grouped_frame, is_classic, session_id_of
 from storage.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -56,12 +57,12 @@ def install(spark: SparkSession, backend: ChangelogStateBackend) -> Installation
     Raises:
         InvalidInputError: It is a session of Spark Connect, or has another backend installed.
     """
-    if not isinstance(spark, SparkSession) or getattr(spark, "_jsparkSession", None) is None:
+    if not is_classic(spark):
         raise InvalidInputError(
             f"install takes a Spark session of this process, not {type(spark).__module__}.{type(spark).__name__}; "
             "Spark Connect is not served: start the driver with spark-submit, or without SPARK_REMOTE and remote(…)"
         )
-    session_id = _session_id(spark)
+    session_id = session_id_of(spark)
     if session_id in _installed:
         raise InvalidInputError("a backend is installed in this session already; uninstall it first")
     _installed[session_id] = backend
@@ -76,13 +77,9 @@ def install(spark: SparkSession, backend: ChangelogStateBackend) -> Installation
 def _switched(original: Callable[..., Any], method: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: GroupedData, *args: Any, **kwargs: Any) -> Any:
-        backend = _installed.get(_session_id(self._df.sparkSession))
+        backend = _installed.get(session_id_of(grouped_frame(self).sparkSession))
         if backend is None:
             return original(self, *args, **kwargs)
         return getattr(backend, method)(self, *args, **kwargs)
 
     return call
-
-
-def _session_id(spark: Any) -> str:
-    return str(spark._jsparkSession.sessionUUID())

@@ -7,6 +7,8 @@ from typing import Self
 
 from pyspark.sql import SparkSession
 
+from backend_client.spark.private.session import setting
+
 
 @dataclass(frozen=True, slots=True)
 class PandasSettings:
@@ -21,10 +23,10 @@ class PandasSettings:
         """Read the session's settings."""
 
         def is_set(name: str) -> bool:
-            return str(spark.conf.get(name)).lower() == "true"
+            return setting(spark, name, "true").lower() == "true"
 
         return cls(
-            timezone=str(spark.conf.get("spark.sql.session.timeZone")),
+            timezone=setting(spark, "spark.sql.session.timeZone", "UTC"),
             by_name=is_set("spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName"),
             safely=is_set("spark.sql.execution.pandas.convertToArrowArraySafely"),
         )

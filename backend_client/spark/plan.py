@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from backend_client.batch_time import TimeMode
 from backend_client.key_groups import order_expression, partition_expression
 from backend_client.spark.explain import describe
 from backend_client.spark.late_rows import EventTime, EventTimes, event_time_of
+from backend_client.spark.private.session import grouped_frame, grouping_expressions, setting, stream_side_nodes
 from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from backend_client.spark.initial_state import InitialState
     from backend_client.spark.writer import StatefulStreamWriter
 
-Step = Callable[[DataFrame], DataFrame]
 Pin = Callable[[DataFrame, str, int], DataFrame]
 
 ORDER_COLUMN = "__dstl_order"
@@ -83,6 +83,28 @@ _STATEFUL = {
     "unionAll": "union the streams before the operator",
     "unionByName": "union the streams before the operator",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A call of a DataFrame's method that was recorded."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        """Call the method of a frame."""
+        result: DataFrame = getattr(frame, self.name)(*self.args, **self.kwargs)
+        return result
+
+    def with_function(self, change: Callable[[Any], Any]) -> Step:
+        """Return the same with another function in place of the user's; without one, it is itself."""
+        if self.name not in ("mapInArrow", "mapInPandas"):
+            return self
+        if self.args:
+            return replace(self, args=(change(self.args[0]), *self.args[1:]))
+        return replace(self, kwargs={**self.kwargs, "func": change(self.kwargs["func"])}) if self.kwargs else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,15 +335,17 @@ class StatefulDataFrame:
                         "streams before the operator, and let its processor join them"
                     )
 
-            def step(frame: DataFrame) -> DataFrame:
-                result: DataFrame = getattr(frame, name)(*args, **kwargs)
-                return result
-
-            template = step(self._template)
+            step = Step(name, args, kwargs)
+            # Of a function, only the schema counts here; as a part of a plan, Spark would pickle and keep it.
+            template = step.with_function(lambda _: _same)(self._template)
             _refuse_stateful(name, template)
             return StatefulDataFrame(self.backend, self.source, self.operators, template, (*self.steps, step))
 
         return record
+
+
+def _same(batches: Any) -> Any:
+    return batches
 
 
 _LOOKS_AT_MANY_ROWS = {
@@ -338,20 +362,14 @@ def _refuse_stateful(name: str, frame: DataFrame) -> None:
     Raises:
         InvalidInputError: It would give another result batch by batch than on the whole stream.
     """
-    node: Any = frame._jdf.queryExecution().analyzed()
-    while True:
-        kind = str(node.nodeName())
+    for kind, join_type in stream_side_nodes(frame):
         if kind in _LOOKS_AT_MANY_ROWS:
             raise InvalidInputError(f"{name}: {_LOOKS_AT_MANY_ROWS[kind]}, or use foreachBatch")
-        if kind == "Join" and str(node.joinType()) in _JOINS_OF_STATIC_ROWS:
+        if kind == "Join" and join_type in _JOINS_OF_STATIC_ROWS:
             raise InvalidInputError(
                 f"{name}: a right or full outer join would put the static rows without a partner out again in every "
                 "batch: join 'inner', 'left', 'left_semi' or 'left_anti', or use foreachBatch"
             )
-        children = node.children()
-        if children.isEmpty():
-            return
-        node = children.apply(0)  # of a join the stream's side; what makes the other one is no matter
 
 
 def grouping_columns(grouped: Any) -> tuple[str, ...]:
@@ -362,15 +380,12 @@ def grouping_columns(grouped: Any) -> tuple[str, ...]:
         InvalidInputError: It groups by something else than columns.
     """
     names = []
-    expressions = grouped._jgd.groupingExprs()
-    for position in range(expressions.size()):
-        expression = expressions.apply(position)
-        is_column = str(expression.getClass().getSimpleName()) in _COLUMNS
-        text = str(expression.name() if is_column else expression.sql())
-        name = _column_called(text, grouped._df) if is_column else None
+    frame = grouped_frame(grouped)
+    for text, is_column in grouping_expressions(grouped):
+        name = _column_called(text, frame) if is_column else None
         if name is None:
             raise InvalidInputError(
-                f"the state's key must be columns; {text!r} is none of {', '.join(grouped._df.columns)}. "
+                f"the state's key must be columns; {text!r} is none of {', '.join(frame.columns)}. "
                 "Add it with withColumn first"
             )
         names.append(name)
@@ -379,12 +394,9 @@ def grouping_columns(grouped: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-_COLUMNS = frozenset({"AttributeReference", "UnresolvedAttribute"})
-
-
 def _column_called(text: str, frame: DataFrame) -> str | None:
     """Return the column that Spark finds under a name, which by default is in any case."""
-    if text in frame.columns or frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true":
+    if text in frame.columns or setting(frame.sparkSession, "spark.sql.caseSensitive", "false") == "true":
         return text if text in frame.columns else None
     return next((name for name in frame.columns if name.lower() == text.lower()), None)
 

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Row
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from backend_client.key_runs import key_changes, same_key
+from backend_client.spark.private.frames import arrow_type
 from storage.errors import InvalidInputError
 
 _FIRST_US, _LAST_US = (
@@ -167,12 +167,11 @@ class RowsToArrow:
 
     Args:
         schema: The operator's output schema.
-        timezone: Time zone of timestamps in the batches that Spark expects.
     """
 
-    def __init__(self, schema: StructType, timezone: str) -> None:
+    def __init__(self, schema: StructType) -> None:
         self.names = schema.names
-        arrow = to_arrow_type(schema, timezone=timezone)
+        arrow = arrow_type(schema)
         self.types = [arrow.field(position).type for position in range(arrow.num_fields)]
         self._nested = [_has_struct(field.dataType) for field in schema.fields]
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BooleanType, DatetimeType, DayTimeIntervalType, NumericType, StructType
 
+from backend_client.spark.private.session import setting
+
 if TYPE_CHECKING:
     from backend_client.spark.plan import Operator
 
 # An operator's partitions are given, so adaptive execution finds nothing to improve, and it would make three jobs of
-# one. Output is kept for a moment only, which is shorter than compressing it takes.
-_SETTINGS = {"spark.sql.adaptive.enabled": "false", "spark.sql.inMemoryColumnarStorage.compressed": "false"}
+# one.
+_SETTINGS = {"spark.sql.adaptive.enabled": "false"}
 _ROWS_MAX = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES_MAX = "spark.sql.execution.arrow.maxBytesPerBatch"
 _BYTES_MAX_DEFAULT = 64 << 20
@@ -30,14 +32,15 @@ def set_for(spark: SparkSession, operator: Operator) -> Iterator[None]:
     # Steps and an initial state bring other rows into the same job.
     if not operator.steps and operator.initial is None and _never_too_large(spark, operator.input_schema):
         settings[_BYTES_MAX] = _UNLIMITED
-    before = {name: spark.conf.get(name) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
+    # They only save time: what this version of Spark does not know is left out.
+    before = {name: old for name in settings if (old := setting(spark, name, ""))}
+    for name in before:
+        spark.conf.set(name, settings[name])
     try:
         yield
     finally:
         for name, old in before.items():
-            spark.conf.set(name, str(old))
+            spark.conf.set(name, old)
 
 
 def _never_too_large(spark: SparkSession, rows: StructType) -> bool:
@@ -47,8 +50,8 @@ def _never_too_large(spark: SparkSession, rows: StructType) -> bool:
     Spark adds up the size of a batch behind every row, which takes as long as writing the rows. A limit that somebody
     has set stays.
     """
-    if spark.conf.get(_BYTES_MAX) != f"{_BYTES_MAX_DEFAULT}b":
+    if setting(spark, _BYTES_MAX, "") != f"{_BYTES_MAX_DEFAULT}b":
         return False
     values = 2 * len(rows) + 2  # with the key, which is not more than all columns, its order and whether it is early
     is_fixed = all(isinstance(field.dataType, _FIXED_WIDTH) for field in rows)
-    return is_fixed and 0 < int(spark.conf.get(_ROWS_MAX) or 0) * values * _WIDTH_MAX <= _BYTES_MAX_DEFAULT
+    return is_fixed and 0 < int(setting(spark, _ROWS_MAX, "0")) * values * _WIDTH_MAX <= _BYTES_MAX_DEFAULT

@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from py4j.java_gateway import is_instance_of
-from py4j.protocol import Py4JJavaError
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from backend_client.spark.private.session import catalog_table, jvm_of
+from backend_client.spark.private.sinks import Format, memory_sink
+from backend_client.spark.shipping import Parcel, Shipments
 from storage.errors import InvalidInputError
 
 BatchFunction = Callable[[DataFrame, int], None]
@@ -66,15 +67,14 @@ def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFun
     """
     if not spark.catalog.tableExists(name):
         _create_table(spark, name, request)
-    state = spark._jsparkSession.sessionState()
     try:
-        table = state.catalog().getTableMetadata(state.sqlParser().parseTableIdentifier(name))
+        table = catalog_table(spark, name)
     except PySparkException as error:
         raise InvalidInputError(
             f"toTable({name!r}) is served for tables of files in Spark's own catalog; use foreachBatch with "
             f"batch.writeTo({name!r}).append(): {error}"
         ) from error
-    provider, location, columns = table.provider(), table.location().toString(), table.partitionColumnNames()
+    provider, columns = table.provider(), table.partitionColumnNames()
     partitions = [columns.apply(position) for position in range(columns.size())]
     if not provider.isDefined():
         raise InvalidInputError(f"{name!r} is a view or a Hive table; use foreachBatch with batch.write.insertInto(…)")
@@ -83,8 +83,13 @@ def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFun
             f"table {name!r} is partitioned by ({', '.join(partitions)}), not by ({', '.join(request.partition_by)}); "
             "leave partitionBy out"
         )
-    options = (*request.options, ("path", location))
+    options = (*request.options, ("path", _folder(spark, table.location())))
     return _spark_sink(spark, replace(request, format=provider.get(), partition_by=tuple(partitions), options=options))
+
+
+def _folder(spark: SparkSession, uri: Any) -> str:
+    """Return the folder that a URI names. In a URI a blank is ``%20``, which as a path is a folder of that name."""
+    return str(jvm_of(spark).org.apache.hadoop.fs.Path(uri).toString())
 
 
 def option_texts(options: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -116,13 +121,9 @@ def _text(value: str) -> str:
 
 
 def _spark_sink(spark: SparkSession, request: SinkRequest) -> BatchFunction:
-    jvm: Any = spark._jvm
-    provider = _provider(spark, request.format)
-    columns = jvm.PythonUtils.toSeq(list(_partition_columns(request)))
-    options = jvm.PythonUtils.toScalaMap(dict(request.options))
-    options = getattr(getattr(jvm.org.apache.spark.sql.catalyst.util, "CaseInsensitiveMap$"), "MODULE$").apply(options)
-    gateway = spark.sparkContext._gateway
-    if is_instance_of(gateway, provider, "org.apache.spark.sql.execution.datasources.FileFormat"):
+    found = Format(spark, request.format)
+    columns, options = _partition_columns(request), dict(request.options)
+    if found.is_of_files:
         if request.output_mode.lower() != "append":
             raise InvalidInputError(
                 f"format {request.format!r} only appends; use outputMode('append') on the writer, or foreachBatch"
@@ -130,34 +131,13 @@ def _spark_sink(spark: SparkSession, request: SinkRequest) -> BatchFunction:
         path = request.option("path", "")
         if not path:
             raise InvalidInputError(f"format {request.format!r} needs a path: start(path) or option('path', …)")
-        sink = jvm.org.apache.spark.sql.execution.streaming.sinks.FileStreamSink(
-            spark._jsparkSession, path, provider, columns, options
-        )
-    elif is_instance_of(gateway, provider, "org.apache.spark.sql.sources.StreamSinkProvider"):
-        mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, request.output_mode.capitalize())()
-        sink = provider.createSink(spark._jsparkSession.sqlContext(), options, columns, mode)
-    else:
-        raise InvalidInputError(
-            f"format {request.format!r} has no streaming sink that a stateful result can be written to; use "
-            f"foreachBatch and write the batch there, for example batch.write.format({request.format!r})…"
-        )
-    return lambda batch, batch_id: sink.addBatch(batch_id, batch._jdf)
-
-
-def _provider(spark: SparkSession, name: str) -> Any:
-    jvm: Any = spark._jvm
-    try:
-        found = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource(
-            name, spark._jsparkSession.sessionState().conf()
-        )
-    except (PySparkException, Py4JJavaError) as error:
-        raise InvalidInputError(f"Spark knows no format {name!r}: is its package there? {error}") from error
-    provider = found.getDeclaredConstructor(None).newInstance(None)
-    if is_instance_of(
-        spark.sparkContext._gateway, provider, "org.apache.spark.sql.execution.datasources.v2.FileDataSourceV2"
-    ):
-        provider = provider.fallbackFileFormat().getDeclaredConstructor(None).newInstance(None)
-    return provider
+        return found.file_sink(path, columns, options)
+    if found.is_stream_sink:
+        return found.stream_sink(columns, options, request.output_mode)
+    raise InvalidInputError(
+        f"format {request.format!r} has no streaming sink that a stateful result can be written to; use "
+        f"foreachBatch and write the batch there, for example batch.write.format({request.format!r})…"
+    )
 
 
 def _partition_columns(request: SinkRequest) -> list[str]:
@@ -190,18 +170,11 @@ def _console(_: SparkSession, request: SinkRequest) -> BatchFunction:
 def _memory(spark: SparkSession, request: SinkRequest) -> BatchFunction:
     if not request.query_name:
         raise InvalidInputError("format 'memory' needs queryName(…): it is the name of the table in memory")
-    jvm: Any = spark._jvm
-    sql = jvm.org.apache.spark.sql
-    schema = spark._jsparkSession.parseDataType(request.schema.json())
-    sink = sql.execution.streaming.sources.MemorySink()
-    attributes = sql.catalyst.types.DataTypeUtils.toAttributes(schema)
-    plan = sql.execution.streaming.sources.MemoryPlan(sink, attributes)
-    sql.classic.Dataset.ofRows(spark._jsparkSession, plan).createOrReplaceTempView(request.query_name)
-    return lambda batch, batch_id: sink.write(batch_id, False, batch._jdf.collect())
+    return memory_sink(spark, request.schema, request.query_name)
 
 
 def _kafka(spark: SparkSession, request: SinkRequest) -> BatchFunction:
-    _provider(spark, "kafka")  # a missing package is an error now rather than in the first batch
+    Format(spark, "kafka")  # a missing package is an error now rather than in the first batch
     options = dict(request.options)
     if "value" not in {name.lower() for name in request.schema.names}:
         raise InvalidInputError("format 'kafka' needs a column value, and takes key, topic, partition and headers")
@@ -216,9 +189,9 @@ _SPECIAL: dict[str, Callable[[SparkSession, SinkRequest], BatchFunction]] = {
 }
 
 
-def foreach_rows(target: Any) -> BatchFunction:
+class ForeachRows:
     """
-    Return the function that hands each row to `target` in the workers: Spark's ``foreach``.
+    The function that hands each row to `target` in the workers: Spark's ``foreach``.
 
     Args:
         target: A function of a row, or an object with ``process`` and maybe ``open`` and ``close``.
@@ -226,17 +199,21 @@ def foreach_rows(target: Any) -> BatchFunction:
     Raises:
         InvalidInputError: It is neither.
     """
-    if not callable(target) and not callable(getattr(target, "process", None)):
-        raise InvalidInputError("foreach takes a function of a row, or an object with a method process(row)")
 
-    def write(batch: DataFrame, batch_id: int) -> None:
-        batch.foreachPartition(_in_partition(target, batch_id))
+    def __init__(self, target: Any) -> None:
+        if not callable(target) and not callable(getattr(target, "process", None)):
+            raise InvalidInputError("foreach takes a function of a row, or an object with a method process(row)")
+        self._target = target
 
-    return write
+    def shipped(self, shipments: Shipments) -> BatchFunction:
+        """Return what writes batches, with the target on its way to the workers once."""
+        parcel = shipments.parcel(self._target)
+        return lambda batch, batch_id: batch.foreachPartition(_in_partition(parcel, batch_id))
 
 
-def _in_partition(target: Any, batch_id: int) -> Callable[[Any], None]:
+def _in_partition(parcel: Parcel, batch_id: int) -> Callable[[Any], None]:
     def run(rows: Any) -> None:
+        target = parcel.unpack()
         process: Callable[[Any], Any] = target.process if hasattr(target, "process") else target
         context = TaskContext.get()
         opened = not hasattr(target, "open") or target.open(context.partitionId() if context else 0, batch_id)

@@ -16,15 +16,17 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from backend_client.spark.checkpoint_log import CheckpointLog
 from backend_client.spark.driver import BatchRunner
 from backend_client.spark.idle_ticks import with_idle_ticks
+from backend_client.spark.private.session import setting
 from backend_client.spark.sinks import (
     BatchFunction,
+    ForeachRows,
     SinkRequest,
-    foreach_rows,
     open_sink,
     open_table,
     option_texts,
     partition_names,
 )
+from backend_client.spark.worker_python import check_worker_python
 from storage.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class StatefulStreamWriter:
         self._writer: DataStreamWriter = source.writeStream
         self._format: str | None = None
         self._options: dict[str, Any] = {}
-        self._function: BatchFunction | None = None
+        self._function: BatchFunction | ForeachRows | None = None
         self._output_mode = "append"
         self._query_name: str | None = None
         self._partition_by: tuple[str, ...] = ()
@@ -100,7 +102,7 @@ class StatefulStreamWriter:
 
     def foreach(self, f: Any) -> StatefulStreamWriter:
         """Call `f` for every row, or its ``open``, ``process`` and ``close`` for every partition, in the workers."""
-        self._function = foreach_rows(f)
+        self._function = ForeachRows(f)
         return self
 
     def toTable(
@@ -174,13 +176,14 @@ class StatefulStreamWriter:
             "and the state belongs to them"
         )
 
-    def _start(self, function: BatchFunction) -> StreamingQuery:
+    def _start(self, function: BatchFunction | ForeachRows) -> StreamingQuery:
         location = self._location()
         spark = self._frame.source.sparkSession
         if self._query_name and any(query.name == self._query_name for query in spark.streams.active):
             # Spark would say so too, but only when the one that runs has lost its job to this one.
             raise InvalidInputError(f"a query with the name {self._query_name!r} is active in this session already")
         backend = self._frame.backend.for_query(self._query_name)
+        check_worker_python(spark)
         runner = BatchRunner.open(self._frame.on(backend), function, CheckpointLog(spark, location))
         try:
             query = (
@@ -189,9 +192,10 @@ class StatefulStreamWriter:
         except BaseException:
             runner.close()
             raise
+        runner.close_behind(query)
         backend.started(query)
         return query
 
 
 def _default_format(spark: SparkSession) -> str:
-    return str(spark.conf.get("spark.sql.sources.default"))
+    return setting(spark, "spark.sql.sources.default", "parquet")

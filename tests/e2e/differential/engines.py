@@ -108,7 +108,7 @@ class Engines:
         for run, files in enumerate(history.files(query.closing)):
             result = query.build(_stream(session, feed), run)
             _drive(result, feed, files, location, outputs, ticks=query.by_clock)
-        return outputs.all if query.closing else outputs.batches
+        return outputs.all if query.as_a_whole else outputs.batches
 
     def _ours(self, query: Query, history: History, name: str, folder: Path) -> Batches:
         feed, outputs, location = Feed(folder / "our-input"), Outputs(self._wait_for_snapshots), folder / "ours"
@@ -123,7 +123,7 @@ class Engines:
                 _drive(query.build(_stream(session, feed), number), feed, contents, location, outputs)
             if materializations(backend.settings.storage, name):
                 self.materialized.add(query.name)
-        return outputs.all if query.closing else outputs.batches
+        return outputs.all if query.as_a_whole else outputs.batches
 
     def _wait_for_snapshots(self) -> None:
         """Let no batch end before the snapshots of the one before are stored: the next checkpoint names them."""

@@ -200,7 +200,7 @@ class TestRowFactory:
 
 def columns_of(schema: StructType, *rows: Any) -> list[list[Any]]:
     """Return what becomes of these rows."""
-    return [column.to_pylist() for column in RowsToArrow(schema, "UTC").columns(rows)]
+    return [column.to_pylist() for column in RowsToArrow(schema).columns(rows)]
 
 
 PAIR = StructType([StructField("user", StringType()), StructField("n", LongType())])

@@ -23,7 +23,7 @@ from dstl_service.peers import PeerClient
 from dstl_service.service import ChangelogService
 from dstl_service.settings import GcSettings, PeerSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CompleteRequest, OpenJob
-from storage.errors import FencedError, InvalidInputError, LostChangesError, UnavailableError
+from storage.errors import FencedError, InvalidInputError, LostChangesError
 from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
 from storage.object_store import ObjectStore
@@ -271,27 +271,6 @@ def test_concurrent_completes_make_one_checkpoint() -> None:
         ref = service.append(segment(), preemptive=False)
         answers = await asyncio.gather(*(service.complete("job", 0, request(ref)) for _ in range(3)))
         assert len({answer.ref for answer in answers}) == 1
-
-    run(store, story)
-    assert uids(store) == ["uid"]
-
-
-def test_choice_that_is_too_old_is_made_anew() -> None:
-    """I11: what a checkpoint takes in was chosen a short time before its manifest, however long its sets took."""
-    store = Gate()
-
-    async def story(service: ChangelogService) -> None:
-        store.close_gate("job/segments/*")
-        before = store.arrived
-        asked = request(service.append(segment(), preemptive=False))
-        late = asyncio.ensure_future(service.complete("job", 0, asked))
-        await reached(lambda: store.arrived > before)
-        service._clock.advance(ServiceSettings("memory://x").checkpoint_timeout_s * 1000 + 1)
-        store.release()
-        with pytest.raises(UnavailableError, match="ask again"):
-            await late
-        assert uids(store) == []
-        await service.complete("job", 0, asked)
 
     run(store, story)
     assert uids(store) == ["uid"]

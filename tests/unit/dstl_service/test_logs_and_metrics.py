@@ -164,7 +164,7 @@ def test_strangers_do_not_fill_the_log(lines: pytest.LogCaptureFixture) -> None:
 
 def test_metrics_count_what_happened() -> None:
     """Received sets, uploads, attempts, sizes and checkpoints are counted, by job where it matters."""
-    with TestClient(create_app(ServiceSettings(storage="memory://metrics"), MemoryStore())) as client:
+    with TestClient(create_app(ServiceSettings("memory://metrics"), MemoryStore()), "http://localhost") as client:
         client.post("/v1/jobs/job/epochs", json={"owner": "test"})
         ref = client.post(APPEND, content=PAYLOAD).json()
         body = {"epoch": 1, "uid": "u", "base": None, "refs": [ref], "operators": []}

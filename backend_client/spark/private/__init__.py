@@ -1,0 +1,1 @@
+"""The one place that reaches behind the public interfaces of Spark and pandas."""

@@ -1,0 +1,125 @@
+"""
+What is private in the frames of Spark and of pandas: types and converters between them and Arrow, and blocks.
+
+Without pandas' blocks frames are divided by its public methods, which give the same frames and take longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql.pandas import types as spark_types
+from pyspark.sql.types import DataType, StructType
+
+from backend_client.spark.private.session import needed
+
+try:
+    from pandas.core.internals.managers import BlockManager  # type: ignore[import-not-found]
+except ImportError:
+    BlockManager = None
+
+_ROWS_API = "use the API of rows (transformWithState)"
+
+
+@cache
+def _in_utc() -> Mapping[str, Any]:
+    # 4.1 has no such argument, and always takes UTC.
+    return {"timezone": "UTC"} if "timezone" in signature(spark_types.to_arrow_type).parameters else {}
+
+
+@cache
+def _with_integer_nulls() -> Mapping[str, Any]:
+    # 4.1 makes floats of whole numbers with nulls inside a value, and has no such argument.
+    name = "integer_object_nulls"
+    return {name: True} if name in signature(spark_types._create_converter_to_pandas).parameters else {}
+
+
+def arrow_type(kind: DataType) -> pa.DataType:
+    """Return a type's Arrow type; timestamps are in UTC."""
+    with needed("to_arrow_type", "Arrow batches cannot be made without it"):
+        return spark_types.to_arrow_type(kind, **_in_utc())
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return a schema as Arrow's; timestamps are in UTC."""
+    with needed("to_arrow_schema", "Arrow batches cannot be made without it"):
+        return spark_types.to_arrow_schema(schema, **_in_utc())
+
+
+def spark_type(kind: pa.DataType) -> DataType:
+    """Return an Arrow type's type; timestamps without zone stay without one."""
+    with needed("from_arrow_type", _ROWS_API):
+        return spark_types.from_arrow_type(kind, prefer_timestamp_ntz=True)
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """Return an Arrow schema as Spark's; timestamps without zone stay without one."""
+    with needed("from_arrow_schema", _ROWS_API):
+        return spark_types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def converter_to_pandas(kind: DataType, timezone: str) -> Callable[[Any], Any]:
+    """Return what makes a series of Arrow's values one as Spark hands it to functions of the pandas API."""
+    with needed("_create_converter_to_pandas", _ROWS_API):
+        return spark_types._create_converter_to_pandas(
+            kind,
+            timezone=timezone,
+            struct_in_pandas="dict",
+            error_on_duplicated_field_names=True,
+            **_with_integer_nulls(),
+        )
+
+
+def converter_from_pandas(kind: DataType, timezone: str) -> Callable[[Any], Any]:
+    """Return what makes a series of a user one that Arrow takes."""
+    with needed("_create_converter_from_pandas", _ROWS_API):
+        return spark_types._create_converter_from_pandas(kind, timezone=timezone, error_on_duplicated_field_names=False)
+
+
+def column_arrays(frame: pd.DataFrame) -> list[np.ndarray[Any, Any]]:
+    """Return a frame's columns as NumPy's arrays; those of pandas' own types become arrays of what is in them."""
+    try:
+        return list(frame._mgr.column_arrays)
+    except (AttributeError, TypeError):
+        return [np.asarray(frame.iloc[:, position]) for position in range(frame.shape[1])]
+
+
+class SlicedFrame:
+    """A frame of which parts are taken quickly: by rows, with an index from 0, sharing its memory."""
+
+    __slots__ = ("_blocks", "_columns", "_frame", "_indexes", "_places")
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self._frame = frame
+        self._indexes: dict[int, pd.RangeIndex] = {}
+        self._blocks: Any = None
+        try:
+            manager: Any = frame._mgr.consolidate()
+            self._columns = manager.axes[0]
+            self._blocks = [(type(block), block.values, block.mgr_locs) for block in manager.blocks]
+            self._places = manager.blknos, manager.blklocs
+            self.part(0, 0)
+        except (AttributeError, TypeError, IndexError):
+            self._blocks = None  # this version of pandas keeps its frames in another way, or these columns
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+    def part(self, start: int, stop: int) -> pd.DataFrame:
+        """Return the rows from `start` to `stop`, itself excluded."""
+        if self._blocks is None:
+            return self._frame.iloc[start:stop].reset_index(drop=True)
+        count = stop - start
+        index = self._indexes.get(count)
+        if index is None:
+            index = self._indexes[count] = pd.RangeIndex(count)
+        blocks = [kind(values[:, start:stop], places, 2) for kind, values, places in self._blocks]
+        manager = BlockManager(blocks, [self._columns, index], verify_integrity=False)
+        manager._blknos, manager._blklocs = self._places  # else the first column that is asked for has them computed
+        return pd.DataFrame._from_mgr(manager, manager.axes)  # type: ignore[attr-defined,no-any-return]

@@ -1,0 +1,101 @@
+"""Spark's sinks that have no public interface below ``writeStream``: opened by the classes that Spark itself opens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from backend_client.spark.private.session import is_a, java_frame, java_session, jvm_of, needed
+from storage.errors import InvalidInputError
+
+_FOREACH_BATCH = "use foreachBatch and write the batch there, for example batch.write.format({!r})…"
+_FILE_FORMAT = "org.apache.spark.sql.execution.datasources.FileFormat"
+_FILE_SOURCE = "org.apache.spark.sql.execution.datasources.v2.FileDataSourceV2"
+_STREAM_SINK = "org.apache.spark.sql.sources.StreamSinkProvider"
+
+
+class Format:
+    """
+    What is behind the name of a format.
+
+    Raises:
+        InvalidInputError: Spark knows no such format.
+    """
+
+    def __init__(self, spark: SparkSession, name: str) -> None:
+        self._spark = spark
+        self._name = name
+        self._provider = self._find()
+        self.is_of_files = is_a(spark, self._provider, _FILE_FORMAT)
+        self.is_stream_sink = is_a(spark, self._provider, _STREAM_SINK)
+
+    def file_sink(
+        self, path: str, columns: Sequence[str], options: Mapping[str, str]
+    ) -> Callable[[DataFrame, int], None]:
+        """Return the function that writes a batch into a folder, by Spark's ``FileStreamSink``."""
+        with self._needed("FileStreamSink"):
+            streaming = jvm_of(self._spark).org.apache.spark.sql.execution.streaming
+            sink = streaming.sinks.FileStreamSink(
+                java_session(self._spark), path, self._provider, self._seq(columns), self._options(options)
+            )
+        return _adding(sink)
+
+    def stream_sink(
+        self, columns: Sequence[str], options: Mapping[str, str], output_mode: str
+    ) -> Callable[[DataFrame, int], None]:
+        """Return the function that writes a batch, by the format's own streaming sink."""
+        with self._needed("StreamSinkProvider.createSink"):
+            modes = jvm_of(self._spark).org.apache.spark.sql.streaming.OutputMode
+            sink = self._provider.createSink(
+                java_session(self._spark).sqlContext(),
+                self._options(options),
+                self._seq(columns),
+                getattr(modes, output_mode.capitalize())(),
+            )
+        return _adding(sink)
+
+    def _find(self) -> Any:
+        with self._needed("DataSource.lookupDataSource"):
+            datasources = jvm_of(self._spark).org.apache.spark.sql.execution.datasources
+            conf = java_session(self._spark).sessionState().conf()
+            try:
+                found = datasources.DataSource.lookupDataSource(self._name, conf)
+            except (PySparkException, Py4JJavaError) as error:
+                raise InvalidInputError(
+                    f"Spark knows no format {self._name!r}: is its package there? {error}"
+                ) from error
+            provider = found.getDeclaredConstructor(None).newInstance(None)
+            if is_a(self._spark, provider, _FILE_SOURCE):
+                provider = provider.fallbackFileFormat().getDeclaredConstructor(None).newInstance(None)
+            return provider
+
+    def _needed(self, interface: str) -> Any:
+        return needed(interface, _FOREACH_BATCH.format(self._name))
+
+    def _seq(self, columns: Sequence[str]) -> Any:
+        return jvm_of(self._spark).PythonUtils.toSeq(list(columns))
+
+    def _options(self, options: Mapping[str, str]) -> Any:
+        jvm = jvm_of(self._spark)
+        ignoring_case = getattr(getattr(jvm.org.apache.spark.sql.catalyst.util, "CaseInsensitiveMap$"), "MODULE$")
+        return ignoring_case.apply(jvm.PythonUtils.toScalaMap(dict(options)))
+
+
+def memory_sink(spark: SparkSession, schema: StructType, table: str) -> Callable[[DataFrame, int], None]:
+    """Return the function that adds a batch to a table in memory, by Spark's ``MemorySink``."""
+    with needed("MemorySink", "collect the batches in foreachBatch"):
+        sql, session = jvm_of(spark).org.apache.spark.sql, java_session(spark)
+        sink = sql.execution.streaming.sources.MemorySink()
+        attributes = sql.catalyst.types.DataTypeUtils.toAttributes(session.parseDataType(schema.json()))
+        plan = sql.execution.streaming.sources.MemoryPlan(sink, attributes)
+        sql.classic.Dataset.ofRows(session, plan).createOrReplaceTempView(table)
+    return lambda batch, batch_id: sink.write(batch_id, False, java_frame(batch).collect())
+
+
+def _adding(sink: Any) -> Callable[[DataFrame, int], None]:
+    return lambda batch, batch_id: sink.addBatch(batch_id, java_frame(batch))

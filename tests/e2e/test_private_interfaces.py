@@ -1,0 +1,285 @@
+"""
+What is private in Spark and pandas, on the version that runs: every use that the library makes of it.
+
+``make test-versions`` runs this on each minor version that is served. A failure names what a new version has changed,
+and ``backend_client/spark/private`` is the one place to follow it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyspark
+import pytest
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructType
+
+from backend_client.batch_time import BatchTime
+from backend_client.spark.late_rows import DELAY_KEY
+from backend_client.spark.private import frames, session, sinks
+from storage.errors import InvalidInputError
+from tests.e2e.support import INPUT, read_input, write_input
+
+pytestmark = [pytest.mark.spark, pytest.mark.e2e]
+
+VALUES = "i int, l long, d double, s string, b boolean, t timestamp, n timestamp_ntz, a array<int>, m map<string,int>"
+MANY_TYPES = f"{VALUES}, st struct<x:int,y:timestamp>, dt date, c decimal(10,2), bin binary"
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> DataFrame:
+    """A stream of files, one of them there."""
+    write_input(tmp_path / "in", [[("a", 1.0)]])
+    return read_input(spark, tmp_path / "in")
+
+
+def test_version_is_served() -> None:
+    """The version that runs is one of those that the errors name."""
+    first, last = (tuple(map(int, text.split("."))) for text in session.SERVED.split(" to "))
+
+    assert first <= tuple(map(int, pyspark.__version__.split(".")[:2])) <= last
+
+
+def test_session_is_known(spark: SparkSession) -> None:
+    """A session has an id of its own, and a JVM."""
+    assert session.is_classic(spark)
+    assert not session.is_classic(object())
+    assert session.session_id_of(spark) != session.session_id_of(spark.newSession())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "spark.sql.adaptive.enabled",
+        "spark.sql.caseSensitive",
+        "spark.sql.execution.arrow.maxBytesPerBatch",
+        "spark.sql.execution.arrow.maxRecordsPerBatch",
+        "spark.sql.execution.pandas.convertToArrowArraySafely",
+        "spark.sql.inMemoryColumnarStorage.compressed",
+        "spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName",
+        "spark.sql.session.timeZone",
+        "spark.sql.sources.default",
+    ],
+)
+def test_setting_is_known(spark: SparkSession, name: str) -> None:
+    """The settings that are read have defaults of Spark's own."""
+    assert session.setting(spark, name, "of ours") != "of ours"
+
+
+def test_unknown_setting_has_the_default(spark: SparkSession) -> None:
+    """A setting that this version does not know has the value that is given for it."""
+    assert session.setting(spark, "spark.sql.of.another.version", "of ours") == "of ours"
+
+
+def test_schema_is_parsed() -> None:
+    """Schemas as text are parsed by Spark's public parser, which needs the session only to be there."""
+    assert DataType.fromDDL("a int, b string").jsonValue() == StructType.fromDDL("a int, b string").jsonValue()
+
+
+def test_grouping_is_read(spark: SparkSession, stream: DataFrame) -> None:
+    """The columns of a groupBy are told from other expressions, and the frame that was grouped is known."""
+    grouped = stream.groupBy("k", F.col("v"), (F.col("v") + 1))
+
+    assert session.is_classic_grouped(grouped)
+    assert isinstance(grouped, GroupedData)
+    assert session.grouping_expressions(grouped)[:2] == [("k", True), ("v", True)]
+    assert not session.grouping_expressions(grouped)[2][1]
+    assert session.grouped_frame(grouped).columns == ["k", "v"]
+
+
+def test_methods_of_groups_can_be_replaced() -> None:
+    """The methods that install replaces are those of the class itself."""
+    assert {"transformWithState", "transformWithStateInPandas"} <= set(dir(GroupedData))
+    assert {"transformWithState", "transformWithStateInPandas"} <= set(GroupedData.__dict__) | set(
+        *(base.__dict__ for base in GroupedData.__mro__[1:2])
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "plan"),
+    [
+        ("Aggregate", lambda frame: frame.select(F.sum("v"))),
+        ("Window", lambda frame: frame.selectExpr("sum(v) over (partition by k)")),
+        ("Join", lambda frame: frame.join(frame.sparkSession.range(1).selectExpr("'a' as k"), "k", "right")),
+    ],
+)
+def test_plan_names_its_nodes(spark: SparkSession, node: str, plan: Callable[[DataFrame], DataFrame]) -> None:
+    """Operations on many rows are found in the analyzed plan by their names, joins with their types."""
+    nodes = dict(session.stream_side_nodes(plan(spark.createDataFrame([], INPUT))))
+
+    assert node in nodes
+    assert nodes.get("Join") in (None, "RightOuter")
+
+
+def test_watermark_is_in_the_schema(stream: DataFrame) -> None:
+    """A column with a watermark has its delay in the schema, in milliseconds."""
+    marked = stream.withColumn("t", F.current_timestamp()).withWatermark("t", "3 seconds")
+
+    assert marked.schema["t"].metadata[DELAY_KEY] == 3000
+
+
+def test_checkpoint_is_text_as_read(spark: SparkSession, stream: DataFrame, tmp_path: Path) -> None:
+    """Spark's checkpoint has its id, a batch's offsets with its time, and the commit, as they are read and written."""
+    location = tmp_path / "chk"
+    marked = stream.withColumn("t", F.timestamp_millis(F.lit(5000))).withWatermark("t", "1 second")
+    query = marked.writeStream.format("noop").option("checkpointLocation", str(location))
+    query.trigger(availableNow=True).start().awaitTermination()
+    folder, files = session.hadoop_folder(spark, str(location))
+
+    assert files.exists(session.hadoop_path(spark, folder, "offsets/0"))
+    assert json.loads((location / "metadata").read_text())["id"]
+    assert BatchTime.read((location / "offsets/0").read_text(), None).timestamp_ms > 0
+    assert re.fullmatch(r'v1\n\{"nextBatchWatermarkMs":\d+.*\}', (location / "commits/0").read_text().strip())
+
+
+def test_table_of_the_catalog(spark: SparkSession) -> None:
+    """A table's format, folder and partitions are in Spark's own catalog; what is not there is Spark's error."""
+    spark.sql("create table private_table (a int, b int) using parquet partitioned by (b)")
+    try:
+        table = session.catalog_table(spark, "private_table")
+        assert table.provider().get() == "parquet"
+        assert str(table.location().getPath()).endswith("private_table")
+        assert table.partitionColumnNames().apply(0) == "b"
+    finally:
+        spark.sql("drop table private_table")
+    with pytest.raises(PySparkException):
+        session.catalog_table(spark, "no_such_table")
+
+
+def test_file_sink_writes_each_batch_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's sink of files writes a batch's rows, and skips a batch that it has."""
+    found = sinks.Format(spark, "json")
+    assert (found.is_of_files, found.is_stream_sink) == (True, False)
+    write = found.file_sink(str(tmp_path / "out"), ["k"], {"Compression": "none"})
+
+    for _ in range(2):
+        write(spark.createDataFrame([("a", 1.0)], INPUT), 0)
+
+    assert [tuple(row) for row in spark.read.schema(INPUT).json(str(tmp_path / "out")).collect()] == [("a", 1.0)]
+    assert (tmp_path / "out" / "k=a").is_dir()
+
+
+def test_stream_sink_is_opened(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
+    """A sink of Spark's first streaming interface is made by its provider; which one it is, no matter."""
+    found = sinks.Format(spark, "console")  # the one such provider that Spark has in itself is no sink of that kind
+
+    assert (found.is_of_files, found.is_stream_sink) == (False, False)
+    assert session.java_session(spark).sqlContext() is not None
+    assert str(session.jvm_of(spark).org.apache.spark.sql.streaming.OutputMode.Append()) == "Append"
+
+
+def test_unknown_format_is_an_error(spark: SparkSession) -> None:
+    """A format that Spark does not know is told from an interface that is not there."""
+    with pytest.raises(InvalidInputError, match="knows no format 'unheard_of'"):
+        sinks.Format(spark, "unheard_of")
+
+
+def test_memory_sink_is_a_table(spark: SparkSession) -> None:
+    """Spark's sink in memory is a table that grows with each batch."""
+    batch = spark.createDataFrame([("a", 1.0)], INPUT)
+    write = sinks.memory_sink(spark, batch.schema, "private_memory")
+
+    write(batch, 0)
+    write(batch, 1)
+
+    assert spark.table("private_memory").count() == 2
+
+
+def test_types_come_back_from_arrow(spark: SparkSession) -> None:
+    """Spark's types become Arrow's and come back, timestamps in UTC or without a zone."""
+    schema = StructType.fromDDL(MANY_TYPES)
+
+    assert frames.arrow_schema(schema).field("t").type == pa.timestamp("us", "UTC")
+    assert frames.arrow_schema(schema).field("n").type == pa.timestamp("us")
+    assert frames.spark_schema(frames.arrow_schema(schema)).simpleString() == schema.simpleString()
+    assert frames.spark_type(frames.arrow_type(schema)).simpleString() == schema.simpleString()
+
+
+def test_values_are_converted(spark: SparkSession) -> None:
+    """Structs are dictionaries in frames, timestamps inside them in the session's zone, and come back as they were."""
+    kind = DataType.fromDDL("struct<x:int,y:timestamp>")
+    column = pa.array([{"x": 1, "y": pd.Timestamp(0, tz="UTC")}], frames.arrow_type(kind))
+    series = column.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True, integer_object_nulls=True)
+
+    given = frames.converter_to_pandas(kind, "Asia/Tokyo")(series)[0]
+    returned = frames.converter_from_pandas(kind, "Asia/Tokyo")(pd.Series([given]))[0]
+
+    assert given == {"x": 1, "y": pd.Timestamp("1970-01-01 09:00")}
+    assert pd.Timestamp(returned["y"]).tz_convert("UTC") == pd.Timestamp(0, tz="UTC")
+
+
+FRAME = pd.DataFrame(
+    {
+        "i": [1, 2, 3],
+        "o": ["a", None, "c"],
+        "d": [0.5, 1.5, 2.5],
+        "t": pd.to_datetime([1, 2, 3]),
+        "j": [4, 5, 6],
+        "z": pd.to_datetime([1, 2, 3], utc=True),
+        "c": pd.Categorical(["x", "y", "x"]),
+    }
+)
+
+
+@pytest.fixture(params=["with pandas' blocks", "without them"])
+def pandas_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Pandas as it is, and one that keeps its frames in another way; whether it has blocks."""
+    if request.param == "without them":
+        monkeypatch.setattr(frames, "BlockManager", None)
+        monkeypatch.delattr(pd.core.internals.managers.BlockManager, "column_arrays")
+    return request.param == "with pandas' blocks"
+
+
+def test_frames_are_sliced(pandas_of: bool) -> None:
+    """A part of a frame has its rows under an index from 0, by the blocks and without them."""
+    from_arrow = FRAME.drop(columns="c")  # the columns that a frame of Arrow's values has
+    sliced = frames.SlicedFrame(from_arrow)
+
+    assert (sliced._blocks is not None) is pandas_of
+    for start, stop in ((0, 3), (1, 3), (2, 2)):
+        for parts, frame in ((sliced, from_arrow), (frames.SlicedFrame(FRAME), FRAME)):
+            pd.testing.assert_frame_equal(parts.part(start, stop), frame.iloc[start:stop].reset_index(drop=True))
+
+
+def test_arrays_of_frames(pandas_of: bool) -> None:
+    """The columns of a frame are NumPy's arrays of the same values, by the blocks and without them."""
+    arrays = frames.column_arrays(FRAME)
+
+    assert [array.dtype.kind for array in arrays] == ["i", "O", "f", "M", "i", "O", "O"]
+    for name, array in zip(FRAME.columns, arrays, strict=True):
+        assert array.tolist() == np.asarray(FRAME[name]).tolist()
+
+
+@pytest.mark.parametrize("error", [AttributeError("no x"), TypeError("'JavaPackage' object is not callable")])
+def test_missing_interface_is_named(error: Exception) -> None:
+    """An interface that is not there is an error with its name, the versions that have it, and a way on."""
+    with (
+        pytest.raises(InvalidInputError, match=r"FileStreamSink as PySpark 4\.1 to 4\.3 have it: use foreachBatch"),
+        session.needed("FileStreamSink", "use foreachBatch"),
+    ):
+        raise error
+
+
+def test_missing_class_of_the_jvm_is_named(spark: SparkSession) -> None:
+    """A class and a method that the JVM does not have are such errors, too."""
+    with pytest.raises(InvalidInputError, match="AnotherSink"), session.needed("AnotherSink", "use foreachBatch"):
+        session.jvm_of(spark).org.apache.spark.sql.execution.streaming.sinks.AnotherSink(1)
+    with pytest.raises(InvalidInputError, match="anotherMethod"), session.needed("anotherMethod", "leave it"):
+        session.java_session(spark).anotherMethod()
+    assert not session.is_a(spark, session.java_session(spark), "org.apache.spark.sql.AnotherClass")
+    assert issubclass(Py4JError, Exception)
+
+
+def test_error_of_spark_stays_what_it_is(spark: SparkSession) -> None:
+    """What Spark itself says is not taken for a missing interface."""
+    with pytest.raises(PySparkException), session.needed("a parser", "use another"):
+        DataType.fromDDL("a of no type")

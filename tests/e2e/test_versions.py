@@ -1,0 +1,27 @@
+"""The older minor versions of Spark that are served: one job and every private interface on each."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.test_versions import SHORT, declared, environments, run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+def test_versions_are_declared() -> None:
+    """The versions that the package allows are the one that is pinned, and those with requirements of their own."""
+    assert declared() == ["4.1", "4.2"]
+
+
+@pytest.mark.parametrize("version", declared())
+def test_version_passes(version: str) -> None:
+    """A query with the row API, one with the pandas API, and all that is private in Spark work on the version."""
+    python = environments().get(version)
+    if python is None:
+        pytest.skip(f"no environment with PySpark {version}: run make versions")
+
+    outcome = run(version, python, SHORT, quiet=True)
+
+    assert (outcome.exit_code, outcome.failed) == (0, 0), outcome.output[-20_000:]
+    assert outcome.passed > 20

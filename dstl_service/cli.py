@@ -67,10 +67,7 @@ def serve(options: argparse.Namespace) -> int:
         sys.stdout.flush()
     config = uvicorn.Config(
         app,
-        http=identified(
-            protocol_of(Connections(_bounds_of(settings), Throttle(SystemClock()))),
-            settings.trust,
-        ),
+        http=identified(protocol_of(Connections(_bounds_of(settings), Throttle(SystemClock()))), settings.trust),
         ws="none",
         log_config=None,
         access_log=False,
@@ -216,13 +213,9 @@ def list_jobs(options: argparse.Namespace) -> int:
 
 def delete(options: argparse.Namespace) -> int:
     """Delete a job, at once or so that it can be undone; or say how much there is of it."""
-    settings = _settings(options)
-    store = open_store(settings.storage, **settings.store_options())
-    validate_name("job", options.job)
-    jobs, deletions = JobStore(store, options.job, SystemClock(), SystemIds()), _deletions(store)
-    tombstone = deletions.of(options.job)
-    if tombstone is None and not jobs.exists():
-        return _delete_leftovers(store, options)
+    if (left := _leftovers(options)) is not None:
+        return left
+    store, jobs = _open_job(options)
     if not options.write:
         found = delete_job(store, options.job)
         sys.stdout.write(
@@ -230,8 +223,10 @@ def delete(options: argparse.Namespace) -> int:
             "Stop the query; --write does it\n"
         )
         return 0
+    deletions = _deletions(store)
+    tombstone = deletions.of(options.job)
     if tombstone is None:
-        tombstone = deletions.bury(options.job, this_user(), settings.deletion.delay_s)
+        tombstone = deletions.bury(options.job, this_user(), _settings(options).deletion.delay_s)
     _fence(jobs)
     _record(store, "delete", options.job, now=str(options.now))
     if not options.now:
@@ -246,19 +241,6 @@ def delete(options: argparse.Namespace) -> int:
         f"job {removal.job}: {removal.objects} objects of {removal.size_bytes} bytes deleted. "
         "Restart sidecars that run by themselves before the name is used again\n"
     )
-    return 0
-
-
-def _delete_leftovers(store: ObjectStore, options: argparse.Namespace) -> int:
-    """Delete what lies below the name of a job that has no ``job.json``; that cannot be undone."""
-    removal = delete_job(store, options.job, write=options.write)
-    done = "deleted" if removal.is_written else "would be deleted; --write does it, and it cannot be undone"
-    sys.stdout.write(
-        f"job {options.job} has no job.json: it was never created, or its registry is lost; `dstl fsck --rebuild` says "
-        f"what could be brought back. {removal.objects} objects of {removal.size_bytes} bytes {done}\n"
-    )
-    if removal.is_written:
-        _record(store, "delete", options.job, now="True")
     return 0
 
 
@@ -291,6 +273,23 @@ def audit(options: argparse.Namespace) -> int:
         facts = "  ".join(f"{name}={text}" for name, text in entry.facts.items())
         row = f"{at}  {entry.who}  {entry.act}  {facts}".rstrip()
         sys.stdout.write((json.dumps({**asdict(entry), "at": at}) if options.json else row) + "\n")
+    return 0
+
+
+def _leftovers(options: argparse.Namespace) -> int | None:
+    """Delete what is there of a job that was never created, or say how much that is; None if there is a job."""
+    settings = _settings(options)
+    store = open_store(settings.storage, **settings.store_options())
+    validate_name("job", options.job)
+    is_job = JobStore(store, options.job, SystemClock(), SystemIds()).exists()
+    if is_job or _deletions(store).of(options.job) is not None or not has_leftovers(store, options.job):
+        return None
+    removal = delete_job(store, options.job, write=options.write)
+    sys.stdout.write(
+        f"job {options.job} has no job.json: it was never created, or its registry is lost, and `dstl fsck --rebuild` "
+        f"says what could be brought back; {removal.objects} objects of {removal.size_bytes} bytes "
+        f"{'deleted' if options.write else 'would be deleted, for good: --write does it'}\n"
+    )
     return 0
 
 

@@ -75,7 +75,20 @@ class TestHandles:
             ({"key_groups": "00000-00001"}, (400, "invalid_input")),
             ({"kind": "base"}, (400, "invalid_input")),
         ],
-        ids=str,
+        ids=[
+            "missing",
+            "dots",
+            "dots-inside",
+            "deeper",
+            "other-kind",
+            "other-job",
+            "long",
+            "size",
+            "offset",
+            "checksum",
+            "groups",
+            "base",
+        ],
     )
     def test_forged_handle_makes_no_checkpoint(self, change: dict[str, Any], answer: tuple[int, str]) -> None:
         """A handle that leads elsewhere, to nothing, or to other bytes than it says is refused; nothing is kept."""

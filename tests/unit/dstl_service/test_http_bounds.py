@@ -102,14 +102,14 @@ def send_while_open(protocol: BoundedHttpProtocol, wire: Wire, block: bytes, tim
     return sent
 
 
-@pytest.mark.parametrize("is_one", [True, False])
+@pytest.mark.parametrize("is_one", [True, False], ids=["one", "many"])
 def test_trailers_are_bounded(is_one: bool) -> None:
     """C3: what follows a body in chunks is counted, as many headers or as one, and none of it is kept."""
 
     async def story(protocol: BoundedHttpProtocol, wire: Wire) -> None:
         protocol.data_received(CHUNKED + b"1\r\nx\r\n0\r\n" + (b"name: " if is_one else b""))
         block = b"x" * 1000 if is_one else b"trailer: xxxxxxxxxx\r\n" * 50
-        sent = send_while_open(protocol, wire, block, 10_000)
+        sent = send_while_open(protocol, wire, block, 200)
 
         assert wire.is_closed
         assert sent <= HEAD_BYTES_MAX + len(block)

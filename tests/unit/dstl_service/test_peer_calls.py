@@ -199,7 +199,7 @@ class TestWhoIsAsked:
         (tmp_path / "pem").touch()
         settings = TlsSettings(**dict.fromkeys(tls, tmp_path / "pem"))
         with answering_peer(200, b"{}") as (url, shown), pytest.MonkeyPatch.context() as patch:
-            patch.setattr("dstl_service.peers.ssl.create_default_context", lambda **_: None)
+            patch.setattr("dstl_service.certificates._client_context", lambda _: None)
             with service(announced(MemoryStore(), url), token="t", tls=settings) as life:
                 life.client.headers["authorization"] = "Bearer t"
                 life.open()

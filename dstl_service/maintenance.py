@@ -151,9 +151,10 @@ class Maintenance:
         if manifest.base is None or self._book.newest != manifest.base:
             chain = await self._in_thread(lambda: list(self._jobs.stored_chain(manifest.ref)))
             self._book.begin(chain)
-            self._epoch = manifest.epoch
         else:
             self._book.completed(manifest, self._clock.monotonic_ms())
+        # A later epoch that goes on from the very checkpoint before was preceded by no rewind: what waits still holds.
+        self._epoch = manifest.epoch
         self._metrics.waiting_deletions.labels(self._job).set(self._book.waiting)
         if self._completed:
             return  # a newer checkpoint is there already

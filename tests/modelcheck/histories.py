@@ -161,14 +161,13 @@ def snapshot_and_a_clock_that_is_ahead(world: World) -> None:
 
 
 @history(three_checkpoints)
-def snapshot_of_a_suspended_host_and_another_one(world: World) -> None:
-    """A host is suspended in an upload; another one stores and has taken a snapshot of the table; the first resumes."""
+def snapshot_that_is_let_go(world: World) -> None:
+    """A host is suspended in an upload; another one begins a snapshot of the table instead; the first one resumes."""
     driver, sidecar, other, collector = taken_over(world), Process(world), Process(world), Process(world, HOUR_MS)
     version = _announced(driver, sidecar)
 
     def elsewhere() -> None:
-        stored = other.upload(_announced(driver, other))
-        driver.batch(*([stored] if stored else []))
+        _announced(driver, other)
         collector.collect()
         world.await_mail()
         driver.batch(*_reported(world))
@@ -313,6 +312,26 @@ def snapshot_over_a_rewind(world: World) -> None:
     world.actor("sidecar", lambda: _upload(world, sidecar, listed))
     world.actor("others", go_on)
     world.actor("collector", lambda: (world.pass_time(HOUR_MS), collector.collect()))
+
+
+@history(three_checkpoints)
+def snapshot_that_is_let_go_before_a_rewind(world: World) -> None:
+    """What a later checkpoint let go of, and a collector deleted, is reported behind a rewind to an earlier one."""
+    owner, sidecar, other, operator = taken_over(world), Process(world), Process(world), Process(world)
+    driver, collector = Process(world), Process(world, HOUR_MS)
+    listed = _announced(owner, sidecar)
+
+    def go_on() -> None:
+        _announced(owner, other)
+        collector.collect()
+        operator.rewind(checkpoint_id=listed.id)
+        driver.open()
+        driver.batch()
+        world.await_mail()
+        driver.batch(*_reported(world))
+
+    world.actor("sidecar", lambda: _upload(world, sidecar, listed))
+    world.actor("others", go_on)
 
 
 # --- Savepoints ------------------------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ Everything that is named by a retained checkpoint or a savepoint stays, whoever 
 any call to the store, and whosever clock is wrong; a driver can always go on; nothing that was reported is lost. What
 is checked is in `oracle`, what is played in `histories`, and how the code is called in `code_under_check`.
 
-``DSTL_MODELCHECK_SCHEDULES=N`` sets how many schedules of each history are run, ``DSTL_MODELCHECK_SEED=N`` which of
-them. A failure prints what every actor did and the schedule; ``DSTL_MODELCHECK_SCHEDULE='13:table 20!driver'`` plays
-that one alone, in the history that ``-k`` chooses: at step 13 the table goes on, at step 20 the driver dies.
+``DSTL_MODELCHECK_SCHEDULES=N`` sets how many schedules of each history are run (a third of that of the long one),
+``DSTL_MODELCHECK_SEED=N`` which of them. A failure prints what every actor did and the schedule.
+``DSTL_MODELCHECK_SCHEDULE='13:table 20!driver'`` plays that one alone, in the history that ``-k`` chooses: at step 13
+the table goes on, at step 20 the driver dies.
 """
 
 from __future__ import annotations
@@ -22,9 +23,14 @@ from tests.modelcheck.code_under_check import made_small
 from tests.modelcheck.explorer import Failure, explore, explore_at_random, replay
 from tests.modelcheck.histories import HISTORIES
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [
+    pytest.mark.timeout(900),
+    # A process that dies leaves calls behind that are never carried out.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+]
 
-SCHEDULES = int(os.environ.get("DSTL_MODELCHECK_SCHEDULES", "1000"))
+SCHEDULES = int(os.environ.get("DSTL_MODELCHECK_SCHEDULES", "900"))
 SCHEDULE = os.environ.get("DSTL_MODELCHECK_SCHEDULE")
 SEED = int(os.environ.get("DSTL_MODELCHECK_SEED") or random.randrange(1 << 32))
 PREEMPTIONS = 3
@@ -63,6 +69,6 @@ def test_everything_keeps_what_is_needed() -> None:
     if SCHEDULE is not None:
         report("everything", replay(make, SCHEDULE))
         return
-    explored = explore_at_random(make, schedules=SCHEDULES, seed=SEED)
+    explored = explore_at_random(make, schedules=max(1, SCHEDULES // 3), seed=SEED)
     print(f"everything: {explored.schedules} schedules, seed {SEED}")
     report("everything", explored.failure)

@@ -207,6 +207,7 @@ class ChangelogService:
             job.learn_epoch(epoch)
             # Whoever deletes puts the tombstone and then claims an epoch, so one of the two sees the other.
             await self._in_thread(self._deletions.check, name)
+            await self._in_thread(job.store.check_still_newest, epoch)  # that took a while: `latest` may be old by now
             job.check_epoch(epoch)
             job.owned_epoch = epoch
         self._start_collector(job)

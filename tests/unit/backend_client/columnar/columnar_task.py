@@ -28,6 +28,10 @@ class Table:
         assert 0 < covered <= 1
         return pa.array([self.entries.get(key) for key in keys.to_pylist()], pa.binary())
 
+    def lay_over(self, parts: Sequence[ChangeColumns]) -> None:
+        for key, value in (pair for part in parts for pair in part.pairs()):
+            self.entries.pop(key, None) if value is None else self.entries.__setitem__(key, value)
+
     def between(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
         return iter(sorted((key, value) for key, value in self.entries.items() if low <= key < high))
 

@@ -61,7 +61,7 @@ chaos: $(STAMP) ## Kill and suspend processes, move clocks and rewind in 40 jobs
 chaos-service: need-go $(STAMP) ## Kill the service 200 times and verify what is stored; STRICT=1 fails on any loss
 	$(PY) -m loadtest.chaos_service $(CHAOS_ARGS)
 
-attack: $(STAMP) ## Send hostile requests to real services; ONLY=tokens, SHORT=1 (no deadlines), STRICT=1 fails on any miss
+attack: $(STAMP) ## Send hostile requests to real services; ONLY=tokens, SHORT=1 (a minute or two), STRICT=1 fails on any miss
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.attack $(if $(ONLY),--only "$(ONLY)")
 
 chaos-blocks: $(STAMP) ## Kill 20 executors between actions and between operators; output and state belong together

@@ -2,7 +2,8 @@
 ``python -m loadtest.attack``: runs all cases against real service processes and prints a table of the groups.
 
 Writes ``reports/attack.json`` and, with the state of the service behind each case, ``reports/attack-cases.json``.
-SHORT=1 leaves out what waits for deadlines, STRICT=1 fails on any miss, ``--only`` names groups by a part of them.
+SHORT=1 leaves out what takes long and differs little from another case, STRICT=1 fails on any miss, ``--only`` names
+groups by a part of them.
 """
 
 from __future__ import annotations
@@ -46,11 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(only: str = "", *, is_short: bool = False) -> Iterator[Result]:
     """Yield the results of the cases, service by service."""
+
+    def wanted(cases: Sequence[Case]) -> list[Case]:
+        return [case for case in cases if only in case.group and (case.is_short or not is_short)]
+
     opened = [*smuggling.cases(), *paths.cases(), *values.cases(), *pages.cases(), *forged.cases(), *bodies.cases()]
-    opened = [case for case in opened if only in case.group]
-    of_users = [case for case in users.cases() if only in case.group]
-    guarded = [case for case in [*tokens.cases(), *hung.cases()] if only in case.group]
-    many = [case for case in slow.alone() if only in case.group]
+    opened, of_users = wanted(opened), wanted(users.cases())
+    guarded, peers = wanted([*tokens.cases(), *hung.cases()]), wanted(hung.of_known_peers())
+    many, waiting, crowded = wanted(slow.alone()), wanted(slow.together()), wanted(slow.out_of_files())
     with tempfile.TemporaryDirectory(prefix="attack-") as name:
         folder = Path(name)
         if opened or of_users:
@@ -60,15 +64,17 @@ def run(only: str = "", *, is_short: bool = False) -> Iterator[Result]:
         if guarded:
             with Attacked(folder / "guarded", token=True) as target:
                 yield from _each(guarded, target)
+        if peers:
+            with Attacked(folder / "peers", hung.KNOWN, token=True) as target:
+                yield from _each(peers, target)
         if many:
             with Attacked(folder / "many", slow.SETTINGS, token=True) as target:
-                if not is_short:
-                    yield from _together(slow.together(), target, workers=len(slow.together()))
+                yield from _together(waiting, target, workers=max(1, len(waiting)))
                 yield from _each(many, target)
-        if many and not is_short:
+        if crowded:
             limit = f"ulimit -n {slow.FILES_MAX}"
             with Attacked(folder / "files", slow.SETTINGS, token=True, limit=limit) as target:
-                yield from _each(slow.out_of_files(), target)
+                yield from _each(crowded, target)
 
 
 def _each(cases: Sequence[Case], target: Attacked) -> Iterator[Result]:

@@ -12,7 +12,7 @@ from loadtest.attack.target import Attacked, State
 
 RSS_GROWTH_MAX = 96 << 20
 """What a case may cost the service in memory; above what it may hold for requests that are under way."""
-NEIGHBOUR_MS_MAX = 2_500.0
+NEIGHBOUR_MS_MAX = 5_000.0
 """How long a batch of another job may take beside it."""
 
 
@@ -30,6 +30,8 @@ class Case:
     known: tuple[str, ...] = ()
     rss_growth_max: int = RSS_GROWTH_MAX
     neighbour_ms_max: float = NEIGHBOUR_MS_MAX
+    is_short: bool = True
+    """Whether it is in the short form, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from loadtest.attack.case import Case
+from loadtest.attack.case import RSS_GROWTH_MAX, Case
 from loadtest.attack.forged import Job
 from loadtest.attack.target import TOKEN, Attacked, complete_body
 
 _GROUP = "hung and lying peers"
-_ANSWER_S = 2.0
+_ANSWER_S = 4.0
 """How soon the service has to answer others meanwhile."""
 _WATCHED_S = 2.0
+_KNOWN_GROWTH_MAX = 192 << 20
+"""Two answers of the greatest size that those who are asked may give."""
 _MARK = b"mark-of-the-peer"
 
 _Behaviour = Callable[[socket.socket], None]
@@ -96,8 +98,8 @@ def _quietly(send: Callable[[], object]) -> None:
         send()
 
 
-def _asking(name: str, peers: int, refs: int, behaviour: _Behaviour | None = None) -> Case:
-    """Name sets of such peers in checkpoints, of a job for each."""
+def _asking(name: str, peers: int, refs: int, behaviour: _Behaviour | None = None, *, is_known: bool = False) -> Case:
+    """Name sets of such peers in checkpoints, of a job for each; the token is not for those that are not known."""
 
     def run(target: Attacked) -> str | None:
         with _peers(peers, behaviour) as started:
@@ -109,11 +111,14 @@ def _asking(name: str, peers: int, refs: int, behaviour: _Behaviour | None = Non
 
             pairs = zip(jobs, started, strict=True)
             found = _watch(target, [lambda job=job, peer=peer: send(job, peer) for job, peer in pairs])  # type: ignore[misc]
-            if found is None and any(TOKEN.encode() in data for peer in started for data in peer.got):
+            if found is None and not is_known and any(TOKEN.encode() in data for peer in started for data in peer.got):
                 found = "the token was sent to a stranger"
             return found
 
-    return Case(_GROUP, name, run, known=("beside", *(f"hung{number}" for number in range(peers))))
+    known = ("beside", *(f"hung{number}" for number in range(peers)))
+    growth_max = _KNOWN_GROWTH_MAX if is_known else RSS_GROWTH_MAX
+    whole = f"{'known' if is_known else 'strange'} {name}"
+    return Case(_GROUP, whole, run, known, growth_max, is_short=is_known == (behaviour is None))
 
 
 def _drip(connection: socket.socket) -> None:
@@ -180,18 +185,33 @@ def _stopped(target: Attacked) -> str | None:
             os.kill(other.pid, signal.SIGCONT)
 
 
+KNOWN = {"DSTL_PEERS_ALLOWED": "http://127.0.0.1:*"}
+"""Settings of a service for which the peers of these cases are no strangers."""
+
+
+def _behaviours(*, is_known: bool) -> list[Case]:
+    return [
+        _asking("peer that never answers, 40 sets", 1, 40, is_known=is_known),
+        _asking("peers that never answer, 16", 16, 1, is_known=is_known),
+        _asking("peers that never answer, 24 with 3 sets each", 24, 3, is_known=is_known),
+        _asking("peer that sends a byte a moment", 4, 2, _drip, is_known=is_known),
+        _asking("peer that sends 250 MB", 2, 2, _flood, is_known=is_known),
+        _asking("peer whose head never ends", 2, 2, _headers_for_ever, is_known=is_known),
+        _asking("peer that resets", 8, 2, _reset, is_known=is_known),
+    ]
+
+
+def of_known_peers() -> list[Case]:
+    """Return the cases for a service with the settings `KNOWN`."""
+    return _behaviours(is_known=True)
+
+
 def cases() -> list[Case]:
     """Return the cases of this group, for a service that asks for a token."""
     return [
-        _asking("one peer that never answers, 40 sets", 1, 40),
-        _asking("16 peers that never answer", 16, 1),
-        _asking("24 peers that never answer, 3 sets each", 24, 3),
-        _asking("peer that sends a byte a moment", 4, 2, _drip),
-        _asking("peer that sends 250 MB", 2, 2, _flood),
-        _asking("peer whose head never ends", 2, 2, _headers_for_ever),
-        _asking("peer that resets", 8, 2, _reset),
+        *_behaviours(is_known=False),
         _token_case("token for a stranger: complete", "checkpoints/0/complete"),
         _token_case("token for a stranger: flush", "checkpoints/0/flush"),
         _token_case("token for a stranger: persist", "persist"),
-        Case(_GROUP, "sidecar that is stopped (SIGSTOP)", _stopped, known=("beside", "hung0", "hung1")),
+        Case(_GROUP, "sidecar that is stopped (SIGSTOP)", _stopped, known=("beside", "hung0", "hung1", "@services")),
     ]

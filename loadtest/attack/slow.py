@@ -193,4 +193,8 @@ def _asked(target: Attacked) -> bool:
 
 def out_of_files() -> list[Case]:
     """Return the cases for a service with few files, `FILES_MAX`."""
-    return [Case(GROUP, "three times as many connections as files", _out_of_files, neighbour_ms_max=60_000.0)]
+    return [
+        Case(
+            GROUP, "three times as many connections as files", _out_of_files, neighbour_ms_max=60_000.0, is_short=False
+        )
+    ]

@@ -338,7 +338,10 @@ def _warned(name: str, *arguments: str, mode: int = 0o600) -> Case:
                 said = any(word in log.lower() for word in ("other users", "others", "command line", "readable"))
                 return None if said else "the log does not warn"
 
-    return Case(GROUP, name, run)
+    return Case(GROUP, name, run, is_short=False)
+
+
+_LONG = {"umask 000 and the socket", "planted a file as socket", "cache folder with old files in it"}
 
 
 def cases() -> list[Case]:
@@ -363,7 +366,7 @@ def cases() -> list[Case]:
         "cache folder with links in it": _cache_folder(_links),
         "cache folder with old files in it": _cache_folder(_stale_looking),
     }
-    found = [Case(GROUP, name, attack) for name, attack in attacks.items()]
+    found = [Case(GROUP, name, attack, is_short=name not in _LONG) for name, attack in attacks.items()]
     return [
         *found,
         _warned("token file that others can read", "--token-file", "{tokens}", mode=0o644),

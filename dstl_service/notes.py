@@ -81,8 +81,13 @@ class Note:
 
     def to_segment(self) -> Segment:
         """Return the segment that carries it."""
+        return Segment.of(*self.id_and_groups, 1, encode_note(self))
+
+    @property
+    def id_and_groups(self) -> tuple[ChangeSetId, KeyGroupRange]:
+        """Identity and key groups of the segment that carries it."""
         set_id = ChangeSetId(self.job, NOTE_OPERATOR, self.checkpoint_id, Writer(self.epoch, 0), 0, 0)
-        return Segment.of(set_id, KeyGroupRange(0, self.max_parallelism - 1), 1, encode_note(self))
+        return set_id, KeyGroupRange(0, self.max_parallelism - 1)
 
 
 def note_of(
@@ -164,6 +169,12 @@ def read_note(job: str, text: str) -> Note:
     if note.job != job:
         raise InvalidInputError(f"a note of job {note.job!r} was sent to job {job!r}")
     return note
+
+
+def received_segment(job: str, text: str) -> Segment:
+    """Return the segment that carries the note that a coordinator sent, as it came; see `read_note`."""
+    sent = read_note(job, text).id_and_groups
+    return Segment.of(*sent, 1, text.encode(errors="replace"))
 
 
 def _from_json(document: dict[str, Any]) -> Note:

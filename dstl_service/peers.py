@@ -154,8 +154,8 @@ def _without_its_words(url: str, reported: DstlError) -> DstlError:
         words = reported.message[:_LOGGED_CHARS_MAX]
         logger.warning("peer refused", extra={"peer": url, "kind": reported.kind.value, "error": words})
     text = {
-        ErrorKind.LOST_CHANGES: "does not hold a change set: its process is gone, or the checkpoint was given up; the "
-        "batch must be executed again",
+        ErrorKind.LOST_CHANGES: "lacks a change set: it was received by a process that is gone, or its checkpoint was "
+        "given up; the batch must be executed again",
         ErrorKind.UNAVAILABLE: "could not store its change sets now; nothing is lost, ask again",
         ErrorKind.UNAUTHORIZED: "does not accept this service's token; all services of a cluster share one",
     }.get(reported.kind, f"refused with {reported.kind.value}; see this service's log")

@@ -218,6 +218,9 @@ class TestTls:
         ref = ChangeSetRef("op", 0, 1, 1, 0, 0, 1, "gone")
         with running(folder, *arguments, DSTL_TOKEN="secret") as process:
             address = address_of(process)
+            client = ServiceClient(address, "secret", patience_s=30, ca_file=ca_file)
+            client.post("/v1/jobs/job/epochs", {"owner": "test"})
+            client.close()
             trusting = PeerClient(lambda: "secret", 30, Path(ca_file))
             with pytest.raises(LostChangesError, match="process that is gone"):
                 trusting.persist(address, "job", [ref], wait=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dstl_service.notes import Note
+from dstl_service.notes import Note, encode_note
 from storage.errors import NotFoundError
 from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, KeyGroupRange, ObjectInfo, Segment, Writer
@@ -262,3 +262,17 @@ def test_object_in_a_payload_is_no_object() -> None:
             },
         }
         assert kind_of(life.complete_raw(0, None, ref, forged)) == (400, "invalid_input")
+
+
+def test_note_is_stored_as_it_came() -> None:
+    """B9: a note that a coordinator sends is read, which takes a thread, and not written anew."""
+    store = MemoryStore()
+    with service(store) as life:
+        opened = life.open()
+        text = encode_note(Note("job", opened["job_uid"], 128, 0, "u", 1, None, "", "x" * 300_000, (), ())).decode()
+        spaced = text.replace('"format":', '"format": ')
+        body = {"epoch": 1, "refs": [], "note": spaced}
+        (handle,) = life.client.post(f"{life.path}/persist", json=body).json()["handles"]
+
+    at = handle["offset"]
+    assert store.get(handle["object"])[at : at + handle["size"]] == spaced.encode()

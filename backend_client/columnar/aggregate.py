@@ -17,7 +17,7 @@ class Aggregate(ColumnarProcessor):
 
     Output: the grouping columns, ``window_start`` and ``window_end`` with windows, and a column per aggregation. In
     update mode it has the keys of the batch. In append mode, for which windows are needed, it has windows that are
-    over, once, before the rows of the batch whose watermark ended them. State of windows ends with them.
+    over, once, in the batch whose rows moved the watermark past them. State of windows ends with them.
 
     Args:
         aggregations: At least one.

@@ -130,7 +130,7 @@ class ColumnarProcessor(ABC):
         self, keys: pa.RecordBatch, state: pa.RecordBatch, rows: pa.Schema, moment: BatchMoment
     ) -> pa.RecordBatch | None:
         """
-        Return output for keys whose state ends with this batch's watermark, before its rows are processed.
+        Return output for keys whose state ends with a watermark: that of the batch, or the one that its rows led to.
 
         Args:
             keys: As in `KeyBatch`.

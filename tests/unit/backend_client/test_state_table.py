@@ -16,7 +16,7 @@ from backend_client import state_table
 from backend_client.local_disk import is_damage
 from backend_client.state_table import StateTable
 from backend_client.table_journal import BYTES_MAX
-from storage.change_set import ChangeColumns
+from storage.change_set import ChangeColumns, in_columns
 from storage.errors import CorruptDataError, UnavailableError
 
 MANY = 120_000
@@ -41,6 +41,26 @@ def test_new_table_has_no_version(tmp_path: Path) -> None:
 
     assert (table.version, content(table)) == (None, {})
     table.close()
+
+
+def test_changes_that_lie_over_a_table(tmp_path: Path) -> None:
+    """I1: they are seen in every way of reading, over those of the table, and are gone when it is closed."""
+    for _ in range(2):  # once as it was written, once as it was opened to read
+        table = StateTable.open(tmp_path)
+        if table.version is None:
+            table.advance([(b"a1", b"old"), (b"a2", b"gone"), (b"b1", b"kept")], "0.0.u")
+        table.lay_over(list(in_columns([(b"a1", b"new"), (b"a2", None)])))
+        table.lay_over(list(in_columns([(b"a1", b"newer"), (b"a3", b"more")])))
+
+        assert [table.get(key) for key in (b"a1", b"a2", b"b1")] == [b"newer", None, b"kept"]
+        assert list(table.scan(b"a")) == [(b"a1", b"newer"), (b"a3", b"more")]
+        assert list(table.between(b"a2", b"c")) == [(b"a3", b"more"), (b"b1", b"kept")]
+        keys = pa.array([b"a1", b"a2", b"b1"], pa.binary())
+        assert table.get_many(keys, 1.0).to_pylist() == [b"newer", None, b"kept"]
+        table.close()
+        table = StateTable.open(tmp_path)
+        assert (table.version, table.get(b"a1"), table.get(b"a3")) == ("0.0.u", b"old", None)
+        table.close()
 
 
 def test_table_is_closed_to_other_users(tmp_path: Path) -> None:

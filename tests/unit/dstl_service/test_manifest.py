@@ -36,6 +36,7 @@ SNAPSHOT = MaterializationHandle("op", KeyGroupRange(0, 9), 3, "uid", "job/mater
         manifest(20, 4, CheckpointRef(19, 1, "b"), segments=HANDLES, earlier=OTHERS, kind=ManifestKind.COMPLETE),
         manifest(3, 4, CheckpointRef(2, 0, "b"), segments=[*HANDLES, *OTHERS]),
         replace(manifest(kind=ManifestKind.FENCE), operators=(), query_id="", offsets=""),
+        replace(manifest(), closed_ms=0),
         replace(manifest(), offsets='a "quoted"\n,"manifest":{ text'),
         replace(manifest(kind=ManifestKind.COMPLETE), materializations=(SNAPSHOT,), note=OTHERS[0]),
     ],

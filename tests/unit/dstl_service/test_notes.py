@@ -48,7 +48,9 @@ def notes_in(store: ObjectStore) -> list[Note]:
     return notes
 
 
-@pytest.mark.parametrize("note", [NOTE, replace(NOTE, base=None, start=None, sets=(), operators=())])
+@pytest.mark.parametrize(
+    "note", [NOTE, replace(NOTE, base=None, start=None, sets=(), operators=()), replace(NOTE, closed_ms=-7)]
+)
 def test_note_survives_round_trip(note: Note) -> None:
     """What was encoded is decoded as it was."""
     assert decode_note(encode_note(note), "object") == note
@@ -67,6 +69,7 @@ def test_note_survives_round_trip(note: Note) -> None:
         encode_note(NOTE).replace(b'"format":1', b'"format":99'),
         encode_note(NOTE).replace(b'"max_parallelism":128', b'"max_parallelism":0'),
         encode_note(NOTE).replace(b'"uid":"try"', b'"uid":"../try"'),
+        encode_note(replace(NOTE, closed_ms=7)).replace(b'"closed_ms":7', b'"closed_ms":"7"'),
         encode_note(NOTE).replace(b'"op",0,7', b'"../op",0,7'),
         encode_note(NOTE).replace(b'"epoch":3,"base"', b'"epoch":-3,"base"'),
     ],

@@ -13,6 +13,8 @@ VENV ?= .venv
 PY := $(abspath $(VENV))/bin/python
 STAMP := $(VENV)/.set-up
 TOOLS := .tools
+AUDIT := .tools-audit/bin/pip-audit
+AUDIT_VERSION := 2.10.1
 UV_VERSION := 0.13.9
 PYTEST := $(PY) -m pytest
 PYTEST_ARGS ?=
@@ -53,8 +55,8 @@ bench-smoke: $(STAMP) ## Compare with Spark's own transformWithState; prints the
 bench-service: need-go $(STAMP) ## Measure the service's figures; ONLY=ingest,objects, SHORT=1 (seconds), STRICT=1 (goals)
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_service $(if $(ONLY),--only $(ONLY))
 
-chaos: $(STAMP) ## Kill driver, executors, workers and sidecar in 20 jobs, compare output and state; DSTL_CHAOS_SEED repeats
-	DSTL_CHAOS_RUNS=20 DSTL_CHAOS_REPORT=$(abspath reports/chaos.json) $(PYTEST) -s tests/e2e/test_chaos.py $(PYTEST_ARGS)
+chaos: $(STAMP) ## Kill and suspend processes, move clocks and rewind in 40 jobs, compare output and state; DSTL_CHAOS_SEED repeats
+	DSTL_CHAOS_RUNS=40 DSTL_CHAOS_REPORT=$(abspath reports/chaos.json) $(PYTEST) -s tests/e2e/test_chaos.py $(PYTEST_ARGS)
 
 chaos-service: need-go $(STAMP) ## Kill the service 200 times and verify what is stored; STRICT=1 fails on any loss
 	$(PY) -m loadtest.chaos_service $(CHAOS_ARGS)
@@ -78,7 +80,8 @@ stack-check: need-go $(STAMP) ## Run a job on such a stack, then stop it
 	$(PY) -m loadtest.stack --check
 
 ##@ Test it
-.PHONY: test servers versions lint types tidy check test-unit test-integration test-e2e test-versions differential fuzz-api
+.PHONY: test servers versions lint types tidy check test-unit test-integration test-e2e test-versions differential
+.PHONY: modelcheck mutants fuzz-api audit
 
 test: lint types servers versions ## Run everything: ruff, mypy and all tests, in two processes (WORKERS=1: in one)
 	$(PYTEST) --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
@@ -116,8 +119,21 @@ differential: $(STAMP) ## Run plans and drawn histories on Spark's own operator 
 	DSTL_DIFFERENTIAL_EXAMPLES=$(or $(EXAMPLES),10) DSTL_DIFFERENTIAL_REPORT=$(abspath reports/differential.json) \
 		$(PYTEST) -s tests/e2e/differential $(PYTEST_ARGS)
 
+modelcheck: $(STAMP) ## Run the service's rules under many orders of store calls; SCHEDULES=20000 of each history, SEED
+	DSTL_MODELCHECK_SCHEDULES=$(or $(SCHEDULES),20000) DSTL_MODELCHECK_SEED=$(SEED) \
+		$(PYTEST) -rA --timeout=0 tests/modelcheck $(PYTEST_ARGS)
+
+mutants: $(STAMP) ## Take each mend of tests/mutations out, and see its test fail; ONLY=A1,A6, JOBS=2, STRICT=1
+	STRICT=$(STRICT) $(PY) -m tools.mutants --jobs $(or $(JOBS),1) $(if $(ONLY),--only $(ONLY))
+
 fuzz-api: $(STAMP) ## Fuzz the service by its OpenAPI document; EXAMPLES=1000 takes longer
 	$(PY) -m tools.fuzz_api --max-examples $(or $(EXAMPLES),200)
+
+audit: $(STAMP) ## Write reports/sbom.json, and look for advisories about the pins; STRICT=1 fails where that cannot be done
+	$(PY) -m tools.bill_of_materials
+	$(MAKE) $(AUDIT) || echo "pip-audit cannot be installed"
+	STRICT=$(STRICT) $(PY) -m tools.advisories $(AUDIT) requirements.txt requirements-service.txt requirements-build.txt \
+		requirements-stack.txt
 
 ##@ Work on it
 .PHONY: format settings-page metrics-page requirements clean
@@ -139,13 +155,14 @@ COMPILE = $(TOOLS)/bin/uv pip compile --quiet --no-config --universal --python-v
 
 requirements: $(TOOLS)/uv-$(UV_VERSION) ## Pin requirements*.txt again from pyproject.toml; UPGRADE=1 takes the newest
 	$(COMPILE) --all-extras --output-file requirements.txt pyproject.toml
+	$(COMPILE) --extra service --constraint requirements.txt --output-file requirements-service.txt pyproject.toml
 	$(COMPILE) --group build --output-file requirements-build.txt
-	$(COMPILE) --group stack --output-file requirements-stack.txt
+	$(COMPILE) --group stack --override requirements-stack-overrides.txt --output-file requirements-stack.txt
 	$(COMPILE) --group spark-4-1 --output-file requirements-spark-4.1.txt
 	$(COMPILE) --group spark-4-2 --output-file requirements-spark-4.2.txt
 
 clean: ## Remove environment, caches, reports and built test programs
-	rm -rf .venv .venv-* $(TOOLS) .stack .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* $(TOOLS) .tools-audit .stack .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -rf build dist reports spark-warehouse metastore_db derby.log artifacts
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -185,6 +202,10 @@ $(VENV)-spark-%/.set-up: requirements-spark-%.txt $(VENV)/.requirements | $(STAM
 	$(PIP_INSTALL) --require-hashes --no-build-isolation --ignore-installed --target $(call SITE,$(@D)/bin/python) -r $<
 	echo "import site; site.addsitedir('$(call SITE,$(PY))')" >$(call SITE,$(@D)/bin/python)/below.pth
 	@touch $@
+
+$(AUDIT): | prerequisites
+	$(PYTHON) -m venv --clear .tools-audit
+	.tools-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==$(AUDIT_VERSION)
 
 $(TOOLS)/uv-$(UV_VERSION):
 	$(PYTHON) -m venv --clear $(TOOLS)

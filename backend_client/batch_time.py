@@ -8,7 +8,7 @@ the batch, beside the batch's processing time. No I/O.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Self
 
@@ -42,7 +42,7 @@ class BatchTime:
     Times of one batch in ms since 1970.
 
     `watermark_ms` is the one that the batches before led to, 0 without any; `previous_watermark_ms` that of the batch
-    before.
+    before, or the one at which that was closed.
     """
 
     timestamp_ms: int
@@ -50,9 +50,9 @@ class BatchTime:
     previous_watermark_ms: int
 
     @classmethod
-    def read(cls, offsets: str, previous_offsets: str | None) -> Self:
+    def read(cls, offsets: str, previous_offsets: str | None, closed_ms: int | None = None) -> Self:
         """
-        Read Spark's offsets entries of a batch and of the batch before it.
+        Read Spark's offsets entries of a batch and of the batch before it, which was closed at a watermark or was not.
 
         Raises:
             CorruptDataError: They are not as Spark writes them.
@@ -60,13 +60,17 @@ class BatchTime:
         metadata = _metadata(offsets)
         previous = _metadata(previous_offsets) if previous_offsets else {"batchWatermarkMs": 0}
         try:
-            return cls(
+            time = cls(
                 timestamp_ms=int(metadata["batchTimestampMs"]),
                 watermark_ms=int(metadata["batchWatermarkMs"]),
                 previous_watermark_ms=int(previous["batchWatermarkMs"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise _unreadable(error) from error
+        if closed_ms is None:
+            return time
+        # Nothing that the state has seen is taken back, though Spark's watermark were set back with its checkpoint.
+        return replace(time, watermark_ms=max(time.watermark_ms, closed_ms), previous_watermark_ms=closed_ms)
 
     def due_until(self, mode: TimeMode) -> int | None:
         """Return the time up to which timers are due, that moment included; None where there are no timers."""
@@ -80,7 +84,8 @@ class BatchTime:
         """
         Say whether stored timers may fire before the rows.
 
-        With event time they fire when the watermark moved: Spark runs a batch without data for exactly that reason.
+        With event time they fire when the watermark moved, which it has not where the batch before was closed: Spark
+        runs a batch without data for exactly that reason.
         """
         return mode is TimeMode.PROCESSING or (
             mode is TimeMode.EVENT and self.watermark_ms > self.previous_watermark_ms

@@ -7,13 +7,13 @@ Talks to the coordinator, which is the service on the driver's host. Not thread-
 from __future__ import annotations
 
 import logging
-import math
 import os
 import platform
+import stat
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from backend_client.progress import BatchProgress
@@ -45,16 +45,28 @@ def connect(settings: BackendSettings, patience_s: float | None = None) -> Servi
     token = partial(_token, settings)
     address = settings.host_service
     if address is not None:
-        return ServiceClient(address, token, patience_s, ca_file=settings.host_ca_file)
+        return ServiceClient(
+            address,
+            token,
+            patience_s,
+            ca_file=settings.host_ca_file,
+            trust=settings.host_trust,
+            certificate=settings.host_certificate,
+        )
     embedded = embedded_service(settings)
     ensure: Callable[[], None] = embedded.ensure
-    return ServiceClient(embedded.address, token, patience_s, ensure)
+    embedded.check_folder()  # whoever made it first could be the one who answers there
+    return ServiceClient(embedded.address, token, patience_s, ensure, trust=settings.host_trust)
 
 
 def embedded_service(settings: BackendSettings) -> EmbeddedService:
     """Return where this host's embedded sidecar for the settings' storage lives."""
     return EmbeddedService(
-        settings.storage, settings.host_folder, settings.sidecar_idle_exit_s, settings.sidecar_config_file
+        settings.storage,
+        settings.host_folder,
+        settings.sidecar_idle_exit_s,
+        settings.sidecar_config_file,
+        settings.host_trust,
     )
 
 
@@ -88,7 +100,7 @@ class JobSession:
             DstlError: The storage cannot be written, or `max_parallelism` is not the job's.
         """
         owner = f"{platform.node()}:{os.getpid()}"
-        request = OpenJob(owner, settings.max_parallelism, math.ceil(settings.checkpoint_timeout_s))
+        request = OpenJob(owner, settings.max_parallelism)
         answer = client.post(f"/v1/jobs/{settings.job}/epochs", asdict(request))
         return cls(client, settings, OpenedJob(**_with_latest(answer)))
 
@@ -114,10 +126,12 @@ class JobSession:
         query_id: str,
         offsets: str,
         materializations: Sequence[dict[str, Any]] = (),
+        closed_ms: int | None = None,
     ) -> CompleteRequest:
         """Say what the next checkpoint consists of: on the base, these sets; for `flush`, then `complete`."""
+        taken = list(materializations)
         return CompleteRequest(
-            self.epoch, uuid.uuid4().hex, self.base, refs, operators, query_id, offsets, list(materializations)
+            self.epoch, uuid.uuid4().hex, self.base, refs, operators, query_id, offsets, taken, closed_ms
         )
 
     def flush(self, checkpoint_id: int, plan: CompleteRequest) -> None:
@@ -148,6 +162,7 @@ class JobSession:
             operators=plan.operators,
             segments=len(plan.refs),
             segment_bytes=sum(ref.size_bytes for ref in plan.refs),
+            closed_ms=plan.closed_ms,
         )
         return response
 
@@ -174,9 +189,16 @@ def _token(settings: BackendSettings) -> str | None:
         return os.environ.get("DSTL_TOKEN") or None
     try:
         with open(path, encoding="utf-8") as file:
+            _warn_if_readable(path, os.fstat(file.fileno()).st_mode)
             return parse_tokens(file.read())[0]
     except OSError as error:
         raise InvalidInputError(f"token_file {path} cannot be read: {error.strerror}") from error
+
+
+@cache
+def _warn_if_readable(path: str, mode: int) -> None:
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        logger.warning("token_file %s can be read by other users: chmod 600 keeps them out", path)
 
 
 def _with_latest(answer: dict[str, Any]) -> dict[str, Any]:

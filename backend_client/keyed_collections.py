@@ -95,7 +95,7 @@ class ListVariable(Entries):
         super().__init__(state, state_id, expiry)
         self._codec = codec
         self._pack = msgpack.Packer(use_bin_type=True).pack
-        self._parts = 0
+        self._parts = state.parts_from
         self._elements: list[bytes] = []
         self._appended = 0
         state.before_taking.append(self._write_part)

@@ -47,6 +47,7 @@ class KeyedState:
         scan: Yields the table entries whose keys begin with a prefix, by ascending keys.
         checkpoint_id: The running batch.
         timestamp_ms: Its processing time; what has a TTL asks for it.
+        parts_from: The first number of what is appended to lists in this batch: greater in its second pass.
 
     `changes` and `changed_bytes` are what was written since the last `take_changes`, `ends_written` counts writes with
     a TTL, `before_taking` is called before changes are taken, to write what is held back until then; the attributes are
@@ -62,6 +63,7 @@ class KeyedState:
         "key",
         "key_group",
         "key_groups",
+        "parts_from",
         "read",
         "scan",
         "timestamp_ms",
@@ -74,7 +76,9 @@ class KeyedState:
         scan: Callable[[bytes], Iterator[tuple[bytes, bytes]]],
         checkpoint_id: int,
         timestamp_ms: int = 0,
+        parts_from: int = 0,
     ) -> None:
+        self.parts_from = parts_from
         self.read = read
         self.scan = scan
         self.checkpoint_id = checkpoint_id

@@ -13,8 +13,14 @@ class LocalDiskError(UnavailableError):
     """The local folder of a table cannot be used; another one may be (I16)."""
 
 
-def is_damage(error: Exception) -> bool:
-    """Return whether an error of RocksDB is about what the files hold; rocksdict raises nothing but text."""
+def is_damage(error: BaseException) -> bool:
+    """
+    Return whether an error of RocksDB is about what the files hold; rocksdict raises nothing but text.
+
+    Its errors are of no more specific class than `Exception`, which a user may raise, too: with another text.
+    """
+    if type(error) is not Exception:
+        return False
     text = str(error)
     if "IO error" in text:  # also within "Corruption", where a file cannot be opened for lack of descriptors
         return "No such file or directory" in text

@@ -9,7 +9,7 @@ there are any: one of exactly its key groups becomes the table, from others its 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from typing import Any, TypeAlias
@@ -18,7 +18,7 @@ from backend_client.local_disk import LocalDiskError
 from backend_client.service_client import ServiceClient
 from backend_client.snapshot import IncomingSnapshot
 from backend_client.state_table import StateTable
-from dstl_service.wire import CheckpointRef
+from dstl_service.wire import ChangeSetRef, CheckpointRef
 from storage.change_set import ChangeColumns, decode_columns, in_columns
 from storage.checksum import checksum64
 from storage.errors import CorruptDataError, UnavailableError, error_from_dict
@@ -39,7 +39,7 @@ class Advance:
     Args:
         changes: How many changes were applied.
         materialize: The sidecar wants a snapshot of the table as it is now.
-        materialized: Handle of a stored snapshot, which the driver has to learn of.
+        materialized: What the driver has to learn of the table's snapshot: its announcement, or a stored one's handle.
     """
 
     changes: int
@@ -79,6 +79,35 @@ def advance_to_base(
         except UnavailableError:
             continue
     return _advance(table, client, job, operator, key_groups, base.to_text())
+
+
+def read_change_sets(client: ServiceClient, job: str, epoch: int, refs: Sequence[ChangeSetRef]) -> list[ChangeColumns]:
+    """
+    Return change sets of a checkpoint that does not exist yet, in order.
+
+    Raises:
+        LostChangesError: One is gone; the batch must be executed again.
+        UnavailableError: The sidecar or its store does not answer.
+    """
+    if not refs:
+        return []
+    for _ in range(_BROKEN_STREAMS_MAX):
+        try:
+            return _read(client, job, epoch, refs)
+        except UnavailableError:
+            continue
+    return _read(client, job, epoch, refs)
+
+
+def _read(client: ServiceClient, job: str, epoch: int, refs: Sequence[ChangeSetRef]) -> list[ChangeColumns]:
+    parts = []
+    with client.read(job, epoch, refs) as frames:
+        for header, payload in frames:
+            if header["kind"] == "error":
+                raise _reported(header)
+            if header["kind"] == "segment":
+                parts.append(_decoded(header, payload))
+    return parts
 
 
 def _advance(
@@ -159,13 +188,17 @@ def _of_snapshot(incoming: IncomingSnapshot, key_groups: KeyGroupRange) -> Chang
 
 
 def _segment(header: dict[str, Any], payload: bytes) -> Changes:
-    source = str(header["object"])
-    if f"{checksum64(payload):016x}" != header["checksum"]:
-        raise CorruptDataError(f"a segment of object {source} was damaged on its way", object_key=source)
-    changes = decode_columns(payload, source)
+    changes = _decoded(header, payload)
     if header["counted"] == [[header["first"], header["last"]]]:
         return [changes]
     return map(changes.of_key_groups, _counted(header))
+
+
+def _decoded(header: dict[str, Any], payload: bytes) -> ChangeColumns:
+    source = str(header["object"])
+    if f"{checksum64(payload):016x}" != header["checksum"]:
+        raise CorruptDataError(f"a segment of object {source} was damaged on its way", object_key=source)
+    return decode_columns(payload, source)
 
 
 def _counted(header: dict[str, Any]) -> list[KeyGroupRange]:

@@ -16,14 +16,16 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
-from dstl_service.wire import ChangeSetRef, CheckpointRef, PersistRequest, decode_frames
+from dstl_service.wire import ChangeSetRef, CheckpointRef, PersistRequest, ReadRequest, decode_frames
 from storage.errors import DstlError, InternalError, InvalidInputError, UnavailableError, error_from_dict
+from storage.private_folder import OWN, Trust, user_name
+from storage.unix_peer import peer_uid
 
 if TYPE_CHECKING:
     from backend_client.log_writer import LogTarget
@@ -38,14 +40,36 @@ _LAST_TRY_S = 1.0
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout_s: float) -> None:
+    def __init__(self, path: str, timeout_s: float, trust: Trust) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path
+        self._trust = trust
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(self.timeout)
+            connection.connect(self._path)
+            check_listener(connection, self._path, self._trust)
+        except BaseException:
+            connection.close()
+            raise
+        self.sock = connection
+
+
+def check_listener(connection: socket.socket, path: str, trust: Trust) -> None:
+    """
+    Return if a trusted user's process listens at the other end of a Unix socket.
+
+    Raises:
+        InvalidInputError: Another user's does, who would get token and state, and could hand out tables of their own.
+    """
+    uid = peer_uid(connection.fileno())
+    if uid is not None and not trust.includes(uid):
+        raise InvalidInputError(
+            f"{user_name(uid)} answers on {path}, and nothing is sent there: run the sidecar as the tasks' user, or "
+            "let the option trusted_uids (DSTL_TRUSTED_UIDS) name that one"
+        )
 
 
 class ServiceClient:
@@ -58,6 +82,8 @@ class ServiceClient:
         patience_s: How long a request is repeated before its error is raised.
         ensure: Called when nobody answers; may start the service anew. None: somebody else looks after it.
         ca_file: Certificates by which an ``https`` service is known; None: those of the system.
+        trust: Whose process may listen on a Unix socket.
+        certificate: Files with the certificate and the key to show to an ``https`` service, if any; both may be one.
     """
 
     def __init__(
@@ -67,12 +93,16 @@ class ServiceClient:
         patience_s: float = 60.0,
         ensure: Callable[[], None] | None = None,
         ca_file: str | None = None,
+        trust: Trust = OWN,
+        certificate: tuple[str, str | None] | None = None,
     ) -> None:
         self._connection: http.client.HTTPConnection | None = None
         self.address = address
         self._ask_token = token if callable(token) else lambda: token
         self._token = self._ask_token()
         self._ca_file = ca_file
+        self._trust = trust
+        self._certificate = certificate
         self._patience_s = patience_s
         self._ensure = ensure
 
@@ -125,15 +155,29 @@ class ServiceClient:
         }
         if have is not None:
             query["have"] = have
-        response = self._request("GET", f"/v1/jobs/{job}/restore?{urlencode(query)}", None, self._patience_s)
+        with self._frames("GET", f"/v1/jobs/{job}/restore?{urlencode(query)}", None) as frames:
+            yield frames
+
+    @contextmanager
+    def read(
+        self, job: str, epoch: int, refs: Sequence[ChangeSetRef]
+    ) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
+        """Open the stream of frames that are these change sets, of a checkpoint that does not exist yet."""
+        body = json.dumps(asdict(ReadRequest(epoch, list(refs)))).encode()
+        with self._frames("POST", f"/v1/jobs/{job}/read", body) as frames:
+            yield frames
+
+    @contextmanager
+    def _frames(self, method: str, path: str, body: bytes | None) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
+        response = self._request(method, path, body, self._patience_s)
         try:
             yield decode_frames(response)
             if response.read(1):
-                raise InternalError("the service sent more than the end of a restore stream")
+                raise InternalError("the service sent more than the end of a stream")
         except BaseException as error:
             self.close()
             if isinstance(error, _BROKEN) and not isinstance(error, DstlError):
-                raise UnavailableError(f"the service at {self.address} broke off a restore: {error}") from error
+                raise UnavailableError(f"the service at {self.address} broke off a stream: {error}") from error
             raise
 
     def __del__(self) -> None:
@@ -222,7 +266,7 @@ class ServiceClient:
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         parts = urlsplit(self.address)
         if parts.scheme == "unix":
-            return _UnixConnection(parts.path, timeout_s)
+            return _UnixConnection(parts.path, timeout_s, self._trust)
         if parts.scheme == "http" and parts.hostname:
             return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
         if parts.scheme == "https" and parts.hostname:
@@ -230,6 +274,11 @@ class ServiceClient:
                 context = ssl.create_default_context(cafile=self._ca_file)
             except OSError as error:
                 raise InvalidInputError(f"ca_file {self._ca_file} cannot be read: {error}") from error
+            if self._certificate is not None:
+                try:
+                    context.load_cert_chain(*self._certificate)
+                except OSError as error:
+                    raise InvalidInputError(f"certificate {self._certificate[0]} cannot be used: {error}") from error
             return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
         raise InvalidInputError(
             f"service address {self.address!r} must be unix:///path, http://host:port or https://host:port"

@@ -17,7 +17,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from backend_client.service_client import check_listener
 from storage.errors import InvalidInputError, UnavailableError
+from storage.private_folder import OWN, Trust, check_folder, make_folder, open_lock
 
 _START_TIMEOUT_S = 30.0
 _SOCKET_PATH_MAX = 100  # the kernel's limit is 107 bytes
@@ -31,6 +33,7 @@ class EmbeddedService:
     folder: str
     idle_exit_s: int
     config_file: str | None = None
+    trust: Trust = OWN
 
     @property
     def socket_path(self) -> str:
@@ -58,20 +61,35 @@ class EmbeddedService:
 
         Raises:
             UnavailableError: It does not come up; the message has the end of its log.
-            InvalidInputError: The folder cannot hold its socket.
+            InvalidInputError: The folder cannot hold its socket, or another user may decide what is in it.
         """
+        self._prepare_folder()
         if self._answers():
             return
-        self._prepare_folder()
-        with open(self._path("lock"), "w", encoding="utf-8") as lock:
+        lock = open_lock(self._path("lock"))
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not self._answers():
                 self._start()
+        finally:
+            os.close(lock)
+
+    def check_folder(self) -> None:
+        """
+        Return if nobody else decides what the folder holds.
+
+        Raises:
+            UntrustedFolderError: Another user may.
+        """
+        check_folder(self.folder, self.trust)
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "dstl_service", "serve", "--storage", self.storage]
         command += ["--socket", self.socket_path, "--idle-exit-s", str(self.idle_exit_s)]
+        command += ["--log-file", self.log_path]  # it opens it itself, for it begins it anew when it is full
         command += ["--config", self.config_file] if self.config_file else []
+        uids = ",".join(str(uid) for uid in sorted(self.trust.uids))
+        command += ["--set", f"trusted_uids={uids}", "--set", f"trusted_dir={self.trust.folder}"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         # A shell that ends at once starts it, so that it is nobody's child: it stays when its starter goes, and leaves
         # no zombie when it is killed.
@@ -102,6 +120,7 @@ class EmbeddedService:
                 probe.connect(self.socket_path)
             except OSError:
                 return False
+            check_listener(probe, self.socket_path, self.trust)
         return True
 
     def _prepare_folder(self) -> None:
@@ -111,13 +130,9 @@ class EmbeddedService:
                 f"({_SOCKET_PATH_MAX} bytes with the file's name); set local_dir to a shorter path"
             )
         try:
-            Path(self.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(self.folder, self.trust)
         except OSError as error:
             raise UnavailableError(f"local_dir {self.folder} cannot be created: {error.strerror}") from error
-        if os.stat(self.folder).st_uid != os.getuid():
-            raise UnavailableError(
-                f"local_dir {self.folder} belongs to another user; set local_dir to a folder of yours"
-            )
 
     def _path(self, suffix: str) -> Path:
         name = hashlib.blake2b(self.storage.encode(), digest_size=6).hexdigest()

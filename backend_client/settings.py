@@ -7,25 +7,24 @@ Values only; unknown names are refused with the list of known ones.
 from __future__ import annotations
 
 import difflib
-import getpass
 import math
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import urlsplit
 
 from storage.errors import InvalidInputError
 from storage.model import KEY_GROUP_MAX, validate_name
+from storage.private_folder import Trust, make_folder
 
 
 def _default_folder() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a user id without a name
-        user = str(os.getuid())
-    return os.path.join(tempfile.gettempdir(), f"dstl-{user}")
+    # By number: a name comes from the environment, and may be another user's. Not below XDG_RUNTIME_DIR, which is
+    # memory, and emptied when the user logs out.
+    return os.path.join(tempfile.gettempdir(), f"dstl-{os.geteuid()}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,19 @@ class BackendSettings:
     ca_file: str | None = None
     """Certificates in PEM by which an `https` service is known, on every host; else those that the host's own
     environment names (`DSTL_CA_FILE`); else those of the system."""
+    certificate_file: str | None = None
+    """Certificate in PEM, with its key in the same file, that is shown to an `https` service in place of a token, on
+    every host; else that in the host's own environment (`DSTL_CLIENT_CERTIFICATE_FILE`)."""
     local_dir: str = ""
     """Folder on every host for tables, and for the socket and log of a sidecar that starts itself; else that in the
-    host's own environment (`DSTL_LOCAL_DIR`); else one of the user's in the temporary folder."""
+    host's own environment (`DSTL_LOCAL_DIR`); else `dstl-UID` in the temporary folder. Neither it nor a folder above it
+    may be another user's or writable by others."""
+    trusted_uids: str = ""
+    """Users, by number or name and separated by commas, who may own folders above `local_dir` and run the sidecar,
+    besides the task's own and root; else those in the host's own environment (`DSTL_TRUSTED_UIDS`)."""
+    trusted_dir: str = ""
+    """A folder that only trusted users can see, such as a volume of the pod: whose it and the folders above it are does
+    not matter then; else that in the host's own environment (`DSTL_TRUSTED_DIR`)."""
     local_idle_s: int = 86_400
     """After this time without being opened, tables in `local_dir` are removed, whatever job they are of; at least as
     long as jobs of the host pause between batches, or they restore their tables."""
@@ -65,7 +74,7 @@ class BackendSettings:
     patience_s: float = 60.0
     """How long a task tries to reach its sidecar."""
     checkpoint_timeout_s: float = 600.0
-    """How long a checkpoint may wait for the storage; at most the service's `checkpoint_timeout_s`."""
+    """How long a checkpoint may wait for the storage."""
     sidecar_idle_exit_s: int = 600
     """A sidecar that started itself stops after this time without a request."""
     sidecar_config_file: str | None = None
@@ -96,6 +105,24 @@ class BackendSettings:
         return self.local_dir or os.environ.get("DSTL_LOCAL_DIR") or _default_folder()
 
     @property
+    def host_trust(self) -> Trust:
+        """Whom a process trusts on the host where it is asked."""
+        uids = self.trusted_uids or os.environ.get("DSTL_TRUSTED_UIDS", "")
+        return Trust.parse(uids, self.trusted_dir or os.environ.get("DSTL_TRUSTED_DIR", ""))
+
+    def private_folder(self, *parts: str) -> str:
+        """
+        Return a folder within `local_dir` on the host where it is asked; it is there then, and this user's alone.
+
+        Raises:
+            UntrustedFolderError: Another user may decide what is in it.
+        """
+        folder = os.path.join(self.host_folder, *parts)
+        with suppress(OSError):  # a disk that is full or broken is told by whoever writes to it (I16)
+            make_folder(folder, self.host_trust)
+        return folder
+
+    @property
     def host_service(self) -> str | None:
         """Address of the sidecar of the host where it is asked, or None: it starts itself."""
         address = self.service or os.environ.get("DSTL_SERVICE") or None
@@ -107,6 +134,12 @@ class BackendSettings:
     def host_ca_file(self) -> str | None:
         """`ca_file` on the host where it is asked."""
         return self.ca_file or os.environ.get("DSTL_CA_FILE") or None
+
+    @property
+    def host_certificate(self) -> tuple[str, str | None] | None:
+        """Files with certificate and key on the host where it is asked, or None."""
+        path = self.certificate_file or os.environ.get("DSTL_CLIENT_CERTIFICATE_FILE")
+        return (path, None) if path else None
 
     def _check_number(self, name: str, above: int, at_most: float = math.inf, *, whole: bool = False) -> None:
         value = getattr(self, name)

@@ -21,6 +21,7 @@ from typing import Any
 from rocksdict import AccessType, Checkpoint, Options, Rdict
 
 from backend_client.local_disk import LocalDiskError, is_damage
+from backend_client.table_files import entries_from
 from storage.checksum import running_checksum128
 from storage.errors import CorruptDataError, DstlError
 
@@ -153,7 +154,10 @@ class IncomingSnapshot:
             raise self.unusable(error) from error
         try:
             self.check_version(table.get(VERSION_KEY))
-            yield from table.items(from_key=first_key)
+            try:
+                yield from entries_from(table, first_key)
+            except Exception as error:  # the files are as they were stored
+                raise self.unusable(error) from error
         finally:
             table.close()
 

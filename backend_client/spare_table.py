@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +21,7 @@ from typing import TypeVar
 from backend_client.local_disk import LocalDiskError
 from backend_client.state_table import StateTable
 from backend_client.table_slots import IDLE_S, remove_idle_slots
+from storage.private_folder import open_lock
 
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of its own, readable by nobody else, is made in it
 _PREFIX = "dstl-table-"
@@ -82,11 +84,22 @@ def open_advanced(
 
 
 def _remove_left_behind(place: Path) -> None:
-    """Remove spare tables whose process was killed; one in use holds its slot's lock."""
+    """
+    Remove spare tables of this user whose process was killed; one in use holds its slot's lock.
+
+    Everybody may write this place, so a folder counts only if it is no link, is this user's, and holds such a lock.
+    """
     for folder in place.glob(f"{_PREFIX}*"):
-        with suppress(OSError), open(folder / "0.lock", "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            lock = open_lock(folder / "0.lock", 0)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _advanced(table: StateTable, advance: Callable[[StateTable], _T]) -> tuple[StateTable, _T]:

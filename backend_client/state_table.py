@@ -29,7 +29,7 @@ from rocksdict import Rdict, WriteBatch, WriteOptions
 
 from backend_client.local_disk import LocalDiskError
 from backend_client.snapshot import VERSION_KEY, IncomingSnapshot, making_snapshot, remove_left_behind
-from backend_client.table_files import HeldError, TableFiles
+from backend_client.table_files import HeldError, TableFiles, entries_from
 from backend_client.table_journal import BYTES_MAX, CHANGES_MAX, MISSING, TableJournal, memory_bytes
 from backend_client.table_slots import SLOTS_MAX, free_slots
 from storage.change_set import ChangeColumns, in_columns
@@ -58,6 +58,7 @@ class StateTable:
         shutil.rmtree(self._incoming, ignore_errors=True)
         self._journal = TableJournal(folder / "journal")
         self._few_changes = False
+        self._has_guests = False
         to_read = self._open_to_read()
         self._is_writable = to_read is None
         self._table = to_read or self._files.open_or_begin()
@@ -121,6 +122,8 @@ class StateTable:
             self.get = self._reader()
         else:
             self._write_journal()
+            self._journal.forget()  # what it may still hold is older than what comes
+            self.get = self._reader()
             rows = self._write(chain(few, left), version)
         self._few_changes = rows <= CHANGES_MAX // _BATCHES_IN_JOURNAL
         return rows
@@ -184,6 +187,12 @@ class StateTable:
         self._table, self._is_writable = table, True
         self.get = self._reader()
 
+    def lay_over(self, parts: Sequence[ChangeColumns]) -> None:
+        """Let all reads see changes that the table must not have yet (I1); they are gone when it is closed."""
+        self._has_guests = True
+        self._journal.add(parts, "")
+        self.get = self._reader()
+
     def clear(self) -> None:
         """
         Empty the table.
@@ -207,6 +216,7 @@ class StateTable:
         Raises:
             LocalDiskError: It cannot be made.
         """
+        assert not self._has_guests
         try:
             self._write_journal()
         except Exception as error:  # rocksdict raises nothing more specific
@@ -290,10 +300,10 @@ class StateTable:
             values: list[bytes | None] = self._table.get(keys)  # type: ignore[arg-type, assignment]  # raw mode
             return values
         found: dict[bytes, bytes] = {}
-        last, left = max(keys), self._table.items(from_key=min(keys))
+        last, left = max(keys), self._stored_from(min(keys))
         while block := list(islice(left, _SCANNED_AT_ONCE)):
-            found.update(block)  # type: ignore[arg-type]
-            if block[-1][0] >= last:  # type: ignore[operator]
+            found.update(block)
+            if block[-1][0] >= last:
                 break
         return list(map(found.get, keys))
 
@@ -334,7 +344,7 @@ class StateTable:
         return read
 
     def _stored_from(self, low: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return self._table.items(from_key=low)  # type: ignore[return-value]  # raw mode has bytes only
+        return entries_from(self._table, low)
 
     def _open_to_read(self) -> Rdict | None:
         """Open a table whose last changes were few; return None if it has to be opened for writing."""

@@ -150,6 +150,7 @@ def _decimal_encoder(kind: str, path: str) -> Convert:
         raise InvalidInputError(f"{path}: {kind} is no decimal type")
     precision, scale = digits
     quantum, context = decimal_quantum(scale), DECIMAL_CONTEXT
+    zero = quantum * 0  # the only one: Spark's decimals know no minus zero, and as a key it would be another one
 
     def encode(value: Any) -> str:
         value = _native(value)
@@ -161,7 +162,7 @@ def _decimal_encoder(kind: str, path: str) -> Convert:
             raise InvalidInputError(f"{path} is of type {kind}, which cannot hold {value}") from error
         if not rounded.is_finite() or len(rounded.as_tuple().digits) > precision:
             raise InvalidInputError(f"{path} is of type {kind}; {value} has too many digits")
-        return str(rounded)
+        return str(rounded or zero)
 
     return encode
 

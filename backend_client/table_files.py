@@ -16,6 +16,7 @@ Knows rocksdict, as `state_table` and `snapshot` do.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, Options, Rdict
@@ -81,6 +82,25 @@ class TableFiles:
             if "lock hold by current process" in str(error):
                 raise HeldError(f"the table in {self._folder} is held by this process") from error
             raise LocalDiskError(f"no table can be opened in {self._folder}: {error}; is its disk full?") from error
+
+
+def entries_from(table: Rdict, low: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """
+    Yield what a table in raw mode holds from a key on, in key order.
+
+    At damage an iterator of rocksdict just ends, as if there were no more, so its end is checked.
+
+    Raises:
+        Exception: What RocksDB says of the files, see `backend_client.local_disk.is_damage`.
+    """
+    entry: tuple[bytes, bytes] | None = None
+    for entry in table.items(from_key=low):  # type: ignore[assignment]  # raw mode has bytes only
+        yield entry  # type: ignore[misc]
+    end = table.iter()
+    end.seek(low if entry is None else entry[0])
+    if entry is not None and end.valid():
+        end.next()
+    end.status()
 
 
 def _options(block_cache_bytes: int) -> Options:

@@ -13,6 +13,7 @@ A table stays when its task ends, for the next batch. It is of no more use when 
 has other key groups now, or its job is gone. All that tells is that nobody opens it.
 
 A lock is removed by who holds it only, so who gets the lock of a file that is gone takes it again, on a new one.
+Only what is called as above is ever removed, and no link is followed: whatever `local_dir` is, the rest is not ours.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from backend_client.snapshot import remove_left_behind
+from storage.private_folder import make_private, open_lock
 
 SLOTS_MAX = 16
 IDLE_S = 24 * 3600  # that of `BackendSettings.local_idle_s`
@@ -36,6 +39,7 @@ _INTERVAL_S = 3600
 _REMOVING_S = 1.0
 _PAUSE_S = 60
 _TRIES_MAX = 10
+_KEY_GROUPS = re.compile(r"[0-9]{5}-[0-9]{5}")
 
 logger = logging.getLogger("backend_client")
 
@@ -68,7 +72,7 @@ def remove_idle_slots(folder: Path, idle_s: float = IDLE_S) -> None:
         marker = tables / "cleaned"
         if marker.exists() and _is_young(marker.stat(), _INTERVAL_S):
             return
-        turn = os.open(marker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        turn = open_lock(marker)
         try:
             fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _is_young(os.fstat(turn), _INTERVAL_S):
@@ -84,10 +88,10 @@ def _taken(path: Path) -> int | None:
     """Take a lock, or return None: somebody has it."""
     for _ in range(_TRIES_MAX):
         try:
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = open_lock(path)
         except FileNotFoundError:  # the folder is new, or was removed just now
             with suppress(FileNotFoundError):
-                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # state is not for other users
+                make_private(path.parent)  # state is not for other users
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,7 +116,7 @@ def _remove_idle(tables: Path, idle_s: float) -> bool:
             if time.monotonic() > until:
                 return False
             with suppress(OSError):
-                if lock.stem.isdigit() and _remove_if_idle(lock, idle_s):
+                if _is_ours(lock) and _remove_if_idle(lock, idle_s):
                     removed += 1
                     for folder in lock.parents[:3]:
                         folder.rmdir()  # an error if something is in it, then all above have something, too
@@ -122,11 +126,17 @@ def _remove_idle(tables: Path, idle_s: float) -> bool:
     return True
 
 
+def _is_ours(lock: Path) -> bool:
+    """Say whether a lock is one of a slot, by its place and name, and is reached without a link."""
+    is_named = _KEY_GROUPS.fullmatch(lock.parent.name) and lock.stem.isdecimal()
+    return bool(is_named) and not any(place.is_symlink() for place in (lock, *lock.parents[:3]))
+
+
 def _remove_if_idle(path: Path, idle_s: float) -> bool:
     """Remove the slot of a lock; return False if it was opened not long ago or is held."""
     if _is_young(path.stat(), idle_s):
         return False
-    lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    lock = open_lock(path, 0)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_young(os.fstat(lock), idle_s):  # somebody opened it meanwhile, or even closed it again

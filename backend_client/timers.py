@@ -24,14 +24,40 @@ _BIAS = 1 << 63  # moments before 1970 sort before those after it
 _HEAD_BYTES = 4
 
 
-def due_timers(state: KeyedState, key_group: int, until_ms: int) -> dict[bytes, list[int]]:
-    """Return the stored timers of a key group up to a moment: each key's, in the order of time."""
+class Upcoming:
+    """
+    When the first timer is due that a batch leaves behind; no later than that, for a deleted one counts, too.
+
+    `ms` is None without any.
+    """
+
+    __slots__ = ("ms",)
+
+    def __init__(self) -> None:
+        self.ms: int | None = None
+
+    def note(self, timestamp_ms: int) -> None:
+        """Take a timer into account that is left."""
+        if self.ms is None or timestamp_ms < self.ms:
+            self.ms = timestamp_ms
+
+
+def due_timers(
+    state: KeyedState, key_group: int, until_ms: int, upcoming: Upcoming | None = None
+) -> dict[bytes, list[int]]:
+    """
+    Return the stored timers of a key group up to a moment: each key's, in the order of time.
+
+    The first one behind that moment is noted as upcoming.
+    """
     due: dict[bytes, list[int]] = {}
     begin = _HEAD_BYTES + _MOMENT.size
     end = _pack(until_ms)
     for entry, _ in state.scan(table_key(key_group, BY_TIME, b"")):
         moment = entry[_HEAD_BYTES:begin]
         if moment > end:
+            if upcoming is not None:
+                upcoming.note(_unpack(moment))
             break
         due.setdefault(entry[begin:], []).append(_unpack(moment))
     return due
@@ -44,13 +70,15 @@ class Timers(Entries):
     Args:
         state: The current key.
         until_ms: Timers up to this moment are due in this batch.
+        upcoming: Told of those that are due later.
     """
 
-    __slots__ = ("_by_time", "_due", "_until_ms")
+    __slots__ = ("_by_time", "_due", "_until_ms", "_upcoming")
 
-    def __init__(self, state: KeyedState, until_ms: int) -> None:
+    def __init__(self, state: KeyedState, until_ms: int, upcoming: Upcoming | None = None) -> None:
         super().__init__(state, BY_KEY)
         self._until_ms = until_ms
+        self._upcoming = upcoming or Upcoming()
         self._by_time = {group: table_key(group, BY_TIME, b"") for group in self._heads}
         self._due: set[int] = set()
 
@@ -59,6 +87,8 @@ class Timers(Entries):
         self._set(timestamp_ms, b"")
         if timestamp_ms <= self._until_ms:
             self._due.add(timestamp_ms)
+        else:
+            self._upcoming.note(timestamp_ms)
 
     def delete(self, timestamp_ms: int) -> None:
         """Remove a timer; one that is not there is fine."""
@@ -79,6 +109,11 @@ class Timers(Entries):
         due = sorted(self._due)
         self._due.clear()
         return due
+
+    def leave_due(self) -> None:
+        """Leave what is due by now to the next batch."""
+        for timestamp_ms in self.take_due():
+            self._upcoming.note(timestamp_ms)
 
     def _set(self, timestamp_ms: int, value: bytes | None) -> None:
         state = self._state

@@ -12,12 +12,14 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 from dstl_service.change_sets import BatchSettings, ChangeSetBook
 from dstl_service.job_store import JobStore
 from dstl_service.maintenance import Maintenance
 from dstl_service.notes import Note
 from dstl_service.room import Room
+from dstl_service.under_way import UnderWay
 from dstl_service.wire import CompleteRequest, validate_operator
 from storage.clock import Clock, IdSource
 from storage.errors import FencedError, NotFoundError
@@ -26,7 +28,7 @@ from storage.object_store import ObjectStore
 
 logger = logging.getLogger("dstl_service")
 
-_IDLE_MS = 3_600_000
+IDLE_MS = 3_600_000
 """A job that nobody asked for during this time is taken to have ended, or to be served elsewhere."""
 
 
@@ -40,18 +42,18 @@ class NotedCheckpoint:
         request: What was asked for.
         note: What it is going to be.
         segment: The note, encoded.
-        stale_ms: Until when that holds.
+        under_way: What it is going to list.
     """
 
     id: int
     request: CompleteRequest
     note: Note
     segment: Segment
-    stale_ms: int
+    under_way: UnderWay
 
-    def is_for(self, checkpoint_id: int, request: CompleteRequest, now_ms: int) -> bool:
-        """Say whether it is what this request asks for, and still holds."""
-        return (self.id, self.request) == (checkpoint_id, request) and now_ms <= self.stale_ms
+    def is_for(self, checkpoint_id: int, request: CompleteRequest) -> bool:
+        """Say whether it is what this request asks for."""
+        return (self.id, self.request) == (checkpoint_id, request)
 
 
 @dataclass(slots=True)
@@ -65,6 +67,8 @@ class ActiveJob:
     maintenance: Maintenance
     used_ms: int = 0
     epoch: int = 0
+    owned_epoch: int = 0
+    """The newest epoch that was begun here, by which this service is the job's coordinator."""
     newest_id: int = -1
     turn: int = 0
     """Counts begins and aborts: what was asked for before one of them is not carried out after it."""
@@ -84,8 +88,12 @@ class ActiveJob:
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
+    def knows(self, epoch: int) -> bool:
+        """Say whether this epoch, or a newer one, is known to have begun."""
+        return self.epoch > 0 and epoch <= self.epoch
+
     def check_epoch(self, epoch: int) -> None:
-        """Learn of an epoch; `FencedError` if a newer one is known here."""
+        """Return if this epoch owns the job, for all that is known here; `FencedError` if a newer one does."""
         if epoch < self.epoch:
             raise FencedError(
                 f"job {self.name!r} was taken over by epoch {self.epoch}; this query runs as epoch {epoch} and must "
@@ -93,6 +101,11 @@ class ActiveJob:
                 epoch=epoch,
                 newer_epoch=self.epoch,
             )
+        if not self.knows(epoch):
+            raise _no_such_epoch(self.name, epoch)
+
+    def learn_epoch(self, epoch: int) -> None:
+        """Note that an epoch has begun, of which the store is the proof: nobody's word alone fences a job (I4)."""
         if epoch > self.epoch:
             logger.info("newer epoch", extra={"job": self.name, "epoch": epoch, "older_epoch": self.epoch})
             self.epoch, self.newest_id = epoch, -1  # a new owner may go on from an earlier checkpoint
@@ -105,6 +118,14 @@ class ActiveJob:
         async with self.writing:  # a manifest that is being written has come to exist, or has not, when this returns
             self.book.forget_up_to(checkpoint_id)
             self.wake()
+
+
+def _no_such_epoch(name: str, epoch: int) -> NotFoundError:
+    return NotFoundError(
+        f"job {name!r} has no epoch {epoch}: open the job first (POST /v1/jobs/{name}/epochs), and send the epoch that "
+        "is answered",
+        job=name,
+    )
 
 
 class ActiveJobs:
@@ -139,6 +160,7 @@ class ActiveJobs:
         self._maintenance_of = maintenance_of
         self._in_thread = in_thread
         self._jobs: dict[str, ActiveJob] = {}
+        self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __iter__(self) -> Iterator[ActiveJob]:
         """Iterate over the jobs, in the order in which they were seen."""
@@ -148,6 +170,13 @@ class ActiveJobs:
     def in_flight_bytes(self) -> int:
         """Bytes of change sets that are held, over all jobs."""
         return sum(job.book.in_flight_bytes for job in self)
+
+    def in_flight_bytes_of(self, name: str | None) -> int:
+        """Bytes of change sets that are held of one job, or of all."""
+        if name is None:
+            return self.in_flight_bytes
+        job = self._jobs.get(name)
+        return 0 if job is None else job.book.in_flight_bytes
 
     def get(self, name: str) -> ActiveJob:
         """Return the job, which may be one that was not opened here or does not exist."""
@@ -171,22 +200,66 @@ class ActiveJobs:
 
     def rest(self) -> None:
         """Let go of what is kept of idle jobs and can be read again, or a service would grow with every job it saw."""
-        idle_ms = self._clock.monotonic_ms() - _IDLE_MS
-        for job in self:
+        idle_ms = self._clock.monotonic_ms() - IDLE_MS
+        for job in list(self):
             if job.used_ms < idle_ms:
                 job.store.forget()
+                self._drop_unknown(job)
 
     async def opened(self, name: str) -> ActiveJob:
         """Return the job, reading ``job.json`` if this process has not seen it yet."""
         job = self.get(name)
         if not job.store.job_uid:
             if not await self._in_thread(job.store.exists):
+                self._drop_unknown(job)
                 raise NotFoundError(f"there is no job {name!r} in {self._store.url}", job=name)
             await self._in_thread(job.store.open, None)
         return job
 
+    def _drop_unknown(self, job: ActiveJob) -> None:
+        """Keep no name that was only asked for: of such a job, nothing was read, sent or begun here."""
+        is_known = job.store.job_uid or job.epoch or job.opening.locked() or job.book.in_flight_bytes
+        if not is_known and self._jobs.get(job.name) is job:
+            del self._jobs[job.name]
+
+    async def known(self, name: str, epoch: int) -> ActiveJob:
+        """
+        Return the job after this epoch, or a newer one, was seen in the store.
+
+        Raises:
+            NotFoundError: The store has neither job nor epoch. Nothing was fenced, and nothing is kept of the name.
+        """
+        job = self._jobs.get(name)
+        if job is None or not job.knows(epoch):
+            await self._look_for(name, epoch)
+        return self.get(name)
+
+    async def owned(self, name: str, epoch: int) -> ActiveJob:
+        """Return the job if this epoch owns it; see `known` and `ActiveJob.check_epoch`."""
+        job = await self.known(name, epoch)
+        job.check_epoch(epoch)
+        return job
+
+    async def _look_for(self, name: str, epoch: int) -> None:
+        """Learn of an epoch that the store has; of one job, one request at a time looks, whatever is claimed."""
+        validate_name("job", name)
+        async with self._asking.setdefault(name, asyncio.Lock()):
+            job = self._jobs.get(name)
+            if job is not None and job.knows(epoch):
+                return
+            store = JobStore(self._store, name, self._clock, self._ids) if job is None else job.store
+            if not epoch or not await self._in_thread(store.has_epoch, epoch):
+                raise _no_such_epoch(name, epoch)
+            self.get(name).learn_epoch(epoch)
+
     def writable(self, set_id: ChangeSetId) -> ActiveJob:
-        """Return the job of a set that may be taken in; forget what its checkpoint makes obsolete."""
+        """
+        Return the job of a set that may be taken in; forget what its checkpoint makes obsolete.
+
+        Raises:
+            NotFoundError: Its epoch is not known; `known` asks for it.
+            FencedError: A newer epoch is known here.
+        """
         validate_name("job", set_id.job)
         validate_operator(set_id.operator)
         job = self.get(set_id.job)

@@ -14,14 +14,18 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from dstl_service import __version__
-from dstl_service.access import Tokens
+from dstl_service.access import Access
+from dstl_service.audit import AuditTrail
+from dstl_service.certificates import client_context
 from dstl_service.idle import IdleWatch
 from dstl_service.logs import Throttle
 from dstl_service.peers import PeerClient
 from dstl_service.routes import appends, checkpoints, jobs, materializations, restore, savepoints
+from dstl_service.routes.body_room import BodyRoom
 from dstl_service.routes.description import describe_access
 from dstl_service.routes.errors import RESPONSES, install
 from dstl_service.routes.gate import Gate
+from dstl_service.routes.recorder import Recorder, RecordWriter
 from dstl_service.routes.shortcut import Shortcut
 from dstl_service.service import ChangelogService
 from dstl_service.settings import ServiceSettings
@@ -47,19 +51,23 @@ def create_app(
         ids: The only source of unique names.
     """
     clock = clock or SystemClock()
-    tokens = Tokens(settings.token, settings.token_file, clock)
+    access = Access(settings.token, settings.token_file, clock, settings.access_file)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.settings = settings
-        app.state.overloads = Throttle(clock)
+        app.state.overloads, app.state.mistakes = Throttle(clock), Throttle(clock)
+        opened = store or open_store(settings.storage, **settings.store_options())
+        unique = ids or SystemIds()
+        record = app.state.record = RecordWriter(AuditTrail(opened, clock, unique))
         service = app.state.service = ChangelogService(
             settings,
-            store or open_store(settings.storage, **settings.store_options()),
+            opened,
             clock,
-            ids or SystemIds(),
-            PeerClient(tokens.own, settings.checkpoint_timeout_s, settings.tls.ca_file),
+            unique,
+            PeerClient(access.own, settings.peer_timeout_s, tls=client_context(settings.tls, clock)),
         )
+        service.start()
         idle = app.state.idle = IdleWatch(
             settings.idle_exit_s, lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: service.is_busy
         )
@@ -68,6 +76,7 @@ def create_app(
             yield
         finally:
             idle.stop()
+            record.close()
             await service.close()
 
     app = FastAPI(
@@ -83,6 +92,8 @@ def create_app(
     install(app)
     describe_access(app)
     app.add_middleware(Shortcut)
-    app.add_middleware(Gate, tokens=tokens)
+    app.add_middleware(BodyRoom, bytes_max=settings.http.bodies_bytes_max)
+    app.add_middleware(Recorder)
+    app.add_middleware(Gate, access=access, hosts=settings.known_hosts)
     app.add_middleware(AnswerBeforeEnd)  # added last, it is met first
     return app

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from dstl_service.manifest import COMPLETE_EVERY, Manifest, ManifestKind, StateView
 from dstl_service.notes import Note, NotedSet
 from dstl_service.registry import Registry
+from dstl_service.registry_format import Place
 from dstl_service.wire import CheckpointRef, OperatorInfo
 from storage.errors import CorruptDataError
 from storage.model import ChangeSetId, SegmentHandle, SegmentKind
@@ -50,6 +51,7 @@ class Try:
         manifest: The readable manifest, if there is one.
         note: Where its note is, if that is known.
         is_kept: A savepoint keeps it, so it came to exist.
+        closed_ms: As in the manifest.
     """
 
     id: int
@@ -66,6 +68,7 @@ class Try:
     manifest: Manifest | None = None
     note: SegmentHandle | None = None
     is_kept: bool = False
+    closed_ms: int | None = None
 
     @property
     def key(self) -> _Key:
@@ -88,6 +91,7 @@ class Try:
             sets=note.sets,
             start=StateView((), []) if note.base is None else note.start,
             note=handle,
+            closed_ms=note.closed_ms,
         )
 
     @classmethod
@@ -108,6 +112,7 @@ class Try:
             start=StateView(manifest.materializations, list(manifest.earlier)) if is_start else None,
             manifest=manifest,
             note=manifest.note,
+            closed_ms=manifest.closed_ms,
         )
 
     @classmethod
@@ -212,7 +217,7 @@ def manifests_of(choice: Choice, registry: Registry, job_uid: str, stored: Store
             kind=ManifestKind.COMPLETE if is_complete else ManifestKind.DELTA,
             job_uid=job_uid,
             id=one.id,
-            generation=_free_generation(registry, one.id, wanted.generation if wanted is not None else 0),
+            generation=_free_generation(registry, one.id, wanted.generation if wanted else _branch_start(before)),
             uid=one.uid,
             epoch=one.epoch,
             created_ms=one.created_ms,
@@ -224,6 +229,7 @@ def manifests_of(choice: Choice, registry: Registry, job_uid: str, stored: Store
             earlier=tuple(state.log[: len(state.log) - own_count]) if is_complete else (),
             materializations=state.materializations if is_complete else (),
             note=one.note if one.note and one.note.object_key not in {h.object_key for h in own[one.key]} else None,
+            closed_ms=one.closed_ms,
         )
         manifests.append(manifest)
         before = manifest.ref
@@ -344,6 +350,11 @@ def _is_restorable(registry: Registry, newest: Manifest) -> bool:
     except CorruptDataError:
         return False
     return True
+
+
+def _branch_start(before: CheckpointRef | None) -> int:
+    """Return the first generation of the branch in which a checkpoint follows another."""
+    return Place.of(0, before.generation)._replace(number=0).generation if before is not None else 0
 
 
 def _free_generation(registry: Registry, checkpoint_id: int, wanted: int) -> int:

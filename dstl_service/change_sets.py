@@ -225,6 +225,11 @@ class ChangeSetBook:
         handles = [entry.handle for entry in entries if entry.handle is not None]
         return handles if len(handles) == len(entries) else None
 
+    def held(self, ids: Iterable[ChangeSetId]) -> list[Segment] | None:
+        """Return these sets, or None if the store has taken one, so that its payload is no longer here."""
+        entries = [self._known(set_id) for set_id in ids]
+        return None if any(entry.handle is not None for entry in entries) else [entry.segment for entry in entries]
+
     def is_durable(self, set_id: ChangeSetId) -> bool:
         """Say whether this set has its handle; `LostChangesError` if it is not here."""
         return self._known(set_id).handle is not None

@@ -12,11 +12,13 @@ from typing import Any
 
 from dstl_service.active_job import ActiveJob, NotedCheckpoint
 from dstl_service.manifest import Manifest, ManifestKind, StateView, is_complete_due
+from dstl_service.materialization_check import Reported
 from dstl_service.materializer import Materializer
 from dstl_service.metrics import ServiceMetrics
-from dstl_service.notes import Note, note_of
+from dstl_service.notes import note_of
 from dstl_service.persister import Persister
 from dstl_service.truncation import truncate
+from dstl_service.under_way import NOTHING, UnderWay
 from dstl_service.wire import CheckpointRef, CompleteRequest, CompleteResponse
 from storage.clock import Clock
 from storage.errors import (
@@ -26,9 +28,8 @@ from storage.errors import (
     InvalidInputError,
     LostChangesError,
     NotFoundError,
-    UnavailableError,
 )
-from storage.model import MaterializationHandle, Segment, SegmentHandle
+from storage.model import SegmentHandle, Writer
 
 logger = logging.getLogger("dstl_service")
 
@@ -43,7 +44,6 @@ class Checkpointer:
         clock: Dates manifests.
         metrics: The service's.
         in_thread: Runs a blocking call.
-        timeout_ms: The longest that a checkpoint may take.
     """
 
     def __init__(
@@ -53,14 +53,12 @@ class Checkpointer:
         clock: Clock,
         metrics: ServiceMetrics,
         in_thread: Callable[..., Awaitable[Any]],
-        timeout_ms: int,
     ) -> None:
         self._persister = persister
         self._materializer = materializer
         self._clock = clock
         self._metrics = metrics
         self._in_thread = in_thread
-        self._timeout_ms = timeout_ms
 
     async def flush(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> None:
         """
@@ -90,26 +88,20 @@ class Checkpointer:
             noted = await self._noted(job, checkpoint_id, request)
             durable = await self._persister.persist(job, request.refs, note=noted.segment)
             handles, of_note = durable[: len(request.refs)], durable[len(request.refs) :]
-            _check_one_writer(job.name, handles, request.epoch, checkpoint_id)
+            _check_writers(job.name, handles, request, checkpoint_id)
             durable_ms = self._clock.monotonic_ms()
             async with job.writing:
                 if job.turn != turn:
                     raise LostChangesError(
                         f"checkpoint {checkpoint_id} was begun anew or aborted meanwhile", job=job.name
                     )
-                if not noted.is_for(checkpoint_id, request, self._clock.monotonic_ms()):
-                    raise UnavailableError(
-                        f"checkpoint {checkpoint_id} took so long that what it takes in may be collected; ask again",
-                        job=job.name,
-                    )
-                manifest, manifest_bytes = await self._in_thread(
-                    self._write_manifest, job, noted.note, handles, of_note
-                )
+                manifest, manifest_bytes = await self._in_thread(self._write_manifest, job, noted, handles, of_note)
         except (LostChangesError, NotFoundError):
             # A complete checkpoint's sets are forgotten, and its base may be: a driver without an answer asks again.
-            made = await self._in_thread(job.store.find, checkpoint_id, request.uid)
+            made = await self._in_thread(job.store.find, checkpoint_id, request.uid, request.base)
             if made is None:
-                job.check_epoch(request.epoch)  # sets of an older epoch are forgotten as well
+                job.check_epoch(request.epoch)  # sets of an older epoch are forgotten, and collected, as well
+                await self._in_thread(job.store.check_still_newest, request.epoch)
                 raise
             return CompleteResponse(made.ref, 0.0, 0.0, 0, 0)
         job.maintenance.checkpoint_completed(manifest)
@@ -147,12 +139,10 @@ class Checkpointer:
 
     async def _noted(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> NotedCheckpoint:
         """Return the note for this request; `complete` takes the one that `flush` has sent on its way."""
-        if job.noted is None or not job.noted.is_for(checkpoint_id, request, self._clock.monotonic_ms()):
-            chosen = await self._materializer.choose(job.name, job.store, request.base, request.materializations)
-            note, segment = await self._in_thread(self._make_note, job, checkpoint_id, request, chosen)
-            # What replaces the log is chosen here, and must not be collected before the manifest names it.
-            stale_ms = self._clock.monotonic_ms() + self._timeout_ms
-            job.noted = NotedCheckpoint(checkpoint_id, request, note, segment, stale_ms)
+        if job.noted is None or not job.noted.is_for(checkpoint_id, request):
+            reported = await self._materializer.choose(job.name, job.store, request.base, request.materializations)
+            # What replaces the log is chosen here. However long the checkpoint takes, its base lists that as under way.
+            job.noted = await self._in_thread(self._make_note, job, checkpoint_id, request, reported)
         return job.noted
 
     def _make_note(
@@ -160,10 +150,12 @@ class Checkpointer:
         job: ActiveJob,
         checkpoint_id: int,
         request: CompleteRequest,
-        materialized: Sequence[MaterializationHandle],
-    ) -> tuple[Note, Segment]:
+        reported: Reported,
+    ) -> NotedCheckpoint:
+        base = request.base
         try:
-            before = job.store.state(request.base) if request.base is not None else StateView((), [])
+            before = job.store.state(base) if base is not None else StateView((), [])
+            listed = job.store.resolve(base).under_way if base is not None else NOTHING
         except (NotFoundError, CorruptDataError):
             _, epoch = job.store.frontier()
             if epoch > request.epoch:  # so much newer that even the base is subsumed, or part of its chain
@@ -174,7 +166,8 @@ class Checkpointer:
                     newer_epoch=epoch,
                 ) from None
             raise
-        view = job.maintenance.replace(truncate(before, materialized))
+        view, compactions = job.maintenance.replace(truncate(before, reported.taken), listed)
+        snapshots = reported.under_way(job.store, base, request.operators, view.materializations) if base else ()
         is_complete = view is not before or is_complete_due(checkpoint_id)
         note = note_of(
             job.name,
@@ -184,11 +177,12 @@ class Checkpointer:
             request,
             view if is_complete else None,
         )
-        return note, note.to_segment()
+        return NotedCheckpoint(checkpoint_id, request, note, note.to_segment(), UnderWay(snapshots, compactions))
 
     def _write_manifest(
-        self, job: ActiveJob, note: Note, handles: list[SegmentHandle], of_note: Sequence[SegmentHandle]
+        self, job: ActiveJob, noted: NotedCheckpoint, handles: list[SegmentHandle], of_note: Sequence[SegmentHandle]
     ) -> tuple[Manifest, int]:
+        note = noted.note
         objects = {handle.object_key for handle in handles}
         manifest = Manifest(
             kind=ManifestKind.DELTA if note.start is None else ManifestKind.COMPLETE,
@@ -206,13 +200,20 @@ class Checkpointer:
             earlier=() if note.start is None else tuple(note.start.log),
             materializations=() if note.start is None else note.start.materializations,
             note=next((handle for handle in of_note if handle.object_key not in objects), None),
+            under_way=noted.under_way,
+            closed_ms=note.closed_ms,
         )
         return job.store.create(manifest)
 
 
-def _check_one_writer(job: str, handles: Sequence[SegmentHandle], epoch: int, checkpoint_id: int) -> None:
-    """Refuse a checkpoint that would name two writers for one partition (I2) or sets that are not its own."""
-    writers: dict[tuple[str, int], Any] = {}
+def _check_writers(job: str, handles: Sequence[SegmentHandle], request: CompleteRequest, checkpoint_id: int) -> None:
+    """
+    Refuse a checkpoint that would name several writers for one partition (I2) or sets that are not its own.
+
+    Where the batch was closed, another writer may have followed the first one.
+    """
+    epoch, writers_max = request.epoch, 1 if request.closed_ms is None else 2
+    writers: dict[tuple[str, int], set[Writer]] = {}
     if len({handle.entry.id for handle in handles}) != len(handles):
         raise InvalidInputError(f"checkpoint {checkpoint_id} names a change set twice")
     for handle in handles:
@@ -221,7 +222,10 @@ def _check_one_writer(job: str, handles: Sequence[SegmentHandle], epoch: int, ch
             raise InvalidInputError(
                 f"change set {set_id} does not belong to job {job!r}, checkpoint {checkpoint_id}, epoch {epoch}"
             )
-        if writers.setdefault((set_id.operator, set_id.partition), set_id.writer) != set_id.writer:
+        of_partition = writers.setdefault((set_id.operator, set_id.partition), set())
+        of_partition.add(set_id.writer)
+        if len(of_partition) > writers_max:
             raise InvalidInputError(
-                f"checkpoint {checkpoint_id} names two writers for partition {set_id.partition} of {set_id.operator!r}"
+                f"checkpoint {checkpoint_id} names {len(of_partition)} writers for partition {set_id.partition} of "
+                f"{set_id.operator!r}"
             )

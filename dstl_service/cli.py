@@ -14,13 +14,17 @@ import uvicorn
 
 from dstl_service import __version__
 from dstl_service.app import create_app
+from dstl_service.audit import AuditTrail, this_user
+from dstl_service.callers import identified
+from dstl_service.certificates import server_context
+from dstl_service.connections import Bounds, Connections, open_files_max
 from dstl_service.fsck import check_job
 from dstl_service.garbage_collector import collect_garbage
-from dstl_service.http_protocol import BoundedHttpProtocol
+from dstl_service.http_protocol import protocol_of
 from dstl_service.job_store import JobStore
-from dstl_service.jobs import delete_job, job_names
+from dstl_service.jobs import delete_job, has_leftovers, job_names
 from dstl_service.listening import describe, open_listener
-from dstl_service.logs import configure_logging
+from dstl_service.logs import Throttle, configure_logging
 from dstl_service.memory import keep_what_is_there, reuse_freed_memory
 from dstl_service.rebuild import describe_rebuild, rebuild_registry
 from dstl_service.rewind import describe_rewind, rewind
@@ -28,12 +32,14 @@ from dstl_service.service import ChangelogService
 from dstl_service.settings import ServiceSettings
 from dstl_service.settings_sources import known_settings, load_settings
 from dstl_service.shutdown import StoppingServer
+from dstl_service.tombstones import Deletions, Tombstone
 from storage.clock import SystemClock, SystemIds
-from storage.errors import DstlError, InvalidInputError, NotFoundError
+from storage.errors import ConflictError, DstlError, InvalidInputError, NotFoundError
+from storage.model import validate_name
 from storage.object_store import ObjectStore
 from storage.open import open_store
 
-_KEEP_ALIVE_S = 600
+_DELETING = "dstl delete"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def serve(options: argparse.Namespace) -> int:
     """Run the service until it is told to stop."""
     settings = _settings(options)
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_file, settings.log_file_bytes_max)
     reuse_freed_memory()
     app = create_app(settings, open_store(settings.storage, **settings.store_options()))
     keep_what_is_there()
@@ -61,16 +67,17 @@ def serve(options: argparse.Namespace) -> int:
         sys.stdout.flush()
     config = uvicorn.Config(
         app,
-        http=BoundedHttpProtocol,
+        http=identified(protocol_of(Connections(_bounds_of(settings), Throttle(SystemClock()))), settings.trust),
+        ws="none",
         log_config=None,
         access_log=False,
         proxy_headers=False,  # nothing here depends on who a proxy says has asked
-        # Workers keep their connection; opening a new one for every batch would cost more than an idle socket.
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        ssl_certfile=tls.certificate_file,
-        ssl_keyfile=tls.key_file,
+        timeout_keep_alive=settings.http.idle_timeout_s,
         server_header=False,
     )
+    if tls.certificate_file is not None:
+        config.load()
+        config.ssl = server_context(tls, SystemClock())
 
     def begin_stop() -> None:
         service: ChangelogService = app.state.service  # there since the application began
@@ -80,6 +87,16 @@ def serve(options: argparse.Namespace) -> int:
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     return 0
+
+
+def _bounds_of(settings: ServiceSettings) -> Bounds:
+    given = settings.http
+    return Bounds(
+        min(given.connections_max, max(1, open_files_max() // 2)),
+        given.head_timeout_s,
+        given.body_grace_s,
+        given.body_bytes_per_s_min,
+    )
 
 
 def list_checkpoints(options: argparse.Namespace) -> int:
@@ -103,6 +120,9 @@ def collect(options: argparse.Namespace) -> int:
     """Print a job's orphans and, unless it is a dry run, delete them."""
     settings = _settings(options)
     store, jobs = _open_job(options)
+    tombstone = _deletions(store).of(options.job)
+    if tombstone is not None:
+        return _collect_deleted(options, store, tombstone)
     age_min_s = settings.gc.age_min_s if options.age_min_s is None else options.age_min_s
     report = collect_garbage(
         store,
@@ -120,6 +140,20 @@ def collect(options: argparse.Namespace) -> int:
         f"{report.subsumed} manifests of subsumed checkpoints and {len(report.orphans)} orphans of "
         f"{report.orphan_bytes} bytes {'deleted' if options.delete else 'found'}\n"
     )
+    if options.delete:
+        _record(store, "collect garbage", options.job, orphans=str(len(report.orphans)))
+    return 0
+
+
+def _collect_deleted(options: argparse.Namespace, store: ObjectStore, tombstone: Tombstone) -> int:
+    """Delete the objects of a deleted job if that cannot be undone any more."""
+    is_due = tombstone.until_ms <= SystemClock().now_ms()
+    removal = _deletions(store).collect(tombstone) if options.delete and is_due else None
+    if removal is None:
+        sys.stdout.write(f"job {options.job} {tombstone.text}\n")
+        return 0
+    _record(store, "collect deleted job", options.job, objects=str(removal.objects))
+    sys.stdout.write(f"job {options.job} was deleted, and {removal.objects} objects of it are gone\n")
     return 0
 
 
@@ -145,18 +179,23 @@ def check(options: argparse.Namespace) -> int:
 def rebuild(options: argparse.Namespace, store: ObjectStore) -> int:
     """Rebuild a job's registry, or say what would be done; return 1 if it needs to be and was not."""
     report = rebuild_registry(store, options.job, SystemClock(), SystemIds(), up_to=options.up_to, write=options.write)
+    if report.is_written:
+        _record(store, "rebuild", options.job)
     sys.stdout.write((json.dumps(asdict(report)) if options.json else describe_rebuild(report)) + "\n")
     return 1 if report.registry_problems and not report.is_written else 0
 
 
 def savepoints(options: argparse.Namespace) -> int:
     """Make or delete a savepoint, if asked to; then print all."""
-    _, jobs = _open_job(options)
+    store, jobs = _open_job(options)
     jobs.open(None)
     if options.delete is not None:
         jobs.savepoints.delete(options.delete)
+        _record(store, "delete savepoint", options.job, savepoint=options.delete)
     if options.create is not None:
+        _deletions(store).check(options.job)
         jobs.make_savepoint(options.create, options.checkpoint)
+        _record(store, "create savepoint", options.job, savepoint=options.create)
     for name, manifest in jobs.savepoints.all():
         sys.stdout.write(f"{name}  {manifest.ref.to_text()}\n")
     return 0
@@ -165,41 +204,125 @@ def savepoints(options: argparse.Namespace) -> int:
 def list_jobs(options: argparse.Namespace) -> int:
     """Print the names of all jobs of a storage."""
     settings = _settings(options)
-    for name in job_names(open_store(settings.storage, **settings.store_options())):
-        sys.stdout.write(f"{name}\n")
+    store = open_store(settings.storage, **settings.store_options())
+    deleted = {tombstone.job: tombstone for tombstone in _deletions(store).all()}
+    for name in job_names(store):
+        sys.stdout.write(f"{name}  {deleted[name].text}\n" if name in deleted else f"{name}\n")
     return 0
 
 
 def delete(options: argparse.Namespace) -> int:
-    """Delete all that is stored of a job, or say how much that is."""
+    """Delete a job, at once or so that it can be undone; or say how much there is of it."""
+    if (left := _leftovers(options)) is not None:
+        return left
+    store, jobs = _open_job(options)
+    if not options.write:
+        found = delete_job(store, options.job)
+        sys.stdout.write(
+            f"job {found.job}: {found.objects} objects of {found.size_bytes} bytes would be deleted. "
+            "Stop the query; --write does it\n"
+        )
+        return 0
+    deletions = _deletions(store)
+    tombstone = deletions.of(options.job)
+    if tombstone is None:
+        tombstone = deletions.bury(options.job, this_user(), _settings(options).deletion.delay_s)
+    _fence(jobs)
+    _record(store, "delete", options.job, now=str(options.now))
+    if not options.now:
+        sys.stdout.write(
+            f"job {options.job} {tombstone.text}, with `dstl undelete`; then its objects go, and its name is free\n"
+        )
+        return 0
+    removal = deletions.collect(tombstone, take_over=True)
+    if removal is None:
+        raise ConflictError(f"somebody brought job {options.job!r} back meanwhile")
+    sys.stdout.write(
+        f"job {removal.job}: {removal.objects} objects of {removal.size_bytes} bytes deleted. "
+        "Restart sidecars that run by themselves before the name is used again\n"
+    )
+    return 0
+
+
+def _fence(jobs: JobStore) -> None:
+    """Let a query that runs all the same stop with its next checkpoint; where that cannot be, say so."""
+    if not jobs.exists():  # a collector deleted all but the tombstone
+        return
+    try:
+        jobs.open(None)
+        jobs.claim(_DELETING)
+    except DstlError as error:
+        sys.stderr.write(f"dstl: warning: a query that still runs is not stopped by this: {error}\n")
+
+
+def undelete(options: argparse.Namespace) -> int:
+    """Bring a deleted job back."""
     store, _ = _open_job(options)
+    _deletions(store).undo(options.job)
+    _record(store, "undelete", options.job)
+    sys.stdout.write(f"job {options.job} is back as it was: its query can be started\n")
+    return 0
+
+
+def audit(options: argparse.Namespace) -> int:
+    """Print who did what to a job, oldest first; also to one that is gone."""
+    settings = _settings(options)
+    store = open_store(settings.storage, **settings.store_options())
+    for entry in AuditTrail(store, SystemClock(), SystemIds()).entries(validate_name("job", options.job)):
+        at = datetime.fromtimestamp(entry.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        facts = "  ".join(f"{name}={text}" for name, text in entry.facts.items())
+        row = f"{at}  {entry.who}  {entry.act}  {facts}".rstrip()
+        sys.stdout.write((json.dumps({**asdict(entry), "at": at}) if options.json else row) + "\n")
+    return 0
+
+
+def _leftovers(options: argparse.Namespace) -> int | None:
+    """Delete what is there of a job that was never created, or say how much that is; None if there is a job."""
+    settings = _settings(options)
+    store = open_store(settings.storage, **settings.store_options())
+    validate_name("job", options.job)
+    is_job = JobStore(store, options.job, SystemClock(), SystemIds()).exists()
+    if is_job or _deletions(store).of(options.job) is not None or not has_leftovers(store, options.job):
+        return None
     removal = delete_job(store, options.job, write=options.write)
     sys.stdout.write(
-        f"job {removal.job}: {removal.objects} objects of {removal.size_bytes} bytes "
-        + (
-            "deleted. Restart sidecars that run by themselves before the name is used again\n"
-            if removal.is_written
-            else "would be deleted. Stop the query; --write does it\n"
-        )
+        f"job {options.job} has no job.json: it was never created, or its registry is lost, and `dstl fsck --rebuild` "
+        f"says what could be brought back; {removal.objects} objects of {removal.size_bytes} bytes "
+        f"{'deleted' if options.write else 'would be deleted, for good: --write does it'}\n"
     )
     return 0
 
 
 def set_back(options: argparse.Namespace) -> int:
     """Set a job back to a savepoint or checkpoint, or say what would be done."""
-    _, jobs = _open_job(options)
+    store, jobs = _open_job(options)
+    _deletions(store).check(options.job)
     jobs.open(None)
     report = rewind(
         jobs,
         options.job,
-        SystemClock(),
         SystemIds(),
         savepoint=options.savepoint,
         checkpoint_id=options.checkpoint,
+        checkpoints_max=_settings(options).retention.checkpoints_max,
         write=options.write,
     )
+    if report.is_written:
+        _record(store, "rewind", options.job, target=report.target, newest=report.newest)
     sys.stdout.write((json.dumps(asdict(report)) if options.json else describe_rewind(report)) + "\n")
     return 0
+
+
+def _deletions(store: ObjectStore) -> Deletions:
+    return Deletions(store, SystemClock(), SystemIds())
+
+
+def _record(store: ObjectStore, act: str, job: str, **facts: str) -> None:
+    """Put on record what was done without a service, by this process's user."""
+    trail = AuditTrail(store, SystemClock(), SystemIds())
+    trail.record(this_user(), act, job, **facts)
+    if trail.failures:
+        sys.stderr.write(f"dstl: warning: {act!r} could not be put on record in the store\n")
 
 
 def _settings(options: argparse.Namespace) -> ServiceSettings:
@@ -209,6 +332,12 @@ def _settings(options: argparse.Namespace) -> ServiceSettings:
         path, equals, text = assignment.partition("=")
         if not equals:
             raise InvalidInputError(f"--set {assignment} has no value; the form is --set batch.delay_ms=20")
+        setting = known_settings().get(path)
+        if setting is not None and setting.is_secret:
+            sys.stderr.write(
+                f"dstl: warning: every user of this host can see {path} on the command line; "
+                f"{setting.variable} in the environment, or a file, keeps it\n"
+            )
         given[path] = text
     return load_settings(given, config_path=options.config)
 
@@ -217,8 +346,11 @@ def _open_job(options: argparse.Namespace) -> tuple[ObjectStore, JobStore]:
     settings = _settings(options)
     store = open_store(settings.storage, **settings.store_options())
     jobs = JobStore(store, options.job, SystemClock(), SystemIds())
-    if not jobs.exists():
-        raise NotFoundError(f"there is no job {options.job!r} in {settings.storage}")
+    if not jobs.exists() and _deletions(store).of(options.job) is None:
+        left = " (there are objects of that name: see `dstl fsck --rebuild`, or `dstl delete`)"
+        raise NotFoundError(
+            f"there is no job {options.job!r} in {settings.storage}{left if has_leftovers(store, options.job) else ''}"
+        )
     return store, jobs
 
 
@@ -241,6 +373,7 @@ def _parser() -> argparse.ArgumentParser:
         "--advertise", dest="advertised_url", metavar="URL", help="URL under which other hosts reach this service"
     )
     run.add_argument("--host-id", help="names this host in object keys (default: from the host's name)")
+    run.add_argument("--log-file", metavar="PATH", help="log to this file, which is rotated (default: standard error)")
     run.add_argument("--idle-exit-s", help="stop after this time without a request (default: never)")
     run.set_defaults(run=serve)
     jobs = commands.add_parser("jobs", parents=[common], help="list the jobs of a storage")
@@ -254,8 +387,8 @@ def _parser() -> argparse.ArgumentParser:
     garbage.add_argument(
         "--age-min-s",
         type=int,
-        help="leave younger objects alone (default: the setting gc.age_min_s); less than a checkpoint may take is safe "
-        "only while no query of the job runs; temporary files of the store stay 30 minutes regardless",
+        help="leave younger objects alone (default: the setting gc.age_min_s); any age is safe, also while a query of "
+        "the job runs; temporary files of the store stay 30 minutes regardless",
     )
     garbage.add_argument("job")
     garbage.set_defaults(run=collect)
@@ -265,10 +398,24 @@ def _parser() -> argparse.ArgumentParser:
     keep.add_argument("--delete", metavar="NAME", help="delete the savepoint of this name")
     keep.add_argument("job")
     keep.set_defaults(run=savepoints)
-    end = commands.add_parser("delete", parents=[common], help="delete all that is stored of a job")
+    end = commands.add_parser(
+        "delete", parents=[common], help="delete a job; its objects go when that cannot be undone any more"
+    )
     end.add_argument("--write", action="store_true", help="do it; without it only say how much there is")
+    end.add_argument(
+        "--now",
+        action="store_true",
+        help="delete the objects at once, for good, also where a collector that was killed left a rest",
+    )
     end.add_argument("job")
     end.set_defaults(run=delete)
+    again = commands.add_parser("undelete", parents=[common], help="bring a deleted job back, within deletion.delay_s")
+    again.add_argument("job")
+    again.set_defaults(run=undelete)
+    record = commands.add_parser("audit", parents=[common], help="print who did what to a job")
+    record.add_argument("--json", action="store_true", help="one JSON document per line")
+    record.add_argument("job")
+    record.set_defaults(run=audit)
     back = commands.add_parser(
         "rewind", parents=[common], help="set a job back to a savepoint or checkpoint; its query follows when it starts"
     )

@@ -9,6 +9,7 @@ a time-out for large objects.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from dstl_service.log_compaction import Compaction, Output, Replacement
@@ -16,7 +17,6 @@ from dstl_service.restore import read_handles
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.uploads import Uploader
 from storage.checksum import BytesLike
-from storage.clock import Clock
 from storage.model import ChangeSetId, Segment, SegmentHandle, SegmentKind, Writer
 from storage.object_store import ObjectStore
 
@@ -33,7 +33,6 @@ class Compactor:
         store: Holds the segments.
         cache: Has some of them in memory.
         uploader: Stores results.
-        clock: Dates them.
         in_thread: Runs a blocking call.
     """
 
@@ -42,37 +41,42 @@ class Compactor:
         store: ObjectStore,
         cache: SegmentCache,
         uploader: Uploader,
-        clock: Clock,
         in_thread: Callable[..., Awaitable[Any]],
     ) -> None:
         self._store = store
         self._cache = cache
         self._uploader = uploader
-        self._clock = clock
         self._in_thread = in_thread
 
-    async def run(self, job: str, epoch: int, compactions: Sequence[Compaction]) -> list[Replacement]:
+    async def run(self, job: str, epoch: int, compactions: Sequence[Compaction], uid: str) -> list[Replacement]:
         """
         Do these compactions; their results share objects.
+
+        Args:
+            job: Whose logs they are.
+            epoch: Of the driver behind whose checkpoint this runs.
+            compactions: What to do.
+            uid: In the keys of all objects. A completed manifest lists it as under way, so that the garbage collector
+                knows them (`dstl_service.under_way`).
 
         Raises:
             CorruptDataError: A segment is damaged, or is no change set; names its object.
             UnavailableError: The store does not answer.
         """
-        began_ms = self._clock.now_ms()
         inputs = {handle for compaction in compactions for handle in compaction.inputs}
         payloads: dict[SegmentHandle, BytesLike] = {}
         if sum(handle.entry.size_bytes for handle in inputs) <= _AT_ONCE_BYTES:
             payloads = await self._in_thread(self._read, inputs)
         made: dict[str, list[SegmentHandle]] = {compaction.operator: [] for compaction in compactions}
         waiting: list[Segment] = []
+        numbers = count()
         for compaction in compactions:
             for output in compaction.outputs:
                 waiting += await self._in_thread(self._merge, job, epoch, compaction, output, payloads)
                 if sum(segment.size_bytes for segment in waiting) >= _OBJECT_BYTES:
-                    await self._store_segments(job, waiting, made)
-        await self._store_segments(job, waiting, made)
-        return [Replacement(compaction, tuple(made[compaction.operator]), began_ms) for compaction in compactions]
+                    await self._store_segments(job, f"{uid}={next(numbers)}", waiting, made)
+        await self._store_segments(job, f"{uid}={next(numbers)}", waiting, made)
+        return [Replacement(compaction, tuple(made[compaction.operator]), uid) for compaction in compactions]
 
     def _read(self, handles: Iterable[SegmentHandle]) -> dict[SegmentHandle, BytesLike]:
         """Read segments object by object; partition by partition, each object would be asked for many times."""
@@ -96,18 +100,20 @@ class Compactor:
         keep_deleted = output.kind is not SegmentKind.BASE
         merged = merge_change_sets(sets, keep_deleted=keep_deleted, size_bytes_max=_SEGMENT_BYTES)
         segments = []
-        for sqn, (payload, count) in enumerate(merged):
+        for sqn, (payload, changes) in enumerate(merged):
             set_id = ChangeSetId(
                 job, compaction.operator, compaction.checkpoint_id, Writer(epoch, 0), output.partition, sqn
             )
-            segments.append(Segment.of(set_id, output.key_groups, count, payload, output.kind))
+            segments.append(Segment.of(set_id, output.key_groups, changes, payload, output.kind))
         return segments
 
-    async def _store_segments(self, job: str, waiting: list[Segment], made: dict[str, list[SegmentHandle]]) -> None:
+    async def _store_segments(
+        self, job: str, name: str, waiting: list[Segment], made: dict[str, list[SegmentHandle]]
+    ) -> None:
         """Store what waits as one object, and let nothing wait any more."""
         if not waiting:
             return
-        for handle, segment in zip(await self._uploader.begin(job, waiting).stored(), waiting, strict=True):
+        for handle, segment in zip(await self._uploader.begin(job, waiting, name).stored(), waiting, strict=True):
             made[segment.id.operator].append(handle)
             self._cache.put(handle, segment.payload)  # the next compaction reads it
         waiting.clear()

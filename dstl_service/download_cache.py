@@ -5,8 +5,13 @@ When a host takes over partitions, each of their tables needs its part of the sa
 read from the store once: whoever comes while it is on its way waits for it, whoever comes later reads the file.
 
 Best effort (I16): what is read from a file is compared with checksums kept in memory, and a file that is damaged, gone
-or could never be written only costs a read from the store. Files are of no use to another process, so each has a folder
-of its own, locked while it lives; what dead ones left behind is removed. Safe to use from several threads.
+or could never be written only costs a read from the store. Safe to use from several threads.
+
+    <folder>/dstl-downloads-<uid>/      this user's alone, and what is in it follows no link
+      part-<id>.lock                    locked while its process lives
+      part-<id>/                        the files of one process, for they are of no use to another one
+
+Nothing else is ever removed than parts of dead processes: a part is known by its name and its lock.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -22,7 +28,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from dstl_service.materialization_index import fits_key
 from storage.checksum import checksum64
@@ -30,12 +35,14 @@ from storage.clock import Clock, IdSource
 from storage.errors import CorruptDataError
 from storage.model import ObjectInfo
 from storage.object_store import ObjectReader
+from storage.private_folder import OWN, Trust, UntrustedFolderError, make_folder, open_lock
 from storage.segment_format import decode_object
 
 OBJECT_BYTES_MAX = 64 * 1024 * 1024
 """Larger objects are not kept: of these, parts are read."""
 
 _BLOCK_BYTES = 1024 * 1024
+_PART_LOCK = re.compile(r"(part-[0-9a-f]{32})\.lock")
 
 logger = logging.getLogger("dstl_service")
 
@@ -60,27 +67,36 @@ class DownloadCache:
 
     Args:
         store: Where the objects are.
-        folder: Where the files are kept; None for one of this user's in the system's temporary folder.
+        folder: The files are kept in a folder of this user's in it; None for the system's temporary folder.
         bytes_max: How much they may take; 0 keeps none, but downloads are still shared.
         idle_s: After this time without a read a file is removed.
         clock: Tells when that is.
         ids: Names this process's part of the folder.
+        trust: Whose folders may lie on the way to the files.
     """
 
     def __init__(
-        self, store: ObjectReader, folder: Path | None, bytes_max: int, idle_s: int, clock: Clock, ids: IdSource
+        self,
+        store: ObjectReader,
+        folder: Path | None,
+        bytes_max: int,
+        idle_s: int,
+        clock: Clock,
+        ids: IdSource,
+        trust: Trust = OWN,
     ) -> None:
         self._store = store
-        self._home = folder or Path(tempfile.gettempdir(), f"dstl-downloads-{os.getuid()}")
+        self._home = (folder or Path(tempfile.gettempdir())).absolute() / f"dstl-downloads-{os.geteuid()}"
         self._bytes_max = bytes_max
         self._idle_s = idle_s
         self._clock = clock
         self._ids = ids
+        self._trust = trust
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _File] = OrderedDict()
         self._downloads: dict[str, _Download] = {}
         self._folder: Path | None = None
-        self._folder_lock: IO[bytes] | None = None
+        self._folder_lock = -1
         self._sweeper: threading.Thread | None = None
         self._closed = threading.Event()
         self._last_name = 0
@@ -229,17 +245,17 @@ class DownloadCache:
     def _new_path(self) -> Path:
         with self._lock:
             if self._folder is None:
-                self._folder, self._folder_lock = _open_part(self._home, self._ids.unique_id())
+                self._folder, self._folder_lock = _open_part(self._home, self._ids.unique_id(), self._trust)
             self._last_name += 1
             return self._folder / str(self._last_name)
 
     def _leave_folder(self) -> None:
         with self._lock:
             folder, self._folder = self._folder, None
-            folder_lock, self._folder_lock = self._folder_lock, None
-        if folder is not None and folder_lock is not None:
+            folder_lock, self._folder_lock = self._folder_lock, -1
+        if folder is not None:
             _remove_part(self._home, folder.name)
-            folder_lock.close()
+            os.close(folder_lock)
 
     def _drop(self, key: str, file: _File) -> None:
         with self._lock:
@@ -303,39 +319,43 @@ def _read_verified(file: _File, offset: int, end: int) -> bytes:
     return data if (begin, begin + len(data)) == (offset, end) else data[offset - begin : end - begin]
 
 
-def _open_part(home: Path, name: str) -> tuple[Path, IO[bytes]]:
+def _open_part(home: Path, unique_id: str, trust: Trust) -> tuple[Path, int]:
     """Make this process's part of the folder, and remove those of dead ones; `OSError` if that cannot be done."""
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    there = home.stat()
-    if there.st_uid != os.getuid() or there.st_mode & 0o022:
-        raise PermissionError(f"{home} can be written by other users")
+    try:
+        make_folder(home, trust)
+    except UntrustedFolderError as error:
+        raise PermissionError(str(error)) from error
     _remove_stale(home)
-    lock = open(home / f"{name}.lock", "xb")  # noqa: SIM115 - held until the cache is closed
+    part = home / f"part-{unique_id}"
+    lock = open_lock(f"{part}.lock", os.O_CREAT | os.O_EXCL)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        (home / name).mkdir(mode=0o700)
+        if not os.fstat(lock).st_nlink:
+            raise FileNotFoundError(f"{part}.lock was removed before it was locked")
+        part.mkdir(mode=0o700)
     except OSError:
-        lock.close()
+        os.close(lock)
         raise
-    return home / name, lock
+    return part, lock
 
 
 def _remove_stale(home: Path) -> None:
     """Remove the parts whose lock nobody holds; a part is made after its lock and removed before it."""
-    names = {path.name.removesuffix(".lock") for path in home.iterdir()}
-    for name in names:
-        try:
-            with open(home / f"{name}.lock", "rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove_part(home, name)
-        except FileNotFoundError:
-            _remove_part(home, name)
-        except OSError:  # its process lives
+    for name in os.listdir(home):
+        mark = _PART_LOCK.fullmatch(name)
+        if mark is None:
             continue
+        with suppress(OSError):
+            lock = open_lock(home / name, 0)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error if its process lives
+                _remove_part(home, mark[1])
+            finally:
+                os.close(lock)
 
 
 def _remove_part(home: Path, name: str) -> None:
-    shutil.rmtree(home / name, ignore_errors=True)
+    shutil.rmtree(home / name, ignore_errors=True)  # does not follow links, `name` included
     _remove(home / f"{name}.lock")
 
 

@@ -1,14 +1,22 @@
 """
 Finds and deletes orphans: objects that neither a retained checkpoint nor a savepoint names (I12), whoever crashed when.
 
-An object is deleted only if all of this holds (I11): no retained checkpoint and no savepoint names it, it is older than
-the minimum age, and it holds nothing that the running batch may yet name. A batch may take any time, so no age tells
-that; the object does: its sets are of the next checkpoint and of the epoch that may complete it, and the index of a
-snapshot says at which checkpoint its table stood (`materialization_index`). Objects are listed
-*before* the manifests are read: one that becomes part of a checkpoint in between is of the next one, and one that was
-part of a checkpoint before is named. Manifests of subsumed checkpoints that their coordinator left behind are deleted
-before objects, so that none names what is gone. Between the two the savepoints are read again: one that was made of
-such a checkpoint meanwhile is seen then, or its maker sees that the manifest is gone (`SavepointStore.create`).
+No age and no clock decides what is safe (I11): a minimum age only saves requests for what is about to be named. Objects
+are listed *before* the manifests are read, so one that becomes part of a checkpoint in between is of the next one, and
+one that was part of a checkpoint before is named. What no manifest names yet is kept if a later one may name it:
+
+- An object of a snapshot or a compaction carries a uid. It was put after a manifest had listed the uid as under way. If
+  the newest manifest neither lists nor names it, no later one will (`dstl_service.under_way`).
+- Any other object holds change sets. A checkpoint names only sets of its own id and of its driver's epoch, so those of
+  a completed checkpoint's id, or of an epoch that can complete no checkpoint any more, are never named again. After a
+  rewind the epoch is a newer one.
+
+Manifests of subsumed checkpoints that their coordinator left behind are deleted before objects, so that none names what
+is gone. Between the two the savepoints are read again: one that was made of such a checkpoint meanwhile is seen then,
+or its maker sees that the manifest is gone (`SavepointStore.create`).
+
+What a rewind sets a job back to is named by a savepoint before and by a manifest after it. A collection during which a
+newer epoch began may have seen neither, and deletes nothing.
 
 `choose_orphans` is pure; `collect_garbage` does blocking I/O.
 """
@@ -22,19 +30,17 @@ from dataclasses import dataclass
 
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import Manifest, ManifestKind
-from dstl_service.materialization_index import named_by, named_by_waiting
 from dstl_service.retention import CHECKPOINTS_MAX, manifests_to_keep, object_keys
+from dstl_service.under_way import uid_in_key
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock
 from storage.errors import CorruptDataError, NotFoundError
-from storage.leftovers import remove_leftovers
+from storage.leftovers import remove_empty_folders, remove_leftovers
 from storage.model import ObjectInfo
 from storage.object_store import ObjectStore
 from storage.segment_reader import read_index
 
 ORPHAN_AGE_MIN_MS = 30 * 60 * 1000
-BATCH_AGE_MAX_MS = 7 * 24 * 3600 * 1000
-"""No batch runs longer than this: what is older was left by a driver that never came back."""
 _DELETED_AT_ONCE = 500
 
 logger = logging.getLogger("dstl_service")
@@ -45,7 +51,7 @@ class GarbageReport:
     """
     What a collection found and did.
 
-    `young` are unnamed objects that are not old enough yet, or that the running batch may yet name.
+    `young` are unnamed objects that are not old enough yet, or that a later checkpoint may come to name.
     `subsumed` counts manifests that no retained checkpoint needs.
     Without any checkpoint all objects count as named: they may be all that is left.
     With `dry_run` the orphans were left where they are.
@@ -62,11 +68,26 @@ class GarbageReport:
 
 
 def choose_orphans(
-    objects: Iterable[ObjectInfo], named: AbstractSet[str], now_ms: int, age_min_ms: int
+    objects: Iterable[ObjectInfo],
+    named: AbstractSet[str],
+    under_way: AbstractSet[str],
+    now_ms: int,
+    age_min_ms: int,
 ) -> tuple[list[ObjectInfo], int]:
-    """Return the objects that may be deleted, and how many unnamed ones are still too young (I11)."""
+    """
+    Return the objects that nothing keeps as far as their keys tell, and how many unnamed ones are kept (I11).
+
+    Args:
+        objects: All that there are, listed before the manifests were read.
+        named: Keys that manifests and savepoints name.
+        under_way: Uids that the newest manifest lists.
+        now_ms: The time.
+        age_min_ms: Younger ones are not looked at.
+    """
     unnamed = [info for info in objects if info.key not in named]
-    orphans = [info for info in unnamed if now_ms - info.modified_ms >= age_min_ms]
+    orphans = [
+        info for info in unnamed if now_ms - info.modified_ms >= age_min_ms and uid_in_key(info.key) not in under_way
+    ]
     return orphans, len(unnamed) - len(orphans)
 
 
@@ -87,9 +108,9 @@ def collect_garbage(
         store: Holds the job.
         jobs: The job's manifests.
         job: Its name.
-        clock: Compared with the store's times of modification; minutes of difference do not matter.
-        age_min_ms: Must exceed the checkpoint timeout while a query of the job may run. What killed processes left
-            anywhere in the store goes by the default at the earliest.
+        clock: Compared with the store's times of modification; a wrong one costs requests, or delays a deletion.
+        age_min_ms: Younger objects are left alone. What killed processes left anywhere in the store goes by the default
+            at the earliest.
         checkpoints_max: How many checkpoints are retained; a service that retains fewer deletes the others by itself.
         dry_run: Delete nothing.
 
@@ -97,40 +118,37 @@ def collect_garbage(
         CorruptDataError: A manifest or a savepoint cannot be read; no object was deleted.
     """
     now_ms = clock.now_ms()
+    begun = 0 if dry_run else jobs.settled_epoch()
     objects = [info for folder in ("segments", "materialized") for info in store.list(f"{job}/{folder}/")]
     newest, epoch = jobs.frontier()
     kept = manifests_to_keep(jobs.stored_chain(newest.ref), checkpoints_max) if newest else []
     subsumed: list[CheckpointRef] = []
     if kept:
-        subsumed, staying = _divide_subsumed(jobs, kept[-1].ref, now_ms - age_min_ms)
+        subsumed, staying = _divide_subsumed(jobs, kept, now_ms - age_min_ms)
         # A manifest that stays is whole, also where nobody needs it any more.
-        named = _named(jobs, [*kept, *staying], store)
-        unnamed_now = [info for info in objects if info.key not in named]
-        named |= named_by_waiting(unnamed_now, store, now_ms, age_min_ms, kept[0].id)
+        named = _named(jobs, [*kept, *staying])
     else:
         # Either nothing was completed yet, or the manifests were lost and these objects are all that is left.
         named = {info.key for info in objects}
-    orphans, young = choose_orphans(objects, named, now_ms, age_min_ms)
+    orphans, young = choose_orphans(objects, named, newest.under_way.uids if newest else set(), now_ms, age_min_ms)
     if newest is not None:
         unnamed = len(orphans) + young
-        vanished_ms = now_ms - BATCH_AGE_MAX_MS
-        orphans = [
-            info
-            for info in orphans
-            if info.modified_ms < vanished_ms or not _is_unfinished(store, info, newest.id, epoch)
-        ]
+        orphans = [info for info in orphans if not _is_unfinished(store, info, newest.id, epoch)]
         young = unnamed - len(orphans)
     if not dry_run:
         jobs.delete_manifests(subsumed)
         if orphans:
-            saved = _named(jobs, [], store)
+            saved = _named(jobs, [])
             orphans = [info for info in orphans if info.key not in saved]
+        if orphans and jobs.has_newer_epoch(begun):  # the job may have been set back to what was not named
+            young, orphans = young + len(orphans), []
     keys = [info.key for info in orphans]
     if not dry_run:
         for begin in range(0, len(keys), _DELETED_AT_ONCE):
             store.delete(keys[begin : begin + _DELETED_AT_ONCE])
         # Of the whole store: other jobs' calls may run, whatever is known of this job.
         remove_leftovers(store, clock, max(age_min_ms, ORPHAN_AGE_MIN_MS))
+        remove_empty_folders(store, f"{job}/segments", max(age_min_ms, ORPHAN_AGE_MIN_MS))  # of hosts that are gone
     logger.info(
         "garbage collected",
         extra={
@@ -154,22 +172,31 @@ def collect_garbage(
     )
 
 
-def _named(jobs: JobStore, manifests: Sequence[Manifest], store: ObjectStore) -> set[str]:
+def _named(jobs: JobStore, manifests: Sequence[Manifest]) -> set[str]:
     """Return the keys of all objects that these manifests and all savepoints name."""
-    naming = [*manifests, *(savepoint for _, savepoint in jobs.savepoints.all())]
-    keys = {key for manifest in naming for key in object_keys(manifest)}
-    return keys | named_by({handle for manifest in naming for handle in manifest.materializations}, store)
+    keys = jobs.savepoints.named(jobs.indexes).union(*(object_keys(manifest) for manifest in manifests))
+    for handle in dict.fromkeys(handle for manifest in manifests for handle in manifest.materializations):
+        try:
+            keys |= jobs.indexes.named_by([handle])
+        except CorruptDataError:
+            # Who deletes an index has deleted all manifests before that named it.
+            if any(handle in item.materializations and jobs.is_stored(item.ref) for item in manifests):
+                raise
+    return keys
 
 
 def _divide_subsumed(
-    jobs: JobStore, oldest_kept: CheckpointRef, modified_ms_max: int
+    jobs: JobStore, kept: Sequence[Manifest], modified_ms_max: int
 ) -> tuple[list[CheckpointRef], list[Manifest]]:
     """Return which subsumed manifests may go, and which stay: young ones, with all that makes them whole."""
     older: list[tuple[CheckpointRef, Manifest]] = []
     staying_from: int | None = None
     complete_at = 0
-    for ref, info in jobs.subsumed(oldest_kept):
-        manifest = jobs.load(ref.id, ref.generation)
+    for ref, info in jobs.subsumed([manifest.ref for manifest in kept]):
+        try:
+            manifest = jobs.load(ref.id, ref.generation)
+        except NotFoundError:  # its coordinator deletes it just now
+            continue
         if manifest.kind is ManifestKind.COMPLETE:
             complete_at = len(older)
         if info.modified_ms > modified_ms_max and staying_from is None:
@@ -182,8 +209,8 @@ def _divide_subsumed(
 
 def _is_unfinished(store: ObjectStore, info: ObjectInfo, newest_id: int, epoch: int) -> bool:
     """Say whether an object holds sets of the next checkpoint from a driver that may still complete it."""
-    if not info.key.endswith(".seg"):
-        return False  # a snapshot's; the index that it began with keeps it
+    if not info.key.endswith(".seg") or uid_in_key(info.key) is not None:
+        return False  # of a snapshot or a compaction
     try:
         entries = read_index(store, info.key, info.size_bytes)
     except (CorruptDataError, NotFoundError):  # no checkpoint can name it

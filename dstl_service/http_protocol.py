@@ -1,9 +1,11 @@
 """
-HTTP/1.1 as uvicorn speaks it, with two things that it lacks.
+HTTP/1.1 as uvicorn speaks it, with what it lacks.
 
-What may be sent before a request is known is bounded: uvicorn's fast parser itself has no limit for headers.
-And an answer is written to its connection at once: uvicorn writes head and body apart, which costs a system call more
-than necessary, and wakes the client twice, for each of the thousands of change sets of a second.
+What may be sent before and behind a request's body is bounded, and so is what may wait behind a request: uvicorn's fast
+parser has no limit for headers, nor for those that follow a body in chunks. `connections` bounds how many clients there
+are and how slow they may be. And an answer is written to its connection at once: uvicorn writes head and body apart,
+which costs a system call more than necessary, and wakes the client twice, for each of the thousands of change sets of a
+second.
 """
 
 from __future__ import annotations
@@ -11,10 +13,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from dstl_service.connections import Connections, Phase
 
 HEAD_BYTES_MAX = 64 * 1024
-"""The longest request line with all headers; what the socket delivers at once may come on top."""
+"""The longest request line with all headers, and the most that may come beside a body's own bytes; what the socket
+delivers at once may come on top."""
+
+PIPELINED_MAX = 16
+"""Requests that may wait behind the one that is answered. No usual client sends any."""
 
 
 class GatheredWrites:
@@ -46,27 +55,120 @@ class GatheredWrites:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """HTTP/1.1 as uvicorn speaks it; a request whose head does not end within HEAD_BYTES_MAX is refused and cut off."""
+    """HTTP/1.1 as uvicorn speaks it; a request that passes a bound is refused, and its connection closed."""
 
-    _head_is_open = True
-    _head_bytes = 0
+    guard: Connections | None = None
+    """What bounds all connections of a server; set for each server's own class by `protocol_of`."""
+
+    _phase = Phase.HEAD
+    _body_bytes = 0
+    _beside_body_bytes = 0
+    _is_counting = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(GatheredWrites(transport, self.loop))  # type: ignore[arg-type]  # as good as one
+        if self.guard is not None and not self.guard.admit(self):
+            self.refuse(503, "Too many connections; try again later.", "retry-after: 1\r\n")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.guard is not None:
+            self.guard.forget(self)
+        super().connection_lost(exc)
+
+    @property
+    def phase(self) -> Phase:
+        """What the connection's client has to send next."""
+        return self._phase
+
+    @property
+    def body_bytes(self) -> int:
+        """How much of the body has come that the client is sending."""
+        return self._body_bytes
+
+    @property
+    def is_held_back(self) -> bool:
+        """Say whether it is this service that reads nothing more for now."""
+        return self.flow.read_paused
+
+    @property
+    def is_answering(self) -> bool:
+        """Say whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
 
     def on_message_begin(self) -> None:
-        self._head_is_open = True
+        self._phase = Phase.HEAD
+        self._count_anew()
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase is Phase.HEAD:  # what follows a body says nothing that is heeded here, and is not kept
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._head_is_open = False
-        self._head_bytes = 0
-        super().on_headers_complete()
+        self._phase = Phase.BODY
+        self._body_bytes = 0
+        self._count_anew()
+        if len(self.pipeline) >= PIPELINED_MAX:
+            self.transport.abort()  # answers must come in order, so there is none for this one
+        elif not self.transport.is_closing():
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        self._count_anew()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._phase = Phase.NOTHING
+        super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if not self._head_is_open:
+        if self.transport.is_closing():
             return
-        self._head_bytes += len(data)
-        if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
-            self.send_400_response(f"The head of a request has at most {HEAD_BYTES_MAX} bytes.")
+        self._is_counting = True
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:  # goes on as a usual request: nothing else is spoken here
+            self._log("malformed request", "an upgrade was asked for")
+        except httptools.HttpParserError as error:
+            self._log("malformed request", type(error).__name__)
+            self.refuse(400, "Invalid HTTP request received.")
+            return
+        # Where a count began in these bytes is not known; the next ones all belong to it.
+        if self._is_counting and self._phase is not Phase.NOTHING:
+            self._beside_body_bytes += len(data)
+            if self._beside_body_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
+                self._log("malformed request", "too much beside its body")
+                self.refuse(
+                    400, f"The head of a request has at most {HEAD_BYTES_MAX} bytes, and so has what follows it."
+                )
+
+    def refuse(self, status: int, message: str, headers: str = "") -> None:
+        """Answer what no application has to see, unless that would be taken for another answer, and close."""
+        is_next = self._phase is Phase.BODY and not self.cycle.response_started if self.is_answering else True
+        if is_next and not self.pipeline:
+            head = f"content-type: text/plain; charset=utf-8\r\ncontent-length: {len(message)}\r\n{headers}"
+            answer = f"{head}connection: close\r\n\r\n{message}"
+            self.transport.write(STATUS_LINE[status] + answer.encode("ascii"))
+        self.transport.close()
+        if self.is_answering:
+            self.cycle.disconnected = True  # the application has nobody to answer any more
+            self.cycle.message_event.set()
+
+    def end(self) -> None:
+        """Close the connection without a word; whoever waits for nothing sends its next request by another one."""
+        self.transport.close()
+
+    def _log(self, event: str, reason: str) -> None:
+        if self.guard is not None:
+            self.guard.log(event, self, reason)
+
+    def _count_anew(self) -> None:
+        self._beside_body_bytes = 0
+        self._is_counting = False
+
+
+def protocol_of(guard: Connections) -> type[BoundedHttpProtocol]:
+    """Return the protocol of a server whose connections are bounded together."""
+    return type("GuardedHttpProtocol", (BoundedHttpProtocol,), {"guard": guard})

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from dstl_service.active_job import ActiveJob, ActiveJobs
 from dstl_service.metrics import ServiceMetrics
-from dstl_service.room import Room
+from dstl_service.room import FIRST_BYTES_MAX, Place, Room
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.settings import ServiceSettings
 from dstl_service.shutdown import STORED_BY
@@ -42,6 +42,7 @@ class Intake:
         clock: Tells when a batch is due.
         metrics: The service's.
         service_id: Goes into references, so that they are not taken for those of another process.
+        service_url: Tells where other hosts reach this service; None as long as they would not ask there.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Intake:
         clock: Clock,
         metrics: ServiceMetrics,
         service_id: str,
+        service_url: Callable[[], str | None],
     ) -> None:
         self._settings = settings
         self._jobs = jobs
@@ -63,6 +65,7 @@ class Intake:
         self._clock = clock
         self._metrics = metrics
         self._service_id = service_id
+        self._service_url = service_url
         self._tasks: set[asyncio.Task[None]] = set()
         self._late: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[None] | None = None
@@ -73,7 +76,7 @@ class Intake:
         """The largest change set that can ever be taken in."""
         return min(SEGMENT_BYTES_MAX, self._settings.batch.in_flight_bytes_max)
 
-    def room_for(self, set_id: ChangeSetId, size_bytes: int) -> AbstractAsyncContextManager[None]:
+    def room_for(self, set_id: ChangeSetId, size_bytes: int) -> AbstractAsyncContextManager[Place]:
         """
         Return the context in which a change set arrives and is appended; entering it waits for room (I9).
 
@@ -89,9 +92,10 @@ class Intake:
                 f"a change set has at most {self.change_set_bytes_max} bytes here, not {size_bytes}; send several "
                 "smaller ones (preemptive_bytes of the client), or raise in_flight_bytes_max"
             )
-        if self._jobs.writable(set_id).book.holds(set_id):
-            return nullcontext()  # sent again after a lost response; its bytes are counted already
-        return self._room.reserved(size_bytes)
+        if self._jobs.writable(set_id).book.holds(set_id) and size_bytes <= FIRST_BYTES_MAX:
+            # Sent again after a lost response; its bytes are counted already.
+            return nullcontext(Place(None, set_id.job, size_bytes))
+        return self._room.reserved(set_id.job, size_bytes)
 
     def append(self, segment: Segment, *, preemptive: bool) -> ChangeSetRef:
         """
@@ -121,7 +125,7 @@ class Intake:
             sqn=set_id.sqn,
             size_bytes=len(segment.payload),
             service_id=self._service_id,
-            service_url=self._settings.advertised_url,
+            service_url=self._service_url(),
             checksum=f"{segment.checksum:016x}",
         )
 

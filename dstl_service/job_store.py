@@ -3,7 +3,15 @@ A job's objects: ``job.json``, epochs and manifests, kept with create-if-absent 
 
 How an older driver is kept out (I4): a new owner first claims the next epoch, then puts a *fence* at the place of the
 next manifest. If that place is taken, the older driver was quicker: its checkpoint stands, and the fence moves one on.
-Once the fence is there, every later write of the older driver collides with it. No clock and no lock takes part.
+The claim ends when its fence is what lies last. From then on every later write of the older driver collides with it.
+No clock and no lock takes part.
+
+How a job is set back: the epoch's record names what to, so that is decided with the epoch, and a new branch of
+manifests begins (`registry_format.Place`). First a fence ends the branch before, then what the job is set back to is
+written as the first manifest of the new one. Each of these steps can be done again by anyone, whoever died or pauses:
+who claims next, sets the job back next, or collects garbage does what is left. So of two that do it at once, one wins
+each put, and the other goes on from what it finds. What lies behind the target in the branch before is never touched:
+it is no longer part of the job because no newer manifest leads to it, and retention deletes it.
 
 Blocking I/O; the service calls it in threads. One instance per job and service.
 """
@@ -12,30 +20,19 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from dstl_service.manifest import (
-    Manifest,
-    ManifestKind,
-    StateView,
-    decode_manifest,
-    encode_manifest,
-    state_up_to,
-    with_segments,
-)
-from dstl_service.registry_format import (
-    decode_epoch,
-    decode_job,
-    encode_epoch,
-    encode_job,
-    epoch_key,
-    manifest_key,
-    manifest_prefix,
-    number_of,
-    place_of,
-)
+from dstl_service.epochs import EpochStore
+from dstl_service.hints import read_hint, write_hint
+from dstl_service.known_indexes import KnownIndexes
+from dstl_service.manifest import Manifest, ManifestKind, StateView, encode_manifest, state_up_to, with_segments
+from dstl_service.manifest_log import ManifestLog, Stand, place_of_manifest
+from dstl_service.registry_format import EpochRecord, Place, Rewind, decode_job, encode_job, epoch_key, manifest_key
+from dstl_service.retention import manifests_to_keep
 from dstl_service.savepoints import SavepointStore
+from dstl_service.under_way import NOTHING
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, FencedError, InvalidInputError, NotFoundError
@@ -43,9 +40,11 @@ from storage.model import KEY_GROUP_MAX, ObjectInfo
 from storage.object_store import ObjectStore, exists
 
 MAX_PARALLELISM_DEFAULT = 128
-_MANIFESTS_CACHED = 64
 _VIEWS_CACHED = 4
 _BASES_KNOWN = 50_000  # a day at two checkpoints a second, in some megabytes
+_SWEPT_HINT = "swept"
+_SWEPT_MIN = 50
+"""So many ids with nothing but fences are looked at by each collection before a hint leads past them."""
 
 
 class JobStore:
@@ -57,11 +56,15 @@ class JobStore:
         self._clock = clock
         self._ids = ids
         self._lock = threading.Lock()
-        self._cache: OrderedDict[tuple[int, int], Manifest] = OrderedDict()
+        self._epochs = EpochStore(store, job)
+        self._log = ManifestLog(store, job)
         self._views: OrderedDict[CheckpointRef, StateView] = OrderedDict()
         self.savepoints = SavepointStore(store, job)
+        self.indexes = KnownIndexes(store)
         self._bases: OrderedDict[CheckpointRef, CheckpointRef | None] = OrderedDict()
         self._epoch_seen = 0
+        self._own_fence: tuple[int, Place] | None = None
+        self._swept: Place | None = None
         self.job_uid = ""
         self.max_parallelism = 0
 
@@ -93,62 +96,89 @@ class JobStore:
         """Say whether the job was ever created."""
         return exists(self._store, f"{self._job}/job.json")
 
+    def has_epoch(self, epoch: int) -> bool:
+        """Say whether this epoch has ever begun."""
+        return exists(self._store, epoch_key(self._job, epoch))
+
     def forget(self) -> None:
         """Keep nothing in memory of what is stored; it is read again when it is needed."""
+        self._log.forget()
         with self._lock:
-            for kept in (self._cache, self._views, self._bases):
-                kept.clear()
+            self._views.clear()
+            self._bases.clear()
 
-    def claim(self, owner: str, back_to: int | None = None) -> tuple[int, Manifest | None]:
+    def claim(self, owner: str) -> tuple[int, Manifest | None]:
         """
         Take the job over: return the new epoch and the manifest to go on from (None: none was ever completed).
 
-        Args:
-            owner: Who takes it, for people who read the epoch's object.
-            back_to: Id of the checkpoint to which the job is going to be set back, see `dstl_service.rewind`.
+        What a rewind left undone is done first.
 
         Raises:
             FencedError: A newer epoch began meanwhile.
+            CorruptDataError: Epochs are lost: manifests are of a newer one than there are.
         """
-        epoch, hint = self._claim_epoch(owner, back_to)
-        while True:
-            latest, behind = self._latest(hint)
-            self.check_still_newest(epoch)
-            # Where the older owner writes next, behind the fences of those that completed nothing. After the job was
-            # set back, there are fences further on, which are for others.
-            next_id = latest.id + 1 if latest else 0
-            generation = max((generation for there, generation in behind if there == next_id), default=-1) + 1
-            fence = self.fence(next_id, generation, epoch)
-            try:
-                self._store.put(self._key(next_id, generation), encode_manifest(fence), if_absent=True)
-            except ConflictError:
-                continue
-            return epoch, latest
+        record = self._begin_epoch(owner, None)
+        stand, fence = self._end_branch(record, record.branch, record.latest, record.tail)
+        self.check_still_newest(record.epoch)
+        self._own_fence = record.epoch, fence
+        return record.epoch, stand.latest
 
-    def fence(self, checkpoint_id: int, generation: int, epoch: int) -> Manifest:
-        """Return what keeps older epochs from a manifest's place."""
-        return Manifest(
-            kind=ManifestKind.FENCE,
-            job_uid=self.job_uid,
-            id=checkpoint_id,
-            generation=generation,
-            uid=self._ids.unique_id(),
-            epoch=epoch,
-            created_ms=self._clock.now_ms(),
-        )
-
-    def give_up(self, refs: Sequence[CheckpointRef], epoch: int) -> None:
+    def begin_rewind(self, owner: str, savepoint: str, target: int) -> EpochRecord:
         """
-        Put fences in the place of checkpoints that the job was set back from, the newest first.
+        Decide that the job is set back to what a savepoint holds; `finish_rewind` does it, or whoever comes next.
 
-        Who repeats the request that made one of them, because its answer was lost, is fenced (I4). A process that dies
-        in between leaves a chain that is whole.
+        Args:
+            owner: Who does it, for people.
+            savepoint: Holds a checkpoint's manifest; is deleted when that is the job's newest.
+            target: The checkpoint's id.
         """
-        for ref in sorted(refs, key=lambda ref: (ref.id, ref.generation), reverse=True):
-            self._store.put(
-                self._key(ref.id, ref.generation), encode_manifest(self.fence(ref.id, ref.generation, epoch))
-            )
-        self.forget()
+        return self._begin_epoch(owner, (savepoint, target))
+
+    def finish_rewind(self, record: EpochRecord) -> Manifest:
+        """
+        Return the first manifest of a rewind's branch, doing what is left to be done until it is there.
+
+        Raises:
+            NotFoundError: The savepoint that holds the target was deleted by hand.
+        """
+        assert record.rewind is not None
+        if (first := self._first_of_branch(record)) is not None:
+            return first
+        try:
+            parent, _ = self._end_branch(record, record.rewind.parent, record.latest, record.tail)
+            if parent.latest is None:
+                raise NotFoundError(f"job {self._job!r} has nothing left of what it is set back from", job=self._job)
+            self.keep(before_rewind(parent.latest.ref), parent.latest)
+            target = self._target_of(record.rewind)
+            self._log.append(self._restored(target, record, parent.latest.ref))
+        except (NotFoundError, ConflictError, CorruptDataError):
+            # Another one has done it, and the job went on so far that what this one wanted to read is deleted.
+            if self._first_of_branch(record) is None:
+                raise
+        return self.finish_rewind(record)
+
+    def settled_epoch(self) -> int:
+        """
+        Return the newest epoch's number; a rewind that was begun is done before.
+
+        Who is going to delete asks this first, then reads what is named, and asks `has_newer_epoch` before it deletes
+        objects. A rewind to something that was not named then pins it by a savepoint, begins an epoch, and lets the
+        savepoint go at its end: so who deletes sees the one, or the other (I11).
+        """
+        record = self._newest_epoch()
+        if record is None:
+            return 0
+        if record.rewind is not None:
+            self.finish_rewind(record)
+        return record.epoch
+
+    def has_newer_epoch(self, epoch: int) -> bool:
+        """Say whether another epoch began since; one request."""
+        return self._epochs.has_newer(epoch)
+
+    def check_still_newest(self, epoch: int) -> None:
+        """Raise `FencedError` if another epoch began since."""
+        self._epochs.check_newest(epoch)
 
     def create(self, manifest: Manifest) -> tuple[Manifest, int]:
         """
@@ -158,55 +188,55 @@ class JobStore:
 
         Raises:
             FencedError: A newer epoch has begun.
-            ConflictError: This epoch completed the checkpoint already, with another uid. The fence of a newer epoch
+            ConflictError: The checkpoint is completed already, with another uid. The fence of a newer epoch
                 stands behind that one, so it could not stop a second (I4).
         """
-        generation = manifest.generation
+        place = self._first_place(manifest)
         while True:
-            candidate = replace(manifest, generation=generation)
-            data = encode_manifest(candidate)
+            candidate = replace(manifest, generation=place.generation)
             try:
-                self._store.put(self._key(manifest.id, generation), data, if_absent=True)
+                size_bytes = self._log.append(candidate)
             except ConflictError:
-                places = list(self._places(manifest.id))
-                for number in places:
-                    self._forget_place(CheckpointRef(manifest.id, number, ""))  # it may have been given up since
-                    there = self.load(manifest.id, number)
-                    if there.epoch > manifest.epoch:
-                        raise FencedError(
-                            f"job {self._job!r} was taken over by epoch {there.epoch}; this query runs as epoch "
-                            f"{manifest.epoch} and must stop",
-                            epoch=manifest.epoch,
-                            newer_epoch=there.epoch,
-                        ) from None
-                    if there.uid == manifest.uid:
-                        return there, len(data)
-                    if there.kind is not ManifestKind.FENCE and there.epoch == manifest.epoch:
-                        raise ConflictError(
-                            f"this query completed checkpoint {manifest.id} already, as {there.ref.to_text()}",
-                            epoch=manifest.epoch,
-                        ) from None
-                generation = places[-1] + 1
+                there = self._last_behind(place, manifest.epoch)
+                if there.uid == manifest.uid:
+                    return there, len(encode_manifest(there))
+                self._check_may_follow(manifest, there)
+                place = place_of_manifest(there).behind(is_fence=True)
                 continue
-            self._remember(candidate)
-            return candidate, len(data)
+            self._know(candidate)
+            return candidate, size_bytes
 
-    def find(self, checkpoint_id: int, uid: str) -> Manifest | None:
-        """Return the checkpoint of this id and uid, whatever its generation, or None."""
-        for generation in self._places(checkpoint_id):
-            manifest = self.load(checkpoint_id, generation)
-            if manifest.uid == uid and manifest.kind is not ManifestKind.FENCE:
-                return manifest
-        return None
+    def find(self, checkpoint_id: int, uid: str, base: CheckpointRef | None) -> Manifest | None:
+        """Return the checkpoint of this id and uid that follows `base`, whatever its generation, or None."""
+        place = self._log.last_at(_branch_of(base), checkpoint_id)
+        manifest = self._log.load(place) if place else None
+        return manifest if manifest is not None and manifest.uid == uid and _is_checkpoint(manifest) else None
 
     def newest_of(self, checkpoint_id: int) -> Manifest | None:
-        """Return the newest generation of a checkpoint, or None."""
-        self._newest_epoch()
-        for generation in reversed(self._places(checkpoint_id)):
-            manifest = self.load(checkpoint_id, generation)
-            if manifest.kind is not ManifestKind.FENCE:
-                return manifest
+        """Return the checkpoint of this id that the newest one goes back to, or None."""
+        newest = self.newest()
+        for manifest in self.stored_chain(newest.ref) if newest else ():
+            if manifest.id <= checkpoint_id:
+                return manifest if manifest.id == checkpoint_id else None
         return None
+
+    def retained(self, checkpoints_max: int) -> list[Manifest]:
+        """
+        Return the manifests, newest first, that the retained checkpoints need; see `dstl_service.retention`.
+
+        Raises:
+            CorruptDataError: See `manifests_to_keep`.
+        """
+        newest = self.newest()
+        while newest is not None:
+            try:
+                return manifests_to_keep(self.stored_chain(newest.ref), checkpoints_max)
+            except CorruptDataError:
+                # Read so slowly that it was deleted meanwhile?
+                before, newest = newest, self.newest()
+                if newest == before:
+                    raise
+        return []
 
     def load(self, checkpoint_id: int, generation: int) -> Manifest:
         """
@@ -216,22 +246,19 @@ class JobStore:
             NotFoundError: There is none at this place.
             CorruptDataError: It cannot be read, or belongs to another job.
         """
-        with self._lock:
-            cached = self._cache.get((checkpoint_id, generation))
-            if cached is not None:
-                self._cache.move_to_end((checkpoint_id, generation))
-                return cached
-        key = self._key(checkpoint_id, generation)
-        manifest = decode_manifest(self._store.get(key), key)
+        manifest = self._log.load(Place.of(checkpoint_id, generation))
         if self.job_uid and manifest.job_uid != self.job_uid:
-            raise CorruptDataError(f"manifest {key} belongs to another job's life ({manifest.job_uid})", object_key=key)
-        self._remember(manifest)
+            raise CorruptDataError(
+                f"manifest {manifest.ref.to_text()} of job {self._job!r} belongs to another job's life "
+                f"({manifest.job_uid})",
+                job=self._job,
+            )
+        self._know(manifest)
         return manifest
 
     def remembered(self, ref: CheckpointRef) -> Manifest | None:
         """Return the manifest that `ref` names if it is in memory. Never waits."""
-        with self._lock:
-            manifest = self._cache.get((ref.id, ref.generation))
+        manifest = self._log.remembered(Place.of(ref.id, ref.generation))
         return manifest if manifest is not None and manifest.ref == ref else None
 
     def resolve(self, ref: CheckpointRef) -> Manifest:
@@ -243,9 +270,8 @@ class JobStore:
         """
         manifest = self.load(ref.id, ref.generation)
         if manifest.uid != ref.uid:
-            self._forget_place(ref)  # what was there may have been given up since
-            manifest = self.load(ref.id, ref.generation)
-        if manifest.uid != ref.uid or manifest.kind is ManifestKind.FENCE:
+            manifest = self._log.load_anew(Place.of(ref.id, ref.generation))
+        if manifest.uid != ref.uid or not _is_checkpoint(manifest):
             raise NotFoundError(f"job {self._job!r} has no checkpoint {ref.to_text()}", job=self._job)
         return manifest
 
@@ -317,9 +343,13 @@ class JobStore:
                 "savepoint could keep; `dstl checkpoints` lists what is retained",
                 job=self._job,
             )
-        is_delta = manifest.kind is ManifestKind.DELTA and manifest.base is not None
-        before = self.state(manifest.base) if is_delta and manifest.base is not None else None
-        return self.savepoints.create(name, manifest, before)
+        return self.keep(name, manifest)
+
+    def keep(self, name: str, manifest: Manifest) -> Manifest:
+        """Keep a checkpoint under a name; see `dstl_service.savepoints.SavepointStore.create`."""
+        base = manifest.base if manifest.kind is ManifestKind.DELTA else None
+        before = self.state(base) if base is not None else None
+        return self.savepoints.create(name, manifest, before, self._ids.unique_id())
 
     def delete_manifests(self, refs: Sequence[CheckpointRef]) -> None:
         """
@@ -327,10 +357,14 @@ class JobStore:
 
         The newest goes first: a process that dies in between leaves no manifest whose chain breaks off.
         """
-        newest_first = sorted(refs, key=lambda ref: (ref.id, ref.generation), reverse=True)
-        self._store.delete([self._key(ref.id, ref.generation) for ref in newest_first])
-        for ref in refs:
-            self._forget_place(ref)
+        self._log.delete(refs)
+        if self._swept is not None:
+            write_hint(self._store, self._job, _SWEPT_HINT, *self._swept)
+            self._swept = None
+
+    def is_stored(self, ref: CheckpointRef) -> bool:
+        """Say whether a manifest is still there, whatever this process remembers of it."""
+        return exists(self._store, manifest_key(self._job, ref.id, ref.generation))
 
     def is_ancestor(self, older: CheckpointRef, ref: CheckpointRef) -> bool:
         """
@@ -352,115 +386,214 @@ class JobStore:
 
     def frontier(self) -> tuple[Manifest | None, int]:
         """Return the newest checkpoint, and the epoch that may complete the next one: no older one can (I4)."""
-        latest, behind = self._latest(self._hint_of(self._newest_epoch()))
-        epochs = [self.load(*place).epoch for place in behind]
-        return latest, max([latest.epoch if latest else 0, *epochs])
+        stand = self._stand(self._newest_epoch())
+        return stand.latest, stand.epoch
 
     def manifests(self) -> Iterator[Manifest]:
-        """Yield all manifests but fences, by id and generation."""
+        """Yield all checkpoints that are stored, also those that the job was set back from, as they were written."""
         self._newest_epoch()
-        for place in self._listing(""):
-            manifest = self.load(*place)
-            if manifest.kind is not ManifestKind.FENCE:
+        for place, _ in self._log.last_places():
+            manifest = self.load(place.id, place.generation)
+            if _is_checkpoint(manifest):
                 yield manifest
 
     def completed(self) -> Iterator[Manifest]:
-        """Yield all checkpoints by id; of several generations of one id only the newest."""
-        newest: Manifest | None = None
-        for manifest in self.manifests():
-            if newest is not None and newest.id != manifest.id:
-                yield newest
-            newest = manifest
-        if newest is not None:
-            yield newest
+        """Yield the newest checkpoint and those before it as far as they are stored, oldest first."""
+        newest = self.newest()
+        yield from reversed(list(self.stored_chain(newest.ref)) if newest else [])
 
-    def subsumed(self, oldest_kept: CheckpointRef) -> Iterator[tuple[CheckpointRef, ObjectInfo]]:
+    def subsumed(self, kept: Collection[CheckpointRef]) -> Iterator[tuple[CheckpointRef, ObjectInfo]]:
         """
-        Yield all manifests with a lower id than `oldest_kept`: no retained checkpoint needs them.
+        Yield all stored checkpoints but those to keep, of which there is one, and what is newer.
+
+        What the job was set back from is among them.
 
         Fences stay for ever: a driver that was paused for long would find its place free, and believe it owns the job
-        (I4).
+        (I4). Where only fences are left, a hint leads past them.
         """
-        for info in self._store.list(f"{self._job}/checkpoints/"):
-            place = place_of(info.key)
-            if place[0] >= oldest_kept.id:
-                return
-            if self.load(*place).kind is not ManifestKind.FENCE:
-                yield CheckpointRef(*place, ""), info
+        keeping = {Place.of(ref.id, ref.generation) for ref in kept}
+        newest = max(keeping)
+        hint = read_hint(self._store, self._job, _SWEPT_HINT)
+        passed, oldest = 0, None
+        for place, info in self._log.last_places(Place(*hint) if len(hint) == len(Place._fields) else None):
+            if place > newest:
+                break
+            if place not in keeping:
+                manifest = self._log.find(place)
+                if manifest is None or not _is_checkpoint(manifest):
+                    passed += oldest is None
+                    continue
+                yield manifest.ref, info
+            oldest = oldest or place
+        if passed >= _SWEPT_MIN:
+            self._swept = oldest
 
-    def _claim_epoch(self, owner: str, back_to: int | None) -> tuple[int, int]:
+    def _begin_epoch(self, owner: str, back_to: tuple[str, int] | None) -> EpochRecord:
+        """Claim the next epoch; what an unfinished rewind left to be done is done before it."""
         while True:
             newest = self._newest_epoch()
-            latest, _ = self._latest(self._hint_of(newest))
-            latest_id = latest.id if latest else 0
-            if back_to is not None:
-                latest_id = min(latest_id, back_to)
-            record = encode_epoch(newest + 1, owner, self._ids.unique_id(), self._clock.now_ms(), latest_id)
-            try:
-                self._store.put(epoch_key(self._job, newest + 1), record, if_absent=True)
-            except ConflictError:
-                continue
-            return newest + 1, latest_id
-
-    def _newest_epoch(self) -> int:
-        """Return the number of the newest epoch; 0 if there is none. What was remembered before it may be given up."""
-        newest = max((number_of(info.key) for info in self._store.list(f"{self._job}/epochs/")), default=0)
-        if newest != self._epoch_seen:
-            self.forget()
-            self._epoch_seen = newest
-        return newest
-
-    def _hint_of(self, epoch: int) -> int:
-        """Return a checkpoint id that was reached when an epoch began."""
-        if not epoch:
-            return 0
-        key = epoch_key(self._job, epoch)
-        return decode_epoch(self._store.get(key), key)
-
-    def check_still_newest(self, epoch: int) -> None:
-        """
-        Refuse an owner that was overtaken while it claimed, or since.
-
-        A claim calls it after it has listed the manifests: a newer owner that fences later collides at the same place.
-        Without this, a late fence behind the newer owner's checkpoint would let the older one go on from it (I4).
-        """
-        for info in self._store.list(f"{self._job}/epochs/", start_after=epoch_key(self._job, epoch)):
-            raise FencedError(
-                f"job {self._job!r} was taken over by epoch {number_of(info.key)} while epoch {epoch} was at it",
+            if newest is not None and newest.rewind is not None:
+                self.finish_rewind(newest)
+            stand = self._stand(newest)
+            epoch = newest.epoch + 1 if newest else 1
+            record = EpochRecord(
                 epoch=epoch,
-                newer_epoch=number_of(info.key),
+                owner=owner,
+                uid=self._ids.unique_id(),
+                began_ms=self._clock.now_ms(),
+                branch=epoch if back_to else stand.branch,
+                latest=place_of_manifest(stand.latest) if stand.latest else None,
+                tail=place_of_manifest(stand.last) if stand.last else None,
+                rewind=Rewind(*back_to, stand.branch) if back_to else None,
+            )
+            if self._epochs.begin(record):
+                if newest is not None and newest.rewind is not None:
+                    self.savepoints.discard(newest.rewind.savepoint)
+                return record
+
+    def _end_branch(
+        self, record: EpochRecord, branch: int, latest: Place | None, tail: Place | None
+    ) -> tuple[Stand, Place]:
+        """
+        Put an epoch's fence where a branch ends; return where that is, and the fence's place.
+
+        It is there when it lies last. A put alone does not show that: the place may have been one of a checkpoint
+        that the older driver completed, retained for a while, and deleted, while this call was paused.
+        """
+        taken: list[Place] = []
+        while True:
+            stand = self._log.stand(branch, latest, tail, taken)
+            if stand.last is not None and stand.epoch >= record.epoch:
+                if stand.epoch > record.epoch:
+                    self.check_still_newest(record.epoch)
+                    raise CorruptDataError(
+                        f"epochs of job {self._job!r} are lost: manifests tell of epoch {stand.epoch}; "
+                        "`dstl fsck --rebuild` brings them back",
+                        job=self._job,
+                    )
+                if stand.last.kind is ManifestKind.FENCE:
+                    return stand, place_of_manifest(stand.last)
+            if record.rewind is None:
+                self.check_still_newest(record.epoch)
+            taken.append(stand.next_place)
+            with suppress(ConflictError):
+                self._log.append(self._fence(stand.next_place, record.epoch))
+
+    def _fence(self, place: Place, epoch: int) -> Manifest:
+        """Return what keeps older epochs from a manifest's place."""
+        return Manifest(
+            kind=ManifestKind.FENCE,
+            job_uid=self.job_uid,
+            id=place.id,
+            generation=place.generation,
+            uid=self._ids.unique_id(),
+            epoch=epoch,
+            created_ms=self._clock.now_ms(),
+        )
+
+    def _target_of(self, rewind: Rewind) -> Manifest:
+        try:
+            return self.savepoints.load(rewind.savepoint)
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"job {self._job!r} is being set back to savepoint {rewind.savepoint!r}, and that was deleted: make it "
+                f"again with `dstl savepoints --create {rewind.savepoint} --checkpoint {rewind.target}`, or of another "
+                "checkpoint",
+                job=self._job,
+            ) from error
+
+    def _restored(self, target: Manifest, record: EpochRecord, newest: CheckpointRef) -> Manifest:
+        """Return what begins a rewind's branch: nothing that is under way belongs to it."""
+        return replace(
+            target,
+            kind=ManifestKind.COMPLETE,
+            uid=self._ids.unique_id(),
+            generation=Place(record.branch, target.id, 0).generation,
+            epoch=record.epoch,
+            created_ms=self._clock.now_ms(),
+            rewound_from=newest,
+            kept_by="",
+            under_way=NOTHING,
+        )
+
+    def _first_of_branch(self, record: EpochRecord) -> Manifest | None:
+        """Return what a rewind's branch begins with, as far as it is stored; None while it is empty."""
+        assert record.rewind is not None
+        first = self._log.find(Place(record.branch, record.rewind.target, 0))
+        if first is None and (place := self._log.first_of(record.branch)) is not None:
+            first = self._log.find(place)
+        return first
+
+    def _stand(self, record: EpochRecord | None) -> Stand:
+        """Return where the job stands; while a rewind is not done, where it stood before."""
+        if record is None:
+            return self._log.stand(0)
+        if record.rewind is None:
+            return self._log.stand(record.branch, record.latest, record.tail)
+        if (first := self._first_of_branch(record)) is not None:
+            return self._log.stand(record.branch, taken=[place_of_manifest(first)])
+        return self._log.stand(record.rewind.parent, record.latest, record.tail)
+
+    def _newest_epoch(self) -> EpochRecord | None:
+        """Return the newest epoch's record. What was remembered before it may be gone, or be another job's."""
+        record = self._epochs.newest()
+        number = record.epoch if record else 0
+        if number != self._epoch_seen:
+            self.forget()
+            self._epoch_seen = number
+        return record
+
+    def _first_place(self, manifest: Manifest) -> Place:
+        """Return where a checkpoint goes, if nobody was there before: behind its epoch's fence, if that is in front."""
+        place = Place(_branch_of(manifest.base), manifest.id, 0)
+        epoch, fence = self._own_fence or (0, place)
+        return fence.behind(is_fence=True) if epoch == manifest.epoch and fence[:2] == place[:2] else place
+
+    def _last_behind(self, taken: Place, epoch: int) -> Manifest:
+        """Return what lies last at the id of a place that is taken; of fences that pile up, only the last is read."""
+        first = taken
+        if taken.number == 0 and (tail := self._tail_of(epoch)) is not None and tail[:2] == taken[:2]:
+            first = tail
+        place = self._log.last_at(taken.branch, taken.id, first)
+        return self._log.load_anew(max(place or first, taken))
+
+    def _tail_of(self, epoch: int) -> Place | None:
+        try:
+            return self._epochs.load(epoch).tail
+        except NotFoundError:
+            return None
+
+    def _check_may_follow(self, manifest: Manifest, there: Manifest) -> None:
+        """Refuse a checkpoint where something lies last that it cannot follow."""
+        if there.epoch > manifest.epoch:
+            raise FencedError(
+                f"job {self._job!r} was taken over by epoch {there.epoch}; this query runs as epoch "
+                f"{manifest.epoch} and must stop",
+                epoch=manifest.epoch,
+                newer_epoch=there.epoch,
+            )
+        if _is_checkpoint(there):
+            raise ConflictError(
+                f"checkpoint {manifest.id} was completed already, as {there.ref.to_text()}", epoch=manifest.epoch
             )
 
-    def _latest(self, hint: int) -> tuple[Manifest | None, list[tuple[int, int]]]:
-        """Return the newest checkpoint with an id of at least `hint`, and the places behind it, which fences have."""
-        places = sorted(self._listing(manifest_prefix(self._job, hint)))
-        for number in range(len(places) - 1, -1, -1):
-            manifest = self.load(*places[number])
-            if manifest.kind is not ManifestKind.FENCE:
-                return manifest, places[number + 1 :]
-        # An epoch that began while the job was set back may name a checkpoint that was given up then.
-        return self._latest(0) if hint else (None, places)
-
-    def _listing(self, start_after: str) -> Iterator[tuple[int, int]]:
-        for info in self._store.list(f"{self._job}/checkpoints/", start_after=start_after):
-            yield place_of(info.key)
-
-    def _places(self, checkpoint_id: int) -> list[int]:
-        return sorted(place_of(info.key)[1] for info in self._store.list(manifest_prefix(self._job, checkpoint_id)))
-
-    def _key(self, checkpoint_id: int, generation: int) -> str:
-        return manifest_key(self._job, checkpoint_id, generation)
-
-    def _forget_place(self, ref: CheckpointRef) -> None:
+    def _know(self, manifest: Manifest) -> None:
+        if not _is_checkpoint(manifest):
+            return
         with self._lock:
-            self._cache.pop((ref.id, ref.generation), None)
+            self._bases[manifest.ref] = manifest.base
+            while len(self._bases) > _BASES_KNOWN:
+                self._bases.popitem(last=False)
 
-    def _remember(self, manifest: Manifest) -> None:
-        with self._lock:
-            if manifest.kind is not ManifestKind.FENCE:
-                self._bases[manifest.ref] = manifest.base
-                while len(self._bases) > _BASES_KNOWN:
-                    self._bases.popitem(last=False)
-            self._cache[manifest.id, manifest.generation] = manifest
-            while len(self._cache) > _MANIFESTS_CACHED:
-                self._cache.popitem(last=False)
+
+def before_rewind(newest: CheckpointRef) -> str:
+    """Return the name of the savepoint that keeps what a job is set back from."""
+    return f"before-rewind-{newest.id}-{newest.uid[:8]}"
+
+
+def _is_checkpoint(manifest: Manifest) -> bool:
+    return manifest.kind is not ManifestKind.FENCE
+
+
+def _branch_of(base: CheckpointRef | None) -> int:
+    return Place.of(base.id, base.generation).branch if base is not None else 0

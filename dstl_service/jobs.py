@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from storage.errors import NotFoundError
 from storage.object_store import ObjectStore, exists
 
 _DELETED_AT_ONCE = 1000
@@ -32,11 +33,17 @@ def job_names(store: ObjectStore) -> Iterator[str]:
             yield name
 
 
+def has_leftovers(store: ObjectStore, job: str) -> bool:
+    """Say whether there is anything below a job's name."""
+    return next(iter(store.list(f"{job}/")), None) is not None
+
+
 def delete_job(store: ObjectStore, job: str, *, write: bool = False) -> Removal:
     """
     Delete all objects of a job, its savepoints too. No query of it may run.
 
-    ``job.json`` goes last, so that a deletion which was interrupted can be repeated.
+    ``job.json`` goes last, so that a deletion which was interrupted can be repeated. What is there without one, of a
+    job that was never created or whose registry is lost, is deleted, too.
 
     Args:
         store: Holds it.
@@ -44,10 +51,15 @@ def delete_job(store: ObjectStore, job: str, *, write: bool = False) -> Removal:
         write: Do it; without it only count.
 
     Raises:
-        NotFoundError: There is no such job.
+        NotFoundError: There is nothing of this name.
     """
     proof = f"{job}/job.json"
-    size_bytes, objects = store.head(proof).size_bytes, 1
+    try:
+        size_bytes, objects = store.head(proof).size_bytes, 1
+    except NotFoundError:
+        if not has_leftovers(store, job):
+            raise
+        size_bytes = objects = 0
     others = (info for info in store.list(f"{job}/") if info.key != proof)
     while infos := list(islice(others, _DELETED_AT_ONCE)):
         objects += len(infos)

@@ -1,5 +1,5 @@
 """
-Where the service listens: a Unix socket for its own user alone, or TCP, perhaps with TLS.
+Where the service listens: a Unix socket for its own user, and others who are named, or TCP, perhaps with TLS.
 
 Nothing is taken from others: a path that is no socket is left alone, and so is a socket on which somebody answers.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from dstl_service.keepalive import keep_alive
 from dstl_service.settings import ServiceSettings
 from storage.errors import ConflictError, InvalidInputError, UnavailableError
+from storage.private_folder import Trust, check_folder, open_lock
 
 _BACKLOG = 2048
 _PROBE_TIMEOUT_S = 5.0
@@ -32,7 +33,7 @@ def open_listener(settings: ServiceSettings) -> socket.socket:
         UnavailableError: Another process answers there slowly, or may not be asked.
     """
     if settings.socket_path is not None:
-        return _unix_listener(settings.socket_path)
+        return _unix_listener(settings.socket_path.absolute(), settings.trust)
     listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     keep_alive(listener, _ALIVE_AFTER_S, _ALIVE_EVERY_S, _ALIVE_PROBES)
@@ -54,11 +55,13 @@ def describe(listener: socket.socket, *, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{host}:{address[1]}"
 
 
-def _unix_listener(path: Path) -> socket.socket:
+def _unix_listener(path: Path, trust: Trust) -> socket.socket:
+    check_folder(path.parent, trust)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # Of several processes that start at once, one looks, removes and listens before the next one looks.
-        with open(f"{path}.lock", "w", encoding="utf-8") as lock:
+        lock = open_lock(f"{path}.lock")
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             _remove_stale(path)
             previous = os.umask(0o177)  # the socket must never be open to others, not even for a moment
@@ -66,7 +69,11 @@ def _unix_listener(path: Path) -> socket.socket:
                 listener.bind(str(path))
             finally:
                 os.umask(previous)
+            if trust.uids:
+                path.chmod(0o666)  # who may call of those who reach it is asked at each connection
             listener.listen(_BACKLOG)
+        finally:
+            os.close(lock)
     except BaseException as error:
         listener.close()
         if isinstance(error, OSError):

@@ -5,7 +5,8 @@ Without a materialization the result is a *base*: all that is there, without del
 a *compacted* log, which keeps deletions, for the key may be in a materialization.
 The log that counts against the bound is everything but bases; the table's size is estimated by the bases and the
 materializations. A compaction that ends while others complete checkpoints replaces exactly the segments it read; it
-enters with the next checkpoint, whose manifest is a complete one.
+enters with a later checkpoint, whose manifest is a complete one, while its base lists the compaction as under way
+(`dstl_service.under_way`).
 What is merged has to fit into memory, so a partition with too long a log is left to materializations, and with it all
 that share segments with it. What is left alone does not count when it is asked whether the rest is due: else the rest
 would be compacted again at every checkpoint. No I/O.
@@ -91,11 +92,11 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """A compaction that was done: `added` stands for `compaction.inputs`."""
+    """A compaction that was done: `added` stands for `compaction.inputs`, `uid` is in the keys of its objects."""
 
     compaction: Compaction
     added: tuple[SegmentHandle, ...]
-    made_ms: int
+    uid: str
 
 
 def log_size(view: StateView, operator: str) -> LogSize:

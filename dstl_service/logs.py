@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from datetime import UTC, datetime
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 
 from storage.clock import Clock
 
+_STDERR = 2
+_FILES_KEPT = 3
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
@@ -53,9 +59,25 @@ class Throttle:
         return counted
 
 
-def configure_logging(level: str = "INFO") -> None:
-    """Write the log records of this process from `level` on to its standard error output as JSON lines."""
-    handler = logging.StreamHandler()
+class RotatingLog(RotatingFileHandler):
+    """
+    A log file that is begun anew when it is full; the last few full ones are kept beside it.
+
+    Standard error follows: what crashes or libraries write there must neither be lost nor keep a full file open.
+    """
+
+    def __init__(self, path: Path, bytes_max: int) -> None:
+        super().__init__(path, maxBytes=bytes_max, backupCount=_FILES_KEPT, encoding="utf-8")
+
+    def _open(self) -> TextIOWrapper:
+        stream = super()._open()
+        os.dup2(stream.fileno(), _STDERR)
+        return stream
+
+
+def configure_logging(level: str = "INFO", file: Path | None = None, file_bytes_max: int = 0) -> None:
+    """Write the log records of this process from `level` on as JSON lines: to standard error, or to a rotated file."""
+    handler: logging.Handler = logging.StreamHandler() if file is None else RotatingLog(file, file_bytes_max)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler])
     # What libraries tell in detail may hold credentials and bodies.

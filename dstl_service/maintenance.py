@@ -2,8 +2,9 @@
 What a coordinator does for a job behind its checkpoints: compacts the log, and deletes what was subsumed.
 
 Nothing here is waited for by a checkpoint, and any of it may fail: a compaction is tried again when the log has grown,
-and what was not deleted is found by the garbage collector. A compaction's result waits here until the next checkpoint
-takes it in. Owned by the event loop; store calls run in threads.
+and what was not deleted is found by the garbage collector. A compaction that is due begins when a checkpoint lists it
+as under way (`dstl_service.under_way`), and its result waits here until the next one takes it in. One whose base does
+not list it any more is dropped: the job was set back. Owned by the event loop; store calls run in threads.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from dstl_service.compactor import Compactor
+from dstl_service.deletion import Deleted, delete_subsumed
 from dstl_service.job_store import JobStore
 from dstl_service.log_compaction import (
     Compaction,
@@ -29,7 +31,8 @@ from dstl_service.log_compaction import (
 from dstl_service.manifest import Manifest, StateView
 from dstl_service.metrics import ServiceMetrics
 from dstl_service.retention import RetentionBook, RetentionSettings
-from storage.clock import Clock
+from dstl_service.under_way import UnderWay
+from storage.clock import Clock, IdSource
 from storage.errors import DstlError
 from storage.object_store import ObjectStore
 
@@ -43,12 +46,10 @@ class _Findings:
 
     Args:
         sizes: By operator.
-        stale: Results of compactions that no later checkpoint can take in.
         chosen: Compactions that are due, if none runs and no result waits.
     """
 
     sizes: Mapping[str, LogSize]
-    stale: Sequence[Replacement]
     chosen: Sequence[Compaction]
 
 
@@ -66,7 +67,7 @@ class Maintenance:
         in_thread: Callable[..., Awaitable[Any]],
         compaction: CompactionSettings,
         retention: RetentionSettings,
-        result_age_max_ms: int,
+        ids: IdSource,
     ) -> None:
         self._job = job
         self._jobs = jobs
@@ -77,11 +78,15 @@ class Maintenance:
         self._in_thread = in_thread
         self._compaction_settings = compaction
         self._book = RetentionBook(retention)
-        # What no checkpoint took in for longer is dropped: the collector may take its objects for orphans.
-        self._result_age_max_ms = result_age_max_ms
+        self._ids = ids
+        self._is_due = False
+        # Of the compaction that the newest checkpoint lists: it waits for its begin, runs, or has these results.
+        self._uid: str | None = None
+        self._begun = ""  # no uid is begun twice: its keys are written once
         self._replacements: tuple[Replacement, ...] = ()
         self._failed_log_bytes: dict[str, int] = {}
         self._completed: list[Manifest] = []
+        self._epoch = 0
         self._work: asyncio.Task[None] | None = None
         self._compaction: asyncio.Task[None] | None = None
 
@@ -90,20 +95,34 @@ class Maintenance:
         """Say whether something is compacted or deleted."""
         return any(task is not None and not task.done() for task in (self._work, self._compaction))
 
-    def replace(self, view: StateView) -> StateView:
+    def replace(self, view: StateView, before: UnderWay) -> tuple[StateView, tuple[str, ...]]:
         """
-        Return the view with the compactions that were done and fit it; may run in a thread.
+        Return the view with the compactions that were done and fit it, and what the checkpoint lists as under way.
 
-        May be called again with the same view: a result is forgotten only behind a checkpoint.
+        May run in a thread, and may be called again for the same base: what is done is forgotten, and what is due is
+        begun, only behind a checkpoint.
+
+        Args:
+            view: The state that the checkpoint's base consists of.
+            before: What the base lists.
         """
-        for replacement in self._replacements:
-            view = self._applied(view, replacement) or view
-        return view
+        uid, replacements = self._uid, self._replacements
+        if uid is None:
+            return view, (self._ids.unique_id(),) if self._is_due else ()
+        if uid not in before.compactions:
+            return view, ()
+        if not replacements:
+            return view, (uid,)
+        for replacement in replacements:
+            view = apply(view, replacement) or view
+        return view, ()
 
     def checkpoint_completed(self, manifest: Manifest) -> None:
         """Learn of a new checkpoint; the work that follows from it runs on its own."""
-        named = set(manifest.earlier)
-        self._replacements = tuple(r for r in self._replacements if not named.issuperset(r.added))
+        listed = manifest.under_way.compactions
+        if self._uid not in listed:
+            self._drop_compaction()
+            self._uid = next((uid for uid in listed if uid != self._begun), None)
         self._completed.append(manifest)
         self.wake()
 
@@ -134,48 +153,59 @@ class Maintenance:
             self._book.begin(chain)
         else:
             self._book.completed(manifest, self._clock.monotonic_ms())
+        # A later epoch that goes on from the very checkpoint before was preceded by no rewind: what waits still holds.
+        self._epoch = manifest.epoch
         self._metrics.waiting_deletions.labels(self._job).set(self._book.waiting)
         if self._completed:
             return  # a newer checkpoint is there already
-        is_idle = self._compaction is None or self._compaction.done()
-        found: _Findings = await self._in_thread(partial(self._look, manifest, self._replacements, is_idle=is_idle))
+        is_idle = self._compaction is None and not self._replacements
+        found: _Findings = await self._in_thread(partial(self._look, manifest, is_idle=is_idle))
         for operator, size in found.sizes.items():
             self._metrics.log_bytes.labels(self._job, operator).set(size.log_bytes)
             self._metrics.table_bytes.labels(self._job, operator).set(size.table_bytes)
-        self._replacements = tuple(r for r in self._replacements if r not in found.stale)
+        if not is_idle or self._compaction is not None:
+            return
         due = [
             compaction
             for compaction in found.chosen
             # After a failure the log must double before the next try.
             if found.sizes[compaction.operator].log_bytes >= 2 * self._failed_log_bytes.get(compaction.operator, 0)
         ]
+        self._is_due = bool(due)
+        uid = self._uid
+        if uid is None or uid not in manifest.under_way.compactions:
+            return  # the next checkpoint lists what is due now
+        self._uid = None
         if due:
-            work = self._run_compactions(manifest.epoch, due, found.sizes)
+            self._uid, self._begun, self._is_due = uid, uid, False
+            work = self._run_compactions(manifest.epoch, uid, due, found.sizes)
             self._compaction = asyncio.get_running_loop().create_task(work)
 
-    def _look(self, manifest: Manifest, waiting: Sequence[Replacement], *, is_idle: bool) -> _Findings:
+    def _look(self, manifest: Manifest, *, is_idle: bool) -> _Findings:
         """Look through a checkpoint's state, which may be long; runs in a thread."""
         view = self._jobs.state(manifest.ref)
         sizes = {operator.name: log_size(view, operator.name) for operator in manifest.operators}
-        stale = [replacement for replacement in waiting if self._applied(view, replacement) is None]
         chosen: list[Compaction] = []
-        if is_idle and len(stale) == len(waiting):  # else the last result has to come in first
+        if is_idle:  # else the last result has to come in first
             chosen = choose_compactions(
                 view, manifest.operators, sizes, manifest.id, self._jobs.max_parallelism, self._compaction_settings
             )
-        return _Findings(sizes, stale, chosen)
+        return _Findings(sizes, chosen)
 
-    def _applied(self, view: StateView, replacement: Replacement) -> StateView | None:
-        """Return the view with a compaction's result, or None if the result is too old or does not fit it."""
-        if replacement.made_ms < self._clock.now_ms() - self._result_age_max_ms:
-            return None
-        return apply(view, replacement)
+    def _drop_compaction(self) -> None:
+        """Forget what a checkpoint took in, or what none is going to take."""
+        self._replacements = ()
+        if self._compaction is not None:
+            self._compaction.cancel()
+            self._compaction = None
 
-    async def _run_compactions(self, epoch: int, due: Sequence[Compaction], sizes: Mapping[str, LogSize]) -> None:
+    async def _run_compactions(
+        self, epoch: int, uid: str, due: Sequence[Compaction], sizes: Mapping[str, LogSize]
+    ) -> None:
         before = sum(handle.entry.size_bytes for compaction in due for handle in compaction.inputs)
         started_ms = self._clock.monotonic_ms()
         try:
-            made = await self._compactor.run(self._job, epoch, due)
+            made = await self._compactor.run(self._job, epoch, due, uid)
         except Exception as error:
             if not isinstance(error, DstlError):
                 logger.exception("compaction failed", extra={"job": self._job})
@@ -184,6 +214,8 @@ class Maintenance:
             self._metrics.compactions_failed.labels(self._job).inc()
             for compaction in due:
                 self._failed_log_bytes[compaction.operator] = sizes[compaction.operator].log_bytes
+            if self._uid == uid:
+                self._uid = self._compaction = None
             return
         after = sum(handle.entry.size_bytes for replacement in made for handle in replacement.added)
         self._metrics.compactions.labels(self._job).inc()
@@ -191,26 +223,22 @@ class Maintenance:
         self._metrics.compaction_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
         logger.info("log compacted", extra={"job": self._job, "bytes_before": before, "bytes_after": after})
         self._failed_log_bytes.clear()
-        self._replacements = (*self._replacements, *made)
+        if self._uid == uid:
+            self._replacements, self._compaction = tuple(made), None
 
     async def _delete_subsumed(self) -> None:
         due = self._book.take_due(self._clock.monotonic_ms())
         if not due:
             return
-        manifests = [ref for deletion in due for ref in deletion.manifests]
-        keys = frozenset[str]().union(*(deletion.object_keys for deletion in due))
-
-        def delete() -> int:
-            self._jobs.delete_manifests(manifests)
-            # In this order: a savepoint made meanwhile is read here, or finds its manifest gone; see its store.
-            unneeded = keys - self._jobs.savepoints.object_keys()
-            self._store.delete(sorted(unneeded))
-            return len(unneeded)
-
-        deleted = await self._in_thread(delete)
-        self._metrics.subsumed.labels(self._job).inc(len(manifests))
-        self._metrics.subsumed_objects.labels(self._job).inc(deleted)
+        deleted: Deleted = await self._in_thread(
+            delete_subsumed, self._store, self._jobs, due, self._book.spared, self._epoch
+        )
+        if not deleted.is_owner:
+            self._book.drop()
+        self._metrics.subsumed.labels(self._job).inc(deleted.manifests)
+        self._metrics.subsumed_objects.labels(self._job).inc(deleted.objects)
         self._metrics.waiting_deletions.labels(self._job).set(self._book.waiting)
         logger.info(
-            "subsumed checkpoints deleted", extra={"job": self._job, "checkpoints": len(manifests), "objects": deleted}
+            "subsumed checkpoints deleted",
+            extra={"job": self._job, "checkpoints": deleted.manifests, "objects": deleted.objects},
         )

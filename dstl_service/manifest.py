@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dstl_service.sealed_json import seal, unseal
+from dstl_service.under_way import NOTHING, UnderWay
 from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, StateInfo
 from storage.errors import CorruptDataError, DstlError
 from storage.model import KeyGroupRange, MaterializationHandle, SegmentEntry, SegmentHandle
@@ -55,6 +56,12 @@ class Manifest:
     """The checkpoint's note (see `dstl_service.notes`), if it lies in an object that `segments` do not name."""
     rewound_from: CheckpointRef | None = None
     """The checkpoint that the job was set back from, to this one (see `dstl_service.rewind`)."""
+    kept_by: str = ""
+    """In a savepoint, the call that made it, so that no other one takes it for its own."""
+    under_way: UnderWay = NOTHING
+    """What is being stored for later checkpoints; the whole list in each manifest (see `dstl_service.under_way`)."""
+    closed_ms: int | None = None
+    """The watermark at which the batch was closed, see `dstl_service.wire.CheckpointInfo`."""
 
     @property
     def ref(self) -> CheckpointRef:
@@ -74,6 +81,7 @@ class Manifest:
             segments=len(self.segments),
             segment_bytes=sum(handle.entry.size_bytes for handle in self.segments),
             rewound_from=self.rewound_from,
+            closed_ms=self.closed_ms,
         )
 
 
@@ -159,7 +167,11 @@ def _to_dict(manifest: Manifest) -> dict[str, Any]:
         "earlier": group_by_object(manifest.earlier),
         "materializations": [handle.to_dict() for handle in manifest.materializations],
         "note": manifest.note.to_dict() if manifest.note else None,
-    } | ({"rewound_from": manifest.rewound_from.to_text()} if manifest.rewound_from else {})
+        "rewound_from": manifest.rewound_from.to_text() if manifest.rewound_from else None,
+        "kept_by": manifest.kept_by,
+        **({"under_way": manifest.under_way.to_dict()} if manifest.under_way != NOTHING else {}),
+        **({} if manifest.closed_ms is None else {"closed_ms": manifest.closed_ms}),
+    }
 
 
 def _from_dict(document: dict[str, Any]) -> Manifest:
@@ -180,7 +192,18 @@ def _from_dict(document: dict[str, Any]) -> Manifest:
         materializations=tuple(MaterializationHandle.from_dict(data) for data in document["materializations"]),
         note=SegmentHandle.from_dict(document["note"]) if document.get("note") else None,
         rewound_from=CheckpointRef.parse(document["rewound_from"]) if document.get("rewound_from") else None,
+        kept_by=document.get("kept_by", ""),
+        under_way=UnderWay.from_dict(document["under_way"]) if "under_way" in document else NOTHING,
+        closed_ms=closed_from_json(document),
     )
+
+
+def closed_from_json(document: dict[str, Any]) -> int | None:
+    """Return the watermark at which a batch was closed; what was written before there was one has none."""
+    closed_ms = document.get("closed_ms")
+    if closed_ms is not None and type(closed_ms) is not int:
+        raise TypeError(f"closed_ms is {closed_ms!r}")
+    return closed_ms
 
 
 def operators_to_json(operators: Iterable[OperatorInfo]) -> list[dict[str, Any]]:
@@ -199,6 +222,7 @@ def operators_to_json(operators: Iterable[OperatorInfo]) -> list[dict[str, Any]]
         }
         | ({} if operator.time_mode is None else {"time_mode": operator.time_mode})
         | ({} if operator.output_mode is None else {"output_mode": operator.output_mode})
+        | ({} if operator.kind is None else {"kind": operator.kind})
         for operator in operators
     ]
 
@@ -213,6 +237,7 @@ def operators_from_json(documents: Iterable[dict[str, Any]]) -> tuple[OperatorIn
             {name: StateInfo(**state) for name, state in document["states"].items()},
             document.get("time_mode"),
             document.get("output_mode"),
+            document.get("kind"),
         )
         for document in documents
     )

@@ -1,105 +1,172 @@
 """
-The coordinator's gate: which of the materializations that tasks report may enter a checkpoint's state.
+The coordinator's gate: what of the snapshots that tasks report a checkpoint takes into its state, and what it lists.
 
-What does not belong to the state is refused and counted, never an error: a checkpoint does not depend on it (I13).
-Refused are handles that are damaged, of another job, of key groups that the job does not have, of a checkpoint that is
-no ancestor of the base (an aborted or fenced history), and those whose objects the garbage collector could have taken
-meanwhile: too old, or built upon a materialization that the state has no more (I11). Blocking I/O.
+A stored snapshot is taken only while the base lists it as under way (`dstl_service.under_way`), and while the base's
+state has all that it is built upon (I11). What does not belong to the state is refused and counted, never an error: a
+checkpoint does not depend on it (I13). What is refused for good leaves the list, so that its table is stored anew.
+
+A handle costs one request, and that only once: an index never changes, and it is remembered. The oldest snapshots come
+first, whatever their key groups, so each has its turn. Blocking I/O.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from dstl_service.job_store import JobStore
-from dstl_service.materialization_index import index_key, may_enter, read_index
-from dstl_service.truncation import would_count
-from dstl_service.wire import CheckpointRef
+from dstl_service.materialization_index import index_key
+from dstl_service.truncation import Counting
+from dstl_service.under_way import Announcement, UnderWaySnapshot, followed, is_announcement
+from dstl_service.wire import CheckpointRef, OperatorInfo
 from storage.clock import Clock
-from storage.errors import DstlError, InvalidInputError
+from storage.errors import CorruptDataError, DstlError, InvalidInputError, UnavailableError
 from storage.model import MaterializationHandle
-from storage.object_store import ObjectStore
+
+AT_ONCE_MAX = 16
 
 logger = logging.getLogger("dstl_service")
 
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What a checkpoint makes of the snapshots that tasks reported: takes, lists from now on, and will never take."""
+
+    taken: Sequence[MaterializationHandle] = ()
+    announced: Sequence[Announcement] = ()
+    refused: Collection[str] = ()
+    refusals: int = 0
+
+    def under_way(
+        self,
+        jobs: JobStore,
+        base: CheckpointRef,
+        operators: Sequence[OperatorInfo],
+        materializations: Iterable[MaterializationHandle],
+    ) -> tuple[UnderWaySnapshot, ...]:
+        """Return the snapshots that the checkpoint after `base` lists; `materializations` are those of its state."""
+        gone = {*self.refused, *(handle.uid for handle in self.taken)}
+        before = jobs.resolve(base).under_way
+        return followed(before, base, self.announced, gone, operators, materializations, jobs.max_parallelism)
+
 
 def choose_materializations(
-    store: ObjectStore,
     jobs: JobStore,
     job: str,
     base: CheckpointRef,
     reported: Sequence[dict[str, Any]],
     clock: Clock,
-    handover_ms: int,
     patience_ms: int,
-) -> tuple[list[MaterializationHandle], int]:
+    at_once: int = AT_ONCE_MAX,
+) -> Reported:
     """
-    Return those of the reported handles that may enter the state that follows `base`, and how many may not.
+    Return what the checkpoint after `base` makes of what was reported.
 
     Args:
-        store: Holds the job.
         jobs: The job's manifests.
         job: Its name.
         base: The checkpoint on which the new one builds.
-        reported: Handles as tasks reported them; of several attempts the same one may come twice.
-        clock: Compared with the store's time of modification; minutes of difference do not matter.
-        handover_ms: How old an index may be that is not awaited.
-        patience_ms: No further handle is looked at after this time; those that are left are reported again.
+        reported: Announcements, and handles of stored snapshots; of several attempts the same one may come twice.
+        clock: For `patience_ms`.
+        patience_ms: No further index is read after this time; handles that are left are reported again.
+        at_once: Indexes that are read at the same time.
     """
-    accepted: dict[str, MaterializationHandle] = {}
-    refused = 0
-    until_ms = clock.monotonic_ms() + patience_ms
+    gate = _Gate(jobs, job, base)
+    handles: dict[str, MaterializationHandle] = {}
+    announced: list[Announcement] = []
+    refused: set[str] = set()
+    refusals = 0
     for data in reported:
-        if clock.monotonic_ms() > until_ms:
-            break
         try:
-            handle = MaterializationHandle.from_dict(data)
-            state = jobs.state(base)
-            if handle.uid not in accepted and all(item.uid != handle.uid for item in state.materializations):
-                check_handle(store, jobs, job, base, handle, clock, handover_ms)
-                accepted[handle.uid] = handle
+            if is_announcement(data):
+                announced.append(gate.announced(data))
+            elif (handle := MaterializationHandle.from_dict(data)).uid not in gate.taken:
+                gate.check_listed(handle)
+                handles[handle.uid] = handle
         except DstlError as error:
-            refused += 1
+            refusals += 1
             logger.warning("materialization refused", extra={"job": job, "error": str(error)})
-    return list(accepted.values()), refused
+    until_ms = clock.monotonic_ms() + patience_ms
+
+    def check(handle: MaterializationHandle) -> DstlError | None:
+        if clock.monotonic_ms() > until_ms and not jobs.indexes.knows(handle):
+            return UnavailableError("there was no time to look at it")
+        try:
+            gate.check_index(handle)
+        except DstlError as error:
+            return error
+        return None
+
+    oldest_first = sorted(handles.values(), key=lambda handle: (handle.checkpoint_id, handle.uid))
+    taken = []
+    for handle, why_not in zip(oldest_first, _each(check, oldest_first, at_once), strict=True):
+        if why_not is None:
+            taken.append(handle)
+        elif isinstance(why_not, InvalidInputError | CorruptDataError):
+            refused.add(handle.uid)
+            logger.warning("materialization refused", extra={"job": job, "error": str(why_not)})
+    return Reported(taken, announced, refused, refusals + len(refused))
 
 
-def check_handle(
-    store: ObjectStore,
-    jobs: JobStore,
-    job: str,
-    base: CheckpointRef,
-    handle: MaterializationHandle,
-    clock: Clock,
-    handover_ms: int,
-) -> None:
-    """
-    Raise what speaks against a handle, whose files are taken to be whole.
+class _Gate:
+    """Knows the base of a checkpoint, and raises what speaks against what was reported."""
 
-    Raises:
-        InvalidInputError: It does not belong to the state, or its objects may be gone.
-        CorruptDataError: Its index cannot be read.
-        NotFoundError: Its index is gone.
-    """
-    state = jobs.state(base)
-    if handle.index_key != index_key(job, handle.operator, handle.key_groups, handle.uid):
-        raise InvalidInputError(f"{handle.index_key} is no index of job {job!r}")
-    if handle.key_groups.last >= jobs.max_parallelism:
-        raise InvalidInputError(f"job {job!r} has no key groups {handle.key_groups.to_text()}")
-    if not would_count(state, handle):
-        raise InvalidInputError(f"materialization {handle.uid} is no newer than what the state has")
-    age_ms = clock.now_ms() - store.head(handle.index_key).modified_ms
-    if not may_enter(handle.checkpoint_id, base.id, age_ms, handover_ms):
-        raise InvalidInputError(f"materialization {handle.uid} is too old to enter a checkpoint")
-    index = read_index(store, handle)
-    if index.job_uid != jobs.job_uid:
-        raise InvalidInputError(f"materialization {handle.uid} belongs to another life of job {job!r}")
-    if not jobs.is_ancestor(index.version, base):
-        raise InvalidInputError(
-            f"materialization {handle.uid} is of checkpoint {index.version.to_text()}, which is no ancestor of "
-            f"{base.to_text()}"
-        )
-    if not set(index.parents) <= {item.uid for item in state.materializations}:
-        raise InvalidInputError(f"materialization {handle.uid} is built upon one that the state has no more")
+    def __init__(self, jobs: JobStore, job: str, base: CheckpointRef) -> None:
+        state = jobs.state(base)
+        self._jobs = jobs
+        self._job = job
+        self._base = base
+        self._counting = Counting(state)
+        self._listed = {item.uid: item for item in jobs.resolve(base).under_way.snapshots}
+        self.taken = {item.uid for item in state.materializations}
+
+    def announced(self, data: dict[str, Any]) -> Announcement:
+        """Return an announcement of a table that stood at this history's checkpoint."""
+        announcement = Announcement.from_dict(data)
+        version = announcement.snapshot.version
+        if announcement.base != self._base:
+            raise InvalidInputError(
+                f"materialization {announcement.snapshot.uid} was announced for the checkpoint after "
+                f"{announcement.base.to_text()}, not after {self._base.to_text()}"
+            )
+        if not self._jobs.is_ancestor(version, self._base):
+            raise InvalidInputError(
+                f"materialization {announcement.snapshot.uid} is of checkpoint {version.to_text()}, which is no "
+                f"ancestor of {self._base.to_text()}"
+            )
+        return announcement
+
+    def check_listed(self, handle: MaterializationHandle) -> None:
+        """Raise what the manifests say against a handle; costs no request."""
+        listed = self._listed.get(handle.uid)
+        if listed is None or not listed.is_of(handle):
+            raise InvalidInputError(
+                f"materialization {handle.uid} is not under way at checkpoint {self._base.to_text()}, so its objects "
+                "may be gone"
+            )
+        if handle.index_key != index_key(self._job, handle.operator, handle.key_groups, handle.uid):
+            raise InvalidInputError(f"{handle.index_key} is no index of job {self._job!r}")
+
+    def check_index(self, handle: MaterializationHandle) -> None:
+        """Raise what the index says against a handle that is listed; the first time that takes one request."""
+        if not self._counting.would_count(handle):
+            raise InvalidInputError(f"materialization {handle.uid} is no newer than what the state has")
+        index = self._jobs.indexes.read(handle)
+        if index.job_uid != self._jobs.job_uid or index.version != self._listed[handle.uid].version:
+            raise InvalidInputError(f"materialization {handle.uid} is not the one that was announced")
+        if not self.taken.issuperset(index.parents):
+            raise InvalidInputError(f"materialization {handle.uid} is built upon one that the state has no more")
+
+
+def _each(check: Callable[[T], R], items: Sequence[T], at_once: int) -> Iterable[R]:
+    """Yield what `check` says of each item, in order."""
+    if at_once <= 1 or len(items) <= 1:
+        return map(check, items)
+    with ThreadPoolExecutor(min(at_once, len(items)), thread_name_prefix="check") as threads:
+        return list(threads.map(check, items))

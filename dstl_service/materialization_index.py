@@ -1,15 +1,12 @@
 """
-The index of a materialization: the object that names the files of one snapshot, and who may delete what.
+The index of a materialization: the object that names the files of one snapshot.
 
-The files are named by their content, so snapshots that share files share the objects:
-``<job>/materialized/<operator>/<key groups>/<checksum>-<size>.sst`` (``.meta`` for RocksDB's small files).
-The index is written *before* the first file and again when all are stored. Until a manifest names the materialization
-the index keeps its files from the garbage collector: while it is young, or *awaited*. Awaited is one whose checkpoint
-is among the job's newest, because a batch may come at any time, so that no age tells that none will take it in; the
-number of checkpoints does (I11): collector and checkpoint ask the same `is_awaited`, the collector of the newest
-checkpoint, the checkpoint of its base. So what it no longer keeps, none of them takes any more.
-A file of an earlier snapshot is used again only if a materialization of the checkpoint that is being replaced names it:
-one of `parents`. A checkpoint takes the new one only while it still has all parents (I11).
+All objects of a snapshot carry its uid in their keys, so that no other one ever writes them:
+``<job>/materialized/<operator>/<key groups>/<uid>=<checksum>-<size>.sst`` (``.meta`` for RocksDB's small files), and
+``<uid>.json``, the index, which is written once, behind the last file. Until a manifest names the materialization, the
+list of what is under way keeps all that (`dstl_service.under_way`).
+A file of an earlier snapshot is used again by its key, and only if a materialization of the checkpoint that is being
+replaced names it: one of `parents`. A checkpoint takes the new one only while its state still has all parents (I11).
 """
 
 from __future__ import annotations
@@ -23,46 +20,20 @@ from dstl_service.sealed_json import seal, unseal
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
 from storage.errors import CorruptDataError, DstlError, InvalidInputError, NotFoundError
-from storage.model import KeyGroupRange, MaterializationHandle, ObjectInfo, validate_name
+from storage.model import KeyGroupRange, MaterializationHandle, validate_name
 from storage.object_store import ObjectReader
 
 FORMAT = 1
 FILE_BYTES_MAX = 2**40
 CHUNK_BYTES = 4 << 20
-AWAITED_AGE_MAX_MS = 7 * 24 * 3600 * 1000
-"""An awaited snapshot that is older was left by a job that never came back."""
-_CHECKPOINTS_AWAITED = 2
 _NAME = re.compile(r"[0-9]{6,20}\.sst|MANIFEST-[0-9]{6,20}|CURRENT")
 _CHECKSUM = re.compile(r"[0-9a-f]{32}")
-_FILE_KEY = re.compile(rf"/({_CHECKSUM.pattern})-[0-9]+\.(?:sst|meta)\Z")
+_FILE_KEY = re.compile(rf"[/=]({_CHECKSUM.pattern})-[0-9]+\.(?:sst|meta)\Z")
 
 
 def is_table_file(name: str) -> bool:
     """Tell whether a file of this name belongs to a snapshot; RocksDB opens a table that has these alone."""
     return _NAME.fullmatch(name) is not None
-
-
-def is_awaited(checkpoint_id: int, newest_id: int) -> bool:
-    """Say whether the checkpoint behind the newest one may take in a snapshot of this checkpoint at any age."""
-    return newest_id <= checkpoint_id + _CHECKPOINTS_AWAITED
-
-
-def may_enter(checkpoint_id: int, base_id: int, age_ms: int, handover_ms: int) -> bool:
-    """
-    Say whether the checkpoint after `base_id` may still take in a snapshot that no state has, for all of its objects.
-
-    Args:
-        checkpoint_id: At which the table stood.
-        base_id: The checkpoint before the one that is to take it in.
-        age_ms: Of the index.
-        handover_ms: See `handover_ms_max`.
-    """
-    return age_ms <= (max(handover_ms, AWAITED_AGE_MAX_MS // 2) if is_awaited(checkpoint_id, base_id) else handover_ms)
-
-
-def handover_ms_max(orphan_age_min_ms: int) -> int:
-    """Return the longest time from an index's last writing to the manifest that names it, if nobody awaits it."""
-    return orphan_age_min_ms // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +112,16 @@ def index_key(job: str, operator: str, key_groups: KeyGroupRange, uid: str) -> s
     return f"{materialization_folder(job, operator, key_groups)}{validate_name('materialization', uid)}.json"
 
 
-def file_key(job: str, operator: str, key_groups: KeyGroupRange, name: str, checksum: str, size_bytes: int) -> str:
-    """Return the key of a file's object; equal content has an equal key."""
+def file_key(
+    job: str, operator: str, key_groups: KeyGroupRange, uid: str, name: str, checksum: str, size_bytes: int
+) -> str:
+    """Return the key of a file's object; within one snapshot equal content has an equal key."""
     kind = "sst" if name.endswith(".sst") else "meta"
-    return f"{materialization_folder(job, operator, key_groups)}{checksum}-{size_bytes}.{kind}"
+    return f"{materialization_folder(job, operator, key_groups)}{uid}={checksum}-{size_bytes}.{kind}"
 
 
 def fits_key(key: str, data: bytes) -> bool:
-    """Say whether bytes may be those of an object, as far as its key tells: files of snapshots are named by content."""
+    """Say whether bytes may be those of an object, as far as its key tells: those of tables' files hold a checksum."""
     named = _FILE_KEY.search(key)
     return named is None or checksum128(data) == named[1]
 
@@ -208,6 +181,17 @@ def read_index(store: ObjectReader, handle: MaterializationHandle) -> Materializ
     return index
 
 
+def find_index(
+    store: ObjectReader, job: str, operator: str, key_groups: KeyGroupRange, uid: str
+) -> MaterializationIndex | None:
+    """Return the index of a snapshot that is under way if it is there, so that all files are; None if it is not."""
+    key = index_key(job, operator, key_groups, uid)
+    try:
+        return decode_index(store.get(key), key)
+    except (NotFoundError, CorruptDataError):
+        return None
+
+
 def read_file(store: ObjectReader, file: SnapshotFile) -> Iterator[tuple[int, bytes]]:
     """
     Yield a file's bytes with their offsets, at least one piece; whoever takes them in compares the checksum.
@@ -255,42 +239,6 @@ def named_by(handles: Iterable[MaterializationHandle], store: ObjectReader) -> s
     for handle in handles:
         named.add(handle.index_key)
         named.update(file.object_key for file in read_index(store, handle).files)
-    return named
-
-
-def named_by_waiting(
-    listed: Iterable[ObjectInfo], store: ObjectReader, now_ms: int, age_min_ms: int, newest_id: int
-) -> set[str]:
-    """
-    Return the keys that young and awaited indexes name: objects of materializations that no manifest names yet (I11).
-
-    Args:
-        listed: The objects below ``<job>/materialized/`` that no manifest names, listed before `newest_id` was read.
-        store: Holds them.
-        now_ms: The wall time.
-        age_min_ms: What is younger is young.
-        newest_id: The newest checkpoint.
-
-    Raises:
-        CorruptDataError: A young index cannot be read: delete nothing.
-    """
-    named: set[str] = set()
-    for info in listed:
-        age_ms = now_ms - info.modified_ms
-        is_young = age_ms < age_min_ms
-        if not info.key.endswith(".json") or not (is_young or age_ms < AWAITED_AGE_MAX_MS):
-            continue
-        try:
-            index = decode_index(store.get(info.key), info.key)
-        except NotFoundError:
-            continue
-        except CorruptDataError:
-            if is_young:
-                raise
-            continue  # no checkpoint takes it in
-        if is_young or is_awaited(index.version.id, newest_id):
-            named.add(info.key)
-            named.update(file.object_key for file in index.files)
     return named
 
 

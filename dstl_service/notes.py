@@ -22,6 +22,7 @@ from typing import Any
 
 from dstl_service.manifest import (
     StateView,
+    closed_from_json,
     flatten_objects,
     group_by_object,
     operators_from_json,
@@ -61,6 +62,7 @@ class Note:
         operators: As in the manifest.
         sets: The accepted sets, each of this checkpoint and epoch.
         start: All that came before, if the manifest is to be a complete one; for its first checkpoint nothing.
+        closed_ms: As in the manifest.
     """
 
     job: str
@@ -75,6 +77,7 @@ class Note:
     operators: tuple[OperatorInfo, ...]
     sets: tuple[NotedSet, ...]
     start: StateView | None = None
+    closed_ms: int | None = None
 
     def to_segment(self) -> Segment:
         """Return the segment that carries it."""
@@ -104,6 +107,7 @@ def note_of(
         operators=tuple(request.operators),
         sets=tuple(_noted(job, ref) for ref in request.refs),
         start=start,
+        closed_ms=request.closed_ms,
     )
 
 
@@ -124,6 +128,7 @@ def encode_note(note: Note) -> bytes:
             "operators": operators_to_json(note.operators),
             "sets": [_set_to_json(noted) for noted in note.sets],
             "start": _start_to_json(note.start) if note.start else None,
+            **({} if note.closed_ms is None else {"closed_ms": note.closed_ms}),
         },
         separators=(",", ":"),
     ).encode()
@@ -178,6 +183,7 @@ def _from_json(document: dict[str, Any]) -> Note:
         operators=operators_from_json(document["operators"]),
         sets=tuple(_set_from_json(job, checkpoint_id, epoch, item) for item in document["sets"]),
         start=_start_from_json(document["start"]) if document["start"] else None,
+        closed_ms=closed_from_json(document),
     )
 
 

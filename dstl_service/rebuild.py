@@ -20,8 +20,8 @@ from dstl_service.job_store import JobStore
 from dstl_service.manifest import Manifest, encode_manifest
 from dstl_service.notes import Note, decode_note
 from dstl_service.registry import Registry, read_registry
-from dstl_service.registry_format import encode_epoch, encode_job, epoch_key, manifest_key, number_of
-from dstl_service.wire import NOTE_OPERATOR
+from dstl_service.registry_format import EpochRecord, Place, encode_job, epoch_key, manifest_key, number_of
+from dstl_service.wire import NOTE_OPERATOR, CheckpointRef
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, InvalidInputError, NotFoundError
 from storage.model import ChangeSetId, ObjectInfo, SegmentHandle
@@ -241,8 +241,10 @@ def _write(
         key = manifest_key(job, manifest.id, manifest.generation)
         store.put(key, encode_manifest(manifest), if_absent=True)
     epoch = report.epoch - 1
-    record = encode_epoch(epoch, "fsck --rebuild", ids.unique_id(), clock.now_ms(), 0)
-    store.put(epoch_key(job, epoch), record, if_absent=True)
+    newest = CheckpointRef.parse(report.checkpoint)
+    branch = Place.of(newest.id, newest.generation).branch
+    record = EpochRecord(epoch, "fsck --rebuild", ids.unique_id(), clock.now_ms(), branch)
+    store.put(epoch_key(job, epoch), record.encode(), if_absent=True)
     if registry.uid is None:
         store.put(f"{job}/job.json", encode_job(uid, max_parallelism), if_absent=True)
     # As any new owner does: fences who may still run, and shows that the registry can be read again.

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dstl_service.manifest import FORMAT, Manifest, ManifestKind, decode_manifest
-from dstl_service.registry_format import decode_epoch, decode_job, epoch_key, manifest_key, number_of, place_of
+from dstl_service.registry_format import EpochRecord, Place, decode_job, epoch_key, manifest_key, number_of, place_of
 from storage.errors import CorruptDataError, InvalidInputError, NotFoundError
 from storage.object_store import ObjectStore
 
@@ -56,7 +56,7 @@ class Registry:
     @property
     def newest(self) -> Manifest | None:
         """The newest checkpoint."""
-        return max(self.checkpoints, key=lambda manifest: (manifest.id, manifest.generation), default=None)
+        return max(self.checkpoints, key=lambda one: Place.of(one.id, one.generation), default=None)
 
     @property
     def epoch_max(self) -> int:
@@ -123,14 +123,15 @@ def read_registry(store: ObjectStore, job: str) -> Registry:
         registry.damaged[key] = error.message
     for key, data in _objects(store, f"{job}/epochs/"):
         try:
-            decode_epoch(data, key)
+            EpochRecord.decode(data, key)
             registry.epochs.append(number_of(key))
         except CorruptDataError as error:
             registry.damaged[key] = error.message
     for key, data in _objects(store, f"{job}/checkpoints/"):
         try:
             manifest = decode_manifest(data, key)
-            place = place_of(key)
+            there = place_of(key)
+            place = there.id, there.generation
             _check_belongs(manifest, place, registry.uid, key)
         except CorruptDataError as error:
             _refuse_newer(data, key)

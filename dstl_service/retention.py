@@ -76,6 +76,12 @@ class RetentionBook:
         """How many objects wait for their deletion."""
         return sum(len(deletion.object_keys) for deletion in self._deletions)
 
+    @property
+    def spared(self) -> list[CheckpointRef]:
+        """The manifests that are needed, or whose deletion is not due yet."""
+        waiting = [ref for deletion in self._deletions for ref in deletion.manifests]
+        return [*waiting, *(entry.ref for entry in self._entries)]
+
     def begin(self, newest_first: Iterable[Manifest]) -> None:
         """
         Start anew from a chain of manifests; takes from it what retention needs to know.
@@ -103,6 +109,11 @@ class RetentionBook:
         unneeded = frozenset[str]().union(*(entry.object_keys for entry in dropped)) - kept
         due_ms = now_ms + self._settings.delay_s * 1000
         self._deletions.append(Deletion(due_ms, tuple(entry.ref for entry in dropped), unneeded))
+
+    def drop(self) -> None:
+        """Forget all: the job has another owner."""
+        self._deletions.clear()
+        self._entries.clear()
 
     def take_due(self, now_ms: int) -> list[Deletion]:
         """Return the deletions whose time has come; they are not returned again."""

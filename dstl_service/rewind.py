@@ -1,23 +1,28 @@
 """
 Sets a job back to a savepoint or a retained checkpoint, as after a deployment that computed nonsense.
 
-1. The newest checkpoint becomes a savepoint: nothing is lost, and the job can be set forward again.
-2. A new epoch begins, so that whoever still writes is fenced (I4).
-3. What the job is set back to is written once more, as a complete manifest of a new generation.
-4. Fences take the places of the checkpoints behind it: the job stands where it is set back to.
+1. What the job is set back to becomes a savepoint, so that nobody deletes it in the meantime.
+2. A new epoch begins, whose record names it: from here on the job is going to be set back, whoever does the rest.
+3. A fence ends the branch of manifests, so that whoever still writes is fenced (I4).
+4. The newest checkpoint becomes a savepoint: nothing is lost, and the job can be set forward again.
+5. What the job is set back to is written once more, as the first manifest of a new branch. It is done.
+6. The savepoint of step 1 is deleted, unless the next owner was quicker.
 
-The query's driver sees `rewound_from` when it starts, and sets the Spark checkpoint back too. A rewind that was
-interrupted is simply repeated. Blocking I/O.
+Who dies before step 2 leaves a savepoint behind, and the job as it was. Behind step 2, whoever claims the job next,
+collects its garbage or sets it back does the rest; see `job_store`. The query's driver sees `rewound_from` when it
+starts, and sets the Spark checkpoint back too. Blocking I/O.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dstl_service.job_store import JobStore
-from dstl_service.manifest import ManifestKind
-from storage.clock import Clock, IdSource
-from storage.errors import ConflictError, InvalidInputError, NotFoundError
+from dstl_service.job_store import JobStore, before_rewind
+from dstl_service.manifest import Manifest
+from dstl_service.retention import CHECKPOINTS_MAX
+from storage.clock import IdSource
+from storage.errors import InvalidInputError, NotFoundError
 
 OWNER = "dstl rewind"
 
@@ -49,11 +54,11 @@ class RewindReport:
 def rewind(
     jobs: JobStore,
     job: str,
-    clock: Clock,
     ids: IdSource,
     *,
     savepoint: str | None = None,
     checkpoint_id: int | None = None,
+    checkpoints_max: int = CHECKPOINTS_MAX,
     write: bool = False,
 ) -> RewindReport:
     """
@@ -64,59 +69,60 @@ def rewind(
     Args:
         jobs: The job's objects, opened.
         job: Its name.
-        clock: Dates the new manifest.
-        ids: Names it.
+        ids: Names the savepoint that holds the target meanwhile.
         savepoint: Name of the savepoint.
         checkpoint_id: Id of the checkpoint.
+        checkpoints_max: How many checkpoints are retained.
         write: Do it; without it only say what would be done.
 
     Raises:
-        NotFoundError: There is no such savepoint or checkpoint, or no checkpoint at all.
+        NotFoundError: There is no such savepoint or retained checkpoint, or no checkpoint at all.
         InvalidInputError: None or both are given, or the job stands there already.
-        ConflictError: A query of the job runs. It is fenced now: wait for its end, and repeat.
-        FencedError: A query of the job was started meanwhile: stop it, and repeat.
     """
     if (savepoint is None) == (checkpoint_id is None):
         raise InvalidInputError("give a savepoint or a checkpoint to set the job back to, one of the two")
+    if write:
+        jobs.settled_epoch()
     newest = jobs.newest()
     if newest is None:
         raise NotFoundError(f"job {job!r} has no checkpoint", job=job)
-    target = jobs.newest_of(checkpoint_id) if checkpoint_id is not None else jobs.savepoints.load(savepoint or "")
-    if target is None:
-        raise NotFoundError(
-            f"checkpoint {checkpoint_id} of job {job!r} is not retained; `dstl checkpoints` lists those that are",
-            job=job,
-        )
+    retained = jobs.retained(checkpoints_max)
+    target = _retained(job, retained, checkpoint_id) if savepoint is None else jobs.savepoints.load(savepoint)
     if target.ref == newest.ref:
         raise InvalidInputError(f"job {job!r} stands at checkpoint {target.ref.to_text()} already")
-    behind = [manifest.ref for manifest in jobs.manifests() if manifest.id > target.id]
-    kept_as = f"before-rewind-{newest.id}-{newest.uid[:8]}"
-    report = RewindReport(job, False, newest.ref.to_text(), target.ref.to_text(), len(behind), kept_as)
+    behind = sum(manifest.id > target.id for manifest in jobs.completed())
+    report = RewindReport(job, False, newest.ref.to_text(), target.ref.to_text(), behind, before_rewind(newest.ref))
     if not write:
         return report
-    jobs.make_savepoint(kept_as, None)
-    state = jobs.state(target.ref)
-    epoch, latest = jobs.claim(OWNER, target.id)
-    if latest is None or latest.ref != newest.ref:
-        raise ConflictError(
-            f"a query of job {job!r} runs, and is fenced now: wait for its end, and repeat this", job=job
-        )
-    restored = replace(
-        target,
-        kind=ManifestKind.COMPLETE,
-        uid=ids.unique_id(),
-        epoch=epoch,
-        created_ms=clock.now_ms(),
-        earlier=tuple(state.log[: len(state.log) - len(target.segments)]),
-        materializations=state.materializations,
-        rewound_from=newest.ref,
+    call_uid = ids.unique_id()
+    pin = f"rewind-to-{target.id}-{call_uid}"
+    if savepoint is None:
+        jobs.keep(pin, target)
+    else:
+        jobs.savepoints.copy(pin, savepoint, call_uid)
+    record = jobs.begin_rewind(OWNER, pin, target.id)
+    made = jobs.finish_rewind(record)
+    jobs.savepoints.discard(pin)
+    left = made.rewound_from or newest.ref  # a query that ran until now may have completed more than was seen above
+    return replace(
+        report,
+        is_written=True,
+        newest=left.to_text(),
+        target=made.ref.to_text(),
+        savepoint=before_rewind(left),
+        epoch=record.epoch,
     )
-    made, _ = jobs.create(restored)
-    # A driver that is started meanwhile may have seen what is given up here, and build on it.
-    jobs.check_still_newest(epoch)
-    jobs.give_up(behind, epoch)
-    jobs.check_still_newest(epoch)
-    return replace(report, is_written=True, target=made.ref.to_text(), epoch=epoch)
+
+
+def _retained(job: str, retained: Sequence[Manifest], checkpoint_id: int | None) -> Manifest:
+    for manifest in retained:
+        if manifest.id == checkpoint_id:
+            return manifest
+    raise NotFoundError(
+        f"checkpoint {checkpoint_id} of job {job!r} is not retained: `dstl checkpoints` lists what is stored, of which "
+        "only the newest are",
+        job=job,
+    )
 
 
 def describe_rewind(report: RewindReport) -> str:

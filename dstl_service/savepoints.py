@@ -7,16 +7,23 @@ the checkpoint itself was subsumed meanwhile. Blocking I/O; the service calls it
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
+from dstl_service.known_indexes import KnownIndexes
 from dstl_service.manifest import Manifest, ManifestKind, StateView, decode_manifest, encode_manifest
-from dstl_service.materialization_index import named_by
 from dstl_service.registry_format import manifest_key
 from dstl_service.retention import object_keys
-from storage.errors import ConflictError, CorruptDataError, NotFoundError
+from dstl_service.under_way import NOTHING
+from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
 from storage.model import validate_name
-from storage.object_store import ObjectStore
+from storage.object_store import ObjectStore, exists
+
+_LOOKS_MAX = 5
+
+logger = logging.getLogger("dstl_service")
 
 
 class SavepointStore:
@@ -27,45 +34,64 @@ class SavepointStore:
         self._job = job
         self._prefix = f"{job}/savepoints/"
 
-    def create(self, name: str, manifest: Manifest, before: StateView | None) -> Manifest:
+    def create(self, name: str, manifest: Manifest, before: StateView | None, call_uid: str) -> Manifest:
         """
         Keep a checkpoint under a name; the same checkpoint under the same name again changes nothing.
+
+        Three requests, however many tables there are. Why they do (I11): whoever deletes goes from manifests - all
+        that are stored and not needed - to a look at the savepoints, to objects that none of them names. Here the
+        savepoint is written, then its checkpoint's manifest is looked for. If that is still there, it was not deleted
+        before the savepoint was written; so either it is needed, and its objects stay, or who deletes it looks at the
+        savepoints later, and spares them. The objects need no look: a manifest goes before its objects, so all of them
+        are there while it is.
 
         Args:
             name: See `storage.model.validate_name`.
             manifest: The checkpoint's own.
             before: What its base consists of; None for a complete manifest and for a job's first.
+            call_uid: Names this call, so that it takes no other one's savepoint for its own, and deletes that.
 
         Raises:
             ConflictError: The name is taken by another checkpoint.
-            NotFoundError: An object of the checkpoint, or its manifest, is gone: it was subsumed meanwhile.
+            NotFoundError: The checkpoint's manifest is gone: it was subsumed meanwhile.
         """
-        validate_name("savepoint", name)
-        savepoint = replace(manifest, kind=ManifestKind.COMPLETE)
+        savepoint = replace(manifest, kind=ManifestKind.COMPLETE, kept_by=call_uid, under_way=NOTHING)
         if before is not None:
             savepoint = replace(savepoint, earlier=tuple(before.log), materializations=before.materializations)
+        return self._create(name, savepoint, manifest_key(self._job, manifest.id, manifest.generation))
+
+    def copy(self, name: str, copied: str, call_uid: str) -> Manifest:
+        """
+        Keep under another name what a savepoint holds; the same call again changes nothing.
+
+        As in `create`, with the other savepoint in place of the manifest: while it is there, so are its objects.
+
+        Raises:
+            NotFoundError: There is none of this name, or it was deleted meanwhile.
+        """
+        return self._create(name, replace(self.load(copied), kept_by=call_uid), self._key(copied))
+
+    def _create(self, name: str, savepoint: Manifest, proof_key: str) -> Manifest:
+        key, data = self._key(validate_name("savepoint", name)), encode_manifest(savepoint)
+        is_new = True
         try:
-            self._store.put(self._key(name), encode_manifest(savepoint), if_absent=True)
+            self._store.put(key, data, if_absent=True)
         except ConflictError:
-            there = self.load(name)
-            if there.ref != manifest.ref:
+            is_new, there = False, self.load(name)
+            if there.ref != savepoint.ref:
                 raise ConflictError(
                     f"savepoint {name!r} of job {self._job!r} exists already, of checkpoint {there.id}; "
                     "delete it first, or choose another name"
                 ) from None
-            return there
-        # Whoever deletes goes from manifests to a look at the savepoints to objects that none of them names. Here the
-        # savepoint is written, then its objects are looked for, then its manifest. If that is still there, it was not
-        # deleted before the savepoint was written, so whoever deletes it reads the savepoint and spares its objects.
-        # If it is gone, its objects may go at any moment, although all were there just now. (I11)
+            self._store.put(key, data)  # who made it, and has not looked for the manifest yet, leaves it alone
         try:
-            for key in sorted(object_keys(savepoint) | named_by(savepoint.materializations, self._store)):
-                self._store.head(key)
-            self._store.head(manifest_key(self._job, manifest.id, manifest.generation))
-        except (NotFoundError, CorruptDataError) as error:
-            self.delete(name)
+            self._store.head(proof_key)
+        except NotFoundError as error:
+            # One that was there may be whole. So is one that another call took over: it looks for the manifest, too.
+            if is_new and self.load(name).kept_by == savepoint.kept_by:
+                self.discard(name)
             raise NotFoundError(
-                f"checkpoint {manifest.id} of job {self._job!r} was subsumed while the savepoint was made: {error}"
+                f"checkpoint {savepoint.id} of job {self._job!r} was subsumed while the savepoint was made", name=name
             ) from error
         return savepoint
 
@@ -88,15 +114,28 @@ class SavepointStore:
         return [info.key.removeprefix(self._prefix).removesuffix(".json") for info in self._store.list(self._prefix)]
 
     def all(self) -> Iterator[tuple[str, Manifest]]:
-        """Yield all savepoints by name."""
-        for name in self.names():
-            yield name, self.load(name)
+        """
+        Yield all savepoints by name, as they were at one moment of the call.
+
+        Raises:
+            CorruptDataError: One cannot be read.
+            UnavailableError: They are made and deleted faster than they can be read.
+        """
+        for _ in range(_LOOKS_MAX):
+            # One that vanished may have been copied under a name that was not listed.
+            with suppress(NotFoundError):
+                yield from [(name, self.load(name)) for name in self.names()]
+                return
+        raise UnavailableError(f"savepoints of job {self._job!r} change faster than they can be read; ask again")
 
     def delete(self, name: str) -> None:
         """Delete a savepoint; what only it named becomes an orphan. `NotFoundError` if there is none."""
-        key = self._key(validate_name("savepoint", name))
-        self._store.head(key)
-        self._store.delete([key])
+        self._store.head(self._key(validate_name("savepoint", name)))
+        self.discard(name)
+
+    def discard(self, name: str) -> None:
+        """Delete a savepoint that may be gone already."""
+        self._store.delete([self._key(name)])
 
     def object_keys(self) -> set[str]:
         """
@@ -106,6 +145,37 @@ class SavepointStore:
             CorruptDataError: A savepoint cannot be read, so what it names is not known: delete nothing.
         """
         return {key for _, manifest in self.all() for key in object_keys(manifest)}
+
+    def named(self, indexes: KnownIndexes) -> set[str]:
+        """
+        Return the keys of all objects that savepoints name, those of their snapshots too.
+
+        A snapshot whose index is gone can be restored by nobody, so its files are nobody's. Such a savepoint was left
+        by a process that died before it saw that its checkpoint was gone, or came back with a file system's loss of
+        power. It is reported, and keeps what else it names; it must not keep all garbage for ever.
+
+        Args:
+            indexes: Reads the indexes of snapshots, and remembers them.
+
+        Raises:
+            CorruptDataError: A savepoint, or an index that is there, cannot be read: delete nothing.
+        """
+        named: set[str] = set()
+        for name, manifest in self.all():
+            named |= object_keys(manifest)
+            for handle in manifest.materializations:
+                try:
+                    named |= indexes.named_by([handle])
+                except CorruptDataError:
+                    if exists(self._store, handle.index_key):
+                        raise
+                else:
+                    continue
+                logger.error(
+                    "a savepoint cannot be restored: delete it",
+                    extra={"job": self._job, "savepoint": name, "missing": handle.index_key},
+                )
+        return named
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}{name}.json"

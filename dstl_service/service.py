@@ -16,24 +16,37 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from dstl_service.active_job import ActiveJob, ActiveJobs
+from dstl_service.active_job import IDLE_MS, ActiveJob, ActiveJobs
 from dstl_service.checkpointer import Checkpointer
 from dstl_service.compactor import Compactor
 from dstl_service.download_cache import DownloadCache
+from dstl_service.fair_slots import FairSlots
 from dstl_service.garbage_collector import GarbageReport, collect_garbage
+from dstl_service.handle_check import HandleCheck
 from dstl_service.intake import Intake
 from dstl_service.job_store import JobStore
 from dstl_service.maintenance import Maintenance
 from dstl_service.manifest import Manifest
 from dstl_service.materializer import Materializer, Offer
 from dstl_service.metrics import ServiceMetrics
+from dstl_service.peer_calls import PeerCalls
+from dstl_service.peer_registry import Announcement, PeerRegistry
 from dstl_service.peers import PeerClient
 from dstl_service.persister import Persister
-from dstl_service.restore import RestorePlan, SnapshotStream, plan_restore, plan_step, read_plan, read_snapshots
-from dstl_service.room import Room
+from dstl_service.restore import (
+    RestorePlan,
+    SnapshotStream,
+    plan_restore,
+    plan_step,
+    read_handles,
+    read_plan,
+    read_snapshots,
+)
+from dstl_service.room import Place, Room
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.settings import ServiceSettings
 from dstl_service.snapshot_uploader import TableId
+from dstl_service.tombstones import Deletions
 from dstl_service.uploads import ThreadPerCall, Uploader
 from dstl_service.wire import (
     BatchFigures,
@@ -48,7 +61,7 @@ from dstl_service.wire import (
 )
 from storage.checksum import BytesLike
 from storage.clock import Clock, IdSource
-from storage.errors import DstlError, InvalidInputError, NotFoundError
+from storage.errors import DstlError, NotFoundError
 from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, validate_name
 from storage.object_store import ObjectStore
 
@@ -57,10 +70,6 @@ logger = logging.getLogger("dstl_service")
 _T = TypeVar("_T")
 
 _BACKGROUND_TIMEOUT_MS = 60_000
-
-_AGE_SLACK_S = 300
-"""How much younger a compaction's result is, when a manifest comes to name it, than what a collector may take: for the
-writing of the manifest, and for clocks that differ."""
 
 
 class ChangelogService:
@@ -72,8 +81,12 @@ class ChangelogService:
         self._settings = settings
         self._store = store
         self._clock = clock
+        self._ids = ids
+        self._deletions = Deletions(store, clock, ids)
         self._upload_threads = ThreadPerCall("upload")
         self._io_threads = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="io")
+        looks = max(1, settings.io_threads // 2)
+        self._looks = FairSlots(looks, max(1, looks // 2))
         self._cache = SegmentCache(settings.cache.bytes_max)
         self._downloads = DownloadCache(
             store,
@@ -82,6 +95,7 @@ class ChangelogService:
             settings.cache.idle_s,
             clock,
             ids,
+            settings.trust,
         )
         self.service_id = ids.unique_id()
         self.metrics = ServiceMetrics(
@@ -99,7 +113,6 @@ class ChangelogService:
             clock,
             ids,
             ThreadPerCall("materialize"),
-            settings.gc.age_min_s * 1000,
             self.metrics.registry,
         )
         uploader = Uploader(
@@ -110,25 +123,36 @@ class ChangelogService:
             store,
             self._cache,
             Uploader(store, self._upload_threads, background, ids, settings.host_id),
-            clock,
             self._in_thread,
         )
         room = Room(
             settings.batch.in_flight_bytes_max,
-            lambda: self._jobs.in_flight_bytes,
+            lambda job: self._jobs.in_flight_bytes_of(job),  # noqa: PLW0108 - they are made further down
             lambda: self._intake.hurry(),  # noqa: PLW0108 - it is made further down
             self.metrics.refused.inc,
         )
         self._jobs = ActiveJobs(store, clock, ids, settings.batch, room, self._maintenance_of, self._in_thread)
-        self._intake = Intake(settings, self._jobs, room, uploader, self._cache, clock, self.metrics, self.service_id)
-        self._persister = Persister(self._intake, peers, self._in_thread, self.service_id)
+        self._announcement = Announcement(settings.advertised_url, store, self._in_thread, clock)
+        self._intake = Intake(
+            settings,
+            self._jobs,
+            room,
+            uploader,
+            self._cache,
+            clock,
+            self.metrics,
+            self.service_id,
+            lambda: self._announcement.url,
+        )
+        self._persister = Persister(
+            self._intake, self._peer_calls(peers), HandleCheck(store, self._look), self.service_id
+        )
         self._checkpointer = Checkpointer(
             self._persister,
             self._materializer,
             clock,
             self.metrics,
             self._in_thread,
-            settings.checkpoint_timeout_s * 1000,
         )
 
     @property
@@ -162,26 +186,30 @@ class ChangelogService:
             latest=latest.info() if latest else None,
         )
 
+    async def job_uid(self, name: str) -> str:
+        """Return what tells a job from others that had or will have its name."""
+        return (await self._jobs.opened(name)).store.job_uid
+
     async def open_job(self, name: str, request: OpenJob) -> OpenedJob:
         """Take the job over with a new epoch; every older driver of it is fenced from now on."""
         validate_name("job", name)
-        allowed_s = self._settings.checkpoint_timeout_s
-        if request.checkpoint_timeout_s is not None and request.checkpoint_timeout_s > allowed_s:
-            raise InvalidInputError(
-                f"this query may wait {request.checkpoint_timeout_s} s for a checkpoint, and the service deletes what "
-                f"no checkpoint names as if none took longer than {allowed_s} s: set checkpoint_timeout_s of both alike"
-            )
         job = self._jobs.get(name)
         # One after the other: a request that was repeated must not get a higher epoch than the one that is answered.
         async with job.opening:
             await self.check_storage()
+            await self._in_thread(self._deletions.check, name)
             known = job.store.job_uid
             await self._in_thread(job.store.open, request.max_parallelism)
             if known not in ("", job.store.job_uid):  # it was deleted, and there is another one now
                 job = self._jobs.begin_anew(name)
                 await self._in_thread(job.store.open, request.max_parallelism)
             epoch, latest = await self._in_thread(job.store.claim, request.owner)
+            job.learn_epoch(epoch)
+            # Whoever deletes puts the tombstone and then claims an epoch, so one of the two sees the other.
+            await self._in_thread(self._deletions.check, name)
+            await self._in_thread(job.store.check_still_newest, epoch)  # that took a while: `latest` may be old by now
             job.check_epoch(epoch)
+            job.owned_epoch = epoch
         self._start_collector(job)
         logger.info("job opened", extra={"job": name, "epoch": epoch, "checkpoint_id": latest.id if latest else None})
         return OpenedJob(
@@ -193,12 +221,26 @@ class ChangelogService:
             latest=latest.info() if latest else None,
         )
 
+    def start(self) -> None:
+        """Begin what nobody has to wait for at the start; called on the event loop."""
+        self._announcement.begin()
+
     @property
     def change_set_bytes_max(self) -> int:
         """The largest change set that can ever be taken in."""
         return self._intake.change_set_bytes_max
 
-    def room_for(self, set_id: ChangeSetId, size_bytes: int) -> AbstractAsyncContextManager[None]:
+    async def admit(self, set_id: ChangeSetId) -> None:
+        """
+        Learn of the epoch of a change set, if it is new here, before its body is read.
+
+        Raises:
+            NotFoundError: The store has no such job or epoch.
+            FencedError: A newer epoch is known here.
+        """
+        await self._jobs.owned(set_id.job, set_id.writer.epoch)
+
+    def room_for(self, set_id: ChangeSetId, size_bytes: int) -> AbstractAsyncContextManager[Place]:
         """Return the context in which a change set arrives and is appended; see `Intake.room_for`."""
         return self._intake.room_for(set_id, size_bytes)
 
@@ -210,26 +252,50 @@ class ChangelogService:
         self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: Segment | None = None
     ) -> list[SegmentHandle]:
         """Make change sets durable; return their handles in order, then that of the note; see `Persister.persist`."""
-        return await self._persister.persist(self._jobs.get(name), refs, wait=wait, note=note)
+        epochs = [ref.epoch for ref in refs] + ([note.id.writer.epoch] if note is not None else [])
+        if not epochs:
+            return []
+        job = await self._jobs.known(name, max(epochs))
+        return await self._persister.persist(job, refs, wait=wait, note=note)
+
+    async def read_sets(
+        self, name: str, epoch: int, refs: Sequence[ChangeSetRef]
+    ) -> Iterator[tuple[ChangeSetId, int, BytesLike]]:
+        """Return sets of a checkpoint that does not exist yet: id, checksum, payload. Blocking, for threads."""
+        job = self._jobs.get(name)
+        job.check_epoch(epoch)
+        held = await self._persister.held(job, refs)
+        handles = [item for item in held if isinstance(item, SegmentHandle)]
+        if handles:
+            stored = read_handles(handles, self._downloads, self._cache)
+            return ((handle.entry.id, handle.entry.checksum, payload) for handle, payload in stored)
+        return ((item.id, item.checksum, item.payload) for item in held if isinstance(item, Segment))
 
     async def flush(self, name: str, checkpoint_id: int, request: CompleteRequest) -> None:
         """Start the upload of what a checkpoint consists of; see `Checkpointer.flush`."""
-        await self._checkpointer.flush(await self._jobs.opened(name), checkpoint_id, request)
+        job = await self._jobs.opened(name)
+        await self._jobs.owned(name, request.epoch)
+        await self._checkpointer.flush(job, checkpoint_id, request)
 
     async def complete(self, name: str, checkpoint_id: int, request: CompleteRequest) -> CompleteResponse:
         """Make a checkpoint exist (I3); see `Checkpointer.complete`."""
-        return await self._checkpointer.complete(await self._jobs.opened(name), checkpoint_id, request)
+        job = await self._jobs.opened(name)
+        await self._jobs.owned(name, request.epoch)
+        completed = await self._checkpointer.complete(job, checkpoint_id, request)
+        if request.epoch == job.owned_epoch:  # its batches may be so long that the collector had ended
+            self._start_collector(job)
+        return completed
 
     async def begin(self, name: str, checkpoint_id: int, epoch: int) -> None:
         """Start a checkpoint anew: sets of earlier tries at it are forgotten."""
         job = await self._jobs.opened(name)
-        job.check_epoch(epoch)
+        await self._jobs.owned(name, epoch)
         await job.take_turn(checkpoint_id)
 
     async def abort(self, name: str, checkpoint_id: int, epoch: int) -> None:
         """Give a checkpoint up: its sets are forgotten; stored ones become orphans."""
         job = await self._jobs.opened(name)
-        job.check_epoch(epoch)
+        await self._jobs.owned(name, epoch)
         await job.take_turn(checkpoint_id)
 
     async def count_batch(self, name: str, figures: BatchFigures) -> None:
@@ -346,8 +412,6 @@ class ChangelogService:
         self._store.close()
 
     def _maintenance_of(self, name: str, job_store: JobStore) -> Maintenance:
-        # The manifest that names a result is begun at most the checkpoint timeout after the result was chosen.
-        spare_s = self._settings.gc.age_min_s - self._settings.checkpoint_timeout_s
         return Maintenance(
             name,
             job_store,
@@ -358,7 +422,7 @@ class ChangelogService:
             self._in_thread,
             self._settings.compaction,
             self._settings.retention,
-            1000 * (spare_s - min(_AGE_SLACK_S, spare_s // 2)),
+            self._ids,
         )
 
     def _start_collector(self, job: ActiveJob) -> None:
@@ -373,17 +437,45 @@ class ChangelogService:
         job.collector = asyncio.get_running_loop().create_task(self._collect_regularly(job))
 
     async def _collect_regularly(self, job: ActiveJob) -> None:
-        while True:
+        """Collect a job's garbage while this service is its coordinator, and once more behind its last request."""
+        is_driven = True
+        while is_driven:
             await asyncio.sleep(self._settings.gc.interval_s)
+            is_driven = job.used_ms >= self._clock.monotonic_ms() - IDLE_MS
             # Whatever fails, the next round tries again; nothing waits for it.
             try:
+                if await self._in_thread(job.store.has_newer_epoch, job.owned_epoch):
+                    logger.info("another service coordinates the job now", extra={"job": job.name})
+                    break
                 await self._collect(job, dry_run=False)
                 job.maintenance.wake()
+                for removal in await self._in_thread(self._deletions.collect_expired):
+                    logger.info("deleted job collected", extra={"job": removal.job, "objects": removal.objects})
             except DstlError as error:
                 logger.warning("garbage collection failed", extra={"job": job.name, "error": str(error)})
             except Exception:  # a bug here must not end the collections of the job
                 logger.exception("garbage collection failed", extra={"job": job.name})
             self._jobs.rest()
+        self.metrics.collection_age.remove(job.name)  # or it would be reported as overdue
+
+    def _peer_calls(self, client: PeerClient) -> PeerCalls:
+        settings = self._settings
+        needs_tls = settings.tls.certificate_file is not None or settings.tls.ca_file is not None
+        registry = PeerRegistry(settings.peers.allowed, self._store, self._look, self._clock, needs_tls=needs_tls)
+        calls = settings.peers
+        return PeerCalls(
+            client,
+            registry,
+            ThreadPerCall("peer"),
+            calls.calls_max,
+            calls.calls_per_host_max,
+            settings.peer_timeout_s,
+        )
+
+    async def _look(self, job: str, function: Callable[..., _T], *args: Any) -> _T:
+        """Look something up in the store that a request claims, and leave most threads to others meanwhile."""
+        async with self._looks.held(job):
+            return await self._in_thread(function, *args)
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._io_threads, function, *args)

@@ -15,18 +15,23 @@ import socket
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from dstl_service.change_sets import BatchSettings
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS
 from dstl_service.log_compaction import CompactionSettings
 from dstl_service.materialization_policy import MaterializationSettings
+from dstl_service.peer_registry import origin_of, parse_allowed
 from dstl_service.retention import RetentionSettings
-from dstl_service.wire import URL_PATTERN
+from dstl_service.tombstones import DELAY_S
+from dstl_service.wire import JSON_BYTES_MAX, URL_PATTERN
 from storage.errors import InvalidInputError
 from storage.model import validate_name
+from storage.private_folder import Trust
 from storage.retry_policy import RetryPolicy
 
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+"""Names of this host for itself."""
 
 
 def default_host_id() -> str:
@@ -54,7 +59,8 @@ class CacheSettings:
     bytes_max: int = 100 * 1024 * 1024
     """Memory for recent segments, from which tables advance; bytes in flight take theirs from it."""
     folder: Path | None = None
-    """Folder for downloads. By default one in the system's temporary folder, and none for storage of `file` URLs."""
+    """Folder for downloads, which lie in `dstl-downloads-UID` in it. By default the system's temporary folder, and none
+    for storage of `file` URLs."""
     disk_bytes_max: int = 1024 * 1024 * 1024
     """Disk space for downloads, which tables that are restored share; 0 keeps none."""
     idle_s: int = 600
@@ -72,10 +78,22 @@ class GcSettings:
     interval_s: int = 600
     """How often a coordinator deletes orphans of its jobs; 0 never."""
     age_min_s: int = ORPHAN_AGE_MIN_MS // 1000
-    """An object that no checkpoint names is deleted after this time; must exceed `checkpoint_timeout_s`."""
+    """An object that no checkpoint names is looked at after this time. It saves requests, and keeps nothing that is
+    needed: what an unfinished checkpoint may name is kept at any age."""
 
     def __post_init__(self) -> None:
-        check_at_least(0, self, "interval_s")
+        check_at_least(0, self, "interval_s", "age_min_s")
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionSettings:
+    """Deletion of whole jobs."""
+
+    delay_s: int = DELAY_S
+    """How long `dstl delete` can be undone; then the objects go, by any coordinator of the storage or by `dstl gc`."""
+
+    def __post_init__(self) -> None:
+        check_at_least(0, self, "delay_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +101,70 @@ class TlsSettings:
     """Encryption of what goes over TCP."""
 
     certificate_file: Path | None = None
-    """Certificate chain in PEM; with it, TCP is HTTPS only. Exchanged at a restart."""
+    """Certificate chain in PEM; with it, TCP is HTTPS only. Shown to other services, too. It is read again when it
+    changes, as are the other files here."""
     key_file: Path | None = None
     """Its private key in PEM, if it is not in the same file; readable by the service's user alone."""
     ca_file: Path | None = None
     """Certificates in PEM by which services of other hosts are known; without it, those of the system."""
+    client_ca_file: Path | None = None
+    """Certificates in PEM by which clients are known who show one in place of a token; `access_file` says what they
+    may."""
 
     def __post_init__(self) -> None:
         if self.key_file is not None and self.certificate_file is None:
             raise InvalidInputError("tls.key_file is there without tls.certificate_file")
-        for name in ("certificate_file", "key_file", "ca_file"):
+        if self.client_ca_file is not None and self.certificate_file is None:
+            raise InvalidInputError("tls.client_ca_file is there without tls.certificate_file")
+        for name in ("certificate_file", "key_file", "ca_file", "client_ca_file"):
             path = getattr(self, name)
             if path is not None and not os.access(path, os.R_OK):
                 raise InvalidInputError(f"tls.{name} {path} cannot be read")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """What clients may take: connections, time, and memory for requests that are not whole yet."""
+
+    connections_max: int = 4096
+    """Connections at the same time, or half of the files that the process may open, if that is less. Idle ones make
+    room for new ones."""
+    idle_timeout_s: int = 600
+    """How long a connection may be idle between requests; opening one for every batch would cost more than that."""
+    head_timeout_s: int = 20
+    """How long the head of a request may take, and the first one of a connection."""
+    body_grace_s: int = 20
+    """How long a body may come slowly."""
+    body_bytes_per_s_min: int = 4096
+    """How fast a body must come then, counted from its begin."""
+    bodies_bytes_max: int = 128 * 1024 * 1024
+    """Memory for JSON bodies that are not whole yet; those of one job have half of it. More is answered with
+    back-pressure."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, self, "connections_max", "idle_timeout_s", "head_timeout_s", "body_grace_s")
+        check_at_least(0, self, "body_bytes_per_s_min")
+        check_at_least(2 * JSON_BYTES_MAX, self, "bodies_bytes_max")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """Calls to the services of other hosts."""
+
+    allowed: str | None = None
+    """Addresses that are asked, with this service's token: separated by commas, `*` for any text, as in
+    `https://*.spark.example:7071`. Without it, those of services that said in the storage where they are reached."""
+    timeout_s: int = 30
+    """How long an answer may take beyond the time that uploads may take; then the sets there count as lost."""
+    calls_max: int = 128
+    """Calls that run at the same time; one job has half of them."""
+    calls_per_host_max: int = 8
+    """Calls to one address that run at the same time."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, self, "timeout_s", "calls_max", "calls_per_host_max")
+        if self.allowed is not None:
+            parse_allowed(self.allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +205,13 @@ class ServiceSettings:
     storage: str
     """Where state is kept: `file:///path` (a local disk or mounted DFS) or `s3://bucket/prefix`."""
     socket_path: Path | None = None
-    """Unix socket to listen on; its mode is 0600."""
+    """Unix socket to listen on; its mode is 0600, and no other user may write the folders above it."""
+    trusted_uids: str = ""
+    """Users, by number or name and separated by commas, whose processes may call over the Unix socket and who may own
+    folders above it, besides the service's own and root. With them the socket's mode is 0666."""
+    trusted_dir: str = ""
+    """A folder that only trusted users can see, such as a volume of the pod: whose it and the folders above it are does
+    not matter then."""
     host: str = "127.0.0.1"
     """TCP address, used when no socket is given. Another address than loopback needs a token."""
     port: int = 0
@@ -146,6 +221,12 @@ class ServiceSettings:
     shown to other services. It is read again when it changes."""
     token: str | None = field(default=None, repr=False)
     """The token itself, for an environment that keeps secrets; other users could see it on a command line."""
+    access_file: Path | None = None
+    """File in TOML with tokens and certificates that have fewer rights than all: a role, and the jobs for which it
+    counts. It is read again when it changes."""
+    allowed_hosts: str = ""
+    """Names, separated by commas, under which this service may be asked for on TCP without a token, besides `host`,
+    `advertised_url` and those of loopback. With a token any name will do."""
     advertised_url: str | None = None
     """URL under which other hosts reach this service; without it, their tasks make their sets durable alone."""
     host_id: str = field(default_factory=default_host_id)
@@ -153,12 +234,16 @@ class ServiceSettings:
     io_threads: int = 16
     """Threads for manifests, restores and compactions."""
     checkpoint_timeout_s: int = 600
-    """The longest that a checkpoint may take; uploads must have given up, and orphans must be older, by then. A query
-    whose backend would wait longer is refused."""
+    """The longest that a checkpoint may take; uploads must have given up by then."""
     idle_exit_s: int = 0
     """Stop after this time without a request; 0 never. An embedded sidecar uses it to go away with its job."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """What is logged; with DEBUG every upload."""
+    log_file: Path | None = None
+    """Where log lines go instead of standard error, which then goes there, too; an embedded sidecar has one. The file
+    is begun anew when it is full, and the last three full ones are kept beside it."""
+    log_file_bytes_max: int = 16 << 20
+    """Size at which a log file is full."""
     shutdown_timeout_s: int = 10
     """How long a stop may take in all: uploads of what the service holds, and answers to those who wait."""
     batch: BatchSettings = field(default_factory=BatchSettings)
@@ -168,12 +253,15 @@ class ServiceSettings:
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     gc: GcSettings = field(default_factory=GcSettings)
+    deletion: DeletionSettings = field(default_factory=DeletionSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
+    peers: PeerSettings = field(default_factory=PeerSettings)
     s3: S3Settings = field(default_factory=S3Settings)
 
     def __post_init__(self) -> None:
         validate_name("host", self.host_id)
-        check_at_least(1, self, "io_threads", "checkpoint_timeout_s")
+        check_at_least(1, self, "io_threads", "checkpoint_timeout_s", "log_file_bytes_max")
         check_at_least(0, self, "port", "idle_exit_s", "shutdown_timeout_s")
         longest_upload_ms = self.upload.timeout_ms * self.upload.attempts_max
         if longest_upload_ms >= self.checkpoint_timeout_s * 1000:
@@ -181,14 +269,12 @@ class ServiceSettings:
                 f"upload.timeout_ms x upload.attempts_max ({longest_upload_ms} ms) must stay below the checkpoint "
                 f"timeout, checkpoint_timeout_s ({self.checkpoint_timeout_s} s)"
             )
-        if self.gc.age_min_s <= self.checkpoint_timeout_s:
-            raise InvalidInputError(
-                f"gc.age_min_s ({self.gc.age_min_s}) must exceed checkpoint_timeout_s ({self.checkpoint_timeout_s}): "
-                "an unfinished checkpoint may still come to name an object"
-            )
         if self.advertised_url is not None and not re.fullmatch(URL_PATTERN, self.advertised_url):
             raise InvalidInputError("advertised_url must be http://host:port or https://host:port, without a user")
+        if self.advertised_url is not None:
+            origin_of(self.advertised_url)
         self._check_access()
+        Trust.parse(self.trusted_uids, self.trusted_dir)
 
     def _check_access(self) -> None:
         if self.token is not None and self.token_file is not None:
@@ -200,10 +286,35 @@ class ServiceSettings:
                 )
             if self.tls.certificate_file is not None:
                 raise InvalidInputError("tls is for TCP: leave socket_path or tls.certificate_file out")
-        elif self.host not in _LOOPBACK and self.token is None and self.token_file is None:
+        elif self.host not in LOOPBACK and not self.asks_who:
             raise InvalidInputError(
                 f"listening on {self.host} lets other hosts in: give a token with --token-file, or use a Unix socket"
             )
+
+    @property
+    def asks_who(self) -> bool:
+        """Say whether a request has to say who it comes from."""
+        return not (self.token is None and self.token_file is None and self.access_file is None)
+
+    @property
+    def known_hosts(self) -> frozenset[str] | None:
+        """The names under which the service may be asked for; None: any, for no web page gets there, or has a token."""
+        if self.socket_path is not None or self.asks_who:
+            return None
+        named = {name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip()}
+        advertised = urlsplit(self.advertised_url).hostname if self.advertised_url else None
+        return LOOPBACK | named | {self.host.lower()} | ({advertised} if advertised else set())
+
+    @property
+    def trust(self) -> Trust:
+        """Whom the service trusts on its host."""
+        return Trust.parse(self.trusted_uids, self.trusted_dir)
+
+    @property
+    def peer_timeout_s(self) -> float:
+        """How long the service of another host may take to answer."""
+        uploads_s = self.upload.timeout_ms * self.upload.attempts_max / 1000
+        return min(float(self.checkpoint_timeout_s), uploads_s + self.peers.timeout_s)
 
     @property
     def keeps_downloads(self) -> bool:

@@ -33,7 +33,7 @@ CONFIG_VARIABLE = "DSTL_CONFIG"
 _OLD_VARIABLES = {"DSTL_IN_FLIGHT_BYTES_MAX": "batch.in_flight_bytes_max"}
 # Of the backend, in the same environment; and what Kubernetes tells every container of services called dstl-….
 _FOREIGN_VARIABLES = re.compile(
-    r"DSTL_CONFIG|DSTL_SERVICE|DSTL_LOCAL_DIR|DSTL_CA_FILE"
+    r"DSTL_CONFIG|DSTL_SERVICE|DSTL_LOCAL_DIR|DSTL_CA_FILE|DSTL_CLIENT_CERTIFICATE_FILE"
     r"|DSTL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)"
 )
 _SIMILARITY_MIN = 0.8  # one or two slips of the finger

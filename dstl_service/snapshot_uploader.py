@@ -1,17 +1,18 @@
 """
-Stores a snapshot: hashes its files, uploads those that the store lacks, and writes the index around them.
+Stores a snapshot: hashes its files, uploads those that its parent does not have, and writes the index behind them.
 
-Order of writing (I11): the index first, so that the garbage collector knows the files as soon as they exist; then the
-files; then the index again, so that it is young when it is handed over. A file counts as stored without an upload if a
-materialization of the checkpoint's state names it, or if this process stored it a short time ago.
+Whoever calls this has seen a completed manifest that lists the snapshot's uid as under way, so that the garbage
+collector knows whatever is put (I11, see `dstl_service.under_way`). All keys carry the uid: nothing that was ever there
+is put again. A file counts as stored without an upload only if a materialization of the checkpoint's state names it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from dstl_service.job_store import JobStore
@@ -25,10 +26,11 @@ from dstl_service.materialization_index import (
 )
 from dstl_service.materialization_policy import MaterializationSettings
 from dstl_service.snapshot_folder import FoundFile, SnapshotFolder
+from dstl_service.under_way import UnderWaySnapshot
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
-from storage.clock import Clock, IdSource
-from storage.errors import CorruptDataError, DstlError, UnavailableError
+from storage.clock import Clock
+from storage.errors import CorruptDataError, UnavailableError
 from storage.model import KeyGroupRange, MaterializationHandle
 from storage.object_store import ObjectStore
 from storage.retry_policy import is_retryable
@@ -52,8 +54,6 @@ class KnownFiles:
 
     checksums: dict[tuple[int, ...], str] = field(default_factory=dict)
     """By a file's identity; hard links of one file share it. Of the files of the last snapshot only."""
-    stored_ms: dict[str, int] = field(default_factory=dict)
-    """By object key: when this process stored it, on the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,7 @@ class SnapshotUploader:
         settings: How fast, and how often an upload is tried.
         store: Where snapshots go.
         clock: For delays.
-        ids: Names materializations.
         executor: Runs blocking calls; one that hangs must not take a thread from others.
-        refresh_ms: The index of an unfinished snapshot is written again after this time; well below the age at which
-            the garbage collector takes what nobody names.
     """
 
     def __init__(
@@ -100,68 +97,79 @@ class SnapshotUploader:
         settings: MaterializationSettings,
         store: ObjectStore,
         clock: Clock,
-        ids: IdSource,
         executor: Executor,
-        refresh_ms: int,
     ) -> None:
         self._settings = settings
         self._store = store
         self._clock = clock
-        self._ids = ids
         self._executor = executor
-        self._refresh_ms = refresh_ms
         self._throttle = Throttle(settings.bandwidth_bytes_per_s)
         self._slots = asyncio.Semaphore(settings.threads)
 
     async def store(
-        self, table: TableId, jobs: JobStore, version: CheckpointRef, folder: SnapshotFolder, known: KnownFiles
+        self,
+        table: TableId,
+        jobs: JobStore,
+        snapshot: UnderWaySnapshot,
+        base: CheckpointRef,
+        folder: SnapshotFolder,
+        known: KnownFiles,
     ) -> StoredSnapshot:
         """
-        Store the snapshot of a table that stood at `version`.
+        Store a snapshot.
+
+        Args:
+            table: Of which it is.
+            jobs: Its job.
+            snapshot: What the checkpoint `base` lists as under way.
+            base: A completed checkpoint; what its state has of the table is built upon.
+            folder: Where the files are.
+            known: Cache of the table's.
 
         Raises:
             DstlError: It is not stored as a whole; nothing names what is.
         """
-        parent = await self._in_thread(_parent, self._store, jobs, table, version)
+        parent = await self._in_thread(_parent, self._store, jobs, table, base)
         found = {file.name: file for file in await self._in_thread(folder.files)}
         # A table's next snapshot shares files with this one; what is not in this one never comes again.
         here = {file.identity for file in found.values()}
         known.checksums = {identity: checksum for identity, checksum in known.checksums.items() if identity in here}
-        files = [await self._named(table, folder, file, known) for file in found.values()]
-        in_parent = {file.object_key for file in parent.files} if parent is not None else set()
-        fresh_ms = self._clock.monotonic_ms() - self._refresh_ms
-        known.stored_ms = {key: put_ms for key, put_ms in known.stored_ms.items() if put_ms > fresh_ms}
-        missing = {
-            file.object_key: file
-            for file in files
-            if file.object_key not in in_parent and file.object_key not in known.stored_ms
-        }
+        shared = {(file.checksum, file.size_bytes): file.object_key for file in parent.files} if parent else {}
+        files = [await self._named(table, snapshot.uid, folder, file, known, shared) for file in found.values()]
+        in_parent = set(shared.values())
+        missing = {file.object_key: file for file in files if file.object_key not in in_parent}
         index = MaterializationIndex(
             job_uid=jobs.job_uid,
             operator=table.operator,
             key_groups=table.key_groups,
-            version=version,
-            uid=self._ids.unique_id(),
-            parents=(parent.uid,) if parent is not None and in_parent & {file.object_key for file in files} else (),
+            version=snapshot.version,
+            uid=snapshot.uid,
+            parents=(parent.uid,) if parent and any(file.object_key in in_parent for file in files) else (),
             files=tuple(files),
         )
-        await self._put_index(table, index)
-        refreshing = asyncio.get_running_loop().create_task(self._refresh(table, index))
         uploads = [
-            asyncio.get_running_loop().create_task(self._upload(folder, found[file.name], file, known))
+            asyncio.get_running_loop().create_task(self._upload(folder, found[file.name], file))
             for file in missing.values()
         ]
         try:
             await asyncio.gather(*uploads)
         finally:
-            for task in (refreshing, *uploads):
+            for task in uploads:
                 task.cancel()
-            await asyncio.gather(refreshing, *uploads, return_exceptions=True)
+            await asyncio.gather(*uploads, return_exceptions=True)
         await self._put_index(table, index)
         uploaded = sum(file.size_bytes for file in missing.values())
         return StoredSnapshot(index.handle(table.job), uploaded, index.size_bytes - uploaded)
 
-    async def _named(self, table: TableId, folder: SnapshotFolder, file: FoundFile, known: KnownFiles) -> SnapshotFile:
+    async def _named(
+        self,
+        table: TableId,
+        uid: str,
+        folder: SnapshotFolder,
+        file: FoundFile,
+        known: KnownFiles,
+        shared: Mapping[tuple[str, int], str],
+    ) -> SnapshotFile:
         """Return how a file is called in the store; only files that are new here are read for it."""
         checksum = known.checksums.get(file.identity)
         if checksum is None:
@@ -169,10 +177,11 @@ class SnapshotUploader:
                 checksum = await self._in_thread(lambda: checksum128(folder.read(file)))
             if file.name.endswith(".sst"):  # the others may be written in place
                 known.checksums[file.identity] = checksum
-        key = file_key(table.job, table.operator, table.key_groups, file.name, checksum, file.size_bytes)
+        own = file_key(table.job, table.operator, table.key_groups, uid, file.name, checksum, file.size_bytes)
+        key = shared.get((checksum, file.size_bytes), own)
         return SnapshotFile(file.name, key, file.size_bytes, checksum)
 
-    async def _upload(self, folder: SnapshotFolder, found: FoundFile, file: SnapshotFile, known: KnownFiles) -> None:
+    async def _upload(self, folder: SnapshotFolder, found: FoundFile, file: SnapshotFile) -> None:
         async with self._slots:
             await asyncio.sleep(self._throttle.delay_ms(file.size_bytes, self._clock.monotonic_ms()) / 1000)
             attempt = 1
@@ -185,7 +194,6 @@ class SnapshotUploader:
                     await asyncio.sleep(_RETRY_DELAY_S * attempt)
                     attempt += 1
                 else:
-                    known.stored_ms[file.object_key] = self._clock.monotonic_ms()
                     return
 
     def _put_file(self, folder: SnapshotFolder, found: FoundFile, file: SnapshotFile) -> None:
@@ -194,25 +202,17 @@ class SnapshotUploader:
             raise UnavailableError(f"file {file.name} of snapshot {folder.path} has changed")
         self._store.put(file.object_key, data)
 
-    async def _refresh(self, table: TableId, index: MaterializationIndex) -> None:
-        while True:
-            await asyncio.sleep(self._refresh_ms / 1000)
-            try:
-                await self._put_index(table, index)
-            except DstlError:  # there is time for more tries; the last writing of the index must succeed
-                continue
-
     async def _put_index(self, table: TableId, index: MaterializationIndex) -> None:
         key = index_key(table.job, index.operator, index.key_groups, index.uid)
-        await self._in_thread(self._store.put, key, encode_index(index))
+        await self._in_thread(partial(self._store.put, key, encode_index(index), if_absent=True))
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
 
 
-def _parent(store: ObjectStore, jobs: JobStore, table: TableId, version: CheckpointRef) -> MaterializationIndex | None:
+def _parent(store: ObjectStore, jobs: JobStore, table: TableId, base: CheckpointRef) -> MaterializationIndex | None:
     """Return the materialization of the same table that the checkpoint's state has, or None."""
-    found: Iterable[MaterializationHandle] = jobs.state(version).materializations
+    found: Iterable[MaterializationHandle] = jobs.state(base).materializations
     for handle in found:
         if (handle.operator, handle.key_groups) == (table.operator, table.key_groups):
             try:

@@ -55,9 +55,31 @@ def truncate(view: StateView, made: Iterable[MaterializationHandle]) -> StateVie
 
 def would_count(view: StateView, handle: MaterializationHandle) -> bool:
     """Tell whether a state would use a materialization: it has nothing newer for all of its key groups."""
-    beside = [item for item in view.materializations if item.operator == handle.operator and item.uid != handle.uid]
-    counted = counted_materializations([*beside, handle], bases_of(view.log, handle.operator), handle.key_groups)
-    return any(item.uid == handle.uid for item, _ in counted)
+    return Counting(view).would_count(handle)
+
+
+class Counting:
+    """Tells of many materializations whether a state would use them; looks through the state once."""
+
+    def __init__(self, view: StateView) -> None:
+        self._materializations: defaultdict[str, list[MaterializationHandle]] = defaultdict(list)
+        self._bases: defaultdict[str, list[SegmentHandle]] = defaultdict(list)
+        for item in view.materializations:
+            self._materializations[item.operator].append(item)
+        for segment in view.log:
+            if segment.entry.kind is SegmentKind.BASE:
+                self._bases[segment.entry.id.operator].append(segment)
+
+    def would_count(self, handle: MaterializationHandle) -> bool:
+        """See `would_count`."""
+        beside = [
+            item
+            for item in self._materializations.get(handle.operator, ())
+            if item.key_groups.intersects(handle.key_groups) and item.uid != handle.uid
+        ]
+        bases = self._bases.get(handle.operator, [])
+        counted = counted_materializations([*beside, handle], bases, handle.key_groups)
+        return any(item.uid == handle.uid for item, _ in counted)
 
 
 def bases_of(log: Iterable[SegmentHandle], operator: str) -> list[SegmentHandle]:

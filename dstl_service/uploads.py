@@ -90,16 +90,21 @@ class Uploader:
         self._host_id = host_id
         self._attempts_running_max = attempts_running_max
 
-    def begin(self, job: str, segments: Sequence[Segment]) -> Upload:
+    def begin(self, job: str, segments: Sequence[Segment], name: str | None = None) -> Upload:
         """
         Encode the sets as one object; `Upload.stored` puts it.
+
+        Args:
+            job: Whose sets they are.
+            segments: The sets.
+            name: Of the object in its host's folder, never used before; without it a new id.
 
         Raises:
             DstlError: The sets cannot be encoded.
         """
         buffers, entries = encode_object(segments)
         object_size_bytes = sum(len(buffer) for buffer in buffers)
-        key = f"{job}/segments/{self._host_id}/{self._ids.unique_id()}.seg"
+        key = f"{job}/segments/{self._host_id}/{name or self._ids.unique_id()}.seg"
         handles = [SegmentHandle(key, object_size_bytes, entry) for entry in entries]
         return Upload(self, key, buffers, handles)
 

@@ -40,7 +40,7 @@ URL_PATTERN = r"^https?://[A-Za-z0-9._:\[\]-]{1,300}(/[A-Za-z0-9._~/-]{0,300})?$
 """Where a service is reached: without user, query or fragment."""
 _FRAME = struct.Struct(">I")
 _TOKEN = re.compile(r"[!-~]+")
-_REF = re.compile(r"([0-9]{1,19})\.([0-9]{1,9})\.([0-9A-Za-z_-]{1,64})")
+_REF = re.compile(r"([0-9]{1,19})\.([0-9]{1,15})\.([0-9A-Za-z_-]{1,64})")
 
 
 class Limits:
@@ -83,7 +83,7 @@ class CheckpointRef:
     """Names one manifest for good: checkpoint id, generation of that id, and the manifest's own unique id."""
 
     id: Number
-    generation: Annotated[int, Limits(strict=True, ge=0, le=999_999_999)]
+    generation: Annotated[int, Limits(strict=True, ge=0, le=999_999_999_999_999)]
     uid: Uid
 
     def to_text(self) -> str:
@@ -126,7 +126,7 @@ class StateInfo:
     kind: ShortText
     schema: str
     earlier: list[str] = field(default_factory=list)
-    ttl_ms: Annotated[int, Limits(strict=True, ge=0)] | None = None
+    ttl_ms: Annotated[int, Limits(strict=True, ge=0, le=NUMBER_MAX)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +135,7 @@ class OperatorInfo:
     What a job's manifest says of one operator; `parallelism` may differ from checkpoint to checkpoint.
 
     `time_mode` and `output_mode` are Spark's names; None where a program that did not store them yet wrote it.
+    `kind` says by what its processor is called, ``rows`` or ``columns``; None likewise.
     """
 
     name: Name
@@ -143,19 +144,15 @@ class OperatorInfo:
     states: dict[str, StateInfo]
     time_mode: ShortText | None = None
     output_mode: ShortText | None = None
+    kind: ShortText | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OpenJob:
-    """
-    Ask for a job and a new epoch; without `max_parallelism` the stored one holds, or the default of a new job.
-
-    `checkpoint_timeout_s` is how long the driver may wait for a checkpoint; the service must allow as much.
-    """
+    """Ask for a job and a new epoch; without `max_parallelism` the stored one holds, or the default of a new job."""
 
     owner: ShortText
     max_parallelism: Parallelism | None = None
-    checkpoint_timeout_s: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +160,8 @@ class CheckpointInfo:
     """
     One completed checkpoint, as listings and drivers see it; `query_id` and `offsets` are Spark's.
 
-    `rewound_from` is the checkpoint that was the newest when the job was set back to this one.
+    `rewound_from` is the checkpoint that was the newest when the job was set back to this one. `closed_ms` is the
+    watermark at which the batch was closed: what was due up to there has fired; None where batches are not closed.
     """
 
     ref: CheckpointRef
@@ -176,6 +174,7 @@ class CheckpointInfo:
     segments: int
     segment_bytes: int
     rewound_from: CheckpointRef | None = None
+    closed_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +263,14 @@ class PersistRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """Give these change sets back, of a checkpoint that does not exist yet."""
+
+    epoch: Number
+    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
 class PersistResponse:
     """Handles in the order of the request, then that of the note, if one was given; empty when it did not wait."""
 
@@ -276,8 +283,11 @@ class CompleteRequest:
     Make checkpoint `id` exist, or start the upload of what it consists of.
 
     `uid` is chosen by the driver once and kept over retries, so that a lost response is recognised.
-    `refs` are exactly the change sets of the accepted attempts. `materializations` are handles of stored snapshots that
-    tasks reported (see `storage.model.MaterializationHandle.to_dict`); those that belong to the state enter it.
+    `refs` are exactly the change sets of the accepted attempts. `materializations` are what tasks reported of their
+    tables' snapshots: announcements (see `dstl_service.under_way.Announcement`), which the checkpoint lists, and
+    handles of stored ones (see `storage.model.MaterializationHandle.to_dict`); those that belong to the state enter it.
+    `closed_ms` is set where the batch was closed, see `CheckpointInfo`: then a partition may have two writers, of which
+    the one with the greater attempt wrote behind the other.
     """
 
     epoch: Number
@@ -288,6 +298,7 @@ class CompleteRequest:
     query_id: ShortText = ""
     offsets: str = ""
     materializations: list[dict[str, Any]] = field(default_factory=list)
+    closed_ms: Annotated[int, Limits(strict=True)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

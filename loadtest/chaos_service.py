@@ -1,10 +1,12 @@
 """
-Kills a real service process at random moments, and shows that nothing which it acknowledged is lost or doubled.
+Kills and suspends a real service process at random moments, and shows that nothing it acknowledged is lost or doubled.
 
 Several drivers execute scripted batches against one service, on a local folder and on an S3 server, each with a model
 of what its state must be (`loadtest.chaos.driver`). The service is killed with SIGKILL 0-50 ms after a request of a
-kind that is chosen in turn, and started again, some hundred times. Then all that is stored is compared with the models,
-garbage is collected, and everything is compared again (`loadtest.chaos.verify`).
+kind that is chosen in turn, and started again, some hundred times. In between it hangs (SIGSTOP) for longer than every
+time-out while another process takes its place, and then goes on beside that one. Its wall clock jumps by up to an hour
+in either direction, and jobs are set back by processes that are killed or suspended half way. Then all that is stored
+is compared with the models, garbage is collected, and everything is compared again (`loadtest.chaos.verify`).
 
 ``python -m loadtest.chaos_service [--kills N] [--seed N]`` prints the kills by phase and writes
 ``reports/chaos-service.json``; STRICT=1 makes it fail if a goal is missed. A seed repeats script and moments, though
@@ -25,11 +27,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from loadtest.chaos.driver import Driver
 from loadtest.chaos.forked_service import ForkedService
+from loadtest.chaos.jumping_clock import HOUR_MS
 from loadtest.chaos.phases import KINDS, Phases
+from loadtest.chaos.rewinding import Fate, Rewinding
 from loadtest.chaos.verify import Findings, verify
 from loadtest.report import Figure, Goal, is_strict, strict_exit_code, write_report_json
 from loadtest.stack.s3_server import S3Server
@@ -38,13 +43,18 @@ from storage.leftovers import remove_leftovers
 from storage.open import open_store
 
 KILLS = 200
+KILLS_PER_HANG = 20
+HANG_S = 12.0
+"""Longer than every time-out of `SETTINGS` and of the drivers."""
+RESUMED_S = 3.0
 S3_SHARE = 0.3
 JOBS = 3
 KILL_WITHIN_S = 0.05
+CLOCK_JUMP_SHARE = 0.4
 BETWEEN = "none at all"
 _PHASE_TIMEOUT_S = 60.0
 _BUCKET = "chaos"
-_AIMS = (*KINDS, "persist", "complete")  # uploads and manifests more often
+_AIMS = (*KINDS, "persist", "complete", "rewind")  # uploads and manifests more often
 
 # Everything that happens behind the checkpoints happens within seconds here, so that kills hit that as well.
 SETTINGS = {
@@ -67,6 +77,10 @@ class Outcome:
     checkpoints: int = 0
     persisted: int = 0
     repeated: int = 0
+    restarted: int = 0
+    hangs: int = 0
+    clock_jumps: int = 0
+    rewinds: Counter[tuple[Fate, bool]] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
 
@@ -81,7 +95,8 @@ class World:
         self._phases = Phases()
         self._service = ForkedService(storage, {**SETTINGS, **environment})
         address = self._service.address
-        self.drivers = [Driver(f"job-{n}", address, f"{seed}/{n}", self._phases) for n in range(JOBS)]
+        rewinding = partial(Rewinding, storage, environment)
+        self.drivers = [Driver(f"job-{n}", address, f"{seed}/{n}", self._phases, rewinding) for n in range(JOBS)]
 
     def run(self) -> None:
         """Kill, let the drivers come to an end, and verify."""
@@ -100,18 +115,36 @@ class World:
     def _kill_all(self) -> None:
         kinds = [_AIMS[number % len(_AIMS)] for number in range(self._kills)]
         self._random.shuffle(kinds)
-        for kind in kinds:
+        for number, kind in enumerate(kinds):
             if any(driver.failure is not None for driver in self.drivers):
                 return
             if not self._phases.wait_for_next(kind, self._random.randint(1, 3), _PHASE_TIMEOUT_S):
                 self.outcome.failures.append(f"no driver came to a request of kind {kind!r}")
                 return
             time.sleep(self._random.uniform(0, KILL_WITHIN_S))
+            if self._random.random() < CLOCK_JUMP_SHARE:
+                self._service.clock.jump_to(self._random.choice((-HOUR_MS, 0, HOUR_MS)))
+                self.outcome.clock_jumps += 1
+            if number % KILLS_PER_HANG == KILLS_PER_HANG // 2:
+                self._hang()
+                continue
             self.outcome.running.update(self._phases.running() or [BETWEEN])
             self._phases.kills += 1
             self._service.kill()
             self.outcome.kills[kind] += 1
             self._service.start()
+
+    def _hang(self) -> None:
+        """Suspend the service for longer than all wait for it, start another one, and let both run for a while."""
+        self._phases.hangs += 1
+        self._service.hang()
+        self._service.start()
+        time.sleep(HANG_S)
+        self._service.resume()
+        time.sleep(RESUMED_S)
+        self._phases.kills += 1
+        self._service.kill_resumed()
+        self.outcome.hangs += 1
 
     def _verify(self) -> None:
         outcome, store = self.outcome, open_store(self.storage)
@@ -119,6 +152,8 @@ class World:
             outcome.checkpoints += driver.checkpoints
             outcome.persisted += driver.persisted
             outcome.repeated += driver.repeated
+            outcome.restarted += driver.restarted
+            outcome.rewinds += driver.rewinds
             if driver.failure is not None:
                 outcome.failures.append(f"{driver.job}: {driver.failure!r}")
             verify(self.storage, store, driver, outcome.findings)
@@ -140,11 +175,11 @@ def run(kills: int, seed: int, folder: Path) -> tuple[list[Figure], list[Outcome
         The figures, and what happened on the folder and on the S3 server.
     """
     started = time.monotonic()
-    kills_s3 = round(kills * S3_SHARE)
+    kills_local, kills_s3 = _shares(kills)
     with S3Server(folder / "s3") as server, _environment(server.env()):
         server.create_bucket(_BUCKET)
         worlds = [
-            World((folder / "local").as_uri(), {}, kills - kills_s3, f"{seed}/local"),
+            World((folder / "local").as_uri(), {}, kills_local, f"{seed}/local"),
             World(f"s3://{_BUCKET}/chaos", server.env(), kills_s3, f"{seed}/s3"),
         ]
         threads = [threading.Thread(target=_run, args=[world]) for world in worlds]
@@ -183,6 +218,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return strict_exit_code(figures) if is_strict() else 0
 
 
+def hangs_of(kills: int) -> int:
+    """Return how many of a storage's kills are hangs instead."""
+    return (kills + KILLS_PER_HANG // 2 - 1) // KILLS_PER_HANG
+
+
+def _shares(kills: int) -> tuple[int, int]:
+    """Return how many kills the local folder gets, and how many the S3 server."""
+    kills_s3 = round(kills * S3_SHARE)
+    return kills - kills_s3, kills_s3
+
+
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
     """Set variables of this process, by which the verification finds the S3 server."""
@@ -210,13 +256,25 @@ def _figures(outcomes: Sequence[Outcome], kills: int, seconds: float) -> list[Fi
         return sum(len(value) if isinstance(value, list) else int(value or 0) for value in values)
 
     done = [sum(outcome.kills.values()) for outcome in outcomes]
+    hangs = sum(outcome.hangs for outcome in outcomes)
+    rewinds = sum((outcome.rewinds for outcome in outcomes), Counter[tuple[Fate, bool]]())
     by_kind = sum((outcome.kills for outcome in outcomes), Counter[str]())
     return [
-        Figure("kills", sum(done), "kills", Goal(">=", kills)),
+        Figure("kills and hangs", sum(done) + hangs, "kills", Goal(">=", kills)),
+        Figure("hangs beside a successor", hangs, "hangs", Goal(">=", sum(hangs_of(n) for n in _shares(kills)))),
+        Figure("jumps of the wall clock", sum(outcome.clock_jumps for outcome in outcomes), "jumps"),
+        *(
+            Figure(
+                f"rewinds, process {fate}: {'done' if is_done else 'nothing done'}", rewinds[fate, is_done], "rewinds"
+            )
+            for fate in Fate
+            for is_done in (True, False)
+        ),
         Figure("kills on the S3 server", done[1], "kills"),
         *(Figure(f"kills after a request began: {kind}", by_kind[kind], "kills") for kind in KINDS),
         Figure("checkpoints completed", sum(outcome.checkpoints for outcome in outcomes), "checkpoints"),
         Figure("batches executed again after a loss", sum(outcome.repeated for outcome in outcomes), "batches"),
+        Figure("drivers started again", sum(outcome.restarted for outcome in outcomes), "starts"),
         Figure("change sets answered with a handle", sum(outcome.persisted for outcome in outcomes), "sets"),
         Figure("contradictions met by drivers", sum(len(outcome.failures) for outcome in outcomes), "cases", none),
         Figure("stored checkpoints compared", total("checkpoints"), "checkpoints"),

@@ -26,6 +26,16 @@ _CHANGES_AT_ONCE = 50_000
 _BYTES_AT_ONCE = 16 << 20
 _CHANGES_PER_LOOK = 64
 
+DECODED_BYTES_FLOOR = 64 << 20
+DECODED_RATIO_MAX = 256
+"""A payload is believed to become so many times as large, or that floor; what compresses better is stored as it is."""
+
+_PREFIX = struct.Struct("<Ii")
+_CONTINUATION = 0xFFFFFFFF
+_SCHEMA_MESSAGE, _BATCH_MESSAGE = 1, 3
+_BUFFER = struct.Struct("<qq")
+_U16, _U32, _I32, _I64 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<q")
+
 Compression: TypeAlias = Literal["zstd"] | None
 
 SCHEMA = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
@@ -173,6 +183,13 @@ def _rows_of(keys: pa.Array | pa.ChunkedArray, key_groups: KeyGroupRange) -> tup
 
 
 def _encode(columns: ChangeColumns, compression: Compression = "zstd") -> bytes:
+    payload = _encoded(columns, compression)
+    if compression is not None and columns.keys.nbytes + columns.values.nbytes > _decoded_bytes_max(payload) // 2:
+        return _encoded(columns, None)  # so well compressed that a reader would not believe it
+    return payload
+
+
+def _encoded(columns: ChangeColumns, compression: Compression) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA, options=_WRITE_OPTIONS[compression]) as writer:
         writer.write_batch(pa.record_batch(list(columns), schema=SCHEMA))
@@ -180,11 +197,71 @@ def _encode(columns: ChangeColumns, compression: Compression = "zstd") -> bytes:
     return payload
 
 
+def _decoded_bytes_max(payload: BytesLike) -> int:
+    return max(DECODED_BYTES_FLOOR, DECODED_RATIO_MAX * len(payload))
+
+
+def _check_size(payload: BytesLike) -> None:
+    """Raise `ValueError` for a payload that says itself that it becomes too large, before anything is made of it."""
+    declared_bytes = sum(_declared_bytes(*message) for message in _messages(memoryview(payload).cast("B")))
+    if declared_bytes > _decoded_bytes_max(payload):
+        raise ValueError(f"its {len(payload)} bytes would become {declared_bytes}")
+
+
+def _messages(stream: memoryview) -> Iterator[tuple[memoryview, memoryview]]:
+    """Yield head and body of each message of an Arrow IPC stream."""
+    begin = 0
+    while begin + _PREFIX.size <= len(stream):
+        mark, head_bytes = _PREFIX.unpack_from(stream, begin)
+        if mark != _CONTINUATION or head_bytes <= 0:
+            return
+        head = stream[begin + _PREFIX.size : begin + _PREFIX.size + head_bytes]
+        root = _U32.unpack_from(head)[0]
+        at = _field(head, root, 3)
+        body_bytes = _I64.unpack_from(head, at)[0] if at else 0
+        begin += _PREFIX.size + head_bytes
+        if not 0 <= body_bytes <= len(stream) - begin:
+            raise ValueError("it is cut off")
+        yield head, stream[begin : begin + body_bytes]
+        begin += body_bytes
+
+
+def _declared_bytes(head: memoryview, body: memoryview) -> int:
+    """Return how much is allocated for the compressed buffers of a message: each begins with its decoded length."""
+    message = _U32.unpack_from(head)[0]
+    kind_at, batch_at = _field(head, message, 1), _field(head, message, 2)
+    kind = head[kind_at] if kind_at else 0
+    if kind == _SCHEMA_MESSAGE:
+        return 0
+    if kind != _BATCH_MESSAGE:
+        raise ValueError(f"it has a message of type {kind}")
+    batch = batch_at + _U32.unpack_from(head, batch_at)[0]
+    buffers_at = _field(head, batch, 2)
+    if not _field(head, batch, 3) or not buffers_at:  # not compressed: read where it lies
+        return 0
+    vector = buffers_at + _U32.unpack_from(head, buffers_at)[0]
+    total = 0
+    for number in range(_U32.unpack_from(head, vector)[0]):
+        offset, size = _BUFFER.unpack_from(head, vector + 4 + number * _BUFFER.size)
+        if size:
+            total += max(0, _I64.unpack_from(body, offset)[0])
+    return total
+
+
+def _field(head: memoryview, table: int, number: int) -> int:
+    """Return where a table of a flatbuffer has a field, or 0 if it has none."""
+    entries = table - _I32.unpack_from(head, table)[0]
+    at = 4 + 2 * number
+    offset = _U16.unpack_from(head, entries + at)[0] if at < _U16.unpack_from(head, entries)[0] else 0
+    return table + offset if offset else 0
+
+
 def _decode(payload: BytesLike, source: str) -> pa.Table:
     try:
+        _check_size(payload)
         table = pa.ipc.open_stream(payload, options=_READ_OPTIONS).read_all()
         if table.schema != SCHEMA:
             raise ValueError(f"it has the columns {table.schema.names}")
-    except (pa.ArrowException, ValueError, OSError) as error:
+    except (pa.ArrowException, ValueError, OSError, struct.error, IndexError) as error:
         raise CorruptDataError(f"a change set in {source} cannot be read: {error}", object_key=source) from error
     return table

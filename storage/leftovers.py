@@ -33,3 +33,8 @@ def remove_leftovers(store: ObjectStore, clock: Clock, age_min_ms: int) -> int:
     store.delete(probes)
     temporary = store.remove_leftovers(age_min_ms) if isinstance(store, LocalStore) else 0
     return len(probes) + temporary
+
+
+def remove_empty_folders(store: ObjectStore, folder: str, age_min_ms: int) -> int:
+    """Remove empty folders directly below one, where a store has folders; return how many."""
+    return store.remove_empty_folders(folder, age_min_ms) if isinstance(store, LocalStore) else 0

@@ -6,13 +6,14 @@ An object is written to a temporary file in `.tmp` of the same base, flushed to 
 flushed as well, and every new folder above it, so that an acknowledged object survives a loss of power (I5).
 
 What is left in `.tmp` by a crash is never listed and does no harm but take space; `remove_leftovers` deletes it.
-Folders that became empty are kept: removing them would race with a `put`.
+A folder that became empty may be removed: a `put` that meant to name a file in it makes it again.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,6 +34,8 @@ from storage.object_store import (
 )
 
 _TEMPORARY_FOLDER = ".tmp"
+_TEMPORARY_NAME = re.compile(r"[0-9a-f]{32}")  # a unique id; what is called otherwise was not made here
+_FOLDER_TRIES = 10
 _BUFFERS_PER_WRITE_MAX = 1024  # IOV_MAX of Linux.
 
 _ADVICE = {
@@ -90,22 +93,19 @@ class LocalStore:
     def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
         """Write a temporary file, flush it, give it its name, flush the folder."""
         target = self._path(key)
-        folder = os.path.dirname(target)
         with _translated(key, "write"):
             self._make_folder(self._temporary)
-            self._make_folder(folder)
+            self._make_folder(os.path.dirname(target))
             temporary = os.path.join(self._temporary, self._ids.unique_id())
             try:
                 _write_file(temporary, buffers_of(data))
-                if not if_absent:
-                    os.rename(temporary, target)
-                elif not _link(temporary, target):
+                if not self._name(temporary, target, if_absent=if_absent):
                     decide_refusal(self, key, data)
             finally:
                 with suppress(OSError):
                     os.unlink(temporary)
             # Also for an object found there: the put that made it may have died before this line.
-            _flush_folder(folder)
+            _flush_folder(os.path.dirname(target))
 
     def get(self, key: str) -> bytes:
         """Read a file."""
@@ -132,11 +132,16 @@ class LocalStore:
         return self._walk(folder, prefix, start_after)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete files; their folders stay."""
+        """Delete files, and flush their folders: what was deleted does not come back with a loss of power."""
+        folders: dict[str, str] = {}
         for key in keys:
             path = self._path(key)
             with suppress(NotFoundError), _translated(key, "delete"):
                 os.unlink(path)
+                folders[os.path.dirname(path)] = key
+        for folder, key in folders.items():
+            with suppress(NotFoundError), _translated(key, "delete"):
+                _flush_folder(folder)
 
     def check_writable(self) -> None:
         """Try all operations, hard links among them."""
@@ -149,13 +154,46 @@ class LocalStore:
         """Delete temporary files not modified for `age_min_ms`, left by crashed writers; return how many."""
         newest_ms = self._clock.now_ms() - age_min_ms
         removed = 0
-        with _translated(self._temporary, "clean"), os.scandir(self._temporary) as files:
-            for file in files:
-                with suppress(FileNotFoundError):
-                    if file.stat().st_mtime_ns // 1_000_000 <= newest_ms:
-                        os.unlink(file.path)
-                        removed += 1
+        with _translated(self._temporary, "clean"):
+            # By the folder's descriptor: in place of a folder, a link could lead to anybody's files.
+            folder = os.open(self._temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                for name in filter(_TEMPORARY_NAME.fullmatch, os.listdir(folder)):
+                    with suppress(FileNotFoundError):
+                        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                        if stat.S_ISREG(found.st_mode) and found.st_mtime_ns // 1_000_000 <= newest_ms:
+                            os.unlink(name, dir_fd=folder)
+                            removed += 1
+            finally:
+                os.close(folder)
         return removed
+
+    def remove_empty_folders(self, parent: str, age_min_ms: int) -> int:
+        """
+        Delete the folders directly below one that are empty and were not changed for `age_min_ms`; return how many.
+
+        A put that is about to name a file in one of them makes the folder again.
+        """
+        newest_ms = self._clock.now_ms() - age_min_ms
+        removed = 0
+        for name in self._names(f"{parent}/"):
+            folder = os.path.join(self._path(parent), name)
+            with suppress(OSError):  # not empty, gone, or no folder
+                if os.stat(folder).st_mtime_ns // 1_000_000 <= newest_ms:
+                    os.rmdir(folder)
+                    removed += 1
+        return removed
+
+    def _name(self, temporary: str, target: str, *, if_absent: bool) -> bool:
+        """Give a file its name, in a folder that may have been removed a moment ago; tell whether the name was free."""
+        for _ in range(_FOLDER_TRIES):
+            with suppress(FileNotFoundError):
+                if if_absent:
+                    return _link(temporary, target)
+                os.rename(temporary, target)
+                return True
+            self._make_folder(os.path.dirname(target))
+        raise UnavailableError(f"cannot write {target}: its folder, or {temporary}, is removed again and again")
 
     def _path(self, key: str) -> str:
         return os.path.join(self._base, validate_key(key))

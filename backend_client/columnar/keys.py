@@ -47,8 +47,10 @@ class KeyColumns:
             CorruptDataError: They are no keys of this schema.
         """
         try:
-            unpacker = msgpack.Unpacker(use_list=True, strict_map_key=False)
-            unpacker.feed(b"".join(keys))
+            data = b"".join(keys)
+            # Its default is 100 MB, which many keys may exceed, or a single one. An empty buffer has no limit.
+            unpacker = msgpack.Unpacker(use_list=True, strict_map_key=False, max_buffer_size=len(data))
+            unpacker.feed(data)
             parts = list(unpacker)
             numbers = parts[1::2] if with_number else []
             rows = parts[::2] if with_number else parts
@@ -60,7 +62,8 @@ class KeyColumns:
                 for column, field in zip(columns, self.fields, strict=True)
             ]
         except (ValueError, TypeError, ArithmeticError, pa.ArrowException, msgpack.UnpackException) as error:
-            raise CorruptDataError(f"stored keys of columnar state cannot be read: {error}") from error
+            why = f"{type(error).__name__}: {error}"
+            raise CorruptDataError(f"stored keys of columnar state cannot be read: {why}") from error
         return pa.RecordBatch.from_arrays(arrays, schema=self.fields), numbers
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,8 @@ STATE, INDEX = "columns", "ends"
 _END = struct.Struct(">Q")
 _SIGN = 1 << 63
 _ENDED_MAX = 100_000
+_ENDED_BYTES_MAX = 16 << 20
+"""State that ends is taken in parts: many short keys are bounded by number, long ones by this."""
 
 ReadMany = Callable[[pa.Array, float], pa.Array]
 ScanBetween = Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]]
@@ -131,15 +134,27 @@ class ColumnarState:
         """
         keys: list[bytes] = []
         found: list[bytes] = []
+        size_bytes = 0
         for group, head in self._index_heads.items():
             for index_key, _ in self._scan(head, head + _end(watermark_ms + 1)):
                 keys.append(self._heads[group] + index_key[len(head) + _END.size :])
                 found.append(index_key)
-                if len(keys) >= _ENDED_MAX:
+                size_bytes += len(index_key)
+                if len(keys) >= _ENDED_MAX or size_bytes >= _ENDED_BYTES_MAX:
                     yield self._removed(keys, found)
-                    keys, found = [], []
+                    keys, found, size_bytes = [], [], 0
         if keys:
             yield self._removed(keys, found)
+
+    def next_end_ms(self, watermark_ms: int | None) -> int | None:
+        """Return when the first stored state ends behind a watermark (None: before all); None if none does."""
+        ends = []
+        for group, head in self._index_heads.items():
+            low = head if watermark_ms is None else head + _end(watermark_ms + 1)
+            behind = table_key(group, int(self._index_id or 0) + 1, b"")
+            first = islice(self._scan(low, behind), 1)
+            ends += [index_key[len(head) : len(head) + _END.size] for index_key, _ in first]
+        return _END.unpack(min(ends))[0] - _SIGN if ends else None
 
     def _removed(self, entries: list[bytes], index: list[bytes]) -> tuple[list[bytes], pa.RecordBatch, ChangeColumns]:
         entries.sort()

@@ -40,7 +40,11 @@ class CheckpointLog:
         """Return Spark's offsets entry of a batch, or None if there is none (any more)."""
         return self._read(f"offsets/{batch_id}")
 
-    def set_back(self, batch_id: int, offsets: str, uid: str) -> None:
+    def newest(self) -> int | None:
+        """Return the number of the last batch that Spark has planned, or None if there is none."""
+        return max(self._numbers("offsets"), default=None)
+
+    def set_back(self, batch_id: int, offsets: str, uid: str, closed_ms: int | None = None) -> None:
         """
         Set the query back to where it stood behind a batch: the next one is the one behind it, with offsets of its own.
 
@@ -51,6 +55,7 @@ class CheckpointLog:
             batch_id: The batch.
             offsets: Its offsets entry. Spark deletes entries after a while; those that it needs are written again.
             uid: Names this setting back.
+            closed_ms: The watermark at which the batch was closed, if it was: the next one's, where Spark's is gone.
         """
         if self._read(_SET_BACK) == uid:
             return
@@ -58,7 +63,7 @@ class CheckpointLog:
             later = [number for number in self._numbers(folder) if number > batch_id]
             for number in sorted(later, reverse=True):
                 self._files.delete(self._at(f"{folder}/{number}"), False)
-        watermark_ms = BatchTime.read(offsets, None).watermark_ms
+        watermark_ms = BatchTime.read(offsets, None).watermark_ms if closed_ms is None else closed_ms
         entries = {"commits": f'v1\n{{"nextBatchWatermarkMs":{watermark_ms}}}', "offsets": offsets}
         is_other = self._read(f"offsets/{batch_id}") != offsets  # gone, or of a past that was itself given up
         # Spark wants the entries before the last as well; they must not be ahead of it. The batch's offsets come last:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -25,6 +25,7 @@ from backend_client.spark.late_rows import DELAY_KEY
 from backend_client.spark.private.frames import arrow_schema, spark_schema
 from backend_client.state_table import StateTable
 from dstl_service.wire import StateInfo
+from storage.change_set import ChangeColumns
 from storage.errors import InvalidInputError
 from storage.model import KeyGroupRange
 
@@ -45,7 +46,7 @@ class ColumnarPlan:
         keys: The grouping columns.
         rows: The input's columns.
         is_first: Whether its rows come from the stream. What an operator before it puts out for a watermark is not late
-            for that watermark, so behind one, that of the batch before counts.
+            for that watermark, so behind one, that of the batch before counts for rows, and state ends behind them.
     """
 
     processor: ColumnarProcessor
@@ -80,12 +81,13 @@ class ColumnarPlan:
         _check_watermark(processor, mode, marked, is_first=is_first)
         return cls(processor, mode, keys, rows, is_first)
 
-    def moment(self, time: BatchTime | None) -> BatchMoment:
-        """Return what the processor is told of a batch; a watermark of 0 is none."""
+    def moments(self, time: BatchTime | None) -> tuple[BatchMoment, BatchMoment]:
+        """Return what the processor is told with rows, and with state that ends; a watermark of 0 is none."""
         if time is None:
-            return BatchMoment(self.output_mode)
-        watermark_ms = time.watermark_ms if self.is_first else time.previous_watermark_ms
-        return BatchMoment(self.output_mode, watermark_ms or None, time.timestamp_ms)
+            return BatchMoment(self.output_mode), BatchMoment(self.output_mode)
+        of_ends = BatchMoment(self.output_mode, time.watermark_ms or None, time.timestamp_ms)
+        of_rows = of_ends if self.is_first else replace(of_ends, watermark_ms=time.previous_watermark_ms or None)
+        return of_rows, of_ends
 
     @property
     def all_keys(self) -> pa.Schema:
@@ -219,7 +221,7 @@ class ColumnarCalls:
         key_schema: Of the grouping key, Spark's JSON.
         states: Its variables.
         key_groups: Those of the partition.
-        moment: Of the batch.
+        moments: Of the batch: for its rows, and for state that ends, which does so behind them if that is later.
         preemptive_bytes: Change sets of about this size are sent while rows still flow.
     """
 
@@ -229,7 +231,7 @@ class ColumnarCalls:
         key_schema: str,
         states: dict[str, StateInfo],
         key_groups: KeyGroupRange,
-        moment: BatchMoment,
+        moments: tuple[BatchMoment, BatchMoment],
         preemptive_bytes: int,
     ) -> None:
         self._plan = plan
@@ -237,14 +239,17 @@ class ColumnarCalls:
         self._keys = KeyColumns(key_schema, plan.keys)
         self._states = states
         self._key_groups = key_groups
-        self._moment = moment
+        self._moment, self._moment_of_ends = moments
+        self._written: list[ChangeColumns] | None = None if moments[0] == moments[1] else []
         self._preemptive_bytes = preemptive_bytes
         self.rows_seen = 0
         self.keys_seen = 0
         self.late_rows = 0
+        self.next_end_ms: int | None = None
+        """When the first state ends that is left, or earlier."""
 
     def run(self, batches: Iterable[pa.RecordBatch], table: StateTable, writer: LogWriter) -> Iterator[pa.RecordBatch]:
-        """Yield what the processor puts out: for state that ends first, then for the rows."""
+        """Yield what the processor puts out: for state that ends, and for the rows."""
         index = self._states.get(INDEX)
         state = ColumnarState(
             StateColumns(self._processor.state_schema(self._plan.rows)),
@@ -254,24 +259,27 @@ class ColumnarCalls:
             table.get_many,
             table.between,
         )
-        yield from self._end(state, writer)
+        yield from self._end(state, writer, self._moment)
         chunks = KeyChunks(batches, self._keys, self._plan.rows)
         for chunk in chunks:
             yield from self._process(chunk, state, writer)
         self.rows_seen, self.keys_seen = chunks.rows_seen, chunks.keys_seen
+        if self._written is not None:
+            table.lay_over(self._written)
+            yield from self._end(state, writer, self._moment_of_ends)
+        self._note_end(state.next_end_ms(self._moment_of_ends.watermark_ms))
 
-    def _end(self, state: ColumnarState, writer: LogWriter) -> Iterator[pa.RecordBatch]:
-        """Remove the state that ends with the batch's watermark: a set of its own, before those of the rows."""
-        windows, watermark_ms = self._processor.windows, self._moment.watermark_ms
+    def _end(self, state: ColumnarState, writer: LogWriter, moment: BatchMoment) -> Iterator[pa.RecordBatch]:
+        """Remove the state that ends with a watermark: a set of its own."""
+        windows, watermark_ms = self._processor.windows, moment.watermark_ms
         if watermark_ms is None:
             return
         for encoded, columns, changes in state.ended(watermark_ms):
             keys, starts = self._keys.decode(encoded, with_number=windows is not None)
             if windows is not None:
                 keys = self._with_windows(keys.columns, np.array(starts, np.int64))
-            output = self._processor.expired(keys, columns, self._plan.rows, self._moment)
-            for piece in changes.pieces(self._preemptive_bytes):
-                writer.append_columns(piece, preemptive=True)
+            output = self._processor.expired(keys, columns, self._plan.rows, moment)
+            self._write(changes, writer, preemptive=True)
             if output is not None:
                 yield output
 
@@ -299,11 +307,23 @@ class ColumnarCalls:
         results = self._processor.process(KeyBatch(keys, rows, starts, found.columns, found.present, self._moment))
         self.late_rows += int(results.late_rows)
         keep, expires_ms = self._checked(results, len(entries))
-        changes = state.changes(entries, found, results.state, keep, expires_ms if windows is None else ends_ms)
-        for piece in changes.pieces(self._preemptive_bytes):
-            writer.append_columns(piece, preemptive=not chunk.is_last)
+        ends_ms = expires_ms if windows is None else ends_ms
+        if ends_ms is not None and len(ends_ms):
+            self._note_end(int(ends_ms.min()))
+        changes = state.changes(entries, found, results.state, keep, ends_ms)
+        self._write(changes, writer, preemptive=not chunk.is_last)
         if results.output is not None:
             yield results.output
+
+    def _write(self, changes: ChangeColumns, writer: LogWriter, *, preemptive: bool) -> None:
+        for piece in changes.pieces(self._preemptive_bytes):
+            writer.append_columns(piece, preemptive=preemptive)
+            if self._written is not None:
+                self._written.append(piece)
+
+    def _note_end(self, end_ms: int | None) -> None:
+        if end_ms is not None and (self.next_end_ms is None or end_ms < self.next_end_ms):
+            self.next_end_ms = end_ms
 
     def _checked(self, results: KeyResults, keys: int) -> tuple[Bools | None, Ints | None]:
         """

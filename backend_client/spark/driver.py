@@ -1,41 +1,52 @@
 """
 One query on the driver: runs every batch through the operators and turns it into a checkpoint.
 
-Life of a batch: begin - each operator's job, whose result are the receipts of the accepted attempts - start of the
-upload - the user's function, meanwhile - complete: the manifest, and with it the checkpoint, exists - only then does
-``foreachBatch`` return and Spark commit.
+Life of a batch: begin - each operator's job, whose result are the receipts of the accepted attempts - once more for
+what the rows have made due (`closing`) - start of the upload - the user's function, meanwhile - complete: the manifest,
+and with it the checkpoint, exists - only then does ``foreachBatch`` return and Spark commit.
 
-An operator's output is computed once and kept for all who read it. Every read checks the marker rows: output of another
-attempt than the one whose receipt was taken (a block was lost and computed again, a speculative copy) is refused, and
-the whole batch is executed again (I18).
+An operator's output is computed once and kept for all who read it. A block that was lost is an error, and every read
+checks the marker rows: output of another attempt than the one whose receipt was taken (a speculative copy's) is
+refused. The whole batch is executed again then (I18).
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 
 from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.coordinator import JobSession, connect
 from backend_client.declared_states import ids_to_delete
 from backend_client.keep_awake import kept_awake
 from backend_client.progress import BatchProgress
+from backend_client.source_watermark import time_behind
 from backend_client.spark.checkpoint_log import CheckpointLog
+from backend_client.spark.closing import SecondPass, second_pass
 from backend_client.spark.columnar_calls import ColumnarPlan
+from backend_client.spark.kept_output import LOST_BLOCK, KeptOutput
 from backend_client.spark.late_rows import EventTimes
 from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.pinning import Anchors
 from backend_client.spark.plan import Operator, Step
+from backend_client.spark.private.batch_clock import at_batch_time
+from backend_client.spark.private.stream_plan import StreamPlan
 from backend_client.spark.session_settings import set_for
-from backend_client.spark.start_checks import check_start
+from backend_client.spark.shipping import Shipments
+from backend_client.spark.sinks import BatchFunction, ForeachRows
+from backend_client.spark.start_checks import check_plan, check_start
 from backend_client.spark.task import MARKER_COLUMN, BatchContext, OperatorTask, Receipt
-from dstl_service.wire import CompleteRequest, CompleteResponse, OperatorInfo
+from dstl_service.wire import ChangeSetRef, CompleteRequest, CompleteResponse, OperatorInfo
 from storage.errors import (
     ConflictError,
     DstlError,
@@ -50,7 +61,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("backend_client")
 
+_WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 STALE_OUTPUT = "DSTL_STALE_OUTPUT"
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One try at a batch: its context, Spark's offsets entry, and the outputs that are kept until it ends."""
+
+    context: BatchContext
+    offsets: str
+    kept: list[KeptOutput] = field(default_factory=list)
 
 
 class BatchRunner:
@@ -59,52 +80,77 @@ class BatchRunner:
     def __init__(
         self,
         frame: StatefulDataFrame,
-        function: Callable[[DataFrame, int], None],
+        function: BatchFunction | ForeachRows,
         log: CheckpointLog,
         client: ServiceClient,
         session: JobSession,
         infos: list[OperatorInfo],
+        shipments: Shipments,
     ) -> None:
-        self._operators = frame.operators
-        self._final_steps = frame.steps
-        self._function = function
+        self._operators = tuple(
+            replace(operator, steps=_shipped(operator.steps, shipments)) for operator in frame.operators
+        )
+        self._final_steps = _shipped(frame.steps, shipments)
+        self._function = function.shipped(shipments) if isinstance(function, ForeachRows) else function
+        self._shipments = shipments
         self._log = log
         self._client = client
         self._session = session
         self._settings = frame.backend.settings
         self._report = frame.backend.report
         self._infos = infos
+        self._plan = StreamPlan(frame.source.sparkSession, log.query_id)
+        self._is_behind_state = False
+        self._later_plans: dict[str, ColumnarPlan] = {}
+        self._closes = frame.source.sparkSession.conf.get(_WITHOUT_DATA, "true") == "true"
         self._anchors = Anchors.of(frame.source.sparkSession)
+        self._anchors.take()
 
     @classmethod
-    def open(
-        cls, frame: StatefulDataFrame, function: Callable[[DataFrame, int], None], log: CheckpointLog
-    ) -> BatchRunner:
+    def open(cls, frame: StatefulDataFrame, function: BatchFunction | ForeachRows, log: CheckpointLog) -> BatchRunner:
         """
         Take the job over, if the query fits what is stored of it.
 
         Raises:
-            InvalidInputError: The Spark checkpoint, a key schema or a state schema is not that of the stored state.
+            InvalidInputError: The Spark checkpoint, a key schema or a state schema is not that of the stored state, or
+                what is to run in tasks cannot be sent to them.
             ConflictError: The Spark checkpoint and the state went apart.
         """
         settings = frame.backend.settings
         client = connect(settings)
+        shipments = Shipments(frame.source.sparkSession.sparkContext)
         try:
+            _pack(frame, function, shipments)
             known = JobSession.look(client, settings)
             if known is not None:  # a start that is refused must leave the query that runs alone
                 check_start(frame, log, known.latest, known.max_parallelism)
             session = JobSession.open(client, settings)
             infos = check_start(frame, log, session.latest, session.max_parallelism)
             if session.latest is not None and session.latest.rewound_from is not None:
-                log.set_back(session.latest.ref.id, session.latest.offsets, session.latest.ref.uid)
-            return cls(frame, function, log, client, session, infos)
+                latest = session.latest
+                log.set_back(latest.ref.id, latest.offsets, latest.ref.uid, latest.closed_ms)
+            return cls(frame, function, log, client, session, infos, shipments)
         except BaseException:
+            shipments.close()
             client.close()
             raise
 
     def close(self) -> None:
-        """Close the connection to the coordinator."""
+        """Give back what the query has on driver and executors, and close the connection to the coordinator."""
+        self._shipments.close()
+        self._anchors.release()
         self._client.close()
+
+    def close_behind(self, query: StreamingQuery) -> None:
+        """Close when the query has ended, however it ends."""
+
+        def wait() -> None:
+            with suppress(Exception):  # the query's own, which is reported to who waits for it, or no Spark any more
+                query.awaitTermination()
+            with suppress(Exception):  # a Spark that has stopped keeps nothing
+                self.close()
+
+        threading.Thread(target=wait, name="dstl-end-of-query", daemon=True).start()
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Execute one batch; return when its checkpoint exists."""
@@ -141,30 +187,87 @@ class BatchRunner:
             coordinator_id=session.begin(batch_id),
             time=self._time(offsets),
         )
-        receipts: list[Receipt] = []
-        kept: list[DataFrame] = []
+        work = _Work(context, offsets)
+        inputs: list[DataFrame] = []
         started = time.perf_counter()
         try:
-            for operator, info in zip(self._operators, self._infos, strict=True):
-                with set_for(frame.sparkSession, operator):
-                    output = self._run_operator(operator, info, _apply(operator.steps, frame), context).persist()
-                    kept.append(output)
-                    accepted = _collect_receipts(output, info)
-                    receipts += accepted
-                    frame = _checked(output, accepted)
+            frame, receipts = self._first_pass(frame, work, inputs)
+            closed_ms = self._closed_ms(context.time)
+            closing = second_pass(context.time, closed_ms, receipts)
+            if closing is not None:
+                more, others = self._second_pass(inputs, work, closing)
+                frame, receipts = frame.unionAll(more), receipts + others
             refs = [ref for receipt in receipts for ref in receipt.refs]
             snapshots = [receipt.materialized for receipt in receipts if receipt.materialized is not None]
-            plan = session.plan(refs, self._infos, self._log.query_id() or "", offsets, snapshots)
+            plan = session.plan(refs, self._infos, self._log.query_id() or "", offsets, snapshots, closed_ms)
             self._flush(batch_id, plan)
             computed = time.perf_counter()
-            self._function(_apply(self._final_steps, frame), batch_id)
+            self._function(_apply(self._final_steps, frame, offsets), batch_id)
             called = time.perf_counter()
             response = session.complete(batch_id, plan)
             done = time.perf_counter()
         finally:
-            for output in kept:
-                output.unpersist()
+            for output in work.kept:
+                output.release()
         return _progress(context, receipts, response, (started, computed, called, done), tries)
+
+    def _first_pass(self, frame: DataFrame, work: _Work, inputs: list[DataFrame]) -> tuple[DataFrame, list[Receipt]]:
+        """Run the rows through all operators; note what each one's steps began with."""
+        receipts: list[Receipt] = []
+        for operator, info in zip(self._operators, self._infos, strict=True):
+            inputs.append(frame)
+            frame, accepted = self._computed(operator, info, frame, work)
+            receipts += accepted
+        return frame, receipts
+
+    def _second_pass(
+        self, inputs: Sequence[DataFrame], work: _Work, closing: SecondPass
+    ) -> tuple[DataFrame, list[Receipt]]:
+        """Run those operators again in which something is due, and those behind them."""
+        work = replace(work, context=replace(work.context, time=closing.time, is_second_pass=True))
+        receipts: list[Receipt] = []
+        frame: DataFrame | None = None
+        for operator, info, earlier in zip(self._operators, self._infos, inputs, strict=True):
+            if frame is None and operator.name not in closing.due:
+                continue
+            if frame is None:
+                spark = earlier.sparkSession
+                frame = spark.createDataFrame(spark.sparkContext.emptyRDD(), earlier.schema)
+            frame, accepted = self._computed(operator, info, frame, work, closing)
+            receipts += accepted
+        assert frame is not None
+        return frame, receipts
+
+    def _computed(
+        self,
+        operator: Operator,
+        info: OperatorInfo,
+        frame: DataFrame,
+        work: _Work,
+        closing: SecondPass | None = None,
+    ) -> tuple[DataFrame, list[Receipt]]:
+        """Run an operator, and keep its output; return that and its receipts."""
+        earlier = {} if closing is None else closing.earlier[operator.name]
+        with set_for(frame.sparkSession, operator):
+            rows = _apply(operator.steps, frame, work.offsets)
+            output = KeptOutput(self._run_operator(operator, info, rows, work.context, earlier))
+            work.kept.append(output)
+            accepted = _collect_receipts(output.frame, info)
+            return _checked(output.frame, accepted), accepted
+
+    def _closed_ms(self, time: BatchTime | None) -> int | None:
+        """
+        Return the watermark at which the batch that was read is closed; None if it is not.
+
+        It is left open where Spark runs a batch without data itself, for operators of its own, and where it is told to
+        run none.
+        """
+        if time is None or not self._closes:
+            return None
+        tree, next_ms = self._plan.tree(), self._plan.next_watermark_ms()
+        if tree is None or next_ms is None or tree.is_stateful:
+            return None
+        return max(next_ms, time.watermark_ms)
 
     def _flush(self, batch_id: int, plan: CompleteRequest) -> None:
         """Start the upload of what the operators have sent, if the coordinator can; `complete` waits for it anyway."""
@@ -174,13 +277,19 @@ class BatchRunner:
             logger.warning("the upload of batch %d begins with its checkpoint: %s", batch_id, error)
 
     def _run_operator(
-        self, operator: Operator, info: OperatorInfo, frame: DataFrame, context: BatchContext
+        self,
+        operator: Operator,
+        info: OperatorInfo,
+        frame: DataFrame,
+        context: BatchContext,
+        earlier: Mapping[int, Sequence[ChangeSetRef]],
     ) -> DataFrame:
         max_parallelism = self._session.max_parallelism
         times = self._event_times(operator, context.time)
         latest = self._session.latest
         stored = {known.name: known.states for known in latest.operators} if latest else {}
-        initial = operator.initial if operator.name not in stored else None
+        is_new = operator.name not in stored and not context.is_second_pass
+        initial = operator.initial if is_new else None
         row_names, initial_rows = tuple(frame.columns), None
         if initial is not None:
             if times is not None:
@@ -189,7 +298,7 @@ class BatchRunner:
             operator, frame = initial.joined(operator, frame)
         task = OperatorTask(
             operator=operator.name,
-            processor=operator.processor,
+            processor=self._shipments.parcel(self._processor(operator)),
             states=info.states,
             key_schema=info.key_schema,
             key_places=operator.key_places,
@@ -202,7 +311,11 @@ class BatchRunner:
             time_mode=operator.time_mode,
             has_early=times is not None and times.early_until_ms is not None,
             initial=initial_rows,
-            deleted=ids_to_delete(stored.get(operator.name, {}), info.states, operator.begin_anew),
+            # The first pass deletes; the second one sees that.
+            deleted=()
+            if context.is_second_pass
+            else ids_to_delete(stored.get(operator.name, {}), info.states, operator.begin_anew),
+            earlier=earlier,
         )
         pin = self._anchors.pin if self._anchors.are_of_use else None
         placed = operator.place(frame, info.parallelism, max_parallelism, pin, times)
@@ -216,13 +329,28 @@ class BatchRunner:
         ):
             return None
         latest = self._session.latest
-        return BatchTime.read(offsets, latest.offsets if latest else None)
+        closed_ms = latest.closed_ms if latest else None
+        time = BatchTime.read(offsets, latest.offsets if latest else None, closed_ms)
+        tree = self._plan.tree()
+        self._is_behind_state = tree is None or tree.is_stateful
+        return time if tree is None or not tree.is_stateful else time_behind(tree, time)
+
+    def _is_first(self, operator: Operator) -> bool:
+        """Say whether an operator's rows come from the stream, with no stateful operator before it, also of Spark's."""
+        return operator is self._operators[0] and not self._is_behind_state
+
+    def _processor(self, operator: Operator) -> StatefulProcessor | ColumnarPlan:
+        processor = operator.processor
+        if isinstance(processor, ColumnarPlan) and processor.is_first and not self._is_first(operator):
+            # One object for all batches: each object that is shipped is kept until the query ends.
+            return self._later_plans.setdefault(operator.name, replace(processor, is_first=False))
+        return processor
 
     def _event_times(self, operator: Operator, time: BatchTime | None) -> EventTimes | None:
         """Return how an operator's input is divided; late behind another one is what came before the batch before."""
         if time is None or operator.event_time is None:
             return None
-        if operator is self._operators[0]:
+        if self._is_first(operator):
             return EventTimes(time.watermark_ms)
         return EventTimes(time.previous_watermark_ms, time.watermark_ms)
 
@@ -236,6 +364,7 @@ class BatchRunner:
         latest = self._session.latest
         expected = latest.ref.id + 1 if latest else 0
         if latest is not None and batch_id == latest.ref.id:
+            check_plan(self._log, latest, self._settings)
             return True
         if batch_id != expected:
             raise ConflictError(
@@ -254,10 +383,24 @@ class BatchRunner:
             logger.warning("checkpoint %d could not be aborted: %s", batch_id, error)
 
 
-def _apply(steps: Sequence[Step], frame: DataFrame) -> DataFrame:
+def _apply(steps: Sequence[Step], frame: DataFrame, offsets: str) -> DataFrame:
     for step in steps:
         frame = step(frame)
-    return frame
+    return at_batch_time(frame, offsets) if steps else frame
+
+
+def _pack(frame: StatefulDataFrame, function: BatchFunction | ForeachRows, shipments: Shipments) -> None:
+    """Pack what is sent to tasks, so that what cannot be is found before the job is taken over."""
+    for operator in frame.operators:
+        shipments.parcel(operator.processor)
+        _shipped(operator.steps, shipments)
+    _shipped(frame.steps, shipments)
+    if isinstance(function, ForeachRows):
+        function.shipped(shipments)
+
+
+def _shipped(steps: Sequence[Step], shipments: Shipments) -> tuple[Step, ...]:
+    return tuple(step.with_function(shipments.function) for step in steps)
 
 
 def _collect_receipts(output: DataFrame, info: OperatorInfo) -> list[Receipt]:
@@ -298,7 +441,8 @@ def _helps_to_repeat(error: Exception) -> bool:
         return False
     text = str(error)
     # A task that lost its sidecar in the middle of something finds another one when it runs again.
-    return any(sign in text for sign in (STALE_OUTPUT, LostChangesError.__name__, UnavailableError.__name__))
+    signs = (STALE_OUTPUT, LOST_BLOCK, LostChangesError.__name__, UnavailableError.__name__)
+    return any(sign in text for sign in signs)
 
 
 def _progress(

@@ -19,7 +19,7 @@ from backend_client.expiry import remove_expired
 from backend_client.key_runs import same_key
 from backend_client.keyed_state import KeyedState
 from backend_client.spark.rows import KeyRows
-from backend_client.timers import due_timers
+from backend_client.timers import Upcoming, due_timers
 from storage.model import KEY_GROUP_MAX
 
 _REMOVED_MIN = 20_000
@@ -53,6 +53,7 @@ class KeyVisits:
         due_until_ms: Timers up to this moment are due.
         has_early: Whether keys end with whether their rows are not early.
         expiring: Whether there may be entries with a time to live.
+        upcoming: Told of stored timers that are due later.
     """
 
     state: KeyedState
@@ -60,12 +61,13 @@ class KeyVisits:
     due_until_ms: int
     has_early: bool
     expiring: bool
+    upcoming: Upcoming | None = None
 
     def of(self, grouped: Iterable[KeyRows]) -> Iterator[Visit]:
         """Yield one visit for each key, by ascending key groups."""
         groups = self.state.key_groups
         current, removed = groups.first, self._remove_expired(groups.first, 0)
-        due = due_timers(self.state, current, self.due_until_ms)
+        due = due_timers(self.state, current, self.due_until_ms, self.upcoming)
         left = _Left(chain(grouped, [_END]))
         for key_group, key, rows in left:
             while current < min(key_group, groups.last + 1):
@@ -74,7 +76,7 @@ class KeyVisits:
                 current += 1
                 if current <= groups.last:
                     removed = self._remove_expired(current, removed)
-                    due = due_timers(self.state, current, self.due_until_ms)
+                    due = due_timers(self.state, current, self.due_until_ms, self.upcoming)
             if key_group > groups.last:
                 return
             if not self.has_early:

@@ -9,6 +9,7 @@ which moves no row. When an executor is lost, its anchors are computed anew else
 from __future__ import annotations
 
 import logging
+import threading
 from weakref import WeakKeyDictionary
 
 from pyspark import StorageLevel
@@ -31,6 +32,8 @@ class Anchors:
         self._spark = spark
         self._obstacle = _obstacle(spark)
         self._frames: dict[int, DataFrame] = {}
+        self._lock = threading.Lock()
+        self._queries = 0
         if self._obstacle:
             logger.warning("partitions are not pinned to executors: %s", self._obstacle)
 
@@ -47,14 +50,30 @@ class Anchors:
         """Whether partitions can be pinned, and there is more than one place for them."""
         return self._obstacle is None
 
+    def take(self) -> None:
+        """Keep the anchors for one more query."""
+        with self._lock:
+            self._queries += 1
+
+    def release(self) -> None:
+        """Keep them for one query less. Behind the last one they go: Spark keeps executors that have cached blocks."""
+        with self._lock:
+            self._queries -= 1
+            frames = list(self._frames.values()) if not self._queries else []
+            if frames:
+                self._frames.clear()
+        for frame in frames:
+            frame.unpersist()
+
     def pin(self, rows: DataFrame, partition_column: str, parallelism: int) -> DataFrame:
         """Make the executor with a partition's anchor the preferred one; `rows` are partitioned by the column."""
         anchor = self._frames.get(parallelism)
-        if anchor is None:
+        if anchor is None or not anchor.storageLevel.useMemory:  # a user's clearCache() takes them away
             numbers = self._spark.range(parallelism).select(F.col("id").cast("int").alias(partition_column))
             anchor = numbers.repartitionById(parallelism, partition_column).persist(_MEMORY_OR_DISK)
             anchor.count()
-            self._frames[parallelism] = anchor
+            with self._lock:
+                self._frames[parallelism] = anchor
         # The rows come first, for a join is of its left side's session: each query has one of its own.
         return rows.join(anchor.hint("shuffle_hash"), partition_column)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from backend_client.spark.initial_state import InitialState
     from backend_client.spark.writer import StatefulStreamWriter
 
-Step = Callable[[DataFrame], DataFrame]
 Pin = Callable[[DataFrame, str, int], DataFrame]
 
 ORDER_COLUMN = "__dstl_order"
@@ -84,6 +83,28 @@ _STATEFUL = {
     "unionAll": "union the streams before the operator",
     "unionByName": "union the streams before the operator",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A call of a DataFrame's method that was recorded."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        """Call the method of a frame."""
+        result: DataFrame = getattr(frame, self.name)(*self.args, **self.kwargs)
+        return result
+
+    def with_function(self, change: Callable[[Any], Any]) -> Step:
+        """Return the same with another function in place of the user's; without one, it is itself."""
+        if self.name not in ("mapInArrow", "mapInPandas"):
+            return self
+        if self.args:
+            return replace(self, args=(change(self.args[0]), *self.args[1:]))
+        return replace(self, kwargs={**self.kwargs, "func": change(self.kwargs["func"])}) if self.kwargs else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,15 +335,17 @@ class StatefulDataFrame:
                         "streams before the operator, and let its processor join them"
                     )
 
-            def step(frame: DataFrame) -> DataFrame:
-                result: DataFrame = getattr(frame, name)(*args, **kwargs)
-                return result
-
-            template = step(self._template)
+            step = Step(name, args, kwargs)
+            # Of a function, only the schema counts here; as a part of a plan, Spark would pickle and keep it.
+            template = step.with_function(lambda _: _same)(self._template)
             _refuse_stateful(name, template)
             return StatefulDataFrame(self.backend, self.source, self.operators, template, (*self.steps, step))
 
         return record
+
+
+def _same(batches: Any) -> Any:
+    return batches
 
 
 _LOOKS_AT_MANY_ROWS = {

@@ -20,6 +20,7 @@ from backend_client.expiry import ExpiringValue, Expiry, check_ttl
 from backend_client.keyed_collections import ListVariable, MapVariable
 from backend_client.keyed_state import KeyedState, ValueVariable
 from backend_client.spark.rows import row_factory
+from backend_client.spark.shipping import copy_of
 from backend_client.timers import Timers
 from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
@@ -38,10 +39,6 @@ class _DeclaringHandle:
         self._time_mode = time_mode
         self.states: dict[str, StateInfo] = {}
         self.begin_anew: set[str] = set()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Travel empty: a processor may keep its handle, and gets another one in its tasks."""
-        return {}
 
     def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> None:
         """Record a value state."""
@@ -185,12 +182,14 @@ def declare_states(
     """
     Run ``init`` on the driver, as Spark does; return the variables that it asks for, and which begin anew every time.
 
-    Those that it deletes are of the kind `DELETED`; `merge_states` says what becomes of all of them.
+    Those that it deletes are of the kind `DELETED`; `merge_states` says what becomes of all of them. As on Spark,
+    ``init`` may make what cannot be sent to tasks: it runs on a copy, and tasks get the processor as it was given.
 
     Raises:
-        InvalidInputError: It asks for something that this backend does not serve.
+        InvalidInputError: It asks for something that this backend does not serve, or cannot be sent to tasks.
     """
     handle = _DeclaringHandle(operator, parse, time_mode)
-    processor.init(handle)  # type: ignore[arg-type]
-    processor.close()
+    declaring = copy_of(processor)
+    declaring.init(handle)
+    declaring.close()
     return handle.states, frozenset(handle.begin_anew)

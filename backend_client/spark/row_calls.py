@@ -8,7 +8,7 @@ them; those that are set in this batch and due already fire behind the rows, as 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -23,7 +23,7 @@ from backend_client.spark.initial_state import InitialRows
 from backend_client.spark.key_visits import KeyVisits, Visit
 from backend_client.spark.processor import TaskHandle
 from backend_client.spark.rows import KeyRows, row_factory
-from backend_client.timers import Timers
+from backend_client.timers import Timers, Upcoming
 from dstl_service.wire import StateInfo
 
 OUTPUT_ROWS = 10_000
@@ -54,6 +54,7 @@ class RowCalls:
         timing: Set unless the time mode is None.
         initial: Set in the batch whose rows have the operator's initial state among them.
         output_max: Outputs are handed on in lists of at most this length.
+        upcoming: Told of timers that are due later.
     """
 
     operator: str
@@ -64,6 +65,7 @@ class RowCalls:
     timing: Timing | None = None
     initial: InitialRows | None = None
     output_max: int = OUTPUT_ROWS
+    upcoming: Upcoming = field(default_factory=Upcoming)
 
     def run(self, grouped: Iterable[KeyRows], state: KeyedState, writer: LogWriter) -> Iterator[list[Any]]:
         """Yield what the processor yields, in lists of at most `output_max`."""
@@ -107,7 +109,7 @@ class RowCalls:
         mode, time = self.timing.mode, self.timing.time
         until = time.due_until(mode)
         assert until is not None
-        timers = handle.timers = Timers(state, until)
+        timers = handle.timers = Timers(state, until, self.upcoming)
         before_rows = time.fires_before_rows(mode)
         visits = KeyVisits(
             state=state,
@@ -115,6 +117,7 @@ class RowCalls:
             due_until_ms=until,
             has_early=self.timing.has_early,
             expiring=any(info.ttl_ms is not None for info in self.states.values()),
+            upcoming=self.upcoming,
         )
 
         def fire(encoded: bytes, timestamps: Iterable[int]) -> Iterator[Any]:
@@ -136,7 +139,7 @@ class RowCalls:
             if rows is not None:
                 yield from of_rows(visit.key, rows)
             yield from fire(visit.encoded, timers.take_due())
-            timers.take_due()  # what the last ones set and is due already fires in the next batch
+            timers.leave_due()  # what the last ones set and is due already fires in the next batch
 
         for visit in visits.of(grouped):
             state.key_group, state.key = visit.key_group, visit.encoded

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from backend_client.spark.plan import Operator
 
 # An operator's partitions are given, so adaptive execution finds nothing to improve, and it would make three jobs of
-# one. Output is kept for a moment only, which is shorter than compressing it takes.
-_SETTINGS = {"spark.sql.adaptive.enabled": "false", "spark.sql.inMemoryColumnarStorage.compressed": "false"}
+# one.
+_SETTINGS = {"spark.sql.adaptive.enabled": "false"}
 _ROWS_MAX = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES_MAX = "spark.sql.execution.arrow.maxBytesPerBatch"
 _BYTES_MAX_DEFAULT = 64 << 20

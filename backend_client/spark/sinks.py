@@ -19,8 +19,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from backend_client.spark.private.session import catalog_table
+from backend_client.spark.private.session import catalog_table, jvm_of
 from backend_client.spark.private.sinks import Format, memory_sink
+from backend_client.spark.shipping import Parcel, Shipments
 from storage.errors import InvalidInputError
 
 BatchFunction = Callable[[DataFrame, int], None]
@@ -73,7 +74,7 @@ def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFun
             f"toTable({name!r}) is served for tables of files in Spark's own catalog; use foreachBatch with "
             f"batch.writeTo({name!r}).append(): {error}"
         ) from error
-    provider, location, columns = table.provider(), table.location().toString(), table.partitionColumnNames()
+    provider, columns = table.provider(), table.partitionColumnNames()
     partitions = [columns.apply(position) for position in range(columns.size())]
     if not provider.isDefined():
         raise InvalidInputError(f"{name!r} is a view or a Hive table; use foreachBatch with batch.write.insertInto(…)")
@@ -82,8 +83,13 @@ def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFun
             f"table {name!r} is partitioned by ({', '.join(partitions)}), not by ({', '.join(request.partition_by)}); "
             "leave partitionBy out"
         )
-    options = (*request.options, ("path", location))
+    options = (*request.options, ("path", _folder(spark, table.location())))
     return _spark_sink(spark, replace(request, format=provider.get(), partition_by=tuple(partitions), options=options))
+
+
+def _folder(spark: SparkSession, uri: Any) -> str:
+    """Return the folder that a URI names. In a URI a blank is ``%20``, which as a path is a folder of that name."""
+    return str(jvm_of(spark).org.apache.hadoop.fs.Path(uri).toString())
 
 
 def option_texts(options: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -183,9 +189,9 @@ _SPECIAL: dict[str, Callable[[SparkSession, SinkRequest], BatchFunction]] = {
 }
 
 
-def foreach_rows(target: Any) -> BatchFunction:
+class ForeachRows:
     """
-    Return the function that hands each row to `target` in the workers: Spark's ``foreach``.
+    The function that hands each row to `target` in the workers: Spark's ``foreach``.
 
     Args:
         target: A function of a row, or an object with ``process`` and maybe ``open`` and ``close``.
@@ -193,17 +199,21 @@ def foreach_rows(target: Any) -> BatchFunction:
     Raises:
         InvalidInputError: It is neither.
     """
-    if not callable(target) and not callable(getattr(target, "process", None)):
-        raise InvalidInputError("foreach takes a function of a row, or an object with a method process(row)")
 
-    def write(batch: DataFrame, batch_id: int) -> None:
-        batch.foreachPartition(_in_partition(target, batch_id))
+    def __init__(self, target: Any) -> None:
+        if not callable(target) and not callable(getattr(target, "process", None)):
+            raise InvalidInputError("foreach takes a function of a row, or an object with a method process(row)")
+        self._target = target
 
-    return write
+    def shipped(self, shipments: Shipments) -> BatchFunction:
+        """Return what writes batches, with the target on its way to the workers once."""
+        parcel = shipments.parcel(self._target)
+        return lambda batch, batch_id: batch.foreachPartition(_in_partition(parcel, batch_id))
 
 
-def _in_partition(target: Any, batch_id: int) -> Callable[[Any], None]:
+def _in_partition(parcel: Parcel, batch_id: int) -> Callable[[Any], None]:
     def run(rows: Any) -> None:
+        target = parcel.unpack()
         process: Callable[[Any], Any] = target.process if hasattr(target, "process") else target
         context = TaskContext.get()
         opened = not hasattr(target, "open") or target.open(context.partitionId() if context else 0, batch_id)

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backend_client.declared_states import merge_states
-from backend_client.operator_modes import check_modes
+from backend_client.operator_modes import COLUMNS, ROWS, check_modes
+from backend_client.planned_batch import is_same_plan
 from backend_client.schema_change import key_difference
 from backend_client.spark.checkpoint_log import CheckpointLog
 from backend_client.spark.columnar_calls import ColumnarPlan
@@ -22,6 +23,7 @@ from storage.errors import ConflictError, InvalidInputError
 from storage.key_groups import check_parallelism
 
 if TYPE_CHECKING:
+    from backend_client.settings import BackendSettings
     from backend_client.spark.plan import Operator, StatefulDataFrame
 
 
@@ -69,13 +71,42 @@ def _check_checkpoint(frame: StatefulDataFrame, log: CheckpointLog, latest: Chec
             f"the Spark checkpoint {location} belongs to query {query_id}, the state of job {job!r} to query "
             f"{latest.query_id}: use the checkpointLocation that this job was started with, or another job name"
         )
-    offsets = log.offsets(latest.ref.id)
     # A job that was set back takes the Spark checkpoint with it, see `CheckpointLog.set_back`.
-    if latest.rewound_from is None and offsets is not None and latest.offsets and offsets != latest.offsets:
+    if latest.rewound_from is None:
+        check_plan(log, latest, settings)
+
+
+def check_plan(log: CheckpointLog, latest: CheckpointInfo, settings: BackendSettings) -> None:
+    """
+    Check that Spark has the newest checkpoint's batch as it was executed, so that it goes on behind it.
+
+    Raises:
+        ConflictError: Its offsets entry is lost or another one: the rows that Spark plans, or has planned, for this
+            batch number are not those that the state has seen. Taken for done, rows would be lost.
+    """
+    offsets, batch_id, job = log.offsets(latest.ref.id), latest.ref.id, settings.job
+    if offsets is None:
+        newest = log.newest()
+        stands = "has no batch" if newest is None else f"ends with batch {newest}"
         raise ConflictError(
-            f"the Spark checkpoint {location} does not belong to the state of job {job!r}: batch {latest.ref.id} has "
-            "other offsets there. Use the checkpointLocation that this job was started with, or another job name"
+            f"the state of job {job!r} has batch {batch_id}, but the Spark checkpoint {log.location} {stands}: it is "
+            f"older than the state, or files of it were lost. Spark would plan batch {batch_id} anew, with other rows "
+            f"that would be taken for done. Restore the newest copy of it{_or_rewind(settings, newest)}"
         )
+    if latest.offsets and not is_same_plan(offsets, latest.offsets):
+        raise ConflictError(
+            f"the Spark checkpoint {log.location} does not belong to the state of job {job!r}: batch {batch_id} has "
+            "other offsets there, so its rows are not those that the state has seen. Use the checkpointLocation that "
+            "this job was started with, or another job name; if it was restored from an older copy, or lost files, "
+            f"restore the newest copy{_or_rewind(settings, batch_id - 1)}"
+        )
+
+
+def _or_rewind(settings: BackendSettings, batch_id: int | None) -> str:
+    if batch_id is None or batch_id < 0:
+        return ""
+    command = f"dstl rewind --storage {settings.storage} --checkpoint {batch_id} --write {settings.job}"
+    return f", or set the state back, too: {command}"
 
 
 def _operator_infos(
@@ -101,14 +132,16 @@ def _operator_info(
 ) -> OperatorInfo:
     parallelism = parallelism_default if operator.parallelism is None else operator.parallelism
     check_parallelism(parallelism, max_parallelism)
-    if known is not None and isinstance(operator.processor, ColumnarPlan):
-        operator.processor.check_stored(operator.name, known.states)
-    states = merge_states(operator.name, known.states if known else {}, operator.states)
-    modes = (operator.time_mode.value, operator.output_mode)
-    info = OperatorInfo(operator.name, parallelism, operator.key_schema.json(), states, *modes)
+    is_columnar = isinstance(operator.processor, ColumnarPlan)
+    modes = (operator.time_mode.value, operator.output_mode, COLUMNS if is_columnar else ROWS)
+    info = OperatorInfo(operator.name, parallelism, operator.key_schema.json(), operator.states, *modes)
+    if known is not None:
+        check_modes(known, info)
+        if isinstance(operator.processor, ColumnarPlan):
+            operator.processor.check_stored(operator.name, known.states)
+    info = replace(info, states=merge_states(operator.name, known.states if known else {}, operator.states))
     if known is None:
         return info
-    check_modes(known, info)
     difference = key_difference(json.loads(known.key_schema), json.loads(info.key_schema))
     if difference is not None:
         raise InvalidInputError(

@@ -10,10 +10,9 @@ rows, what the driver learns of an attempt is always about the very rows that Sp
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -25,9 +24,10 @@ from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.codec import KeyCodec
 from backend_client.coordinator import connect
 from backend_client.keyed_state import CountedReads, KeyedState
+from backend_client.local_disk import is_damage
 from backend_client.log_writer import LogTarget, LogWriter
 from backend_client.materialization import hand_over_snapshot
-from backend_client.restore import advance_to_base
+from backend_client.restore import advance_to_base, read_change_sets
 from backend_client.service_client import ServiceClient
 from backend_client.settings import BackendSettings
 from backend_client.spare_table import open_advanced
@@ -38,9 +38,11 @@ from backend_client.spark.mixed_keys import KeysApart, with_key_groups, with_key
 from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.row_calls import OUTPUT_ROWS, RowCalls, Timing
 from backend_client.spark.rows import GroupedRows, RowsToArrow
+from backend_client.spark.shipping import Parcel
 from backend_client.spark.worker import rare_garbage_collection, spare_garbage_collection
 from backend_client.state_deletion import deletions, hide
 from backend_client.state_table import StateTable
+from backend_client.timers import Upcoming
 from dstl_service.wire import ChangeSetRef, CheckpointRef, StateInfo
 from storage.key_groups import key_group_range
 from storage.model import KeyGroupRange
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from backend_client.spark.frames import FramesToArrow, GroupedFrames
 
 MARKER_COLUMN = "__dstl_marker"
+_SECOND_PASS_PARTS = 1 << 31
+"""Behind all parts of lists that a first pass may have written."""
 _clients: dict[BackendSettings, ServiceClient] = {}
 
 
@@ -64,14 +68,17 @@ class BatchContext:
     coordinator_id: str
     time: BatchTime | None = None
     """Set where an operator of the query has a time mode."""
+    is_second_pass: bool = False
+    """Whether what was due at its end is done for a batch whose rows were processed, see `closing`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """
-    What an attempt did; `refs` are of its change sets in order, `materialized` is a stored snapshot's handle.
+    What an attempt did; `refs` are of its change sets in order, `materialized` is what its sidecar tells of a snapshot.
 
-    `late_rows` came behind the watermark and were dropped.
+    `late_rows` came behind the watermark and were dropped. `next_due_ms` is when the first timer is due, or the first
+    state ends, that is left, or earlier; None without any, and where they do not go by event time.
     """
 
     operator: str
@@ -85,6 +92,7 @@ class Receipt:
     late_rows: int = 0
     state_reads: int = 0
     table_bytes: int = 0
+    next_due_ms: int | None = None
 
     @classmethod
     def from_json(cls, text: str) -> Receipt:
@@ -103,13 +111,15 @@ class OperatorTask:
     The function that ``mapInArrow`` runs.
 
     Input columns: those of `Operator.place`, where the rows' are `row_names`, or with `initial` those that it takes
-    apart. `deleted` are the numbers of variables whose entries are to be deleted.
+    apart. `deleted` are the numbers of variables whose entries are to be deleted. `earlier` are the change sets of the
+    batch's first pass, by partition, which the second pass goes on from.
     Output columns: those of `output`, then `MARKER_COLUMN`, which is null but in marker rows: there it is the attempt's
     number, and in the last row a space and its receipt behind that.
     """
 
     operator: str
-    processor: StatefulProcessor | ColumnarPlan
+    processor: Parcel
+    """With a `StatefulProcessor` or a `ColumnarPlan`."""
     states: dict[str, StateInfo]
     key_schema: str
     key_places: tuple[int | None, ...]
@@ -124,6 +134,7 @@ class OperatorTask:
     """Whether a column before the rows' says which rows are not early (`late_rows.EventTimes`)."""
     initial: InitialRows | None = None
     deleted: tuple[int, ...] = ()
+    earlier: Mapping[int, Sequence[ChangeSetRef]] = field(default_factory=dict)
     pandas: PandasSettings | None = None
     """Set for a processor of the pandas API."""
 
@@ -146,13 +157,16 @@ class OperatorTask:
         writer = LogWriter(client, target)
         base = self.batch.base
         table, advance = open_advanced(
-            os.path.join(settings.host_folder, "tables", self.batch.job_uid, self.operator, key_groups.to_text()),
+            settings.private_folder("tables", self.batch.job_uid, self.operator, key_groups.to_text()),
             lambda table: advance_to_base(table, client, settings.job, self.operator, key_groups, base),
             settings.local_idle_s,
         )
         try:
             if advance.materialize and base is not None:
                 hand_over_snapshot(table, client, settings.job, self.operator, key_groups, base)
+            if partition in self.earlier:
+                earlier = self.earlier[partition]
+                table.lay_over(read_change_sets(client, settings.job, self.batch.epoch, earlier))
             to_arrow = RowsToArrow(self.output)
             yield self._marker(to_arrow, str(attempt))
             for changes in deletions(table.scan, key_groups, self.deleted, settings.preemptive_bytes):
@@ -178,10 +192,11 @@ class OperatorTask:
                 late_rows=work.input.late_rows if isinstance(work.input, ColumnarCalls) else on_time.late_rows,
                 state_reads=work.state_reads(),
                 table_bytes=table.size_bytes(),
+                next_due_ms=work.next_due_ms(),
             )
             yield self._marker(to_arrow, f"{attempt} {receipt.to_json()}")
         except Exception as error:
-            if type(error) is Exception:  # what rocksdict raises; if it was the user's, a restore is all it costs
+            if is_damage(error):
                 table.discard()
             raise
         finally:
@@ -194,22 +209,24 @@ class OperatorTask:
         settings = self.batch.settings
         key_count = len(self.key_places)
         batches = with_key_groups(KeysApart(on_time, key_count, KeyCodec(self.key_schema).encode))
-        if isinstance(self.processor, ColumnarPlan):
-            moment = self.processor.moment(self.batch.time)
+        processor: StatefulProcessor | ColumnarPlan = self.processor.unpack()
+        if isinstance(processor, ColumnarPlan):
+            moments = processor.moments(self.batch.time)
             columnar = ColumnarCalls(
-                self.processor, self.key_schema, self.states, key_groups, moment, settings.preemptive_bytes
+                processor, self.key_schema, self.states, key_groups, moments, settings.preemptive_bytes
             )
             outputs = columnar.run(batches, table, writer)
             fit = (fitted(output, to_arrow.names, to_arrow.types) for output in outputs)
-            return _Work(columnar, fit, lambda: columnar.keys_seen)
+            return _Work(columnar, fit, lambda: columnar.keys_seen, lambda: columnar.next_end_ms)
         time = self.batch.time if self.time_mode is not TimeMode.NONE else None
         reads = CountedReads(table.get)
         get, scan = hide(reads, table.scan, self.deleted)
         timestamp_ms = 0 if time is None else time.timestamp_ms
-        state = KeyedState(get, key_groups, scan, self.batch.checkpoint_id, timestamp_ms)
+        parts_from = _SECOND_PASS_PARTS if self.batch.is_second_pass else 0
+        state = KeyedState(get, key_groups, scan, self.batch.checkpoint_id, timestamp_ms, parts_from)
         calls = RowCalls(
             operator=self.operator,
-            processor=self.processor,
+            processor=processor,
             states=self.states,
             key_schema=self.key_schema,
             preemptive_bytes=settings.preemptive_bytes,
@@ -232,7 +249,8 @@ class OperatorTask:
                     yield convert.columns(rows)
             writer.append(state.take_changes(), preemptive=False)
 
-        return _Work(grouped, run(), lambda: reads.count)
+        upcoming = calls.upcoming if self.time_mode is TimeMode.EVENT else Upcoming()
+        return _Work(grouped, run(), lambda: reads.count, lambda: upcoming.ms)
 
     def _marker(self, to_arrow: RowsToArrow, text: str) -> pa.RecordBatch:
         return self._batch([pa.nulls(1, kind) for kind in to_arrow.types], pa.array([text], pa.string()), to_arrow)
@@ -242,11 +260,12 @@ class OperatorTask:
 
 
 class _Work(NamedTuple):
-    """How a partition is processed: what counts its input, its output in columns, and how often state was read."""
+    """How a partition is processed: what counts its input, its output, how often state is read, what is due."""
 
     input: GroupedRows | GroupedFrames | ColumnarCalls
     outputs: Iterator[list[pa.Array]]
     state_reads: Callable[[], int]
+    next_due_ms: Callable[[], int | None]
 
 
 def _client(settings: BackendSettings) -> ServiceClient:

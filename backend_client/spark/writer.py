@@ -19,8 +19,8 @@ from backend_client.spark.idle_ticks import with_idle_ticks
 from backend_client.spark.private.session import setting
 from backend_client.spark.sinks import (
     BatchFunction,
+    ForeachRows,
     SinkRequest,
-    foreach_rows,
     open_sink,
     open_table,
     option_texts,
@@ -44,7 +44,7 @@ class StatefulStreamWriter:
         self._writer: DataStreamWriter = source.writeStream
         self._format: str | None = None
         self._options: dict[str, Any] = {}
-        self._function: BatchFunction | None = None
+        self._function: BatchFunction | ForeachRows | None = None
         self._output_mode = "append"
         self._query_name: str | None = None
         self._partition_by: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ class StatefulStreamWriter:
 
     def foreach(self, f: Any) -> StatefulStreamWriter:
         """Call `f` for every row, or its ``open``, ``process`` and ``close`` for every partition, in the workers."""
-        self._function = foreach_rows(f)
+        self._function = ForeachRows(f)
         return self
 
     def toTable(
@@ -176,7 +176,7 @@ class StatefulStreamWriter:
             "and the state belongs to them"
         )
 
-    def _start(self, function: BatchFunction) -> StreamingQuery:
+    def _start(self, function: BatchFunction | ForeachRows) -> StreamingQuery:
         location = self._location()
         spark = self._frame.source.sparkSession
         if self._query_name and any(query.name == self._query_name for query in spark.streams.active):
@@ -192,6 +192,7 @@ class StatefulStreamWriter:
         except BaseException:
             runner.close()
             raise
+        runner.close_behind(query)
         backend.started(query)
         return query
 

@@ -9,6 +9,7 @@ from fastapi import Depends, Path, Request
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
+from dstl_service.room import Place
 from dstl_service.routes.errors import LateBodyError
 from dstl_service.service import ChangelogService
 from dstl_service.wire import NAME_PATTERN, ChangeSetRef
@@ -41,6 +42,7 @@ async def take_in(
 
     Raises:
         InvalidInputError: It does not say how long it is, or is larger than what can ever be taken in; it is not read.
+        NotFoundError: The store has no such job or epoch; it is not read.
         OverloadedError: There is no room; it is not read.
         ClientDisconnect: The client went away.
         LateBodyError: The client is there, for all one can tell, and sends nothing more.
@@ -48,12 +50,13 @@ async def take_in(
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     if not length.isdigit():
         raise InvalidInputError(f"a change set needs a content-length, of at most {service.change_set_bytes_max}")
-    async with service.room_for(set_id, int(length)):
-        payload = await _collect_body(receive, int(length))
+    await service.admit(set_id)
+    async with service.room_for(set_id, int(length)) as place:
+        payload = await _collect_body(receive, int(length), place)
         return service.append(Segment(set_id, key_groups, count, payload, checksum), preemptive=preemptive)
 
 
-async def _collect_body(receive: Receive, size_bytes_max: int) -> bytes:
+async def _collect_body(receive: Receive, size_bytes_max: int, place: Place) -> bytes:
     chunks: list[bytes] = []
     size_bytes = 0
     more = True
@@ -70,6 +73,7 @@ async def _collect_body(receive: Receive, size_bytes_max: int) -> bytes:
                 if size_bytes > size_bytes_max:
                     raise InvalidInputError(f"a body of more than the {size_bytes_max} bytes of its content-length")
                 chunks.append(chunk)
+                await place.arrived(len(chunk))
                 wait.reschedule(now_s() + BODY_WAIT_S)
     except TimeoutError:
         raise LateBodyError(

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from dstl_service.routes.gate import OPEN_PATHS
+from dstl_service.rights import OPEN_PATHS
 
 
 def describe_access(app: FastAPI) -> None:

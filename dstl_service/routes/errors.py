@@ -14,7 +14,16 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from dstl_service.wire import NAME, ErrorBody
-from storage.errors import DstlError, ErrorKind, InternalError, InvalidInputError, NotFoundError, UnavailableError
+from storage.errors import (
+    DstlError,
+    ErrorKind,
+    InternalError,
+    InvalidInputError,
+    NotFoundError,
+    OverloadedError,
+    UnauthorizedError,
+    UnavailableError,
+)
 
 HTTP_STATUS = {
     ErrorKind.INVALID_INPUT: 400,
@@ -33,11 +42,13 @@ HTTP_STATUS = {
 _DESCRIPTIONS = {
     400: "The request is wrong; correct it.",
     401: "A valid token is needed: `Authorization: Bearer …`.",
+    403: "The token or certificate does not give this right, or the request looks like a web page's.",
     404: "There is no such job, checkpoint or path.",
     405: "The path has no such method.",
     409: "Somebody else was first, or a newer epoch has begun.",
     410: "A change set is gone; execute the batch again.",
     413: "The body is too large.",
+    415: "The body has a type that only web pages send; send `application/json`.",
     422: "Stored bytes are damaged; the message names the object.",
     429: "Too much is in flight; ask again after `Retry-After` seconds.",
     500: "A bug of this service.",
@@ -56,9 +67,16 @@ _PLACE = re.compile(r"\{[^}]*\}")
 
 _NUMBERS = ("checkpoint_id", "epoch", "attempt", "partition", "sqn")
 _JOB_PATH = re.compile(rf"/v1/jobs/({NAME})(?:/checkpoints/([0-9]{{1,16}}))?(?:/|$)")
+_NUMBER = re.compile(r"[0-9]{1,16}")
+_SHOWN_CHARS_MAX = 500
+_SHOWN_ERRORS_MAX = 10
 _CALLERS_FAULT = frozenset({ErrorKind.INVALID_INPUT, ErrorKind.NOT_FOUND})
 
 logger = logging.getLogger("dstl_service")
+
+
+class NotAllowedError(UnauthorizedError):
+    """It is known who asks, and that one may not do this. Use another token, or have the access file say otherwise."""
 
 
 class LateBodyError(UnavailableError):
@@ -75,12 +93,15 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def report_invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        text = "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
+        wrong = error.errors()
+        text = "; ".join(_shown(item) for item in wrong[:_SHOWN_ERRORS_MAX])
+        more = len(wrong) - _SHOWN_ERRORS_MAX
+        text += f"; and {more} more" if more > 0 else ""
         return error_response(InvalidInputError(f"the request is not valid: {text}"))
 
     @app.exception_handler(HTTPException)
     async def report_http(request: Request, error: HTTPException) -> JSONResponse:
-        error_class = NotFoundError if error.status_code == 404 else InvalidInputError
+        error_class = {404: NotFoundError, 429: OverloadedError}.get(error.status_code, InvalidInputError)
         message = f"{request.method} {request.url.path}: {error.detail}"
         headers = dict(error.headers or {})
         if error.status_code == 405:
@@ -93,24 +114,32 @@ def install(app: FastAPI) -> None:
         return error_response(InternalError(f"the service failed: {type(error).__name__}; see its log"))
 
 
+def _shown(item: Any) -> str:
+    place = ".".join(str(part) for part in item["loc"])
+    return f"{place[:_SHOWN_CHARS_MAX]}: {item['msg'][:_SHOWN_CHARS_MAX]}"
+
+
 def log_refusal(scope: Scope, error: DstlError) -> None:
     """
     Write a line about a request that was refused, with the job, checkpoint, epoch and attempt that it names.
 
-    Back-pressure has one line a second, of the request that was refused last; it says how many they were.
+    Back-pressure has one line a second, of the request that was refused last, and so have requests that are wrong; it
+    says how many they were. What the request chose is shown at limited length.
     """
     requests = 1
-    if error.kind is ErrorKind.OVERLOADED:
-        requests = scope["app"].state.overloads.count()
+    if error.kind in _CALLERS_FAULT or error.kind is ErrorKind.OVERLOADED:
+        throttle = scope["app"].state.overloads if error.kind is ErrorKind.OVERLOADED else scope["app"].state.mistakes
+        requests = throttle.count()
         if not requests:
             return
     asked = {name: values[0] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
-    fields: dict[str, object] = {name: int(asked[name]) for name in _NUMBERS if asked.get(name, "").isdecimal()}
+    fields: dict[str, object] = {name: int(asked[name]) for name in _NUMBERS if _NUMBER.fullmatch(asked.get(name, ""))}
     path = _JOB_PATH.match(scope["path"])
     if path is not None:
         fields |= {"job": path[1]} | ({"checkpoint_id": int(path[2])} if path[2] else {})
     fields |= {name: value for name, value in error.context.items() if name in ("job", *_NUMBERS)}
-    facts = {"method": scope["method"], "path": scope["path"], "kind": error.kind.value, "error": str(error)}
+    shown = {"path": scope["path"][:_SHOWN_CHARS_MAX], "error": str(error)[:_SHOWN_CHARS_MAX]}
+    facts = {"method": scope["method"], "kind": error.kind.value, **shown}
     level = logging.INFO if error.kind in _CALLERS_FAULT else logging.WARNING
     logger.log(level, "request refused", extra={**fields, **facts, "requests": requests})
 
@@ -124,7 +153,8 @@ def _methods(request: Request) -> list[str]:
 
 def error_response(error: DstlError, status: int | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
     """Return the answer that reports an error; with its own status, unless another says more."""
-    status = HTTP_STATUS[error.kind] if status is None else status
+    if status is None:
+        status = 403 if isinstance(error, NotAllowedError) else HTTP_STATUS[error.kind]
     if isinstance(error, LateBodyError):
         headers = {**(headers or {}), **CLOSE}
     if status in (429, 503):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, status
+from pathlib import PurePosixPath
+
+from fastapi import APIRouter, Request, status
 
 from dstl_service.routes.common import JobName, Service
+from dstl_service.routes.errors import NotAllowedError
+from dstl_service.routes.gate import IDENTITY
 from dstl_service.wire import CheckpointRef, SnapshotRequest
 from storage.model import KeyGroupRange
 
@@ -12,13 +16,19 @@ router = APIRouter(prefix="/v1/jobs/{job}/materializations", tags=["materializat
 
 
 @router.post("", status_code=status.HTTP_202_ACCEPTED)
-async def materialize(job: JobName, body: SnapshotRequest, service: Service) -> dict[str, str]:
+async def materialize(job: JobName, body: SnapshotRequest, request: Request, service: Service) -> dict[str, str]:
     """
     Take over the folder of a snapshot on this host: it is stored in the background, then removed.
 
     The folder must hold nothing but a table's files, belong to the service's own user and, if the service is set so,
-    lie below a certain folder. Sending the same one again is harmless.
+    lie below a certain folder; for a caller with less than all rights, it must lie where the job's own tables do.
+    Sending the same one again is harmless.
     """
     key_groups = KeyGroupRange(body.first_key_group, body.last_key_group)
+    if not request.scope[IDENTITY].is_unlimited:
+        # Tables of all jobs lie side by side; a path is only a claim.
+        own = (await service.job_uid(job), body.operator, key_groups.to_text())
+        if PurePosixPath(body.path).parts[-4:-1] != own or ".." in body.path:
+            raise NotAllowedError(f"folder {body.path[:300]!r} does not lie with the tables of job {job!r}", job=job)
     await service.take_snapshot(job, body.operator, key_groups, CheckpointRef.parse(body.version), body.path)
     return {"status": "accepted"}

@@ -15,11 +15,11 @@ from dstl_service.materializer import Offer
 from dstl_service.restore import RestorePlan
 from dstl_service.routes.common import JobName, Service
 from dstl_service.service import ChangelogService
-from dstl_service.wire import NAME_PATTERN, CheckpointRef, encode_frame
+from dstl_service.wire import NAME_PATTERN, CheckpointRef, ReadRequest, encode_frame
 from storage.checksum import BytesLike
 from storage.errors import DstlError, NotFoundError
 from storage.key_group_sets import to_pairs
-from storage.model import KEY_GROUP_MAX, KeyGroupRange
+from storage.model import KEY_GROUP_MAX, ChangeSetId, KeyGroupRange
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["restore"])
 
@@ -46,8 +46,8 @@ async def restore(
     Frames, in this order:
 
     - ``plan``: with ``full`` true, empty the table first. With ``materialize`` true, make a snapshot of the table when
-      it stands at the checkpoint, and post it to ``materializations``. ``materialized``: a stored snapshot to report
-      to the driver, or null.
+      it stands at the checkpoint, and post it to ``materializations``. ``materialized``: what to report to the driver
+      of the table's snapshot, the announcement of one or the handle of a stored one, or null.
     - for each materialization that counts one ``snapshot``, then its files, each as one or more ``file``: verify them
       against their checksum, take the key groups ``counted``.
     - one ``segment`` per change set, in the order in which they must be applied; only its key groups ``counted``.
@@ -60,6 +60,26 @@ async def restore(
     return await answer_restore(
         service, job, operator, key_groups, CheckpointRef.parse(have) if have else None, CheckpointRef.parse(to)
     )
+
+
+@router.post("/read", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
+async def read(job: JobName, body: ReadRequest, service: Service) -> Response:
+    """
+    Give change sets back whose checkpoint does not exist yet, to who goes on from them.
+
+    Frames: one ``segment`` for each, in the order of the request, then ``end``; or one ``error``.
+    """
+    sets = await service.read_sets(job, body.epoch, body.refs)
+    return StreamingResponse(_set_frames(sets), media_type=_MEDIA_TYPE)
+
+
+def _set_frames(sets: Iterator[tuple[ChangeSetId, int, BytesLike]]) -> Iterator[bytes]:
+    try:
+        for set_id, checksum, payload in sets:
+            yield _joined({"kind": "segment", "object": str(set_id), "checksum": f"{checksum:016x}"}, payload)
+    except DstlError as error:
+        yield _joined({"kind": "error", "error": error.to_dict()})
+    yield _joined({"kind": "end"})
 
 
 async def answer_restore(
@@ -104,7 +124,7 @@ def _frames(
         "segments": len(plan.handles),
         "bytes": plan.size_bytes,
         "materialize": offer.materialize,
-        "materialized": offer.materialized.to_dict() if offer.materialized else None,
+        "materialized": offer.report,
     }
     yield _joined(header)
     try:

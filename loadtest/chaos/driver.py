@@ -2,15 +2,17 @@
 A driver with its tasks, as far as the service sees them, and a model of what its job's state must be.
 
 It executes batches by a seeded script: several operators and partitions, losing attempts, pre-emptive sets, sets sent
-twice, early persists, aborts, take-overs with a new epoch, restores and garbage collections. The service may be killed
-at any moment; the driver does what a real one does then. What it was told, it keeps, and `Violation` is raised at once
-when the service contradicts it.
+twice, early persists, aborts, take-overs with a new epoch, restores, garbage collections, and rewinds that may be
+interrupted. The service may be killed or hang at any moment; the driver does what a real one does then. What it was
+told, it keeps, and `Violation` is raised at once when the service contradicts it.
 """
 
 from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,16 +20,21 @@ from backend_client.log_writer import LogTarget
 from backend_client.service_client import ServiceClient
 from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OperatorInfo
 from loadtest.chaos.phases import Phases
+from loadtest.chaos.rewinding import Fate, Rewinding
 from storage.change_set import decode_change_set, encode_change_set
 from storage.checksum import checksum64
-from storage.errors import ConflictError, CorruptDataError, LostChangesError, UnavailableError
+from storage.errors import ConflictError, CorruptDataError, FencedError, LostChangesError, UnavailableError
 from storage.key_groups import key_group_range
 from storage.model import KeyGroupRange
 
 OPERATORS = ("counts", "joins")
 MAX_PARALLELISM = 128
-PATIENCE_S = 60.0
+PATIENCE_S = 8.0
+"""How long one request waits: less than a hung service hangs."""
+TRIES_MAX = 20
+"""How often a driver starts again in a row before it counts as stopped by the service."""
 STATES_KEPT = 20
+REWIND_STOPPED_WITHIN_S = 0.08
 
 Table = dict[bytes, bytes]
 State = dict[str, Table]
@@ -47,9 +54,12 @@ class Driver(threading.Thread):
         address: Where the service is, whichever process serves it.
         seed: Decides the script.
         phases: Where requests are announced.
+        rewinding: Begins to set the job back to a checkpoint, given its id.
     """
 
-    def __init__(self, job: str, address: str, seed: str, phases: Phases) -> None:
+    def __init__(
+        self, job: str, address: str, seed: str, phases: Phases, rewinding: Callable[[str, int], Rewinding]
+    ) -> None:
         super().__init__(name=job, daemon=True)
         self.job = job
         self.base: CheckpointRef | None = None
@@ -57,12 +67,18 @@ class Driver(threading.Thread):
         self.checkpoints = 0
         self.persisted = 0
         self.repeated = 0
+        self.restarted = 0
+        self.rewinds: Counter[tuple[Fate, bool]] = Counter()
         self.failure: BaseException | None = None
         self._address = address
         self._client = ServiceClient(address, patience_s=PATIENCE_S)
         self._path = f"/v1/jobs/{job}"
         self._random = random.Random(seed)
         self._phases = phases
+        self._rewinding = rewinding
+        self._suspended: Rewinding | None = None
+        self._targets: set[int] = set()
+        self._must_open = False
         self._stopped = threading.Event()
         self._epoch = 0
         self._attempts = 0
@@ -71,13 +87,16 @@ class Driver(threading.Thread):
     def run(self) -> None:
         """Execute batches until told to stop."""
         try:
-            self.take_over()
+            self._insist(self.take_over)
             while not self._stopped.is_set():
                 self._execute()
+            self._end_suspended()
             self._execute()  # the last batch meets no kill, and every job has a checkpoint
         except BaseException as error:  # noqa: BLE001 - reported by whoever started the thread
             self.failure = error
         finally:
+            if self._suspended is not None:
+                self._suspended.kill()
             self._client.close()
 
     def stop(self) -> None:
@@ -97,11 +116,26 @@ class Driver(threading.Thread):
             raise Violation(f"{self.job}: epoch {opened['epoch']} was given after epoch {self._epoch}")
         self._epoch = opened["epoch"]
         latest = CheckpointRef(**opened["latest"]["ref"]) if opened["latest"] else None
-        if latest != self.base:
+        if latest != self.base and not self._was_set_back(latest, opened["latest"]):
             # The answer to a `complete` may have been lost with the process.
             if latest is None or latest.id != self._next_id or latest.uid not in self._tries:
                 raise Violation(f"{self.job}: the newest checkpoint is {latest}, and was {self.base}")
             self._completed(latest)
+        self._must_open = False
+
+    def _was_set_back(self, latest: CheckpointRef | None, info: dict[str, Any] | None) -> bool:
+        """Take in that a rewind has happened which this driver began, and whose outcome it did not know."""
+        if latest is None or info is None or latest.id not in self._targets or not info.get("rewound_from"):
+            return False
+        rewound_from = CheckpointRef(**info["rewound_from"])
+        was_made_meanwhile = rewound_from.id == self._next_id and rewound_from.uid in self._tries
+        if rewound_from != self.base and not was_made_meanwhile:
+            return False
+        self.base, self._tries = latest, {}
+        self.states = {
+            checkpoint_id: state for checkpoint_id, state in self.states.items() if checkpoint_id <= latest.id
+        }
+        return True
 
     @property
     def _next_id(self) -> int:
@@ -111,10 +145,36 @@ class Driver(threading.Thread):
     def _state(self) -> State:
         return self.states[self.base.id] if self.base else {operator: {} for operator in OPERATORS}
 
+    def _insist(self, act: Callable[[], object]) -> None:
+        """Do something until the service answers, starting again each time, as a driver does whose query failed."""
+        tries = 0
+        while True:
+            try:
+                act()
+            except (UnavailableError, FencedError) as error:
+                # A request of this driver's own may reach a service that hung long after it was given up.
+                if isinstance(error, FencedError) and not self._targets and not self._phases.hangs:
+                    raise
+                tries += 1
+                if tries == TRIES_MAX:
+                    raise Violation(f"{self.job}: the service did not come back: {error}") from error
+                self._client.close()
+                self.restarted += 1
+                self._must_open = True
+            else:
+                return
+
     def _execute(self) -> None:
+        """Execute one batch, from the start if the service does not answer in time or a rewind takes the job over."""
+        self._insist(self._execute_batch)
+
+    def _execute_batch(self) -> None:
         """Execute one batch, again if sets were lost."""
-        if self._chooses("open", 0.05):
+        if self._chooses("rewind", 0.03):
+            self._rewind()
+        if self._must_open or self._chooses("open", 0.05):
             self.take_over()
+        self._wake_suspended()
         checkpoint_id = self._next_id
         while self._next_id == checkpoint_id:
             self._post("begin", f"/checkpoints/{checkpoint_id}/begin", {"epoch": self._epoch})
@@ -231,6 +291,45 @@ class Driver(threading.Thread):
         self.base, self._tries = ref, {}
         self.checkpoints += 1
 
+    def _rewind(self) -> None:
+        """Set the job back by a checkpoint or two; the process that does it may be killed or suspended half way."""
+        self._end_suspended()
+        targets = [checkpoint_id for checkpoint_id in self.states if self.base and checkpoint_id < self.base.id][-2:]
+        if not targets:
+            return
+        target, fate, before = self._random.choice(targets), self._random.choice(list(Fate)), self.base
+        self._targets.add(target)
+        with self._phases.request("rewind"):
+            rewinding = self._rewinding(self.job, target)
+            is_done = rewinding.meet(fate, self._random.uniform(0, REWIND_STOPPED_WITHIN_S))
+        self._must_open = True
+        self.take_over()
+        if is_done and self.base == before:
+            raise Violation(f"{self.job}: it was set back to checkpoint {target}, and stands at {before}")
+        self.rewinds[fate, self.base != before] += 1
+        if fate is Fate.SUSPENDED:
+            self._suspended = rewinding
+        else:
+            self._targets.clear()
+        self._check_restore()
+
+    def _wake_suspended(self) -> None:
+        """Sometimes let a suspended rewind go on beside this driver; it either fences this driver or gives up."""
+        if self._suspended is None or self._random.random() < 0.7:
+            return
+        self._suspended.wake()
+        if not self._suspended.is_running():
+            self._end_suspended()
+
+    def _end_suspended(self) -> None:
+        """Let a suspended rewind come to its end, and look at what it did."""
+        if self._suspended is not None:
+            self._suspended.wake()
+            self._suspended.end()
+            self._suspended = None
+            self._insist(self.take_over)
+            self._targets.clear()
+
     def _check_restore(self) -> None:
         """Restore both operators while the service may be killed, and compare."""
         assert self.base is not None
@@ -241,6 +340,8 @@ class Driver(threading.Thread):
                 try:
                     table = self._restore(operator)
                 except (UnavailableError, CorruptDataError) as error:
+                    if isinstance(error, UnavailableError) and self._phases.hangs:
+                        raise
                     if kills == self._phases.kills:
                         raise Violation(f"{self.job}: {operator} cannot be restored: {error}") from error
             if table != self._state[operator]:

@@ -1,28 +1,35 @@
 """
 A service process that is there in a fraction of a second: it is forked from one that has imported everything.
 
-Else a run of some hundred kills would mostly wait for imports. What is forked runs ``dstl serve`` as any other process.
+Else a run of some hundred kills would mostly wait for imports. What is forked runs ``dstl serve`` as any other process,
+with a wall clock that the test sets.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
+from loadtest.chaos.jumping_clock import ClockOffset, install
 from loadtest.stack.socket_service import SocketService
 
 _STOP_TIMEOUT_S = 30.0
 
-_context = multiprocessing.get_context("forkserver")
-# What ``dstl serve`` imports, and what the main program imports: every child imports that one anew.
-_context.set_forkserver_preload(["dstl_service.cli", "storage.s3_store", "uvloop", "loadtest.chaos.verify", "boto3"])
+context = multiprocessing.get_context("forkserver")
+"""Forks processes that have imported what ``dstl`` and the main program import; each would else import it anew."""
+context.set_forkserver_preload(["dstl_service.cli", "storage.s3_store", "uvloop", "loadtest.chaos.verify", "boto3"])
 
 
 class ForkedService(SocketService):
     """
     ``dstl serve`` on a Unix socket, ready when entered, gone when left.
+
+    `socket_path` is a link to the socket of the process that was started last, so that a hung process can be replaced
+    while it still holds its own socket.
 
     Args:
         storage: URL of its storage.
@@ -31,27 +38,54 @@ class ForkedService(SocketService):
 
     def __init__(self, storage: str, environment: Mapping[str, str]) -> None:
         super().__init__()
+        self.clock = ClockOffset(self.log_path.with_name("clock"))
         self._storage = storage
         self._environment = dict(environment)
         self._process: BaseProcess | None = None
+        self._hung: list[BaseProcess] = []
+        self._started = 0
 
     def start(self) -> None:
         """Start it and wait until it answers; `ServerError` with the end of its log if it does not."""
-        arguments = ["serve", "--storage", self._storage, "--socket", str(self.socket_path)]
-        process = self._process = _context.Process(
-            target=_serve, args=(arguments, self._environment, str(self.log_path))
+        self._started += 1
+        own_path = self.socket_path.with_name(f"s{self._started}")
+        arguments = ["serve", "--storage", self._storage, "--socket", str(own_path)]
+        process = self._process = context.Process(
+            target=_serve, args=(arguments, self._environment, str(self.log_path), str(self.clock.path))
         )
         process.start()
+        link = self.socket_path.with_name("link")
+        link.symlink_to(own_path.name)
+        link.replace(self.socket_path)
         self._wait_until_ready(process.is_alive)
 
     def kill(self) -> None:
         """End it as a crash does."""
         if self._process is not None:
-            self._process.kill()
-            self._process.join()
+            _kill(self._process)
+
+    def hang(self) -> None:
+        """Suspend it: its connections stay open, and nothing answers. `start` puts another process in its place."""
+        process, self._process = self._process, None
+        if process is not None and process.pid is not None:
+            os.kill(process.pid, signal.SIGSTOP)
+            self._hung.append(process)
+
+    def resume(self) -> None:
+        """Let the processes that hang go on, beside the one in their place."""
+        for process in self._hung:
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGCONT)
+
+    def kill_resumed(self) -> None:
+        """End the processes that hung."""
+        for process in self._hung:
+            _kill(process)
+        self._hung.clear()
 
     def stop(self) -> None:
         """Tell it to stop, and wait until it has."""
+        self.kill_resumed()
         if self._process is not None:
             self._process.terminate()
             self._process.join(_STOP_TIMEOUT_S)
@@ -59,11 +93,17 @@ class ForkedService(SocketService):
             self._process = None
 
 
-def _serve(arguments: list[str], environment: dict[str, str], log_path: str) -> None:
+def _kill(process: BaseProcess) -> None:
+    process.kill()
+    process.join()
+
+
+def _serve(arguments: list[str], environment: dict[str, str], log_path: str, clock_path: str) -> None:
     from dstl_service.cli import main
 
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.environ.update(environment)
+    install(Path(clock_path))
     raise SystemExit(main(arguments))

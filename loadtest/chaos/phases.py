@@ -22,18 +22,20 @@ KINDS = (
     "abort",
     "restore",
     "collect garbage",
+    "rewind",
 )
 """The kinds of requests."""
 
 
 class Phases:
-    """Counts requests by kind; `kills` counts how often the service was killed."""
+    """Counts requests by kind; `kills` counts how often the service was killed, `hangs` how often it hung."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._running: Counter[str] = Counter()
         self._begun: Counter[str] = Counter()
         self.kills = 0
+        self.hangs = 0
         self.wanted: str | None = None
         """What the one who kills waits for; drivers that have a choice do that."""
 

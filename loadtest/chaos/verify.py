@@ -17,6 +17,7 @@ from dstl_service.job_store import JobStore
 from dstl_service.restore import plan_restore, read_plan
 from dstl_service.retention import object_keys
 from dstl_service.segment_cache import SegmentCache
+from dstl_service.under_way import uid_in_key
 from loadtest.chaos.driver import MAX_PARALLELISM, OPERATORS, Driver, Table, apply
 from storage.change_set import decode_change_set
 from storage.clock import SystemClock, SystemIds
@@ -118,9 +119,12 @@ def _fsck(storage: str, job: str) -> list[str]:
 
 
 def _unnamed(store: ObjectStore, jobs: JobStore, job: str) -> list[str]:
-    """Return the objects of the job that nothing names, found without the garbage collector."""
+    """Return the objects of the job that nothing names or lists, found without the garbage collector."""
     named = set(jobs.savepoints.object_keys())
+    listed: set[str] = set()
     for manifest in jobs.completed():
         named |= object_keys(manifest)
+        listed = manifest.under_way.uids
     folders = (f"{job}/{name}/" for name in ("segments", "materialized"))
-    return [info.key for folder in folders for info in store.list(folder) if info.key not in named]
+    unnamed = [info.key for folder in folders for info in store.list(folder) if info.key not in named]
+    return [key for key in unnamed if uid_in_key(key) not in listed]

@@ -35,6 +35,11 @@ def main() -> None:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.task.maxFailures", "8")
         .config("spark.deploy.maxExecutorRetries", "-1")
+        # A process that hangs is given up within seconds.
+        .config("spark.executor.heartbeatInterval", "1s")
+        .config("spark.network.timeout", "10s")
+        .config("spark.network.timeoutInterval", "2s")
+        .config("spark.storage.blockManagerHeartbeatTimeoutMs", "10000")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.warehouse.dir", str(options.folder / "warehouse"))
         .getOrCreate()
@@ -47,7 +52,7 @@ def main() -> None:
 
 def run(spark: SparkSession, options: argparse.Namespace, job: str) -> None:
     folder = options.folder / job
-    backend = ChangelogStateBackend(options.storage, job=job, local_dir=options.local_dir, parallelism=3)
+    backend = ChangelogStateBackend(options.storage, job=job, local_dir=options.local_dir, parallelism=3, patience_s=8)
     totals = backend.transform_with_state(
         read_input(spark, folder / "in").groupBy("k"), Totals(pause_s=0.01), OUTPUT, "Update", "None"
     )

@@ -89,15 +89,21 @@ class Collected:
 
 
 class WhenStored(Collected):
-    """Collects rows, and lets no batch end before the snapshots that it made are stored: the next one names them."""
+    """
+    Collects rows, and lets no batch end before the snapshots of the one before are stored: the next one names them.
+
+    They are stored from the first restore on that sees them listed by a checkpoint.
+    """
 
     def __init__(self, local_dir: Path) -> None:
         super().__init__()
         self.local_dir = local_dir
+        self._made: set[Path] = set()
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         super().__call__(batch, batch_id)
-        wait_until(lambda: not list(self.local_dir.rglob("*.snapshot-*")), what="the end of the snapshots")
+        wait_until(lambda: not any(path.exists() for path in self._made), what="the end of the snapshots")
+        self._made = set(self.local_dir.rglob("*.snapshot-*"))
 
 
 def run_to_end(writer: Any, location: Path, function: Callable[[DataFrame, int], None]) -> StreamingQuery:

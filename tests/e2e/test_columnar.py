@@ -102,7 +102,7 @@ def test_windows_end_and_late_rows_are_dropped(
     batches = [
         [("a", 1), ("a", 9), ("b", 3), ("a", 11)],
         [("a", 2), ("b", 16)],  # the watermark was 6: in time; it goes on to 11
-        [("a", 3), ("a", 12)],  # the first windows are over, and one row is late
+        [("a", 3), ("a", 12)],  # the first windows were over with the batch before, and one row is late
         [("c", 40)],
         [("c", 41)],
     ]
@@ -123,7 +123,7 @@ def test_windows_end_and_late_rows_are_dropped(
         for batch, rows in sorted(output.batches.items())
         for key, begin, end, n in rows
     ]
-    assert got == [(2, "a", 0, 10, 3), (2, "b", 0, 10, 1), (4, "a", 10, 20, 2), (4, "b", 10, 20, 1)]
+    assert got == [(1, "a", 0, 10, 3), (1, "b", 0, 10, 1), (3, "a", 10, 20, 2), (3, "b", 10, 20, 1)]
 
 
 def test_repetitions_are_dropped(

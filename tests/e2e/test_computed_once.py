@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import LongType, StructType
 
 from backend_client import ChangelogStateBackend
 from backend_client.codec import ValueCodec
+from backend_client.spark.task import MARKER_COLUMN, Receipt
 from tests.e2e.support import random_input, read_input, run_to_end, stored_state, write_input
 
 pytestmark = pytest.mark.e2e
@@ -33,6 +36,19 @@ class Dice(StatefulProcessor):
         number = random.SystemRandom().randrange(1 << 60)
         self.number.update((number,))
         yield Row(k=key[0], n=number)
+
+    def close(self) -> None:
+        pass
+
+
+class Largest(StatefulProcessor):
+    """Yields the largest number of a key in a batch."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        yield Row(k=key[0], n=max(row.n for row in rows))
 
     def close(self) -> None:
         pass
@@ -81,29 +97,63 @@ def test_lost_block_repeats_the_batch(spark: SparkSession, make_backend: Backend
     assert stored_numbers(backend, "dice-0") == sorted(last.values())
 
 
-def test_stale_rows_are_refused_behind_any_filter(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+def test_rows_of_another_attempt_are_refused_behind_any_filter(spark: SparkSession) -> None:
     """Rows of a second attempt are an error even for a limit or a filter that would drop the markers (I18)."""
-    write_input(tmp_path / "in", FILES[:1])
-    refused = []
+    from backend_client.spark import driver
+
+    receipt = Receipt("dice-0", 0, attempt=7, rows=2, keys=2, changes=2, refs=[])
+    rows = [(None, None, "{attempt}"), ("a", 1, None), ("b", 2, None), (None, None, "{attempt} receipt")]
+
+    def checked(attempt: int) -> DataFrame:
+        data = [(k, n, marker and marker.format(attempt=attempt)) for k, n, marker in rows]
+        output = spark.createDataFrame(data, f"k string, n long, {MARKER_COLUMN} string").coalesce(1)
+        return driver._checked(output, [receipt])
+
+    assert [tuple(row) for row in checked(7).collect()] == [("a", 1), ("b", 2)]
+    batch = checked(8)
+    for action in (
+        lambda: batch.limit(1).collect(),
+        lambda: batch.filter("k is not null and n > 0").collect(),
+        lambda: batch.groupBy("k").count().collect(),
+        lambda: batch.select("k").collect(),
+    ):
+        with pytest.raises(PySparkException, match="DSTL_STALE_OUTPUT of attempt 8"):
+            action()
+
+
+@pytest.mark.parametrize("how", ["catalog", "sql"])
+def test_clearing_the_cache_costs_nothing(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Spark's cache is the user's: who clears it, between reads or between operators, reads the same rows (I18)."""
+    from backend_client.spark import driver
+
+    write_input(tmp_path / "in", FILES)
+    backend, seen = make_backend(), []
+    collect = driver._collect_receipts
+
+    def clear() -> None:
+        spark.catalog.clearCache() if how == "catalog" else spark.sql("CLEAR CACHE")
+
+    def collect_and_clear(output: DataFrame, info: Any) -> Any:
+        receipts = collect(output, info)
+        clear()
+        return receipts
 
     def function(batch: DataFrame, _: int) -> None:
-        batch.count()
-        for action in (
-            lambda: batch.limit(1).collect(),
-            lambda: batch.filter("k is not null and n > 0").collect(),
-            lambda: batch.groupBy("k").count().collect(),
-            lambda: batch.select("k").collect(),
-        ):
-            lose_blocks(spark)
-            with pytest.raises(PySparkException, match="DSTL_STALE_OUTPUT"):
-                action()
-            refused.append(action)
-        raise RuntimeError("seen enough")
+        first = {row.k: row.n for row in batch.collect()}
+        clear()
+        seen.append((first, {row.k: row.n for row in batch.collect()}))
 
-    with pytest.raises(StreamingQueryException, match="seen enough"):
-        run_to_end(dice(make_backend(), spark, tmp_path / "in").writeStream, tmp_path / "chk", function)
+    monkeypatch.setattr(driver, "_collect_receipts", collect_and_clear)
+    run_to_end(dice(backend, spark, tmp_path / "in", operators=2).writeStream, tmp_path / "chk", function)
 
-    assert len(refused) == 4
+    assert [progress.tries for progress in backend.recent_progress] == [1, 1, 1]
+    assert len(seen) == len(FILES)
+    assert all(first == second for first, second in seen)
+    last = {key: number for first, _ in seen for key, number in first.items()}
+    assert stored_numbers(backend, "dice-1") == sorted(last.values())
+    assert not spark.sparkContext._jsc.getPersistentRDDs()
 
 
 def test_lost_block_between_operators(
@@ -129,6 +179,43 @@ def test_lost_block_between_operators(
     )
 
     assert [progress.tries for progress in backend.recent_progress] == [2, 1, 1]
+
+
+def test_current_time_is_the_batch_s(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """Behind an operator, as before it, the current time is that of the batch, for all reads and operators of it."""
+    write_input(tmp_path / "in", FILES)
+    times = {
+        "current_timestamp()": "timestamp",
+        "now()": "timestamp",
+        "localtimestamp()": "timestamp_ntz",
+        "current_date()": "date",
+        "unix_timestamp()": "long",
+    }
+    seen: list[tuple[Any, Any]] = []
+    result = dice(make_backend(), spark, tmp_path / "in")
+    result = result.selectExpr("k", "unix_micros(current_timestamp()) as n").filter("current_timestamp() <= now()")
+    result = result.groupBy("k").transformWithState(Largest(), "k string, n long", "Update", "None")
+    result = result.select("n", *(F.expr(f"cast({text} as {kind})") for text, kind in times.items()))
+
+    def function(batch: DataFrame, _: int) -> None:
+        seen.append((sorted(map(tuple, batch.collect())), sorted(map(tuple, batch.distinct().collect()))))
+
+    run_to_end(result.writeStream, tmp_path / "chk", function)
+
+    for batch_id, (first, second) in enumerate(seen):
+        entry = (tmp_path / "chk" / "offsets" / str(batch_id)).read_text(encoding="utf-8")
+        timestamp_ms = json.loads(entry.splitlines()[1])["batchTimestampMs"]
+        literal = f"timestamp_millis({timestamp_ms})"
+        row = spark.range(1).selectExpr(
+            f"unix_micros({literal}) as n",
+            literal,
+            f"{literal} as now",
+            f"cast({literal} as timestamp_ntz)",
+            f"cast({literal} as date)",
+            f"unix_seconds({literal})",
+        )
+        assert second == [tuple(row.collect()[0])]
+        assert set(first) == set(second)
 
 
 class PeakMemory(StatefulProcessor):

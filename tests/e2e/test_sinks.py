@@ -134,6 +134,23 @@ def test_tables_are_created_and_appended_to(
         result.writeStream.toTable("a_view", checkpointLocation=str(tmp_path / "chk"))
 
 
+@pytest.mark.parametrize("folder", ["my tables", "100%20 + 5%/Größe #1"])
+def test_table_in_a_folder_of_any_name(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path, folder: str
+) -> None:
+    """A table is written where it is read, also where its folder's name has other forms as a URI."""
+    write_input(tmp_path / "in", FILES[:1])
+    table = "odd_" + re.sub(r"\W", "_", tmp_path.name)
+    options = {"path": str(tmp_path / folder / "t"), "checkpointLocation": str(tmp_path / folder / "chk")}
+    writer = totals(make_backend(), read_input(spark, tmp_path / "in")).writeStream.trigger(availableNow=True)
+
+    writer.toTable(table, **options).awaitTermination()
+
+    assert rows_of(spark.table(table)) == expected(1)
+    assert {path.name for path in tmp_path.iterdir()} <= {"in", "store", folder.partition("/")[0]}
+    spark.sql(f"DROP TABLE {table}")
+
+
 def test_memory_sink_is_a_table(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, lose_each_checkpoint_once: set[int]
 ) -> None:

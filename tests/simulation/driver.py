@@ -107,6 +107,7 @@ class Driver:
 
     async def _append(self, host: int, segment: Segment, *, preemptive: bool) -> ChangeSetRef:
         async def append(service: ChangelogService) -> ChangeSetRef:
+            await service.admit(segment.id)
             return service.append(segment, preemptive=preemptive)
 
         return await self._world.ask(host, append)

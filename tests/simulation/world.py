@@ -35,7 +35,7 @@ Table = dict[bytes, bytes]
 State = dict[str, Table]
 
 CHECKPOINTS_RETAINED = 2
-HOSTS = ("http://a", "http://b")
+HOSTS = ("http://a:7071", "http://b:7071")
 _NOT_NOW = (UnavailableError, OverloadedError, ClosedError)
 
 

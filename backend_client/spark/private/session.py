@@ -159,3 +159,9 @@ def grouped_frame(grouped: Any) -> DataFrame:
     with needed("GroupedData._df", _SERVED_VERSION):
         frame: DataFrame = grouped._df
         return frame
+
+
+def local_checkpoint(frame: DataFrame) -> Any:
+    """Return the blocks in which Spark keeps a frame that ``localCheckpoint`` gave, as the JVM's RDD."""
+    with needed("LogicalRDD.rdd", _SERVED_VERSION):
+        return frame._jdf.queryExecution().analyzed().rdd()

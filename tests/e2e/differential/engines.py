@@ -71,6 +71,7 @@ class Engines:
     rows: int = 0
     outputs: int = 0
     _numbers: Iterator[int] = field(default_factory=count)
+    _snapshots: set[Path] = field(default_factory=set)
 
     def compare(self, query: Query, history: History) -> None:
         """
@@ -108,7 +109,7 @@ class Engines:
         for run, files in enumerate(history.files(query.closing)):
             result = query.build(_stream(session, feed), run)
             _drive(result, feed, files, location, outputs, ticks=query.by_clock)
-        return outputs.all if query.closing else outputs.batches
+        return outputs.all if query.as_a_whole else outputs.batches
 
     def _ours(self, query: Query, history: History, name: str, folder: Path) -> Batches:
         feed, outputs, location = Feed(folder / "our-input"), Outputs(self._wait_for_snapshots), folder / "ours"
@@ -123,11 +124,13 @@ class Engines:
                 _drive(query.build(_stream(session, feed), number), feed, contents, location, outputs)
             if materializations(backend.settings.storage, name):
                 self.materialized.add(query.name)
-        return outputs.all if query.closing else outputs.batches
+        return outputs.all if query.as_a_whole else outputs.batches
 
     def _wait_for_snapshots(self) -> None:
         """Let no batch end before the snapshots of the one before are stored: the next checkpoint names them."""
-        wait_until(lambda: not list(self.local_dir.rglob("*.snapshot-*")), what="the end of the snapshots")
+        made = self._snapshots
+        wait_until(lambda: not any(path.exists() for path in made), what="the end of the snapshots")
+        self._snapshots = set(self.local_dir.rglob("*.snapshot-*"))
 
 
 def _text(value: Any) -> str:

@@ -137,8 +137,15 @@ def histories(runs: tuple[int, int], batches_max: int = 2) -> st.SearchStrategy[
 
 
 def rich_history(runs: int) -> History:
-    """Return a history that has everything in it: many rows, another parallelism, lost tables and commits."""
+    """
+    Return a history that has everything in it: many rows, another parallelism, lost tables and commits.
+
+    Its first run is long enough that tables are asked for snapshots, these are stored, and the state has them.
+    """
     chance = random.Random(runs)
+
+    def files(number: int) -> int:
+        return 2 if number else 4
 
     def event() -> Event:
         key, name, offset_s = chance.choice(KEYS), chance.choice(_NAMES), chance.choice(_OFFSETS_S)
@@ -146,7 +153,12 @@ def rich_history(runs: int) -> History:
 
     return History(
         tuple(
-            Run(tuple(tuple(event() for _ in range(24)) for _ in range(2)), 1 + number % 3, number > 0, number > 0)
+            Run(
+                tuple(tuple(event() for _ in range(24)) for _ in range(files(number))),
+                1 + number % 3,
+                number > 0,
+                number > 0,
+            )
             for number in range(runs)
         )
     )

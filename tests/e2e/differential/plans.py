@@ -40,10 +40,16 @@ class Query:
     build: Callable[[DataFrame, int], Any]
     closing: int = 0
     """
-    With timers, how many files at the end let all fire that still do; what sets timers in turn needs more than one.
+    How many files at the end move time on, for what fires only in the next batch with rows.
 
-    Then outputs are compared as a whole, and batch by batch without timers: Spark runs a batch without data whenever
-    the watermark moved, and without end where processing time counts; here those timers fire before the next rows.
+    By event time none is needed: what is due fires behind the last rows, as on Spark.
+    """
+    as_a_whole: bool = False
+    """
+    Whether outputs are compared as a whole, to the last row, and not batch by batch.
+
+    With timers Spark runs a batch without data whenever the watermark moved, and without end where processing time
+    counts; here, what it puts out by event time is part of the batch before.
     """
     by_clock: bool = False
     """Whether timers go by processing time."""
@@ -96,7 +102,8 @@ def _shared(name: str, shared: Shared, **more: Any) -> Query:
         name,
         {plan: _first_line(make) for plan, make in shared.processors.items()},
         shared.build,
-        closing={"None": 0, "ProcessingTime": 1, "EventTime": 3}[shared.time_mode],
+        closing=int(shared.time_mode == "ProcessingTime"),
+        as_a_whole=shared.time_mode != "None",
         by_clock=shared.time_mode == "ProcessingTime",
         shared=shared,
         **more,
@@ -140,7 +147,11 @@ QUERIES = (
         runs=(2, restart_processors.RUNS),
         spark_settings={_ENCODING: "avro"},
     ),
-    Query("chain", {"chain": _first_line(programs.chain)}, programs.chain, closing=3),
+    Query("chain", {"chain": _first_line(programs.chain)}, programs.chain, as_a_whole=True),
+    Query(
+        "behind-window", {"behind-window": _first_line(programs.behind_window)}, programs.behind_window, as_a_whole=True
+    ),
+    Query("behind-join", {"behind-join": _first_line(programs.behind_join)}, programs.behind_join, as_a_whole=True),
     Query(
         "stateless-steps",
         {

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
+from tests.e2e.differential.history import CLOCK
 from tests.e2e.differential.time_processors import moment_of
 from tests.e2e.differential.typed_values import COLUMNS, KEY_COLUMNS, SCHEMA, VALUES
 
@@ -49,6 +50,23 @@ def chain(stream: DataFrame, run: int) -> Any:
     first = grouped.transformWithState(Closing(3), output, "Append", "EventTime", eventTimeColumnName="t")
     regrouped = first.withColumn("k", F.expr("if(k in ('a', 'b'), 'ab', k)")).groupBy("k")
     return regrouped.transformWithState(Closing(5), output, "Append", "EventTime")
+
+
+def behind_window(stream: DataFrame, run: int) -> Any:
+    """Run an operator behind Spark's own sums by windows, whose rows are as old as the watermark that ends them."""
+    windows = stream.withWatermark("t", "2 seconds").groupBy("k", F.window("t", "5 seconds"))
+    sums = windows.agg(F.sum("n").alias("n")).select("k", F.window_time("window").alias("t"), "n")
+    return sums.groupBy("k").transformWithState(Closing(3), "k string, t timestamp, n long", "Append", "EventTime")
+
+
+def behind_join(stream: DataFrame, run: int) -> Any:
+    """Run an operator behind Spark's own outer join, which keeps rows back for longer than the watermark does."""
+    left = stream.where(f"k = '{CLOCK}' or op % 2 = 0").withWatermark("t", "7 seconds")
+    right = stream.where(f"k = '{CLOCK}' or op % 2 = 1").selectExpr("k as other", "n as more", "t as later")
+    condition = "k = other and later between t and t + interval 6 seconds"
+    joined = left.join(right.withWatermark("later", "2 seconds"), F.expr(condition), "left_outer")
+    sums = joined.selectExpr("k", "t", "n + coalesce(more, 100) as n")
+    return sums.groupBy("k").transformWithState(Closing(3), "k string, t timestamp, n long", "Append", "EventTime")
 
 
 COUNTS = "key string, n long, total long"

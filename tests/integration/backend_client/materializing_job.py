@@ -26,6 +26,7 @@ from backend_client.state_table import StateTable
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import StateView
 from dstl_service.materialization_index import MaterializationIndex, read_index
+from dstl_service.under_way import is_announcement
 from dstl_service.wire import CheckpointRef
 from storage.clock import SystemClock, SystemIds
 from storage.key_groups import key_group_range
@@ -115,8 +116,9 @@ class Job:
                 if advance.materialize and self.base is not None:
                     taken = hand_over_snapshot(table, self.client, "job", "op", key_groups, self.base)
                     self.handed_over += taken
-            if advance.materialized is not None and report(advance.materialized):
-                materialized.append(advance.materialized)
+            told = advance.materialized
+            if told is not None and (is_announcement(told) or report(told)):
+                materialized.append(told)
             self._attempt += 1
             target = LogTarget("job", "op", checkpoint_id, self.epoch, self._attempt, partition, key_groups)
             writer = LogWriter(self.client, target)

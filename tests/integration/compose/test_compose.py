@@ -72,7 +72,7 @@ class TestSpecification:
         ("old", "new", "message"),
         [
             ("    interval: 5s", "    intervall: 5s", "intervall"),
-            ("    restart: unless-stopped", "    restart: [1]", "restart"),
+            ("  restart: unless-stopped", "  restart: [1]", "restart"),
             ("      spark-master:\n        condition", "      nobody:\n        condition", "nobody"),
             ("      - s3-data:/data", "      - nowhere:/data", "nowhere"),
             ("      - dstl_token\n", "      - other\n", "other"),
@@ -209,6 +209,42 @@ class TestPrograms:
         assert services["s3"]["healthcheck"]["test"][-1].endswith(services["s3"]["environment"]["VGW_HEALTH"])
 
 
+class TestHardening:
+    """A container that is taken over is of little use."""
+
+    def test_containers_have_no_rights_and_limits(self, services: dict[str, Any]) -> None:
+        """No container writes its root, has or gains a right, or takes all memory; what it writes is a volume."""
+        for name, service in services.items():
+            assert service["read_only"] is True, name
+            assert service["cap_drop"] == ["ALL"], name
+            assert service["security_opt"] == ["no-new-privileges:true"], name
+            assert int(service["mem_limit"]) > 0, name
+            assert service["pids_limit"] > 0, name
+            assert not service.get("privileged")
+            assert [mount.partition(":")[0] for mount in service["tmpfs"]] == ["/tmp"]
+
+    def test_service_image_has_only_what_the_service_needs(self) -> None:
+        """Its requirements are pinned as all others are, and there is neither Spark nor a test tool among them."""
+        stages = (FOLDER / "Dockerfile").read_text(encoding="utf-8").split("\nFROM ")
+        stage = next(text for text in stages if text.startswith("base AS service"))
+        service, everything = (
+            (ROOT / name).read_text(encoding="utf-8").splitlines()
+            for name in ("requirements-service.txt", "requirements.txt")
+        )
+        pins = {line.partition("==")[0] for line in service if "==" in line}
+
+        assert set(service) <= set(everything)
+        assert {"fastapi", "uvicorn", "boto3", "xxhash"} <= pins
+        assert not pins & {"pyspark", "pytest", "moto", "locust", "hypothesis", "tornado"}
+        assert "requirements.txt" not in stage
+        assert [line for line in stage.splitlines() if line.startswith("COPY ")] == [
+            "COPY requirements-service.txt ./",
+            "COPY LICENSE ./",
+            "COPY storage storage",
+            "COPY dstl_service dstl_service",
+        ]
+
+
 class TestSecrets:
     """Nothing but defaults of a developer's machine is written down, and nothing is open to other machines."""
 
@@ -220,7 +256,7 @@ class TestSecrets:
         assert "dstl-dev-secret" in inside.stdout
         assert "dstl-dev" not in given.stdout
         assert json.loads(given.stdout)["secrets"]["dstl_token"]["file"] == "/a/token"
-        assert "dev" in (FOLDER / "dev.token").read_text(encoding="utf-8")
+        assert "/compose/dev.token" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
 
     def test_ports_are_on_loopback(self, services: dict[str, Any]) -> None:
         """What is published can be reached from this machine only."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -155,6 +156,59 @@ class TestTls:
             with pytest.raises(UnavailableError):
                 ServiceClient(address, patience_s=0.1).get("/v1/info")
 
+    def test_client_is_known_by_its_certificate(
+        self, authority: trustme.CA, tls: tuple[list[str], str], folder: Path
+    ) -> None:
+        """A client whose certificate the service knows needs no token, and has the rights of its name and no others."""
+        arguments, ca_file = tls
+        for name, signer in (("orders", authority), ("forged", trustme.CA())):
+            issued = signer.issue_cert("spark-orders.example")
+            issued.private_key_and_cert_chain_pem.write_to_path(folder / f"{name}.pem")
+        (folder / "access.toml").write_text(
+            'certificates = [{ name = "spark-orders.example", role = "writer", jobs = ["orders"] }]', encoding="utf-8"
+        )
+        arguments = [*arguments, "--set", f"tls.client_ca_file={ca_file}", "--set", f"access_file={folder}/access.toml"]
+        with running(folder, *arguments) as process:
+            address = address_of(process)
+
+            def ask(job: str, certificate: str | None) -> None:
+                shown = (f"{folder}/{certificate}", None) if certificate else None
+                client = ServiceClient(address, patience_s=0.5, ca_file=ca_file, certificate=shown)
+                try:
+                    client.post(f"/v1/jobs/{job}/epochs", {"owner": "test"})
+                finally:
+                    client.close()
+
+            wait_until(lambda: accepts_health(address, ca_file))
+            ask("orders", "orders.pem")
+            for job, certificate in (("others", "orders.pem"), ("orders", None), ("orders", "forged.pem")):
+                with pytest.raises((UnauthorizedError, UnavailableError)):
+                    ask(job, certificate)
+
+    def test_certificate_is_exchanged_without_restart(
+        self, authority: trustme.CA, tls: tuple[list[str], str], folder: Path
+    ) -> None:
+        """A connection that begins after the file changed meets the new certificate."""
+        arguments, ca_file = tls
+        context = ssl.create_default_context(cafile=ca_file)
+
+        def serial(address: str) -> str:
+            host, _, port = address.removeprefix("https://").partition(":")
+            with (
+                socket.create_connection((host, int(port)), 30) as plain,
+                context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+            ):
+                return str((connection.getpeercert() or {})["serialNumber"])
+
+        with running(folder, *arguments) as process:
+            address = address_of(process)
+            before = serial(address)
+            renewed = authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem
+            renewed.write_to_path(folder / "new.pem")
+            os.replace(folder / "new.pem", folder / "service.pem")
+
+            wait_until(lambda: serial(address) != before)
+
     def test_services_talk_over_tls(
         self, tls: tuple[list[str], str], folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -251,6 +305,15 @@ class TestLimits:
 
             assert client.get(f"/v1/info?filler={'x' * 50_000}")["service_id"]
             client.close()
+
+
+def accepts_health(address: str, ca_file: str) -> bool:
+    """Tell whether the service answers."""
+    client = ServiceClient(address, patience_s=0.5, ca_file=ca_file)
+    try:
+        return bool(client.get("/health"))
+    finally:
+        client.close()
 
 
 def accepts(address: str, token: str) -> bool:

@@ -18,7 +18,7 @@ from storage.open import open_store
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-KILLS = 12
+KILLS = 16
 
 
 def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:

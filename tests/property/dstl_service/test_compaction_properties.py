@@ -112,13 +112,13 @@ class World:
 
     def compact(self, checkpoint_id: int) -> None:
         """Do what is due; the results wait."""
-        compactor = Compactor(self.store, SegmentCache(1 << 20), None, FakeClock(), None)  # type: ignore[arg-type]
+        compactor = Compactor(self.store, SegmentCache(1 << 20), None, None)  # type: ignore[arg-type]
         sizes = {"op": log_size(self.view, "op")}
         operators = [self.operator()]
         chosen = choose_compactions(self.view, operators, sizes, checkpoint_id, MAX_PARALLELISM, self.settings)
         for compaction in chosen:
             segments = [s for output in compaction.outputs for s in compactor._merge("job", 1, compaction, output, {})]
-            self.waiting.append(Replacement(compaction, tuple(self.stored(segments)), 0))
+            self.waiting.append(Replacement(compaction, tuple(self.stored(segments)), "uid"))
             self.compacted += 1
             self.left_alone += len(compaction.inputs) < len(self.view.log)
 

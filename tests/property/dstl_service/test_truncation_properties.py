@@ -103,7 +103,7 @@ class TruncatedState:
                 if output.kind is SegmentKind.BASE:
                     merged = {key: value for key, value in merged.items() if value is not None}
                 added.append(self.segment(output.key_groups, output.partition, merged, output.kind))
-            self.compacted.append(Replacement(compaction, tuple(added), 0))
+            self.compacted.append(Replacement(compaction, tuple(added), "uid"))
 
     def check(self) -> None:
         """Restore tables of several parallelisms; everything that is in the state must count for one of them."""

@@ -48,3 +48,10 @@ def test_timers_fire_before_rows_when_the_watermark_moved() -> None:
     assert stands.fires_before_rows(TimeMode.PROCESSING)
     assert not moved.fires_before_rows(TimeMode.NONE)
     assert [moved.due_until(mode) for mode in TimeMode] == [None, 1000, 200]
+
+
+def test_closed_batch_takes_the_place_of_the_one_before() -> None:
+    """What is late behind it, and what fired, is told by where it was closed; no watermark is behind that."""
+    assert BatchTime.read(entry(200, 1000), entry(100), 200) == BatchTime(1000, 200, 200)
+    assert BatchTime.read(entry(150, 1000), entry(100), 200) == BatchTime(1000, 200, 200)
+    assert not BatchTime.read(entry(200, 1000), entry(100), 200).fires_before_rows(TimeMode.EVENT)

@@ -86,6 +86,17 @@ def test_decimal_is_rounded_to_scale() -> None:
     assert codec.decode(codec.encode((Decimal("1.005"),))) == (Decimal("1.01"),)
 
 
+@pytest.mark.parametrize("minus_zero", ["-0", "-0.00", "-0.001", "-0.0049", "-0E+5"])
+@pytest.mark.parametrize("kind", ["decimal(10,2)", struct(x="decimal(10,2)"), array("decimal(10,2)")])
+def test_decimals_have_one_zero(kind: Any, minus_zero: str) -> None:
+    """What rounds to minus zero is the same value, and the same key, as zero: Spark's decimals know one zero only."""
+    plus, minus = (amount if isinstance(kind, str) else (amount,) for amount in (Decimal("0.00"), Decimal(minus_zero)))
+
+    for codec in (codec_of(kind), KeyCodec(schema(field=kind))):
+        assert codec.encode((minus,)) == codec.encode((plus,))
+        assert "-" not in str(codec.decode(codec.encode((minus,))))
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "expected"),
     [("long", np.int64(5), 5), ("double", np.float64(0.5), 0.5), ("boolean", np.bool_(True), True), ("double", 3, 3.0)],

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
+import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from pyspark.sql.streaming import StatefulProcessor
@@ -15,9 +16,13 @@ from backend_client.batch_time import TimeMode
 from backend_client.declared_states import merge_states
 from backend_client.keyed_state import KeyedState
 from backend_client.spark.processor import TaskHandle, declare_states
+from backend_client.spark.shipping import Shipments
 from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
 from storage.model import KeyGroupRange
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 NUMBER = StructType().add("n", "long")
 NAME = StructType().add("name", "string")
@@ -93,11 +98,42 @@ def test_timers_need_a_time_mode() -> None:
         TaskHandle("op", {}, state).registerTimer(1)
 
 
-def test_handle_that_a_processor_keeps_travels_empty() -> None:
-    """A processor that keeps its handle to set timers later can be sent to tasks after `init` ran on the driver."""
-    kept: list[Any] = []
-    declared(kept.append)
-    assert vars(pickle.loads(pickle.dumps(kept[0]))) == {}
+class Connected(Asking):
+    """A processor whose `init` makes what only lives within a process, also in what it had before."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda handle: handle.getValueState("v", NUMBER))
+        self.parts: dict[str, Any] = {"json": json}
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.handle = handle
+        self.parts["lock"] = threading.Lock()
+
+    def close(self) -> None:
+        self.parts["lock"].acquire()
+
+
+def test_init_may_make_what_cannot_be_sent() -> None:
+    """As on Spark, `init` and `close` run on a copy: what tasks get has seen neither, and can be pickled."""
+    processor = Connected()
+
+    states, _ = declare_states("op", processor, StructType().add)
+
+    assert list(states) == ["v"]
+    assert vars(processor).keys() == {"_ask", "parts"}
+    assert processor.parts == {"json": json}
+    shipped = Shipments(cast("SparkContext", None)).parcel(processor).unpack()
+    assert vars(shipped).keys() == {"_ask", "parts"}
+
+
+def test_processor_that_no_task_could_get_is_refused() -> None:
+    """A processor that cannot be pickled is refused where the operator is made, with the place for such things."""
+    processor = Connected()
+    processor.parts["lock"] = threading.Lock()
+
+    with pytest.raises(InvalidInputError, match=r"Connected cannot be sent to tasks: .*lock.* by a processor in init"):
+        declare_states("op", processor, StructType().add)
 
 
 def test_new_variable_comes_behind_stored_ones() -> None:

@@ -117,3 +117,23 @@ def test_storages_have_processes_of_their_own() -> None:
 
     assert one.socket_path != other.socket_path
     assert one.address == f"unix://{one.socket_path}"
+
+
+def test_log_of_a_long_life_stays_small(service: EmbeddedService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a sidecar lives, its log is a few files of a bounded size, and its errors go to the newest."""
+    bytes_max = 4096
+    monkeypatch.setenv("DSTL_LOG_FILE_BYTES_MAX", str(bytes_max))
+    service.ensure()
+    log, client = Path(service.log_path), ServiceClient(service.address, patience_s=30)
+    third = log.with_name(f"{log.name}.3")
+
+    for number in range(1000):
+        client.post(f"/v1/jobs/job-{number}/epochs", {"owner": "x" * 500})
+        if third.exists():
+            break
+
+    files = sorted(log.parent.glob(f"{log.name}*"))
+    assert [file.name for file in files] == [log.name, *(f"{log.name}.{number}" for number in (1, 2, 3))]
+    assert all(file.stat().st_size <= bytes_max for file in files)
+    assert os.readlink(f"/proc/{client.get('/v1/info')['pid']}/fd/2") == os.path.realpath(log)
+    client.close()

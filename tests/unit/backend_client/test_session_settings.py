@@ -33,7 +33,6 @@ BYTES_MAX = "spark.sql.execution.arrow.maxBytesPerBatch"
 ROWS_MAX = "spark.sql.execution.arrow.maxRecordsPerBatch"
 DEFAULTS = {
     "spark.sql.adaptive.enabled": "true",
-    "spark.sql.inMemoryColumnarStorage.compressed": "true",
     BYTES_MAX: "67108864b",
     ROWS_MAX: "10000",
 }

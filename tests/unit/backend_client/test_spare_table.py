@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +97,22 @@ def test_table_of_killed_process_is_removed(tmp_path: Path, memory: Path) -> Non
     assert len(list(memory.iterdir())) == 2
     used.close()
     other.close()
+
+
+def test_only_own_spare_tables_are_removed(tmp_path: Path, memory: Path) -> None:
+    """Everybody may write the host's memory: neither what lacks the lock of a table goes, nor what a link leads to."""
+    victim = tmp_path / "victim"
+    for folder in (victim, memory / "dstl-table-notes"):
+        folder.mkdir()
+        (folder / "diary").write_bytes(b"precious")
+    (victim / "0.lock").touch()
+    (memory / "dstl-table-link").symlink_to(victim)
+    SpareTable.make().close()
+
+    assert (victim / "diary").exists()
+    assert (memory / "dstl-table-notes" / "diary").exists()
+    shutil.rmtree(memory / "dstl-table-notes")
+    (memory / "dstl-table-link").unlink()
 
 
 def test_memory_that_cannot_be_used_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

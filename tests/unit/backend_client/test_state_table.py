@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from backend_client import state_table
+from backend_client.local_disk import is_damage
 from backend_client.state_table import StateTable
 from backend_client.table_journal import BYTES_MAX
 from storage.change_set import ChangeColumns
@@ -232,6 +233,59 @@ def test_damaged_block_is_thrown_away(tmp_path: Path) -> None:
         table.close()
 
     assert failures == 0
+
+
+@pytest.mark.parametrize("read", ["get", "items", "scan", "between", "get_many"])
+def test_damage_is_an_error_for_every_read(tmp_path: Path, read: str) -> None:
+    """I10: what cannot be read is never taken for what is not there, also by reads that go from key to key."""
+    keys = [number.to_bytes(4, "big") for number in range(60_000)]
+    table = StateTable.open(tmp_path)
+    table.advance(((key, os.urandom(100)) for key in keys), "1.0.u")
+    table.close()
+    for path in (tmp_path / "0").glob("*.sst"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 4 : len(data) // 4 + 8192] = b"?" * 8192
+        path.write_bytes(data)
+    table = StateTable.open(tmp_path)
+
+    with pytest.raises(Exception, match=r"^Corruption: ") as raised:
+        if read == "get":
+            list(map(table.get, keys))
+        elif read == "items":
+            list(table.items())
+        elif read == "scan":
+            list(table.scan(b"\x00\x00"))
+        elif read == "between":
+            list(table.between(keys[100], keys[-100]))
+        else:
+            table.get_many(pa.array(keys, pa.binary()), 1.0)
+    table.close()
+
+    assert is_damage(raised.value)
+
+
+@pytest.mark.parametrize(
+    "error", [Exception("the user's own"), ValueError("Corruption: of a value"), UnavailableError("no sidecar")]
+)
+def test_other_errors_are_no_damage(error: Exception) -> None:
+    """A table is thrown away for what RocksDB says of its files, not for what a user's function raises."""
+    assert not is_damage(error)
+
+
+def test_large_commit_is_read_over_what_memory_holds(tmp_path: Path) -> None:
+    """Behind a small commit, whose changes stay in memory, the values of a large one are read, in every way."""
+    small, large = b"small", b"x" * (BYTES_MAX // 1000 + 1)
+    keys = [number.to_bytes(4, "big") for number in range(1000)]
+    table = StateTable.open(tmp_path)
+    table.advance([(key, small) for key in keys], "0.0.u")
+    assert table.get(keys[7]) == small
+
+    table.advance([(key, large) for key in keys], "1.0.u")
+
+    assert table.get(keys[7]) == large
+    assert set(content(table).values()) == {large}
+    assert set(table.get_many(pa.array(keys, pa.binary()), 1.0).to_pylist()) == {large}
+    table.close()
 
 
 def test_cleared_table_is_empty(tmp_path: Path) -> None:

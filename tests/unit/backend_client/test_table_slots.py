@@ -75,6 +75,43 @@ def test_idle_slots_go(tables: Path) -> None:
     assert not (tables / "job" / "op" / "00000-00001" / "1.lock").exists()
 
 
+def test_nothing_foreign_is_removed(tables: Path, tmp_path: Path) -> None:
+    """Whatever lies in the folder of tables, only what has a slot's place and name goes, and no link is followed."""
+    victim = made(tmp_path / "victim" / "op" / "00000-00001", age_s=2 * IDLE_S)
+    (tables / "link").symlink_to(tmp_path / "victim")
+    foreign = tables / "my" / "old" / "photos-2019"
+    (foreign / "0").mkdir(parents=True)
+    (foreign / "0.lock").touch()
+    age(foreign / "0.lock", 2 * IDLE_S)
+    clean(tables)
+
+    assert (victim / "CURRENT").exists()
+    assert (foreign / "0").exists()
+
+
+def test_lock_that_is_a_link_is_not_taken(tmp_path: Path) -> None:
+    """The target of a link in a lock's place is neither locked nor changed."""
+    (tmp_path / "target").write_bytes(b"precious")
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table" / "0.lock").symlink_to(tmp_path / "target")
+
+    with pytest.raises(OSError, match="symbolic links"):
+        next(free_slots(tmp_path / "table"))
+
+
+def test_folders_of_tables_are_private(tmp_path: Path) -> None:
+    """All folders that are made for a table are for this user alone, whatever the umask."""
+    before = os.umask(0)
+    try:
+        _, lock = next(free_slots(tmp_path / "tables" / "job" / "op" / "00000-00001"))
+    finally:
+        os.umask(before)
+    os.close(lock)
+
+    made_folders = [tmp_path / "tables", *(tmp_path / "tables").rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in made_folders if path.is_dir()} == {0o700}
+
+
 def test_opening_tells_that_a_table_is_needed(tables: Path) -> None:
     """What counts is when a table was opened last, to whatever end."""
     slot = made(tables / "job" / "op" / "00000-00001", age_s=2 * IDLE_S)

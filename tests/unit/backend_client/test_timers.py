@@ -9,7 +9,7 @@ import pytest
 
 from backend_client.keyed_state import KeyedState
 from backend_client.state_table import StateTable
-from backend_client.timers import Timers, due_timers
+from backend_client.timers import Timers, Upcoming, due_timers
 from storage.errors import InvalidInputError
 from storage.model import KeyGroupRange
 
@@ -97,3 +97,22 @@ def test_impossible_moment_is_refused(batches: Batches, moment: object) -> None:
     with pytest.raises(InvalidInputError, match="milliseconds since 1970"):
         batches.timers.register(moment)  # type: ignore[arg-type]
     assert batches.state.changes == {}
+
+
+def test_upcoming_timer_is_the_first_that_is_left(batches: Batches) -> None:
+    """It is a stored one behind the moment, one that is set for later, or one that is due and left."""
+    upcoming = Upcoming()
+    batches.timers.register(200)
+    batches.next()
+    assert due_timers(batches.state, 3, 100, upcoming) == {}
+    assert upcoming.ms == 200
+
+    timers = Timers(batches.state, 100, upcoming)
+    batches.at(ANN)
+    timers.register(300)
+    assert upcoming.ms == 200
+    timers.register(150)
+    assert upcoming.ms == 150
+    timers.register(50)
+    timers.leave_due()
+    assert upcoming.ms == 50

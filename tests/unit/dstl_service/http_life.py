@@ -90,8 +90,15 @@ class Life:
         """Give a checkpoint up; return the response."""
         return self.client.post(f"{self.path}/checkpoints/{checkpoint_id}/abort", json={"epoch": self.epoch})
 
+    def flush(self, checkpoint_id: int, base: Any, *refs: dict[str, Any], **changes: Any) -> Any:
+        """Start the upload of what a checkpoint consists of; return the response."""
+        return self._plan(f"{checkpoint_id}/flush", checkpoint_id, base, refs, changes)
+
     def complete_raw(self, checkpoint_id: int, base: Any, *refs: dict[str, Any], **changes: Any) -> Any:
         """Complete a checkpoint; return the response."""
+        return self._plan(f"{checkpoint_id}/complete", checkpoint_id, base, refs, changes)
+
+    def _plan(self, path: str, checkpoint_id: int, base: Any, refs: Any, changes: dict[str, Any]) -> Any:
         operator = {"name": "op", "parallelism": 1, "key_schema": "{}", "states": {}}
         body = {
             "epoch": self.epoch,
@@ -103,7 +110,7 @@ class Life:
             "offsets": "offsets",
             **changes,
         }
-        return self.client.post(f"{self.path}/checkpoints/{checkpoint_id}/complete", json=body)
+        return self.client.post(f"{self.path}/checkpoints/{path}", json=body)
 
     def complete(self, checkpoint_id: int, base: Any, *refs: dict[str, Any], **changes: Any) -> dict[str, Any]:
         """Complete a checkpoint that is to exist; return its reference."""
@@ -138,5 +145,5 @@ def service(store: ObjectStore, clock: Clock | None = None, **settings: Any) -> 
     """Run a service process, so to say, on a store; it starts with nothing in its memory."""
     values = {"batch": SMALL, "upload": PATIENT, "host_id": "host", "shutdown_timeout_s": 1, **settings}
     app = create_app(ServiceSettings("memory://x", **values), store, clock)
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with TestClient(app, "http://localhost", raise_server_exceptions=False) as client:
         yield Life(client)

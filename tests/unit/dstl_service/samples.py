@@ -63,7 +63,7 @@ def manifest(
 ) -> Manifest:
     """Return a manifest with one operator."""
     states = {"count": StateInfo(0, "value", "{}", ["[]"]), "seen": StateInfo(1, "map", "{}", ttl_ms=1000)}
-    operator = OperatorInfo("op", 2, '{"type":"struct","fields":[]}', states, "EventTime", "Update")
+    operator = OperatorInfo("op", 2, '{"type":"struct","fields":[]}', states, "EventTime", "Update", "rows")
     return Manifest(
         kind=kind,
         job_uid=job_uid,

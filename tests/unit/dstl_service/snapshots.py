@@ -42,7 +42,7 @@ def index_of(
     for name, data in files.items():
         checksum = checksum128(data)
         named.append(
-            SnapshotFile(name, file_key("job", "op", key_groups, name, checksum, len(data)), len(data), checksum)
+            SnapshotFile(name, file_key("job", "op", key_groups, uid, name, checksum, len(data)), len(data), checksum)
         )
     return MaterializationIndex(job_uid, "op", key_groups, version, uid, parents, tuple(named))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dstl_service.access import Tokens
+from dstl_service.access import Access
 from storage.errors import InvalidInputError
 from storage.testing import FakeClock
 
@@ -19,12 +19,17 @@ def write(path: Path, text: str, age_s: int) -> None:
     os.utime(path, (age_s, age_s))
 
 
+def lets_in(access: Access, authorization: bytes | None) -> bool:
+    """Tell whether a request with this header is let in."""
+    return access.identify(authorization) is not None
+
+
 def test_without_token_all_are_let_in() -> None:
     """A service without a token asks for none, and shows none."""
-    tokens = Tokens(None, None, FakeClock())
+    tokens = Access(None, None, FakeClock())
 
-    assert tokens.accept(None)
-    assert tokens.accept(b"Bearer any")
+    assert lets_in(tokens, None)
+    assert lets_in(tokens, b"Bearer any")
     assert tokens.own() is None
 
 
@@ -44,23 +49,23 @@ def test_without_token_all_are_let_in() -> None:
 )
 def test_token_must_be_exact(header: bytes | None, expected: bool) -> None:
     """Only the whole token, in its one form, lets a request in."""
-    assert Tokens("secret", None, FakeClock()).accept(header) is expected
+    assert lets_in(Access("secret", None, FakeClock()), header) is expected
 
 
 def test_token_file_is_read_again(tmp_path: Path) -> None:
     """Every line is accepted, the first is shown to others, and a change counts from the next look on."""
     path, clock = tmp_path / "token", FakeClock()
     write(path, "old\n", 1)
-    tokens = Tokens(None, path, clock)
+    tokens = Access(None, path, clock)
     write(path, "\nnew \nold\n", 2)
-    assert not tokens.accept(b"Bearer new")
+    assert not lets_in(tokens, b"Bearer new")
 
     clock.advance(1_000)
-    assert (tokens.accept(b"Bearer new"), tokens.accept(b"Bearer old"), tokens.own()) == (True, True, "new")
+    assert (lets_in(tokens, b"Bearer new"), lets_in(tokens, b"Bearer old"), tokens.own()) == (True, True, "new")
 
     write(path, "new\n", 3)
     clock.advance(1_000)
-    assert (tokens.accept(b"Bearer new"), tokens.accept(b"Bearer old"), tokens.own()) == (True, False, "new")
+    assert (lets_in(tokens, b"Bearer new"), lets_in(tokens, b"Bearer old"), tokens.own()) == (True, False, "new")
 
 
 @pytest.mark.parametrize("text", [None, "", "two words\n"])
@@ -68,7 +73,7 @@ def test_broken_token_file_changes_nothing(text: str | None, tmp_path: Path, cap
     """A file that is gone or makes no sense lets nobody in and locks nobody out; the log says so, without the token."""
     path, clock = tmp_path / "token", FakeClock()
     write(path, "old", 1)
-    tokens = Tokens(None, path, clock)
+    tokens = Access(None, path, clock)
     if text is None:
         path.unlink()
     else:
@@ -76,7 +81,7 @@ def test_broken_token_file_changes_nothing(text: str | None, tmp_path: Path, cap
     clock.advance(1_000)
 
     with caplog.at_level(logging.WARNING):
-        assert (tokens.accept(b"Bearer old"), tokens.accept(None)) == (True, False)
+        assert (lets_in(tokens, b"Bearer old"), lets_in(tokens, None)) == (True, False)
     assert "token file cannot be read again" in caplog.text
     assert "words" not in str(vars(caplog.records[0]))
 
@@ -89,4 +94,4 @@ def test_impossible_token_file_stops_start(content: str | None, tmp_path: Path) 
         path.write_text(content, encoding="utf-8")
 
     with pytest.raises(InvalidInputError, match="token file"):
-        Tokens(None, path, FakeClock())
+        Access(None, path, FakeClock())

@@ -11,7 +11,8 @@ from prometheus_client.metrics import MetricWrapperBase
 from dstl_service.peers import PeerClient
 from dstl_service.service import ChangelogService
 from dstl_service.settings import GcSettings, ServiceSettings
-from dstl_service.wire import CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
+from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
+from storage.errors import DstlError, NotFoundError
 from storage.memory_store import MemoryStore
 from storage.model import KeyGroupRange
 from storage.testing import FakeClock, FakeIds, RecordingStore
@@ -35,6 +36,10 @@ class Host:
         answer = await self.service.complete("job", 0, CompleteRequest(1, "uid", None, [], operators))
         await sampled(self.service.metrics.table_bytes)  # what follows from the checkpoint has read what it needs
         return answer.ref
+
+    def lost(self) -> ChangeSetRef:
+        """Return what points at a set that the service took in, and does not have."""
+        return ChangeSetRef("op", 0, 1, 0, 0, 0, 1, self.service.service_id)
 
     async def reads(self, ref: CheckpointRef) -> int:
         """Return how many manifests a restore reads from the store."""
@@ -79,15 +84,33 @@ def test_idle_job_is_let_go_when_another_comes(idle_ms: int) -> None:
 
 
 def test_collection_keeps_no_job_busy() -> None:
-    """A coordinator that still collects the garbage of a job that ended keeps nothing else of it."""
+    """A coordinator that collects the garbage of a job that ended for the last time keeps nothing of it."""
 
     async def story(host: Host) -> None:
         ref = await host.begin()
         host.clock.advance(HOUR_MS + 1)
-        host.store.clear()
-        while host.store.count("list", "job/segments/") < 2:  # noqa: ASYNC110 - then a round that began later is over
+        while next(iter(host.service.metrics.collection_age.collect())).samples:  # noqa: ASYNC110 - until the last is over
             await asyncio.sleep(0.01)
 
         assert await host.reads(ref) == 1
 
     run(story, gc_interval_s=1)
+
+
+def test_name_that_was_only_asked_for_is_not_kept() -> None:
+    """Whoever asks for jobs that do not exist, however many, leaves nothing in memory."""
+
+    async def story(host: Host) -> None:
+        for number in range(100):
+            with pytest.raises(NotFoundError):
+                await host.service.checkpoints(f"nobody-{number}")
+            with pytest.raises(DstlError):
+                await host.service.persist(f"nothing-{number}", [host.lost()])
+        await host.begin()
+        host.clock.advance(2 * HOUR_MS)
+        with pytest.raises(NotFoundError):
+            await host.service.checkpoints("nobody")
+
+        assert host.service.job_names == ["job"]
+
+    run(story)

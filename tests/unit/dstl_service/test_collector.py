@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from dstl_service.active_job import IDLE_MS
 from dstl_service.registry_format import number_of, place_of
 from dstl_service.settings import GcSettings
 from storage.errors import CorruptDataError
 from storage.memory_store import MemoryStore
 from storage.testing import FakeClock, Fault, FaultKind, FaultyStore
 from tests.unit.dstl_service.http_life import Life, service
+from tests.unit.dstl_service.samples import opened
 from tests.unit.dstl_service.world import World
 from tests.waiting import wait_until
 
@@ -55,6 +57,32 @@ def test_ended_collector_is_started_again() -> None:
         assert not collector_of(life).done()
 
 
+def test_collector_ends_when_the_job_is_owned_elsewhere() -> None:
+    """A service that was a job's coordinator once leaves its garbage to the one that is, and says nothing of it."""
+    store = MemoryStore()
+    with service(store, gc=OFTEN) as life:
+        life.open()
+        collector = collector_of(life)
+        opened(store, host=2).claim("elsewhere")
+        wait_until(collector.done)
+
+        assert AGE not in metrics(life)
+
+
+def test_collector_ends_when_the_job_is_not_driven_any_more() -> None:
+    """A job whose driver was not heard of for long is collected once more, and again when it completes a checkpoint."""
+    clock = FakeClock()
+    with service(MemoryStore(), clock, gc=OFTEN) as life:
+        life.open()
+        collector = collector_of(life)
+        clock.advance(2 * IDLE_MS)
+        wait_until(collector.done)
+        assert COLLECTED in metrics(life)
+        life.complete(0, None, life.append(b"payload", checkpoint_id=0))
+
+        assert not collector_of(life).done()
+
+
 def test_age_of_last_success_is_shown() -> None:
     """A collector that fails for long is seen by the time since its last success, also if it never had one."""
     store, clock = FaultyStore(MemoryStore()), FakeClock()
@@ -88,4 +116,5 @@ def test_foreign_object_is_named(key: str) -> None:
 def test_names_are_read() -> None:
     """The names that this project gives tell their places."""
     assert number_of("job/epochs/00000000000000000007.json") == 7
-    assert place_of("job/checkpoints/00000000000000000003.000002.json") == (3, 2)
+    assert place_of("job/checkpoints/00000000000000000003.000002.json") == (0, 3, 2)
+    assert place_of("job/checkpoints/r000000000007.00000000000000000003.000002.json") == (7, 3, 2)

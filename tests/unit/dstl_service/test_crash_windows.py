@@ -18,11 +18,12 @@ import pytest
 from dstl_service.change_sets import BatchSettings, ChangeSetBook
 from dstl_service.garbage_collector import collect_garbage
 from dstl_service.manifest import ManifestKind
+from dstl_service.notes import read_note
 from dstl_service.peers import PeerClient
 from dstl_service.service import ChangelogService
-from dstl_service.settings import GcSettings, ServiceSettings
+from dstl_service.settings import GcSettings, PeerSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CompleteRequest, OpenJob
-from storage.errors import FencedError, InvalidInputError, LostChangesError, UnavailableError
+from storage.errors import FencedError, InvalidInputError, LostChangesError
 from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
 from storage.object_store import ObjectStore
@@ -51,7 +52,13 @@ def run(
     """Tell a story of a service that has opened the job, and stop it."""
 
     async def tell() -> None:
-        settings = ServiceSettings("memory://x", host_id="host", gc=GcSettings(interval_s=0), shutdown_timeout_s=1)
+        settings = ServiceSettings(
+            "memory://x",
+            host_id="host",
+            gc=GcSettings(interval_s=0),
+            shutdown_timeout_s=1,
+            peers=PeerSettings(allowed="http://other,http://here"),
+        )
         service = ChangelogService(settings, store, FakeClock(), FakeIds(1), peers or PeerClient(lambda: None, 1))
         try:
             await service.open_job("job", OpenJob("test"))
@@ -182,10 +189,10 @@ def test_ended_try_with_slow_peer_does_not_come_to_exist(end: str) -> None:
         def persist(
             self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
         ) -> list[SegmentHandle]:
-            """Say that the set is durable."""
+            """Say that set and note are durable."""
             self.asked.set()
             self.released.wait(30)
-            return handles_of([segment()])
+            return handles_of([segment(), *([] if note is None else [read_note(job, note).to_segment()])])
 
     peer = SlowPeer()
 
@@ -264,27 +271,6 @@ def test_concurrent_completes_make_one_checkpoint() -> None:
         ref = service.append(segment(), preemptive=False)
         answers = await asyncio.gather(*(service.complete("job", 0, request(ref)) for _ in range(3)))
         assert len({answer.ref for answer in answers}) == 1
-
-    run(store, story)
-    assert uids(store) == ["uid"]
-
-
-def test_choice_that_is_too_old_is_made_anew() -> None:
-    """I11: what a checkpoint takes in was chosen a short time before its manifest, however long its sets took."""
-    store = Gate()
-
-    async def story(service: ChangelogService) -> None:
-        store.close_gate("job/segments/*")
-        before = store.arrived
-        asked = request(service.append(segment(), preemptive=False))
-        late = asyncio.ensure_future(service.complete("job", 0, asked))
-        await reached(lambda: store.arrived > before)
-        service._clock.advance(ServiceSettings("memory://x").checkpoint_timeout_s * 1000 + 1)
-        store.release()
-        with pytest.raises(UnavailableError, match="ask again"):
-            await late
-        assert uids(store) == []
-        await service.complete("job", 0, asked)
 
     run(store, story)
     assert uids(store) == ["uid"]

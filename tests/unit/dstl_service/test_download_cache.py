@@ -51,6 +51,11 @@ class World:
         """Return how often the store was asked for bytes."""
         return self.store.count("get", key) + self.store.count("get_range", key)
 
+    @property
+    def home(self) -> Path:
+        """Return this user's own folder within the given one."""
+        return self.folder / f"dstl-downloads-{os.geteuid()}"
+
     def files(self) -> list[Path]:
         """Return the files that are kept."""
         return [path for path in self.folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
@@ -252,8 +257,8 @@ def test_damaged_file_is_read_from_store(world: World, damage: Callable[[Path], 
     ("key", "data"),
     [
         ("job/segments/h/1.seg", SEGMENT_OBJECT),
-        (file_key("job", "op", KeyGroupRange(0, 127), "000001.sst", checksum128(CONTENT), SIZE), CONTENT),
-        (file_key("job", "op", KeyGroupRange(0, 127), "CURRENT", checksum128(b"file"), 4), b"file"),
+        (file_key("job", "op", KeyGroupRange(0, 127), "uid", "000001.sst", checksum128(CONTENT), SIZE), CONTENT),
+        (file_key("job", "op", KeyGroupRange(0, 127), "uid", "CURRENT", checksum128(b"file"), 4), b"file"),
     ],
 )
 def test_damaged_download_is_not_kept(world: World, key: str, data: bytes) -> None:
@@ -287,7 +292,7 @@ def test_files_are_private(world: World) -> None:
     world.cache().get(SST)
     (path,) = world.files()
 
-    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (world.folder, path.parent)] == [0o700, 0o700]
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (world.home, path.parent)] == [0o700, 0o700]
 
 
 def test_close_removes_files_and_may_be_repeated(world: World) -> None:
@@ -297,23 +302,76 @@ def test_close_removes_files_and_may_be_repeated(world: World) -> None:
     cache.close()
     cache.close()
 
-    assert list(world.folder.iterdir()) == []
+    assert list(world.home.iterdir()) == []
     assert cache.get(SST) == CONTENT
-    assert list(world.folder.iterdir()) == []
+    assert list(world.home.iterdir()) == []
 
 
 def test_files_of_dead_processes_are_removed(world: World) -> None:
     """Files of processes that died are removed by the next one; those of one that lives stay."""
     living = world.cache()
     living.get(SST)
-    for name in ("0123", "4567"):
-        (world.folder / name).mkdir()
-        (world.folder / name / "1").write_bytes(CONTENT)
-    (world.folder / "0123.lock").touch()
+    dead = world.home / f"part-{'0' * 32}"
+    dead.mkdir()
+    (dead / "1").write_bytes(CONTENT)
+    Path(f"{dead}.lock").touch()
     other = world.cache()
     other.get(SST)
 
     assert len(world.files()) == 2
     assert {path.stat().st_size for path in world.files()} == {SIZE}
+    assert not Path(f"{dead}.lock").exists()
     living.get(SST)
     assert living.hits == 1
+
+
+def test_nothing_foreign_is_removed(world: World) -> None:
+    """Whatever a user names as the folder, nothing goes that does not bear this cache's own mark: name and lock."""
+    foreign = [
+        world.folder / "photos" / "1.jpg",
+        world.folder / f"part-{'1' * 32}" / "thesis",
+        world.home / "photos" / "2.jpg",
+        world.home / f"part-{'2' * 32}" / "without-lock",
+        world.home / "part-notes.lock",
+    ]
+    for path in foreign:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"precious")
+    (world.folder / f"part-{'1' * 32}.lock").touch()
+    world.home.chmod(0o700)
+    cache = world.cache()
+    cache.get(SST)
+    assert len([path for path in world.home.rglob("part-*/1") if path.is_file()]) == 1
+    cache.close()
+
+    assert [path for path in foreign if not path.is_file()] == []
+
+
+@pytest.mark.parametrize("place", ["home", "part"])
+def test_planted_link_leads_nowhere(world: World, tmp_path: Path, place: str) -> None:
+    """What a link in the folder points to stays as it is, be it in the place of the cache's folder or of a part."""
+    victim = tmp_path / "victim" / f"part-{'3' * 32}"
+    victim.mkdir(parents=True)
+    (victim / "diary").write_bytes(b"precious")
+    Path(f"{victim}.lock").touch()
+    world.home.parent.mkdir(parents=True)
+    if place == "home":
+        world.home.symlink_to(victim.parent)
+        strange_link(world.home)
+    else:
+        world.home.mkdir(mode=0o700)
+        (world.home / f"part-{'4' * 32}").symlink_to(victim)
+        (world.home / f"part-{'4' * 32}.lock").symlink_to(f"{victim}.lock")
+        (world.home / f"part-{'5' * 32}").symlink_to(victim)
+        (world.home / f"part-{'5' * 32}.lock").touch()
+
+    assert world.cache().get(SST) == CONTENT
+    assert (victim / "diary").is_file()
+
+
+def strange_link(link: Path) -> None:
+    """Let a link belong to another user, or where that cannot be, lead through a folder that others can write."""
+    if os.geteuid() == 0:
+        os.chown(link, 65534, 65534, follow_symlinks=False)
+    else:
+        link.resolve().chmod(0o777)

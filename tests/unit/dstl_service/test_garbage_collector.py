@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dstl_service.cli import main
-from dstl_service.garbage_collector import BATCH_AGE_MAX_MS, ORPHAN_AGE_MIN_MS
+from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
 from dstl_service.job_store import JobStore
-from dstl_service.manifest import ManifestKind
-from storage.errors import CorruptDataError
+from dstl_service.manifest import Manifest, ManifestKind
+from dstl_service.retention import object_keys
+from dstl_service.rewind import rewind
+from dstl_service.under_way import UnderWay, UnderWaySnapshot
+from dstl_service.wire import CheckpointRef
+from storage.errors import CorruptDataError, NotFoundError
+from storage.memory_store import MemoryStore
+from storage.model import KeyGroupRange
 from storage.open import open_store
+from storage.testing import FakeClock, Fault, FaultKind, FaultyStore, RecordingStore
+from tests.unit.dstl_service.samples import opened
+from tests.unit.dstl_service.snapshots import FILES, index_of, store_snapshot
 from tests.unit.dstl_service.world import World
 
 AGE = ORPHAN_AGE_MIN_MS
@@ -83,12 +93,14 @@ def test_object_of_fenced_driver_goes() -> None:
 
 
 def test_object_of_vanished_driver_goes() -> None:
-    """A driver that never came back keeps its objects for a week, not for ever (I12)."""
+    """A driver that never came back keeps its objects until the next one begins, whatever the clock says (I12)."""
     world = World()
     world.complete(world.object(0))
     left = world.object(1)
-    world.clock.advance(BATCH_AGE_MAX_MS + 1)
+    world.clock.advance(10_000 * AGE)
+    assert world.collect().orphans == []
 
+    world.epoch, _ = world.jobs.claim("next")
     assert world.collect().orphans == [left.object_key]
 
 
@@ -111,8 +123,8 @@ def test_leftovers_of_kills_go(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}")
     world = World(store)
     world.complete(world.object(0))
-    old = [tmp_path / "probe" / ("0" * 32), tmp_path / ".tmp" / "left"]
-    young = [tmp_path / "probe" / ("1" * 32), tmp_path / ".tmp" / "written"]
+    old = [tmp_path / "probe" / ("0" * 32), tmp_path / ".tmp" / ("2" * 32)]
+    young = [tmp_path / "probe" / ("1" * 32), tmp_path / ".tmp" / ("3" * 32)]
     for path in (*old, *young):
         path.parent.mkdir(exist_ok=True)
         path.touch()
@@ -232,3 +244,144 @@ def test_young_subsumed_checkpoint_stays_whole() -> None:
     world.clock.advance(AGE)
     assert world.collect(checkpoints_max=1).subsumed == 3
     assert world.stored() == {handle.object_key for handle in objects[3:]}
+
+
+def under_way(version: CheckpointRef, *uids: str) -> UnderWay:
+    """Return a list of snapshots of several tables, and of a compaction of the last uid."""
+    *snapshots, compaction = uids
+    tables = [KeyGroupRange(number, number) for number in range(len(snapshots))]
+    listed = [UnderWaySnapshot("op", table, version, uid) for table, uid in zip(tables, snapshots, strict=True)]
+    return UnderWay(tuple(listed), (compaction,))
+
+
+@pytest.mark.parametrize("clock_is_ahead_ms", [-3_600_000, 0, 3_600_000, 10**12])
+def test_wrong_clock_takes_nothing_that_is_needed(clock_is_ahead_ms: int) -> None:
+    """I11: snapshots, results and sets that a checkpoint may yet name stay, whatever the collector's clock says."""
+    world = World()
+    world.complete(world.object(0))
+    assert world.newest is not None
+    version = world.newest.ref
+    world.complete(world.object(1), under_way=under_way(version, "uid", "compaction"))
+    store_snapshot(world.store, index_of(version, key_groups=KeyGroupRange(0, 0)))
+    world.store.put("job/segments/host/compaction=0.seg", b"result")
+    running = world.object(2)
+    clock = FakeClock(world.clock.now_ms() + clock_is_ahead_ms)
+
+    report = collect_garbage(world.store, world.jobs, "job", clock)
+
+    assert (report.orphans, report.young) == ([], len(FILES) + 3)
+    assert running.object_key in world.stored()
+
+
+def test_what_is_let_go_of_goes_at_any_age() -> None:
+    """I12: what the newest manifest neither lists nor names can never be named again, so no age has to be awaited."""
+    world = World()
+    world.complete(world.object(0))
+    assert world.newest is not None
+    version = world.newest.ref
+    world.complete(world.object(1), under_way=under_way(version, "uid", "compaction"))
+    store_snapshot(world.store, index_of(version, key_groups=KeyGroupRange(0, 0)))
+    world.store.put("job/segments/host/compaction=0.seg", b"result")
+    world.complete(world.object(2))
+
+    report = collect_garbage(world.store, world.jobs, "job", world.clock, age_min_ms=0)
+
+    assert len(report.orphans) == len(FILES) + 2
+    assert len(world.stored()) == 3
+
+
+def test_rewind_lets_go_of_what_was_under_way() -> None:
+    """I11: nothing that was let go of once is listed again, for a collector may be about to delete it."""
+    world = World()
+    world.complete(world.object(0))
+    assert world.newest is not None
+    version = world.newest.ref
+    world.complete(world.object(1), under_way=under_way(version, "uid", "compaction"))
+    world.store.put("job/segments/host/compaction=0.seg", b"result")
+    world.complete(world.object(2))
+    rewind(world.jobs, "job", world.ids, checkpoint_id=1, write=True)
+
+    report = collect_garbage(world.store, world.jobs, "job", world.clock, age_min_ms=0)
+    assert report.orphans == ["job/segments/host/compaction=0.seg"]
+
+
+def test_rewind_in_the_middle_of_a_collection_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I11: a savepoint that the job was set back to, and that was deleted, meanwhile, may have been seen nowhere."""
+    world = World()
+    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
+    world.jobs.make_savepoint("kept", None)
+    world.compact(world.object(1))
+    world.clock.advance(AGE)
+    assert world.collect(checkpoints_max=1).subsumed == 1
+    every = world.jobs.savepoints.all
+
+    def after_rewind() -> Iterator[tuple[str, Manifest]]:
+        monkeypatch.undo()
+        jobs = opened(world.store, host=5)
+        rewind(jobs, "job", world.ids, savepoint="kept", write=True)
+        jobs.savepoints.delete("kept")
+        return every()
+
+    monkeypatch.setattr(world.jobs.savepoints, "all", after_rewind)
+
+    assert world.collect(checkpoints_max=1).orphans == []
+    newest = opened(world.store).newest()
+    assert newest is not None
+    assert object_keys(newest) <= world.stored()
+
+
+def test_index_that_retention_deletes_ends_no_collection() -> None:
+    """I12: an index that goes together with its manifest while the collector runs is needed by nobody."""
+    world = World()
+    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
+    assert world.newest is not None
+    index = index_of(world.newest.ref, job_uid=world.jobs.job_uid)
+    handle = store_snapshot(world.store, index)
+    world.complete(world.object(1), kind=ManifestKind.COMPLETE, materializations=(handle,))
+    subsumed = world.newest.ref
+    world.complete(world.object(2), kind=ManifestKind.COMPLETE)
+    world.store.delete([handle.index_key])
+    with pytest.raises(CorruptDataError, match=handle.index_key):
+        world.collect()
+
+    # The collector remembers the manifest, as if it had read it just before it was deleted.
+    world.store.delete([f"job/checkpoints/{subsumed.id:020d}.{subsumed.generation:06d}.json"])
+    world.clock.advance(AGE)
+
+    assert set(world.collect().orphans) == {file.object_key for file in index.files}
+
+
+def test_manifest_that_retention_deletes_ends_no_collection() -> None:
+    """I12: a subsumed manifest that its coordinator deletes while the collector looks at it is no error."""
+    store = FaultyStore(MemoryStore(clock=FakeClock(1_000_000_000)))
+    world = World(store)
+    for number in range(3):
+        world.complete(world.object(number), kind=ManifestKind.COMPLETE)
+    world.jobs.forget()
+    gone = Fault(
+        "get", FaultKind.FAIL_BEFORE, f"job/checkpoints/{0:020d}*", error=lambda: NotFoundError("gone"), skip=1
+    )
+    store.inject(gone)
+
+    assert world.collect(checkpoints_max=1).subsumed == 0
+
+
+def test_steady_collection_only_lists() -> None:
+    """Of a job with 1,000 tables, a collection costs a request per 100 objects at most: indexes are remembered."""
+    store = RecordingStore(MemoryStore(clock=FakeClock(1_000_000_000)))
+    world = World(store)
+    world.complete(world.object(0))
+    assert world.newest is not None
+    handles = []
+    for number in range(1000):
+        table = KeyGroupRange(number, number)
+        index = index_of(world.newest.ref, uid=f"m{number}", job_uid=world.jobs.job_uid, key_groups=table)
+        handles.append(store_snapshot(store, index))
+    world.complete(world.object(1), kind=ManifestKind.COMPLETE, materializations=tuple(handles))
+    objects = world.collect().objects
+    store.clear()
+
+    assert world.collect().objects == objects > 5000
+    pages = -(-objects // 1000) + len(store.keys("list"))
+    assert len(store.calls) - len(store.keys("list")) + pages <= objects // 100
+    assert store.count("get", "*materialized*") == 0

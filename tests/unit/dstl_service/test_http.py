@@ -89,13 +89,55 @@ class TestLife:
             assert life.complete_raw(0, None, *refs).status_code == 400
             assert life.client.get(f"{life.path}/checkpoints").json() == []
 
-    @pytest.mark.parametrize("change", [{"checkpoint_id": 1}, {"epoch": 0}])
-    def test_foreign_set_is_refused(self, change: dict[str, int]) -> None:
+    def test_second_pass_of_a_closed_batch(self) -> None:
+        """I2: where a batch was closed, a partition has one more writer, whose sets come behind; and no third."""
+        with service(MemoryStore()) as life:
+            life.open()
+            refs = [life.append(b"behind", attempt=11), life.append(b"first", attempt=2)]
+            others = [*refs, life.append(b"third", attempt=12)]
+
+            assert life.complete_raw(0, None, *others, closed_ms=7).status_code == 400
+            made = life.complete(0, None, *refs, closed_ms=7)
+            assert life.restore(made) == (True, [b"first", b"behind"])
+            assert life.open()["latest"]["closed_ms"] == 7
+
+    @pytest.mark.parametrize("stored", [False, True])
+    def test_sets_are_given_back(self, stored: bool) -> None:
+        """Sets of a checkpoint that is being made are read by who goes on from them, where they are by then."""
+        with service(MemoryStore()) as life:
+            life.open()
+            refs = [life.append(b"one"), life.append(b"two", sqn=1)]
+            if stored:
+                life.persist(refs[1])
+
+            answer = life.client.post(f"{life.path}/read", json={"epoch": life.epoch, "refs": refs})
+            *segments, (end, _) = decode_frames(io.BytesIO(answer.content))
+
+            assert [payload for _, payload in segments] == [b"one", b"two"]
+            assert [head["checksum"] for head, _ in segments] == [ref["checksum"] for ref in refs]
+            assert end["kind"] == "end"
+
+    def test_lost_sets_are_not_given_back(self) -> None:
+        """Who asks for a set that is gone, or as an owner that is none any more, is told so."""
+        with service(MemoryStore()) as life:
+            life.open()
+            ref = life.append(b"one")
+            life.begin(0)
+
+            body = {"epoch": life.epoch, "refs": [ref]}
+            assert life.client.post(f"{life.path}/read", json=body).json()["kind"] == "lost_changes"
+            life.open()
+            assert life.client.post(f"{life.path}/read", json=body).json()["kind"] == "fenced"
+
+    @pytest.mark.parametrize(("checkpoint_id", "drivers"), [(1, 1), (0, 2)])
+    def test_foreign_set_is_refused(self, checkpoint_id: int, drivers: int) -> None:
         """I2: a checkpoint takes only sets of its own id and epoch."""
         with service(MemoryStore()) as life:
-            foreign = life.append(**{"epoch": 0, **change})
-            foreign_handle = life.persist(foreign).json()["handles"][0]
             life.open()
+            foreign = life.append(checkpoint_id=checkpoint_id)
+            foreign_handle = life.persist(foreign).json()["handles"][0]
+            for _ in range(1, drivers):
+                life.open()
 
             answer = life.complete_raw(0, None, {**foreign, "handle": foreign_handle})
 
@@ -387,6 +429,7 @@ class TestLimits:
                 other.open()
                 other.append(b"x" * 900)
 
+            life.open()
             assert life.append_raw(b"x" * 900).status_code == 429
 
     def test_known_set_passes_full_service(self) -> None:
@@ -422,7 +465,7 @@ class TestLimits:
     def test_sets_of_earlier_checkpoints_are_forgotten(self) -> None:
         """I9: a service that only takes sets in, far from the coordinator, keeps none of finished checkpoints."""
         with service(MemoryStore()) as life:
-            life.epoch = 1
+            life.open()
             for checkpoint_id in range(5):
                 life.append(b"loser", checkpoint_id=checkpoint_id, attempt=1)
                 life.persist(life.append(b"winner", checkpoint_id=checkpoint_id, attempt=2))

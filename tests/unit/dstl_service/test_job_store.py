@@ -19,6 +19,7 @@ from storage.errors import (
 )
 from storage.memory_store import MemoryStore
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
+from tests.unit.dstl_service.interleaving import PausingStore, StaleStore
 from tests.unit.dstl_service.samples import SteppingStore, manifest, opened
 
 
@@ -213,6 +214,49 @@ class TestClaim:
 
         assert opened(store, host=2).claim("three") == (3, last)
         assert store.count("get", "job/checkpoints/*") <= 3
+
+    def test_old_listings_mislead_nobody(self) -> None:
+        """I4: on a file system that lists what was there a while ago, the older of two owners is fenced, too."""
+        store = MemoryStore()
+        first = opened(store, host=1)
+        epoch, _ = first.claim("first")
+        made = completed(first, epoch, 0)
+        slow = StaleStore(store)
+
+        def others() -> None:
+            made_since.append(completed(first, epoch, 1, made))
+            epoch_since, latest = quick.claim("quick")
+            made_since.append(completed(quick, epoch_since, 2, latest))
+
+        quick, made_since = opened(store, host=2), list[Manifest]()
+        slow.pause_at("put", "job/checkpoints/*", others)
+        with pytest.raises(FencedError):
+            opened(slow, host=3).claim("slow")
+
+        assert completed(quick, 3, 3, made_since[-1]).base == made_since[-1].ref
+        assert opened(slow, host=4).claim("next")[1] == quick.newest()
+
+    def test_fence_at_a_place_that_was_freed_is_none(self) -> None:
+        """I4: an owner whose claim pauses until its place was completed, subsumed and deleted begins behind the end."""
+        store = MemoryStore()
+        old = opened(store, host=1)
+        epoch, _ = old.claim("old")
+        last = completed(old, epoch, 0)
+        paused = PausingStore(store)
+
+        def run_on() -> None:
+            nonlocal last
+            made = [last]
+            for checkpoint_id in range(1, 9):
+                made.append(completed(old, epoch, checkpoint_id, made[-1]))
+            last = made[-1]
+            old.delete_manifests([found.ref for found in made[:-1]])
+
+        paused.pause_at("put", "job/checkpoints/*", run_on)
+
+        assert opened(paused, host=2).claim("new") == (2, last)
+        with pytest.raises(FencedError):
+            completed(old, epoch, 9, last)
 
     def test_damaged_epoch_is_reported(self) -> None:
         """I10: an epoch's object that cannot be read is an error with its name."""

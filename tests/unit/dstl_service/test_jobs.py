@@ -92,9 +92,22 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jobs", *storage]) == 0
     assert main(["delete", *storage, "job"]) == 0
     assert main(["jobs", *storage]) == 0
-    assert main(["delete", *storage, "job", "--write"]) == 0
+    assert main(["delete", *storage, "job", "--write", "--now"]) == 0
     assert main(["jobs", *storage]) == 0
     assert main(["delete", *storage, "job"]) == 2
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" ")[0] for line in lines] == ["job", "job", "job", "job"]
     assert "2 objects of 4 bytes would be deleted" in lines[1]
+
+
+def test_leftovers_of_no_job_are_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """C9: objects of a job that was never created can be deleted, and nothing else takes them for a job."""
+    (tmp_path / "never" / "segments" / "host").mkdir(parents=True)
+    (tmp_path / "never" / "segments" / "host" / "1.seg").write_bytes(b"left")
+    storage = ["--storage", tmp_path.as_uri()]
+
+    assert main(["gc", *storage, "--delete", "never"]) == 2
+    assert "dstl delete" in capsys.readouterr().err
+    assert main(["delete", *storage, "--write", "never"]) == 0
+    assert "fsck --rebuild" in capsys.readouterr().out
+    assert main(["delete", *storage, "--write", "never"]) == 2

@@ -65,7 +65,7 @@ def test_partition_left_alone_makes_nothing_due() -> None:
     view = view_of(*small, *(segment_of(number, FIRST, 600) for number in range(1, 20)))
     (compaction,) = chosen(view)
 
-    after = apply(view, Replacement(compaction, (segment_of(9, SECOND, 300, SegmentKind.COMPACTED),), 0))
+    after = apply(view, Replacement(compaction, (segment_of(9, SECOND, 300, SegmentKind.COMPACTED),), "uid"))
 
     assert after is not None
     assert len(after.log) == 20

@@ -111,12 +111,15 @@ def test_fenced_append_is_logged(more: dict[str, int], lines: pytest.LogCaptureF
 
 def test_newer_epoch_is_logged(lines: pytest.LogCaptureFixture) -> None:
     """A host that learns of a newer driver from its tasks says so."""
-    with service(MemoryStore()) as life:
+    store = MemoryStore()
+    with service(store) as life:
         life.open()
-        life.append(epoch=5)
+        with service(store) as coordinator:
+            coordinator.open()
+        life.append(epoch=2)
 
     line = events(lines, "newer epoch")[-1]
-    assert (line["job"], line["epoch"], line["older_epoch"]) == ("job", 5, 1)
+    assert (line["job"], line["epoch"], line["older_epoch"]) == ("job", 2, 1)
 
 
 def test_back_pressure_is_one_line_a_second(lines: pytest.LogCaptureFixture) -> None:
@@ -161,7 +164,7 @@ def test_strangers_do_not_fill_the_log(lines: pytest.LogCaptureFixture) -> None:
 
 def test_metrics_count_what_happened() -> None:
     """Received sets, uploads, attempts, sizes and checkpoints are counted, by job where it matters."""
-    with TestClient(create_app(ServiceSettings(storage="memory://metrics"), MemoryStore())) as client:
+    with TestClient(create_app(ServiceSettings("memory://metrics"), MemoryStore()), "http://localhost") as client:
         client.post("/v1/jobs/job/epochs", json={"owner": "test"})
         ref = client.post(APPEND, content=PAYLOAD).json()
         body = {"epoch": 1, "uid": "u", "base": None, "refs": [ref], "operators": []}
@@ -228,3 +231,16 @@ def test_batches_are_counted_by_job() -> None:
     assert 'dstl_batch_seconds_sum{job="job",phase="upload"} 0.5' in text
     assert 'dstl_batch_table_bytes{job="job"} 250.0' in text
     assert "stranger" not in text
+
+
+def test_wrong_requests_are_one_short_line_a_second(lines: pytest.LogCaptureFixture) -> None:
+    """C10: requests that are wrong are neither logged one by one nor at the length that they chose."""
+    with service(MemoryStore()) as life:
+        life.open()
+        for sqn in range(20):
+            life.append_raw(sqn=sqn, epoch=99, operator="x" * 128)
+        life.client.get(f"/v1/jobs/{'j' * 128}/checkpoints")
+
+    found = events(lines, "request refused")
+    assert len(found) <= 2
+    assert all(len(str(line)) < 3000 for line in found)

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
+from dstl_service.garbage_collector import collect_garbage
 from dstl_service.log_compaction import CompactionSettings
-from dstl_service.manifest import ManifestKind
+from dstl_service.manifest import Manifest
 from dstl_service.retention import RetentionSettings
-from dstl_service.settings import GcSettings
+from dstl_service.rewind import rewind
+from dstl_service.under_way import uid_in_key
 from storage.change_set import decode_change_set, encode_change_set
 from storage.memory_store import MemoryStore
 from storage.model import SegmentKind
-from storage.testing import FakeClock
+from storage.object_store import ObjectStore
+from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore
 from tests.unit.dstl_service.http_life import Life, service
 from tests.unit.dstl_service.samples import opened
 from tests.waiting import wait_until
@@ -28,7 +31,7 @@ KEYS = [bytes([0, number]) for number in range(20)]
 class Job:
     """A job whose every checkpoint changes some keys, with what its state must be."""
 
-    def __init__(self, store: MemoryStore, life: Life) -> None:
+    def __init__(self, store: ObjectStore, life: Life) -> None:
         self.store = store
         self.life = life
         self.chance = random.Random(3)
@@ -171,52 +174,65 @@ def test_opaque_log_is_left_alone(job: Job) -> None:
     assert job.life.restore(base) == (True, [b"opaque" * 9] * 5)
 
 
-def test_result_that_is_too_old_is_made_anew() -> None:
-    """I11: a compaction's result that no checkpoint took in for long, and that may be collected, enters none."""
-    store, clock, gc = MemoryStore(), FakeClock(), GcSettings()
-    with service(store, clock, compaction=EAGER, retention=NOW, gc=gc) as life:
+def listed_compaction(job: Job) -> Manifest:
+    """Complete checkpoints until one lists a compaction; return that one."""
+
+    def listed() -> Manifest | None:
+        job.checkpoint()
+        newest = opened(job.store).newest()
+        return newest if newest is not None and newest.under_way.compactions else None
+
+    manifest: Manifest = wait_until(listed)
+    return manifest
+
+
+def compacted(job: Job) -> Manifest:
+    """Complete checkpoints until one lists a compaction, whose result is stored when this returns; return that one."""
+    done = job.metric("dstl_compactions_total")
+    manifest = listed_compaction(job)
+    wait_until(lambda: job.metric("dstl_compactions_total") > done)
+    return manifest
+
+
+def test_result_waits_at_any_age_for_the_next_checkpoint(job: Job) -> None:
+    """I11: a result that no manifest names is kept however late the next checkpoint comes, and enters it."""
+    manifest = compacted(job)
+    (uid,) = manifest.under_way.compactions
+    results = {key for key in job.keys("segments") if uid_in_key(key) == uid}
+    later = FakeClock(1 << 50)
+    assert collect_garbage(job.store, opened(job.store), "job", later, checkpoints_max=1).orphans == []
+    job.checkpoint()
+    newest = opened(job.store).newest()
+
+    assert newest is not None
+    assert {handle.object_key for handle in newest.earlier if handle.entry.kind is SegmentKind.BASE} == results
+    assert newest.under_way.compactions == ()
+    assert job.restored(job.base) == job.state
+
+
+def test_compaction_of_what_was_given_up_is_dropped() -> None:
+    """I11: a rewind empties the list; a compaction that runs meanwhile is neither listed again nor taken."""
+    store = FaultyStore(MemoryStore())
+    with service(store, compaction=EAGER, retention=RetentionSettings(checkpoints_max=5, delay_s=0)) as life:
         job = Job(store, life)
         job.checkpoint()
-        wait_until(lambda: job.metric("dstl_compactions_total") == 1)
-        clock.advance(gc.age_min_s * 1000)
-        job.checkpoint()
-        without_result = job.life.restore(job.base)[1]
-        wait_until(lambda: job.metric("dstl_compactions_total") == 2)
+        store.inject(Fault("put", FaultKind.DELAY, "*=*.seg", times=None))
+        (uid,) = listed_compaction(job).under_way.compactions
+        jobs = opened(store, host=9)
+        rewind(jobs, "job", FakeClock(), FakeIds(8), checkpoint_id=job.base["id"] - 1, write=True)
+        job.state = dict(job.states[-2][1])
+        job.base = life.open()["latest"]["ref"]
+        for _ in range(2):
+            job.checkpoint()
+            newest = opened(store).newest()
+            assert newest is not None
+            assert uid not in newest.under_way.uids
+        store.heal()
+        compacted(job)
         job.checkpoint()
 
-        assert len(without_result) == 2
+        assert not any(uid_in_key(handle.object_key) == uid for handle in jobs.state(newest.ref).log)
         assert job.restored(job.base) == job.state
-
-
-@pytest.mark.parametrize(("age_s", "is_taken"), [(890, True), (910, False)])
-def test_result_is_taken_well_before_it_may_be_collected(age_s: int, is_taken: bool) -> None:
-    """I11: between a result's greatest age and that of orphans lie a checkpoint's longest time, and five minutes."""
-    store, clock = MemoryStore(), FakeClock()
-    with service(store, clock, compaction=EAGER, retention=NOW) as life:
-        job = Job(store, life)
-        job.checkpoint()
-        wait_until(lambda: job.metric("dstl_compactions_total") == 1)
-        clock.advance(age_s * 1000)
-        job.checkpoint()
-        made = opened(store).newest()
-
-    assert made is not None
-    assert [handle.entry.kind for handle in made.earlier] == ([SegmentKind.BASE] if is_taken else [])
-
-
-def test_result_of_close_ages_is_taken() -> None:
-    """Where the ages leave little time between them a result is still taken, or it would be made again for ever."""
-    store, clock = MemoryStore(), FakeClock()
-    with service(store, clock, compaction=EAGER, retention=NOW, gc=GcSettings(age_min_s=610)) as life:
-        job = Job(store, life)
-        job.checkpoint()
-        wait_until(lambda: job.metric("dstl_compactions_total") == 1)
-        clock.advance(4_000)
-        job.checkpoint()
-        made = opened(store).newest()
-
-    assert made is not None
-    assert made.kind is ManifestKind.COMPLETE
 
 
 def test_new_coordinator_goes_on(job: Job) -> None:

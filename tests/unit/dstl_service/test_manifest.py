@@ -173,7 +173,7 @@ def test_states_without_history_are_written_as_before() -> None:
 def test_operators_without_modes_are_written_as_before() -> None:
     """I15: an operator keeps its modes; one of a program that did not store them looks as it did, and is read."""
     before = OperatorInfo("op", 1, "{}", {})
-    since = replace(before, time_mode="EventTime", output_mode="Append")
+    since = replace(before, time_mode="EventTime", output_mode="Append", kind="columns")
 
     documents = operators_to_json([before, since])
 

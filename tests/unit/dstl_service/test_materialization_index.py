@@ -7,28 +7,20 @@ from dataclasses import replace
 import pytest
 
 from dstl_service.materialization_index import (
-    AWAITED_AGE_MAX_MS,
     SnapshotFile,
     check_materialization,
     decode_index,
     encode_index,
-    handover_ms_max,
     is_table_file,
-    may_enter,
     named_by,
-    named_by_waiting,
     read_index,
 )
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, InvalidInputError
 from storage.memory_store import MemoryStore
-from storage.testing import FakeClock
 from tests.unit.dstl_service.snapshots import index_of, store_snapshot
 
 VERSION = CheckpointRef(7, 0, "u")
-AWAITED = 9
-"""The newest checkpoint behind which a snapshot of that one is awaited."""
-FORGOTTEN = 10
 
 
 def test_index_reads_as_written() -> None:
@@ -97,52 +89,11 @@ def test_all_objects_are_named() -> None:
 
 def test_unreadable_index_names_nobody_knows_what() -> None:
     """I11: where an index is damaged or missing, the collector gets an error instead of a short list."""
-    store = MemoryStore(clock=FakeClock())
+    store = MemoryStore()
     handle = store_snapshot(store, index_of(VERSION))
-    listed = list(store.list("job/materialized/"))
     store.put(handle.index_key, b"{}")
     with pytest.raises(CorruptDataError):
         named_by([handle], store)
-    with pytest.raises(CorruptDataError):
-        named_by_waiting(listed, store, listed[0].modified_ms, 1000, FORGOTTEN)
     store.delete([handle.index_key])
     with pytest.raises(CorruptDataError):
         named_by([handle], store)
-
-
-def test_young_index_names_its_files() -> None:
-    """I11: files of a materialization that no manifest names yet are named while its index is young."""
-    clock = FakeClock()
-    store = MemoryStore(clock=clock)
-    store_snapshot(store, index_of(VERSION))
-    listed = list(store.list("job/materialized/"))
-
-    assert named_by_waiting(listed, store, clock.now_ms() + 999, 1000, FORGOTTEN) == {info.key for info in listed}
-    assert named_by_waiting(listed, store, clock.now_ms() + 1000, 1000, FORGOTTEN) == set()
-
-
-def test_awaited_index_names_its_files() -> None:
-    """I11, I12: at any age that a batch may have, while the next checkpoint may take it; not where it is damaged."""
-    clock = FakeClock()
-    store = MemoryStore(clock=clock)
-    handle = store_snapshot(store, index_of(VERSION))
-    listed = list(store.list("job/materialized/"))
-    last_ms = clock.now_ms() + AWAITED_AGE_MAX_MS
-
-    assert named_by_waiting(listed, store, last_ms - 1, 1000, AWAITED) == {info.key for info in listed}
-    assert named_by_waiting(listed, store, last_ms, 1000, AWAITED) == set()
-    store.put(handle.index_key, b"{}")
-    assert named_by_waiting(listed, store, last_ms - 1, 1000, AWAITED) == set()
-
-
-@pytest.mark.parametrize("newest_id", range(7, 12))
-def test_collector_keeps_what_a_checkpoint_may_take(newest_id: int) -> None:
-    """I11: whatever its age, what may enter behind a checkpoint is kept while that one is the newest."""
-    clock = FakeClock()
-    store = MemoryStore(clock=clock)
-    store_snapshot(store, index_of(VERSION))
-    listed = list(store.list("job/materialized/"))
-    for age_ms in (0, 500, 501, 1000, AWAITED_AGE_MAX_MS // 2, AWAITED_AGE_MAX_MS // 2 + 1, AWAITED_AGE_MAX_MS):
-        kept = named_by_waiting(listed, store, clock.now_ms() + age_ms, 1000, newest_id)
-
-        assert kept or not may_enter(VERSION.id, newest_id, age_ms, handover_ms_max(1000))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import io
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
+from dstl_service import materializer
+from dstl_service.garbage_collector import collect_garbage
 from dstl_service.job_store import JobStore
-from dstl_service.materialization_index import AWAITED_AGE_MAX_MS
 from dstl_service.materialization_policy import MaterializationSettings
-from dstl_service.wire import decode_frames
+from dstl_service.settings import GcSettings
+from dstl_service.under_way import Announcement, UnderWaySnapshot, uid_in_key
+from dstl_service.wire import CheckpointRef, decode_frames
 from storage.local_store import LocalStore
 from storage.memory_store import MemoryStore
 from storage.model import MaterializationHandle
@@ -22,7 +23,7 @@ from storage.object_store import ObjectStore
 from storage.testing import FakeClock, Fault, FaultKind, FaultyStore
 from tests.unit.dstl_service.http_life import Life, service, text
 from tests.unit.dstl_service.samples import opened
-from tests.unit.dstl_service.snapshots import FILES, snapshot_folder
+from tests.unit.dstl_service.snapshots import FILES, GROUPS, index_of, snapshot_folder, store_snapshot
 from tests.waiting import wait_until
 
 EAGER = MaterializationSettings(log_floor_bytes=0, log_ratio=0, interval_s=1, upload_attempts_max=1)
@@ -62,10 +63,22 @@ class Tasks:
             f"{self.life.path}/materializations", json={**body, "path": str(folder), **changes}
         )
 
-    def stored(self, path: Path) -> dict[str, Any]:
-        """Hand a snapshot over, and return its handle when it is stored."""
+    def announced(self, path: Path) -> dict[str, Any]:
+        """Hand a snapshot over, and return its announcement."""
         assert self.hand_over(path).status_code == 202
-        return wait_until(lambda: self.plan()["materialized"])
+        announcement: dict[str, Any] = self.plan()["materialized"]
+        assert announcement["base"] == text(self.base)
+        return announcement
+
+    def stored(self, path: Path) -> dict[str, Any]:
+        """Hand a snapshot over, let the next checkpoint list it, and return its handle when it is stored."""
+        self.batch(self.announced(path))
+        return wait_until(self.handle)
+
+    def handle(self) -> dict[str, Any] | None:
+        """Return the handle that a restore offers, if it offers one."""
+        offered: dict[str, Any] | None = self.plan()["materialized"]
+        return offered if offered and "index" in offered else None
 
     def metric(self, name: str) -> float:
         """Return the sum of a metric over its labels."""
@@ -95,6 +108,11 @@ def view(store: ObjectStore, tasks: Tasks) -> tuple[tuple[MaterializationHandle,
     return state.materializations, len(state.log)
 
 
+def ref(tasks: Tasks) -> CheckpointRef:
+    """Return the newest checkpoint."""
+    return CheckpointRef(**tasks.base)
+
+
 def test_snapshot_goes_from_task_to_task(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
     """I13: asked for, stored, offered, reported, named by a checkpoint, and streamed to the next empty table."""
     tasks.batch()
@@ -103,14 +121,41 @@ def test_snapshot_goes_from_task_to_task(tasks: Tasks, store: FaultyStore, tmp_p
     wait_until(lambda: not (tmp_path / "s").exists())
     tasks.batch(handle)
 
-    assert view(store, tasks) == ((MaterializationHandle.from_dict(handle),), 1)
-    (plan, _), (snapshot, _), *files, (segment, _), (end, _) = tasks.frames()
-    assert (plan["snapshots"], plan["segments"], plan["bytes"], plan["materialized"]) == (1, 1, SIZE + 7, None)
+    assert view(store, tasks) == ((MaterializationHandle.from_dict(handle),), 2)
+    (plan, _), (snapshot, _), *files, _, (segment, _), (end, _) = tasks.frames()
+    assert (plan["snapshots"], plan["segments"], plan["bytes"]) == (1, 2, SIZE + 14)
     assert (snapshot["version"].split(".")[0], snapshot["counted"], snapshot["files"]) == ("1", [[0, 127]], len(FILES))
     assert {header["name"]: payload for header, payload in files} == FILES
-    assert (segment["checkpoint_id"], segment["counted"], end["kind"]) == (2, [[0, 127]], "end")
+    assert (segment["checkpoint_id"], segment["counted"], end["kind"]) == (3, [[0, 127]], "end")
     assert tasks.metric("dstl_materializations_named_total") == 1
     assert tasks.metric("dstl_restored_bytes_total") == tasks.metric("dstl_restore_planned_bytes_total") > SIZE
+
+
+def test_nothing_is_put_before_it_is_listed(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I11: until a completed checkpoint lists the snapshot nothing of it is stored, however long it waits."""
+    announcement = tasks.announced(snapshot_folder(tmp_path / "s"))
+    assert tasks.plan()["materialized"] == announcement
+    tasks.batch()
+    again = tasks.plan()["materialized"]
+    assert list(store.list("job/materialized/")) == []
+    assert (again["base"], again["version"]) == (text(tasks.base), announcement["version"])
+    assert again["uid"] != announcement["uid"]
+
+    tasks.batch(announcement)  # it was announced for another base
+    assert opened(store).newest().under_way.uids == set()  # type: ignore[union-attr]
+    tasks.batch(tasks.plan()["materialized"])
+    handle = wait_until(tasks.handle)
+    assert {uid_in_key(info.key) for info in store.list("job/materialized/")} == {handle["uid"]}
+
+
+def test_host_that_comes_second_gives_way(tasks: Tasks, tmp_path: Path) -> None:
+    """I13: of two hosts that made a snapshot of one table, that goes on whose one a checkpoint lists."""
+    tasks.announced(snapshot_folder(tmp_path / "second"))
+    first = Announcement(UnderWaySnapshot("op", GROUPS, ref(tasks), "first"), ref(tasks))
+    tasks.batch(first.to_dict())
+
+    assert tasks.plan()["materialized"] is None
+    wait_until(lambda: not (tmp_path / "second").exists())
 
 
 def test_offer_is_repeated_until_a_checkpoint_names_it(tasks: Tasks, tmp_path: Path) -> None:
@@ -120,23 +165,44 @@ def test_offer_is_repeated_until_a_checkpoint_names_it(tasks: Tasks, tmp_path: P
     assert tasks.plan()["materialized"] == handle
     tasks.batch(handle)
 
-    assert tasks.plan()["materialized"] is None
+    assert tasks.handle() is None
 
 
-def test_snapshot_that_no_checkpoint_takes_is_made_again(tmp_path: Path) -> None:
-    """I13: a stored snapshot that is too old to be named counts as failed; its log is due again, whole."""
-    clock = FakeClock()
-    with service(MemoryStore(clock=clock), clock, materialization=EAGER) as life:
-        tasks = Tasks(life)
-        tasks.stored(snapshot_folder(tmp_path / "s"))
-        assert tasks.metric("dstl_materialization_log_bytes") == 0
-        for _ in range(3):
-            tasks.batch()
-        clock.advance(ORPHAN_AGE_MIN_MS)
-        assert tasks.plan()["materialized"] is None
+def test_snapshot_that_no_checkpoint_takes_is_made_again(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I13: a stored snapshot that a checkpoint let go of counts as failed; its log is due again, whole."""
+    tasks.stored(snapshot_folder(tmp_path / "s"))
+    logged = tasks.metric("dstl_materialization_log_bytes")
+    uid = opened(store).newest().under_way.snapshots[0].uid  # type: ignore[union-attr]
+    other = {**Announcement(UnderWaySnapshot("op", GROUPS, ref(tasks), "other"), ref(tasks)).to_dict()}
+    tasks.batch(other)
+    assert opened(store).newest().under_way.uids == {"other"} != {uid}  # type: ignore[union-attr]
+    assert tasks.handle() is None
 
-        assert tasks.metric("dstl_materialization_log_bytes") == 4 * len(b"payload")
-        assert tasks.metric("dstl_materializations_failed_total") == 1
+    assert tasks.metric("dstl_materialization_log_bytes") == logged + 2 * len(b"payload")
+    assert tasks.metric("dstl_materializations_failed_total") == 1
+
+
+def test_upload_of_what_is_not_listed_any_more_is_given_up(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """
+    I11: a host that was suspended in the middle of an upload, while the job went on without it, enters no state.
+
+    Its last files and its index arrive whenever they like: the checkpoint does not ask how old they are.
+    """
+    store.inject(Fault("put", FaultKind.DELAY, "job/materialized/*", times=None))
+    tasks.batch(tasks.announced(snapshot_folder(tmp_path / "s")))
+    (listed,) = opened(store).newest().under_way.snapshots  # type: ignore[union-attr]
+    tasks.plan()
+    other = Announcement(UnderWaySnapshot("op", GROUPS, ref(tasks), "other"), ref(tasks))
+    tasks.batch(other.to_dict())
+    store.heal()
+    index = index_of(listed.version, uid=listed.uid, job_uid=opened(store).job_uid)
+    late = store_snapshot(store, index)
+    tasks.batch(late.to_dict())
+
+    assert view(store, tasks)[0] == ()
+    assert tasks.metric("dstl_materializations_refused_total") == 1
+    collected = set(collect_garbage(store, opened(store), "job", FakeClock(1 << 50)).orphans)
+    assert {file.object_key for file in index.files} <= collected
 
 
 def test_snapshot_waits_for_a_batch_that_comes_hours_later(tmp_path: Path) -> None:
@@ -148,14 +214,27 @@ def test_snapshot_waits_for_a_batch_that_comes_hours_later(tmp_path: Path) -> No
         handle = tasks.stored(snapshot_folder(tmp_path / "s"))
         for _ in range(2):
             clock.advance(HOURS_MS)
-            assert collect_garbage(store, opened(store), "job", clock).orphans == []
+            assert collect_garbage(store, opened(store), "job", clock, age_min_ms=0).orphans == []
             assert tasks.plan()["materialized"] == handle
         tasks.batch(handle)
         clock.advance(HOURS_MS)
-        assert collect_garbage(store, opened(store), "job", clock).orphans == []
+        assert collect_garbage(store, opened(store), "job", clock, age_min_ms=0).orphans == []
 
         assert view(store, tasks)[0] == (MaterializationHandle.from_dict(handle),)
         assert {header["name"]: payload for header, payload in tasks.frames() if header["kind"] == "file"} == FILES
+
+
+def test_listing_is_seen_without_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I13: behind the last batch of a job nobody restores; the snapshot is stored all the same, for the next run."""
+    monkeypatch.setattr(materializer, "_LOOK_S", 0.01)
+    store = MemoryStore()
+    with service(store, materialization=EAGER) as life:
+        tasks = Tasks(life)
+        tasks.batch(tasks.announced(snapshot_folder(tmp_path / "s")))
+        wait_until(lambda: tasks.metric("dstl_materializations_completed_total") == 1)
+    with service(store, materialization=EAGER) as tasks.life:
+        tasks.life.open()
+        assert tasks.handle() is not None
 
 
 def test_next_process_finds_the_snapshot_that_waits(tmp_path: Path) -> None:
@@ -173,29 +252,31 @@ def test_next_process_finds_the_snapshot_that_waits(tmp_path: Path) -> None:
         tasks.batch(handle)
         assert len(view(store, tasks)[0]) == 1
     with service(store, clock, materialization=EAGER) as tasks.life:
-        assert tasks.plan()["materialized"] is None
+        assert tasks.handle() is None
 
 
-@pytest.mark.parametrize(
-    "fault", ["a file is missing", "too many checkpoints", "too old", "too young", "damaged index"]
-)
-def test_next_process_offers_only_what_is_whole(tmp_path: Path, fault: str) -> None:
-    """I11: a snapshot whose process died in between, or which is not awaited any more, is not offered."""
+@pytest.mark.parametrize("fault", ["missing", "damaged"])
+def test_next_process_announces_anew_what_is_not_whole(tmp_path: Path, fault: str) -> None:
+    """I11, I13: a snapshot whose process died before its index is not offered; after an interval another is made."""
     clock = FakeClock()
     store = MemoryStore(clock=clock)
     with service(store, clock, materialization=EAGER) as life:
         tasks = Tasks(life)
         handle = tasks.stored(snapshot_folder(tmp_path / "s"))
-        for _ in range(3 * (fault == "too many checkpoints")):
-            tasks.batch()
-    clock.advance({"too old": AWAITED_AGE_MAX_MS, "too young": 60_000}.get(fault, HOURS_MS))
-    if fault == "a file is missing":
-        store.delete([next(info.key for info in store.list("job/materialized/") if info.key.endswith(".sst"))])
-    if fault == "damaged index":
+    if fault == "missing":
+        store.delete([handle["index"]])
+    else:
         store.put(handle["index"], b"{}")
 
     with service(store, clock, materialization=EAGER) as tasks.life:
-        assert tasks.plan()["materialized"] is None
+        tasks.life.open()
+        plan = tasks.plan()
+        assert (plan["materialized"], plan["materialize"]) == (None, False)
+        clock.advance(EAGER.interval_s * 1000)
+        plan = tasks.plan()
+        assert plan["materialize"] is True
+        tasks.batch(plan["materialized"])
+        assert opened(store).newest().under_way.uids == {plan["materialized"]["uid"]}  # type: ignore[union-attr]
 
 
 def test_nobody_is_asked_twice(tasks: Tasks) -> None:
@@ -213,22 +294,21 @@ def test_gauges_show_log_and_table(tasks: Tasks, tmp_path: Path) -> None:
     tasks.batch()
     tasks.plan()
 
-    assert tasks.metric("dstl_materialization_log_bytes") == 2 * len(b"payload")
+    assert tasks.metric("dstl_materialization_log_bytes") == 3 * len(b"payload")
     assert tasks.metric("dstl_materialization_table_bytes") == SIZE
     assert tasks.metric("dstl_materializations_completed_total") == 1
 
 
-def test_same_snapshot_twice_is_one(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+def test_same_snapshot_twice_is_one(tasks: Tasks, tmp_path: Path) -> None:
     """A repeated request is the same snapshot; another one meanwhile is refused and counted as skipped."""
-    store.inject(Fault("put", FaultKind.DELAY, "*.sst", times=None))
     first, second = snapshot_folder(tmp_path / "s"), snapshot_folder(tmp_path / "other")
     assert [tasks.hand_over(path).status_code for path in (first, first, second)] == [202, 202, 409]
     assert tasks.metric("dstl_materializations_started_total") == 1
     assert tasks.metric("dstl_materializations_skipped_total") == 1
     assert tasks.metric("dstl_materializations_running") == 1
-    store.heal()
+    tasks.batch(tasks.plan()["materialized"])
 
-    wait_until(lambda: tasks.plan()["materialized"])
+    wait_until(tasks.handle)
     assert second.exists()
 
 
@@ -254,9 +334,9 @@ def test_failing_store_costs_no_checkpoint(tasks: Tasks, store: FaultyStore, tmp
     """I13: snapshots that cannot be stored are counted and reported; checkpoints go on, and the log stays whole."""
     store.inject(Fault("put", FaultKind.FAIL_BEFORE, "job/materialized/*", times=None))
     for number in range(3):
-        assert tasks.hand_over(snapshot_folder(tmp_path / str(number))).status_code == 202
+        tasks.batch(tasks.announced(snapshot_folder(tmp_path / str(number))))
+        tasks.plan()
         wait_until(lambda: tasks.metric("dstl_materializations_failed_total") == number + 1)  # noqa: B023
-        tasks.batch()
     assert tasks.metric("dstl_materialization_failures_reported_total") == 1
     assert tasks.metric("dstl_materialization_consecutive_failures") == 3
     assert tasks.metric("dstl_materializations_completed_total") == 0
@@ -279,7 +359,7 @@ def test_unreadable_state_costs_no_restore(tasks: Tasks, store: FaultyStore, tmp
 def test_slow_check_holds_up_no_checkpoint(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
     """I13: where the check of a handle hangs, the checkpoint completes without it, and a later one takes it."""
     handle = tasks.stored(snapshot_folder(tmp_path / "s"))
-    store.inject(Fault("head", FaultKind.DELAY, "*.json"))
+    store.inject(Fault("get", FaultKind.DELAY, handle["index"]))
     tasks.batch(handle)
     store.heal()
     tasks.batch(handle)
@@ -304,24 +384,60 @@ def test_new_process_counts_the_log_again(store: FaultyStore, tmp_path: Path) ->
 
 
 def test_garbage_of_materializations_is_collected(tmp_path: Path) -> None:
-    """I11, I12: what a state names, and what a young index names, is kept; the rest goes when it is old."""
+    """I11, I12: what a state names and what is under way is kept at any age; what was let go of goes at any age."""
     store = LocalStore(tmp_path / "store")
     with service(store, materialization=EAGER) as life:
         tasks = Tasks(life)
         tasks.batch(tasks.stored(snapshot_folder(tmp_path / "named")))
+        assert tasks.handle() is None
         tasks.stored(snapshot_folder(tmp_path / "unnamed", _000011=b"of the unnamed"))
-        for _ in range(3):
-            tasks.batch()
-    jobs = opened(store)
-    everything = {info.key for info in store.list("job/materialized/")}
-    clock = FakeClock(int(time.time() * 1000))
-    clock.advance(ORPHAN_AGE_MIN_MS - 60_000)
-    assert collect_garbage(store, jobs, "job", clock).orphans == []
-    clock.advance(3_600_000)
-    collect_garbage(store, jobs, "job", clock)
+        jobs = opened(store)
+        everything = {info.key for info in store.list("job/materialized/")}
+        assert collect_garbage(store, jobs, "job", FakeClock(1 << 50)).orphans == []
+        announcement = Announcement(UnderWaySnapshot("op", GROUPS, ref(tasks), "other"), ref(tasks))
+        tasks.batch(announcement.to_dict())
+    collect_garbage(store, jobs, "job", FakeClock(0), age_min_ms=-(1 << 50))
     [handle] = view(store, tasks)[0]
 
     left = {info.key for info in store.list("job/materialized/")}
     assert handle.index_key in left
     assert len(left) == 1 + len(FILES)
     assert len(everything - left) == 2
+
+
+def test_collector_deletes_no_name_that_came_back(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I11: a collector that listed an old orphan deletes it when the same content is stored again, and named."""
+    tasks.stored(snapshot_folder(tmp_path / "orphan"))
+    other = Announcement(UnderWaySnapshot("op", GROUPS, ref(tasks), "other"), ref(tasks))
+    tasks.batch(other.to_dict())
+    assert tasks.handle() is None
+    delete = store.delete
+
+    def late_delete(keys: Iterable[str]) -> None:
+        store.delete = delete  # type: ignore[method-assign]
+        tasks.batch(tasks.stored(snapshot_folder(tmp_path / "again")))
+        delete(keys)
+
+    store.delete = late_delete  # type: ignore[method-assign]
+    collected = collect_garbage(store, opened(store), "job", FakeClock(1 << 50)).orphans
+
+    assert len([key for key in collected if "materialized" in key]) == 1 + len(FILES)
+    assert {header["name"]: payload for header, payload in tasks.frames() if header["kind"] == "file"} == FILES
+
+
+def test_function_may_take_longer_than_any_age(tmp_path: Path) -> None:
+    """I11: what a checkpoint has chosen when its upload began is there when it is completed, hours later."""
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    gc = GcSettings(age_min_s=0)
+    with service(store, clock, materialization=EAGER, gc=gc) as life:
+        tasks = Tasks(life)
+        handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+        checkpoint_id = tasks.base["id"] + 1
+        refs = [life.append(b"payload", checkpoint_id=checkpoint_id)]
+        assert life.flush(checkpoint_id, tasks.base, *refs, materializations=[handle]).status_code == 204
+        clock.advance(HOURS_MS)
+        assert life.client.post(f"{life.path}/garbage-collection", params={"dry_run": False}).json()["orphans"] == []
+        tasks.base = life.complete(checkpoint_id, tasks.base, *refs, materializations=[handle])
+
+        assert {header["name"]: payload for header, payload in tasks.frames() if header["kind"] == "file"} == FILES

@@ -7,13 +7,14 @@ import pytest
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import Manifest, ManifestKind, is_complete_due, state_up_to
 from dstl_service.restore import RestorePlan, plan_restore, read_handles, read_plan
+from dstl_service.rewind import rewind
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, NotFoundError
 from storage.memory_store import MemoryStore
 from storage.model import KeyGroupRange, SegmentHandle
 from storage.object_store import ObjectStore
-from storage.testing import RecordingStore
+from storage.testing import FakeIds, RecordingStore
 from tests.unit.dstl_service.samples import manifest, opened, segment, stored
 
 GROUPS = KeyGroupRange(0, 9)
@@ -107,11 +108,12 @@ def test_foreign_table_gets_whole_log(have: CheckpointRef, count: int) -> None:
 
 
 def test_other_generation_gets_whole_log() -> None:
-    """I2: a table at a checkpoint that was replaced by a new generation of its batch begins anew."""
+    """I2: a table at a checkpoint that the job was set back from begins anew at the new one of this id."""
     history = History(2)
     replaced = history.made[1]
-    history.epoch, _ = history.jobs.claim("next")
-    repeated = history.add(1, history.made[0], uid="again")
+    rewind(history.jobs, "job", FakeIds(9), checkpoint_id=0, write=True)
+    history.epoch, latest = history.jobs.claim("next")
+    repeated = history.add(1, latest, uid="again")
     plan = history.plan(replaced.ref, repeated.ref)
 
     assert plan.is_full

@@ -46,7 +46,7 @@ def test_tables_share_downloads(tmp_path: Path) -> None:
     assert f"dstl_download_cache_misses {float(CHECKPOINTS)}" in metrics
     assert f"dstl_download_cache_hits {float(CHECKPOINTS * TABLES)}" in metrics
     assert "dstl_download_cache_failures 0.0" in metrics
-    assert list(tmp_path.iterdir()) == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize("folder", ["file", "file/below", "damaged"])

@@ -6,17 +6,24 @@ A failure means that a job that was set back could come to stand behind what was
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+
 import pytest
 
+from dstl_service.deletion import delete_subsumed
 from dstl_service.fsck import check_job
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import Manifest, ManifestKind
 from dstl_service.rebuild import rebuild_registry
+from dstl_service.registry_format import epoch_key
 from dstl_service.rewind import RewindReport, rewind
-from storage.errors import ConflictError, FencedError, InvalidInputError, NotFoundError, UnavailableError
+from dstl_service.wire import CheckpointRef
+from storage.errors import FencedError, InvalidInputError, NotFoundError
 from storage.memory_store import MemoryStore
-from storage.object_store import ObjectStore
-from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore
+from storage.object_store import ObjectStore, exists
+from storage.testing import FakeClock, FakeIds, RecordingStore
+from tests.unit.dstl_service.interleaving import Killed, PausingStore, kill
 from tests.unit.dstl_service.samples import manifest, opened
 
 
@@ -55,7 +62,7 @@ def driver_of(store: ObjectStore, checkpoints: int, host: int = 1) -> Driver:
 
 
 def set_back(store: ObjectStore, host: int = 90, **options: object) -> RewindReport:
-    return rewind(opened(store, host), "job", FakeClock(), FakeIds(host), **{"write": True, **options})  # type: ignore[arg-type]
+    return rewind(opened(store, host), "job", FakeIds(host), **{"write": True, **options})  # type: ignore[arg-type]
 
 
 def newest_id(store: ObjectStore, host: int = 80) -> tuple[int, int]:
@@ -95,18 +102,19 @@ def test_dry_run_changes_nothing(store: MemoryStore) -> None:
 
 
 def test_older_driver_is_fenced(store: MemoryStore) -> None:
-    """I4: the driver that ran before can neither complete a further checkpoint, nor one that was given up again."""
+    """I4: the driver that ran before completes nothing more; what it asks for again brings nothing back."""
     driver = driver_of(store, 2)
     lost = driver.request()
     driver.complete()
 
-    set_back(store, checkpoint_id=0)
+    report = set_back(store, checkpoint_id=0)
 
     with pytest.raises(FencedError):
         driver.jobs.create(driver.request())
+    assert driver.jobs.create(lost)[0].ref.to_text() == report.newest  # its answer was lost: it did come to exist
     with pytest.raises(FencedError):
-        driver.jobs.create(lost)  # its answer was lost, and it is asked for again
-    assert newest_id(store) == (0, 2)
+        driver.jobs.create(driver.request())
+    assert newest_id(store)[0] == 0
 
 
 @pytest.mark.parametrize("checkpoints", range(5))
@@ -136,8 +144,7 @@ def test_other_process_forgets_what_was_given_up(store: MemoryStore) -> None:
     assert watcher.newest_of(2) != before[2]
     assert driver.latest is not None
     assert watcher.resolve(driver.latest.ref) == driver.latest
-    with pytest.raises(NotFoundError):
-        watcher.resolve(before[3].ref)
+    assert before[3] not in list(watcher.completed())
 
 
 def test_job_is_set_forward_again(store: MemoryStore) -> None:
@@ -155,64 +162,40 @@ def test_job_is_set_forward_again(store: MemoryStore) -> None:
     assert follower.complete().id == 5
 
 
-@pytest.mark.parametrize("failing", range(1, 8))
-def test_interrupted_rewind_is_repeated(failing: int) -> None:
-    """I3: wherever a rewind ends before its time, the job stands at a whole checkpoint, and the next one does it."""
-    inner = MemoryStore()
-    driver_of(inner, 4)
-    store = FaultyStore(inner, Fault("put", FaultKind.FAIL_BEFORE, skip=failing - 1))
-    try:
-        set_back(store, checkpoint_id=1)
-    except UnavailableError:
-        jobs = opened(inner, 6)
-        newest = jobs.newest()
-        assert newest is not None
-        jobs.state(newest.ref)
-        if newest_id(inner) != (1, 1):
-            set_back(inner, host=92, checkpoint_id=1)
-
-    assert Driver(inner, 7).complete().id == 2
-
-
-def test_running_query_is_noticed(store: MemoryStore) -> None:
-    """A checkpoint that is completed meanwhile is not lost: the rewind stops, and says what to do."""
+def test_completed_meanwhile_is_kept(store: MemoryStore) -> None:
+    """A checkpoint that is completed when the rewind is decided already is not lost: the savepoint is of that one."""
     driver = driver_of(store, 3)
-    jobs = opened(store, 90)
-    make_savepoint = jobs.make_savepoint
+    stepping = PausingStore(store)
+    stepping.pause_at("put", "job/epochs/*", driver.complete)
 
-    def late(name: str, checkpoint_id: int | None) -> Manifest:
-        made = make_savepoint(name, checkpoint_id)
-        driver.complete()
-        return made
+    report = rewind(opened(stepping, 90), "job", FakeIds(90), checkpoint_id=1, write=True)
 
-    jobs.make_savepoint = late  # type: ignore[method-assign]
-    with pytest.raises(ConflictError, match="repeat"):
-        rewind(jobs, "job", FakeClock(), FakeIds(90), checkpoint_id=1, write=True)
-
-    assert newest_id(store) == (3, 0)
-    assert set_back(store, host=91, checkpoint_id=1).given_up == 2
-
-
-@pytest.mark.parametrize("moment", ["create", "give_up"])
-def test_query_that_is_started_meanwhile_is_noticed(store: MemoryStore, moment: str) -> None:
-    """A driver that may have seen what is given up makes the rewind fail; repeated, it holds."""
-    driver_of(store, 4)
-    jobs = opened(store, 90)
-    before = getattr(jobs, moment)
-
-    def late(*arguments: object) -> object:
-        Driver(store, 2)
-        return before(*arguments)
-
-    setattr(jobs, moment, late)
+    assert driver.latest is not None
+    assert (driver.latest.id, report.newest) == (3, driver.latest.ref.to_text())
+    assert opened(store, 91).savepoints.load(report.savepoint).ref == driver.latest.ref
     with pytest.raises(FencedError):
-        rewind(jobs, "job", FakeClock(), FakeIds(90), checkpoint_id=1, write=True)
+        driver.complete()
 
-    savepoint = next(name for name, _ in opened(store, 95).savepoints.all())
-    assert savepoint.startswith("before-rewind-3-")
-    if newest_id(store)[0] != 1:
-        set_back(store, host=91, checkpoint_id=1)
-    assert Driver(store, 3).complete().id == 2
+
+def test_only_retained_checkpoints(store: MemoryStore) -> None:
+    """I11: what is stored but no longer retained is about to be deleted, so the job is not set back to it."""
+    driver_of(store, 20)
+
+    with pytest.raises(NotFoundError, match="not retained"):
+        set_back(store, checkpoint_id=1, checkpoints_max=2)
+    assert set_back(store, checkpoint_id=18, checkpoints_max=2).is_written
+
+
+def test_nothing_under_way_is_taken_over(store: MemoryStore) -> None:
+    """What the job is set back to is named by a savepoint until it is the newest, and by none behind that."""
+    driver_of(store, 4)
+    recorded = RecordingStore(store)
+
+    set_back(recorded, checkpoint_id=1)
+
+    pin = "job/savepoints/rewind-to-*"
+    assert [recorded.count(operation, pin) for operation in ("put", "delete")] == [1, 1]
+    assert [name for name in opened(store).savepoints.names() if name.startswith("rewind")] == []
 
 
 def test_registry_is_sound_behind_it(store: MemoryStore) -> None:
@@ -224,6 +207,111 @@ def test_registry_is_sound_behind_it(store: MemoryStore) -> None:
     problems = [problem for problem in check_job(store, "job").problems if "segments/" not in problem]
     assert problems == []
     assert rebuild_registry(store, "job", FakeClock(), FakeIds(9)).registry_problems == []
+
+
+def test_target_that_was_deleted_by_hand(store: MemoryStore) -> None:
+    """A rewind whose savepoint somebody deletes while it is under way says how to go on, and then does."""
+    driver_of(store, 5)
+    paused = PausingStore(store)
+    paused.pause_at("put", "job/checkpoints/*", kill)
+    with pytest.raises(Killed):
+        rewind(opened(paused, 90), "job", FakeIds(90), checkpoint_id=1, write=True)
+    (pin,) = opened(store).savepoints.names()
+    opened(store).savepoints.delete(pin)
+
+    with pytest.raises(NotFoundError, match=f"--create {pin} --checkpoint 1"):
+        Driver(store, 91)
+    opened(store, 92).make_savepoint(pin, 1)
+
+    assert Driver(store, 93).complete().id == 2
+
+
+def run_on(store: ObjectStore) -> None:
+    """Start a driver that completes many checkpoints, so that all of before is subsumed and deleted."""
+    driver_of(store, 30, host=21)
+    sweep(store)
+
+
+def sweep(store: ObjectStore) -> None:
+    """Delete all manifests that are not needed, as a coordinator or a collector does."""
+    jobs = opened(store, 70)
+    epoch = jobs.settled_epoch()
+    delete_subsumed(store, jobs, [], [found.ref for found in jobs.retained(2)], epoch)
+
+
+def complete_or_be_fenced(driver: Driver) -> None:
+    with suppress(FencedError):
+        driver.complete()
+
+
+def rewind_to_2(store: ObjectStore) -> None:
+    """Set the job back to checkpoint 2, if that is still part of it."""
+    with suppress(NotFoundError):
+        set_back(store, host=22, checkpoint_id=2)
+
+
+MEANWHILE: dict[str, Callable[[ObjectStore, Driver], object]] = {
+    "it is killed": lambda _, __: kill(),
+    "the driver completes": lambda _, driver: complete_or_be_fenced(driver),
+    "another driver starts": lambda store, _: Driver(store, 20),
+    "another driver runs on": lambda store, _: run_on(store),
+    "garbage is collected": lambda store, _: sweep(store),
+    "another rewind": lambda store, _: rewind_to_2(store),
+    "another rewind, and a driver": lambda store, _: (
+        rewind_to_2(store),
+        driver_of(store, 3, host=23),
+    ),
+}
+MAY_BE_FIRST = ("another driver runs on", "garbage is collected", "another rewind", "another rewind, and a driver")
+
+
+@pytest.mark.parametrize("name", MEANWHILE)
+def test_whatever_happens_meanwhile(name: str) -> None:
+    """I3, I4: something happens before any one store call of a rewind; the job is whole, and who was fenced is told."""
+    call = 0
+    while paused_rewind(name, call):
+        call += 1
+    assert call > 15
+
+
+def paused_rewind(name: str, call: int) -> bool:
+    """Let something happen before one store call of a rewind, and check the job; say whether there is such a call."""
+    store, report = MemoryStore(), None
+    driver = driver_of(store, 5)
+    paused = PausingStore(store)
+    paused.pause_before(call, lambda: MEANWHILE[name](store, driver))
+    try:
+        report = rewind(opened(paused, 90), "job", FakeIds(90), checkpoint_id=1, write=True)
+    except Killed:
+        assert name == "it is killed"
+    except (NotFoundError, InvalidInputError):  # the target was subsumed, or the job stands there already
+        assert name in MAY_BE_FIRST
+    is_decided = exists(store, epoch_key("job", 2))
+    follower = Driver(store, 92)
+    if name == "it is killed" and follower.latest is not None:
+        assert (follower.latest.id, follower.latest.rewound_from is not None) == (
+            (1, True) if is_decided else (4, False)
+        )
+    with pytest.raises(FencedError):
+        driver.complete()
+    check_whole(store, follower)
+    if report is not None:
+        assert opened(store, 91).savepoints.load(report.savepoint).ref.to_text() == report.newest
+        if name not in MAY_BE_FIRST:
+            assert follower.latest is not None
+            assert (follower.latest.id, follower.latest.rewound_from) == (1, CheckpointRef.parse(report.newest))
+            assert opened(store, 97).savepoints.names() == [report.savepoint]
+    assert follower.complete() == opened(store, 94).newest()
+    return paused.calls > call
+
+
+def check_whole(store: ObjectStore, follower: Driver) -> None:
+    """Check that each checkpoint that is listed can be restored, and that the last is where a driver goes on."""
+    jobs = opened(store, 93)
+    listed = list(jobs.completed())
+    assert listed[-1] == follower.latest
+    for found in jobs.retained(2):
+        assert jobs.state(found.ref).log == []
 
 
 @pytest.mark.parametrize(

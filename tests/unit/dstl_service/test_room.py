@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -19,7 +21,11 @@ class Hall:
         self.hurried = 0
         self.refused = 0
         self.entered: list[str] = []
-        self.room = Room(1000, lambda: self.held_bytes, self._hurry, self._refuse)
+        self.held_of: Counter[str] = Counter()
+        self.room = Room(1000, self._held, self._hurry, self._refuse)
+
+    def _held(self, job: str | None) -> int:
+        return self.held_bytes if job is None else self.held_of[job]
 
     def _hurry(self) -> None:
         self.hurried += 1
@@ -27,11 +33,13 @@ class Hall:
     def _refuse(self) -> None:
         self.refused += 1
 
-    async def take_in(self, size_bytes: int, name: str = "") -> None:
+    async def take_in(self, size_bytes: int, name: str = "", job: str = "job") -> None:
         """Let a body arrive, and hold it."""
-        async with self.room.reserved(size_bytes):
+        async with self.room.reserved(job, size_bytes) as place:
             self.entered.append(name)
+            await place.arrived(size_bytes)
             self.held_bytes += size_bytes
+            self.held_of[job] += size_bytes
 
     def free(self, size_bytes: int) -> None:
         """Let bytes go, as the end of an upload does."""
@@ -80,7 +88,7 @@ def test_arriving_body_counts() -> None:
     async def run() -> None:
         hall = Hall()
         with pytest.raises(ConnectionError):
-            async with hall.room.reserved(900):
+            async with hall.room.reserved("job", 900):
                 assert hall.room.used_bytes == 900
                 raise ConnectionError
 
@@ -142,5 +150,88 @@ def test_client_that_goes_away_leaves_no_trace() -> None:
 
         assert hall.entered == ["", "following"]
         assert hall.room.used_bytes == 900
+
+    asyncio.run(run())
+
+
+def test_claim_without_bytes_takes_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I9, B12: a body of which little came keeps little room from others, whatever it claims; it grows as it comes."""
+    monkeypatch.setattr(room, "FIRST_BYTES_MAX", 100)
+
+    async def run() -> None:
+        hall = Hall()
+        async with hall.room.reserved("slow", 1000) as place:
+            await place.arrived(4)
+            await hall.take_in(900)
+            assert hall.room.used_bytes == 1000
+            hall.free(900)
+            for arrived_bytes in (96, 100, 200):
+                await place.arrived(arrived_bytes)
+            assert hall.room.used_bytes == 800
+            await place.arrived(600)
+            assert hall.room.used_bytes == 1000
+
+        assert (hall.room.used_bytes, hall.refused) == (0, 0)
+
+    asyncio.run(run())
+
+
+def test_body_that_cannot_grow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I9: of bodies that together are too large one is refused and gives its room back, and the other one goes on."""
+    monkeypatch.setattr(room, "FIRST_BYTES_MAX", 100)
+    monkeypatch.setattr(room, "WAIT_S", 0.01)
+
+    async def run() -> None:
+        hall = Hall()
+
+        async def arrive(job: str) -> None:
+            async with hall.room.reserved(job, 900) as place:
+                for _ in range(9):
+                    await place.arrived(100)
+                    await asyncio.sleep(0)
+
+        results = await asyncio.gather(arrive("a"), arrive("b"), return_exceptions=True)
+
+        assert sorted(type(result).__name__ for result in results) == ["NoneType", "OverloadedError"]
+        assert hall.room.used_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_one_job_announces_at_most_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B13: many bodies of one job that do not come leave half of the room to other jobs."""
+    monkeypatch.setattr(room, "WAIT_S", 0.01)
+
+    async def run() -> None:
+        hall = Hall()
+        refused = 0
+        async with AsyncExitStack() as silent:
+            for _ in range(10):
+                try:
+                    await silent.enter_async_context(hall.room.reserved("greedy", 250))
+                except OverloadedError:
+                    refused += 1
+            await hall.take_in(500, job="other")
+
+            assert (refused, hall.room.used_bytes) == (8, 1000)
+
+    asyncio.run(run())
+
+
+def test_freed_room_goes_to_who_holds_least() -> None:
+    """B13: a job whose bodies wait by the dozen does not keep another one waiting behind all of them."""
+
+    async def run() -> None:
+        hall = Hall()
+        await hall.take_in(1000, job="many")
+        tasks = [asyncio.create_task(hall.take_in(100, f"many {number}", "many")) for number in range(3)]
+        await until_waiting(*tasks)
+        tasks.append(asyncio.create_task(hall.take_in(100, "few", "few")))
+        await until_waiting(*tasks)
+        for _ in range(4):
+            hall.free(100)
+        await asyncio.gather(*tasks)
+
+        assert hall.entered == ["", "few", "many 0", "many 1", "many 2"]
 
     asyncio.run(run())

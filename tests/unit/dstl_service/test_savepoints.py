@@ -6,15 +6,20 @@ A failure means that a savepoint is reported as made and cannot be restored.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS
+from dstl_service.job_store import JobStore
 from dstl_service.log_compaction import CompactionSettings
-from dstl_service.manifest import ManifestKind
+from dstl_service.manifest import ManifestKind, encode_manifest
 from dstl_service.retention import RetentionSettings, object_keys
 from storage.change_set import encode_change_set
-from storage.errors import NotFoundError
+from storage.errors import CorruptDataError, NotFoundError
+from storage.model import KeyGroupRange, MaterializationHandle
 from tests.unit.dstl_service.http_life import service
+from tests.unit.dstl_service.interleaving import PausingStore
 from tests.unit.dstl_service.samples import SteppingStore, opened
 from tests.unit.dstl_service.world import World
 from tests.waiting import wait_until
@@ -85,3 +90,60 @@ def test_savepoint_made_during_retention_keeps_its_objects() -> None:
         wait_until(checkpoint)
 
     assert object_keys(maker.savepoints.load("kept")) <= stored_keys(store)
+
+
+def left_behind(world: World, jobs: JobStore) -> None:
+    """Leave a savepoint of a checkpoint whose snapshot is gone, as a process that dies before its last look does."""
+    lost = MaterializationHandle("op", KeyGroupRange(0, 0), 0, "uid", "job/materialized/op/lost.json", 1)
+    found = replace(next(jobs.completed()), materializations=(lost,), kept_by="dead")
+    world.store.put("job/savepoints/broken.json", encode_manifest(replace(found, kind=ManifestKind.COMPLETE)))
+
+
+def test_savepoint_left_behind_does_not_end_collections(caplog: pytest.LogCaptureFixture) -> None:
+    """I12: a savepoint of which the snapshot is gone keeps what is there of it, is reported, and nothing else."""
+    world = World()
+    kept = world.object(0)
+    world.complete(kept, kind=ManifestKind.COMPLETE)
+    left_behind(world, world.jobs)
+    world.compact(world.object(1))
+    orphan = world.object(0)
+    world.clock.advance(10 * ORPHAN_AGE_MIN_MS)
+
+    world.collect(checkpoints_max=1)
+    report = world.collect(checkpoints_max=1)
+
+    assert orphan.object_key not in world.stored()
+    assert kept.object_key in world.stored()
+    assert report.orphans == []
+    assert "cannot be restored" in caplog.text
+
+
+def test_savepoint_that_cannot_be_read_ends_the_collection() -> None:
+    """I11: what a damaged savepoint names is not known, so nothing is deleted."""
+    world = World()
+    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
+    orphan = world.object(0)
+    world.clock.advance(10 * ORPHAN_AGE_MIN_MS)
+    world.store.put("job/savepoints/damaged.json", b"{")
+
+    with pytest.raises(CorruptDataError):
+        world.collect()
+    assert orphan.object_key in world.stored()
+
+
+def test_savepoint_that_another_call_relies_on_stays() -> None:
+    """A call that finds its checkpoint gone deletes no savepoint that another one has seen to be whole."""
+    store = SteppingStore()
+    world = subsumed_world(store)
+    inner, found = opened(store, host=3), next(world.jobs.completed())
+    paused = PausingStore(store)
+
+    def others() -> None:
+        inner.keep("kept", found)
+        inner.delete_manifests([found.ref])
+
+    paused.pause_at("head", MANIFESTS, others)
+    with pytest.raises(NotFoundError):
+        opened(paused, host=2).keep("kept", found)
+
+    assert inner.savepoints.load("kept").ref == found.ref

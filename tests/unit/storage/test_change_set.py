@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import struct
+from contextlib import suppress
+
 import pyarrow as pa
 import pytest
 
-from storage.change_set import decode_change_set, encode_change_set, in_columns
+from storage import change_set
+from storage.change_set import ChangeColumns, decode_change_set, decode_columns, encode_change_set, in_columns
 from storage.errors import CorruptDataError
 
 CHANGES = {b"b": b"value", b"a": None, b"c": b""}
@@ -56,3 +60,40 @@ def test_long_values_are_put_into_columns_in_parts() -> None:
         50_048,
         19_904,
     ]
+
+
+class TestDecodedSize:
+    """C7: what a payload becomes is known, and bounded, before anything is made of it."""
+
+    def test_bomb_is_refused(self) -> None:
+        """A few kilobytes that say of themselves that they become 128 MiB are no change set."""
+        bomb = change_set._encoded(ChangeColumns.of({b"\0\0k": bytes(128 << 20)}), "zstd")
+        assert len(bomb) < 10_000
+
+        with pytest.raises(CorruptDataError, match="would become"):
+            decode_columns(bomb, "bomb")
+
+    def test_claimed_size_is_not_believed(self) -> None:
+        """A buffer that claims to become a terabyte is refused, however small it is."""
+        payload = bytearray(encode_change_set({b"\0\0key": b"value" * 100}))
+        length = struct.pack("<q", 500)
+        at = payload.rindex(length)
+        payload[at : at + 8] = struct.pack("<q", 1 << 40)
+
+        with pytest.raises(CorruptDataError, match="would become"):
+            decode_columns(bytes(payload), "claim")
+
+    def test_large_value_that_compresses_well_is_read_back(self) -> None:
+        """What compresses better than a reader believes is stored as it is."""
+        value = bytes(80 << 20)
+
+        assert dict(decode_change_set(encode_change_set({b"\0\0k": value}), "own")) == {b"\0\0k": value}
+
+    @pytest.mark.parametrize("cut", range(0, 400, 7))
+    def test_damaged_frames_are_damage(self, cut: int) -> None:
+        """Wherever the frames of a payload are damaged, that is damage with the object's name, and no other error."""
+        payload = bytearray(encode_change_set({b"\0\0key": b"value" * 100}))
+        payload[cut : cut + 4] = b"\xff\xff\xff\x7f"
+
+        with suppress(CorruptDataError):
+            decode_columns(bytes(payload), "damaged")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,60 @@ def test_names_are_flushed_to_the_device(store: LocalStore, monkeypatch: pytest.
     assert flushed[1:] == ["b"]
 
 
+def test_deletions_are_flushed_to_the_device(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I11: what was deleted does not come back with a loss of power; each folder is flushed once, behind all of it."""
+    for key in ("a/1", "a/2", "b/1"):
+        store.put(key, b"x")
+    flushed: list[tuple[str, list[str]]] = []
+
+    def record(file: int) -> None:
+        folder = os.readlink(f"/proc/self/fd/{file}")
+        flushed.append((os.path.basename(folder), os.listdir(folder)))
+
+    monkeypatch.setattr(os, "fsync", record)
+    store.delete(["a/1", "a/2", "b/1", "c/1"])
+    assert flushed == [("a", []), ("b", [])]
+
+
+def test_empty_folders_age_out(tmp_path: Path) -> None:
+    """A folder that nobody used for long, and nothing is in, is removed; the others stay."""
+    clock = FakeClock()
+    store = LocalStore(tmp_path, clock=clock)
+    for key in ("job/segments/gone/1", "job/segments/young/1", "job/segments/used/1"):
+        store.put(key, b"x")
+    store.delete(["job/segments/gone/1", "job/segments/young/1"])
+    for name, age_ms in (("gone", 60_000), ("used", 60_000), ("young", 1_000)):
+        modified_ns = (clock.now_ms() - age_ms) * 1_000_000
+        os.utime(tmp_path / "job" / "segments" / name, ns=(modified_ns, modified_ns))
+    assert store.remove_empty_folders("job/segments", 30_000) == 1
+    assert sorted(os.listdir(tmp_path / "job" / "segments")) == ["used", "young"]
+
+
+@pytest.mark.parametrize("if_absent", [True, False])
+def test_folder_removed_during_a_put_is_made_again(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, if_absent: bool
+) -> None:
+    """A put whose folder is removed just before it names its file succeeds all the same."""
+    store.put("a/1", b"x")
+    store.delete(["a/1"])
+    link, rename = os.link, os.rename
+    removed: list[str] = []
+
+    def meddling(name: Callable[[str, str], None]) -> Callable[[str, str], None]:
+        def act(source: str, target: str) -> None:
+            if not removed:
+                removed.append(os.path.dirname(target))
+                os.rmdir(removed[0])
+            name(source, target)
+
+        return act
+
+    monkeypatch.setattr(os, "link", meddling(link))
+    monkeypatch.setattr(os, "rename", meddling(rename))
+    store.put("a/2", b"x", if_absent=if_absent)
+    assert (len(removed), store.get("a/2")) == (1, b"x")
+
+
 def test_folder_deleted_by_others_is_made_again(store: LocalStore, tmp_path: Path) -> None:
     """A folder that was tidied away does not stop later puts."""
     store.put("a/1", b"x")
@@ -163,14 +218,29 @@ def test_leftovers_are_not_listed_and_age_out(tmp_path: Path) -> None:
     """A temporary file of a crashed writer is never an object, and is deleted after its minimum age only."""
     clock = FakeClock()
     store = LocalStore(tmp_path, clock=clock)
-    for name, age_ms in (("old", 60_000), ("young", 1_000)):
+    for name, age_ms in ((f"{0:032x}", 60_000), (f"{1:032x}", 1_000), ("not ours", 60_000)):
         path = tmp_path / ".tmp" / name
         path.write_bytes(b"half an obj")
         modified_ns = (clock.now_ms() - age_ms) * 1_000_000
         os.utime(path, ns=(modified_ns, modified_ns))
     assert list(store.list("")) == []
     assert store.remove_leftovers(30_000) == 1
-    assert leftovers(store) == ["young"]
+    assert sorted(leftovers(store)) == [f"{1:032x}", "not ours"]
+
+
+def test_leftovers_are_not_looked_for_behind_a_link(tmp_path: Path) -> None:
+    """A link in the place of the folder of temporary files does not lead the deletion to somebody's files."""
+    store = LocalStore(tmp_path / "base", clock=FakeClock())
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / f"{0:032x}").write_bytes(b"precious")
+    os.utime(victim / f"{0:032x}", (0, 0))
+    (tmp_path / "base" / ".tmp").rmdir()
+    (tmp_path / "base" / ".tmp").symlink_to(victim)
+
+    with pytest.raises(DstlError):
+        store.remove_leftovers(0)
+    assert len(list(victim.iterdir())) == 1
 
 
 def test_files_of_strangers_are_not_listed(store: LocalStore, tmp_path: Path) -> None:

@@ -28,6 +28,10 @@ class Table:
         assert 0 < covered <= 1
         return pa.array([self.entries.get(key) for key in keys.to_pylist()], pa.binary())
 
+    def lay_over(self, parts: Sequence[ChangeColumns]) -> None:
+        for key, value in (pair for part in parts for pair in part.pairs()):
+            self.entries.pop(key, None) if value is None else self.entries.__setitem__(key, value)
+
     def between(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
         return iter(sorted((key, value) for key, value in self.entries.items() if low <= key < high))
 
@@ -61,9 +65,16 @@ class Task:
         self.table = Table()
         self.preemptive_bytes = 1 << 20
         self.late_rows: list[int] = []
+        self.next_end_ms: int | None = None
 
-    def run(self, rows: Sequence[dict[str, Any]], watermark_ms: int | None = None, batch_rows: int = 3) -> list[Any]:
-        """Run one batch, and return its output as dictionaries."""
+    def run(
+        self,
+        rows: Sequence[dict[str, Any]],
+        watermark_ms: int | None = None,
+        batch_rows: int = 3,
+        ends_ms: int | None = None,
+    ) -> list[Any]:
+        """Run one batch, and return its output as dictionaries; with `ends_ms` state ends behind the rows, by that."""
         ordered = sorted(rows, key=lambda row: (key_group(row["k"]), str(type(row["k"])), row["k"] or 0))
         batches = [self._batch(ordered[at : at + batch_rows]) for at in range(0, len(ordered), batch_rows)]
         moment = BatchMoment(self.plan.output_mode, watermark_ms, 0)
@@ -72,13 +83,14 @@ class Task:
             from_arrow_schema(self.plan.keys).json(),
             self.plan.states(),
             KEY_GROUPS,
-            moment,
+            (moment, moment if ends_ms is None else BatchMoment(self.plan.output_mode, ends_ms, 0)),
             self.preemptive_bytes,
         )
         writer = Writer()
         outputs = list(calls.run(batches, self.table, writer))  # type: ignore[arg-type]
         assert calls.rows_seen == len(rows)
         self.late_rows.append(calls.late_rows)
+        self.next_end_ms = calls.next_end_ms
         writer.apply(self.table)
         return [row for output in outputs for row in output.to_pylist()]
 

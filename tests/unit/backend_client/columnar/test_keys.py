@@ -53,3 +53,15 @@ def test_damaged_keys_are_an_error(damaged: bytes) -> None:
     fields = pa.schema([("i", pa.int32())])
     with pytest.raises(CorruptDataError, match="keys"):
         KeyColumns(from_arrow_schema(fields).json(), fields).decode([damaged], with_number=False)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_long_keys_come_back(count: int) -> None:
+    """Keys of more than 100 MB, together or one alone, are read back like short ones."""
+    fields = pa.schema([("url", pa.string())])
+    keys = KeyColumns(from_arrow_schema(fields).json(), fields)
+    batch = pa.RecordBatch.from_pydict({"url": ["/" * (110_000_000 // count)] * count}, fields)
+
+    decoded, _ = keys.decode(keys.encode(batch.columns).to_pylist(), with_number=False)
+
+    assert decoded == batch

@@ -1,0 +1,85 @@
+"""
+Places that jobs share: one that wants all of them gets what the others leave, and never keeps them waiting for long.
+
+Owned by the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class FairSlots:
+    """
+    At most `total` holders at a time, and `each_max` of one key; a free place goes to the key that holds fewest.
+
+    Args:
+        total: Places in all.
+        each_max: The most that one key may hold, such as one job or one host; None: all of them.
+    """
+
+    def __init__(self, total: int, each_max: int | None = None) -> None:
+        self._free = total
+        self._each_max = total if each_max is None else min(total, each_max)
+        self._held: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def held(self, key: str) -> AsyncIterator[None]:
+        """Hold a place within this context."""
+        await self.acquire(key)
+        try:
+            yield
+        finally:
+            self.release(key)
+
+    async def acquire(self, key: str) -> None:
+        """Wait for a place; `release` gives it back."""
+        if self._may_hold(key):  # whoever waits while a place is free has as many as one key may have
+            self._take(key)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.release(key)
+            else:
+                self._leave(key, turn)
+            raise
+
+    def release(self, key: str) -> None:
+        """Give a place back."""
+        self._free += 1
+        self._held[key] -= 1
+        if not self._held[key]:
+            del self._held[key]
+        self._hand_on()
+
+    def _may_hold(self, key: str) -> bool:
+        return self._free > 0 and self._held[key] < self._each_max
+
+    def _take(self, key: str) -> None:
+        self._free -= 1
+        self._held[key] += 1
+
+    def _hand_on(self) -> None:
+        while able := [key for key in self._waiting if self._may_hold(key)]:
+            key = min(able, key=self._held.__getitem__)
+            turn = self._waiting[key][0]
+            self._leave(key, turn)
+            if not turn.cancelled():
+                self._take(key)
+                turn.set_result(None)
+
+    def _leave(self, key: str, turn: asyncio.Future[None]) -> None:
+        turns = self._waiting.get(key)
+        if turns is None or turn not in turns:
+            return
+        turns.remove(turn)
+        if not turns:
+            del self._waiting[key]

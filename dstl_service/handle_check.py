@@ -1,0 +1,137 @@
+"""
+Whether handles that others give point at what is stored: a checkpoint names nothing that nobody has seen (I5).
+
+Handles of this service's own uploads, and those that its peers answer, are not asked about. Those that come with a
+request, from a task whose sidecar cannot be reached, are compared with the index of their object: once per object, in
+parallel, and from the moment on at which the checkpoint is only announced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict, defaultdict
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from dstl_service.wire import NAME, ChangeSetRef
+from storage.errors import CorruptDataError, InvalidInputError, LostChangesError, NotFoundError
+from storage.model import Segment, SegmentEntry, SegmentHandle, SegmentKind
+from storage.object_store import ObjectStore, validate_key
+from storage.segment_reader import read_index
+
+_KEY = re.compile(rf"({NAME})/segments/{NAME}/{NAME}\.seg")
+_ENTRIES_KNOWN_MAX = 100_000
+
+_Index: TypeAlias = tuple[int, frozenset[SegmentEntry]]
+"""Size of an object, and what it holds."""
+
+
+def checked_handle(job: str, ref: ChangeSetRef, handle: SegmentHandle) -> SegmentHandle:
+    """
+    Return the handle that somebody else got for a set.
+
+    Raises:
+        InvalidInputError: It points at another set, or at what is no segment object of the job.
+    """
+    set_id = ref.change_set_id(job)
+    if not _is_of_job(job, handle) or handle.entry.id != set_id or handle.entry.kind is not SegmentKind.CHANGES:
+        raise InvalidInputError(f"the handle in {handle.object_key[:200]!r} is not that of change set {set_id}")
+    return handle
+
+
+def check_note_handle(job: str, note: Segment, handle: SegmentHandle) -> None:
+    """Refuse the handle that a peer answered for a note if it is another's; the sqn is the peer's choice."""
+    sent, got = note.id, replace(handle.entry.id, sqn=note.id.sqn)
+    if not _is_of_job(job, handle) or sent != got or handle.entry.checksum != note.checksum:
+        raise InvalidInputError(f"the handle in {handle.object_key[:200]!r} is not that of the note that was sent")
+
+
+def _is_of_job(job: str, handle: SegmentHandle) -> bool:
+    key = _KEY.fullmatch(handle.object_key)
+    return key is not None and key[1] == job and bool(validate_key(handle.object_key))
+
+
+class HandleCheck:
+    """
+    Looks into the objects that handles name. Owned by the event loop.
+
+    Args:
+        store: Where they are.
+        look: Runs a blocking call for a job, of which only so many run at a time.
+    """
+
+    def __init__(self, store: ObjectStore, look: Callable[..., Awaitable[Any]]) -> None:
+        self._store = store
+        self._look = look
+        self._indexes: OrderedDict[str, asyncio.Task[_Index]] = OrderedDict()
+        self._entries_known = 0
+
+    def begin(self, job: str, handles: Iterable[SegmentHandle]) -> None:
+        """Start to look at objects of which `check` is going to ask."""
+        for key in _by_object(handles):
+            self._begin(job, key)
+
+    async def check(self, job: str, handles: Iterable[SegmentHandle]) -> None:
+        """
+        Return if all of these are stored as they say.
+
+        Raises:
+            LostChangesError: An object is missing; the batch must be executed again.
+            InvalidInputError: An object does not hold what a handle says.
+        """
+        objects = _by_object(handles)
+        indexes = await asyncio.gather(*(asyncio.shield(self._index(job, key)) for key in objects))
+        for (key, owned), (size_bytes, entries) in zip(objects.items(), indexes, strict=True):
+            for handle in owned:
+                if handle.object_size_bytes != size_bytes or handle.entry not in entries:
+                    raise InvalidInputError(
+                        f"object {key} does not hold change set {handle.entry.id} as its handle says"
+                    )
+
+    def _index(self, job: str, key: str) -> asyncio.Task[_Index]:
+        self._begin(job, key)
+        self._indexes.move_to_end(key)
+        return self._indexes[key]
+
+    def _begin(self, job: str, key: str) -> None:
+        if key not in self._indexes:
+            task = self._indexes[key] = asyncio.get_running_loop().create_task(self._read(job, key))
+            task.add_done_callback(lambda done: self._ended(key, done))
+
+    async def _read(self, job: str, key: str) -> _Index:
+        try:
+            index: _Index = await self._look(job, self._stored_index, key)
+        except NotFoundError:
+            raise LostChangesError(
+                f"object {key}, which a handle of this checkpoint names, is not stored; the batch must be executed "
+                "again",
+                job=job,
+            ) from None
+        except CorruptDataError as error:
+            raise InvalidInputError(f"a handle of this checkpoint names no whole segment object: {error}") from None
+        return index
+
+    def _stored_index(self, key: str) -> _Index:
+        size_bytes = self._store.head(key).size_bytes
+        return size_bytes, frozenset(read_index(self._store, key, size_bytes))
+
+    def _ended(self, key: str, task: asyncio.Task[_Index]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            del self._indexes[key]  # whoever checks looks again, and is told
+            return
+        self._entries_known += len(task.result()[1])
+        while self._entries_known > _ENTRIES_KNOWN_MAX and (oldest := next(iter(self._indexes))) != key:
+            dropped = self._indexes[oldest]
+            if not dropped.done():
+                return
+            del self._indexes[oldest]
+            self._entries_known -= len(dropped.result()[1])
+
+
+def _by_object(handles: Iterable[SegmentHandle]) -> dict[str, list[SegmentHandle]]:
+    objects: defaultdict[str, list[SegmentHandle]] = defaultdict(list)
+    for handle in handles:
+        objects[handle.object_key].append(handle)
+    return dict(objects)

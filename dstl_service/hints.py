@@ -1,0 +1,28 @@
+"""
+Numbers that save requests: kept beside a job's registry, overwritten without a condition, never relied upon.
+
+A hint may be missing, unreadable or older than what it tells of; who reads one gets the same answer without it, only
+with more requests. Blocking I/O.
+"""
+
+from __future__ import annotations
+
+import json
+
+from dstl_service.registry_format import hint_key
+from storage.errors import NotFoundError
+from storage.object_store import ObjectStore
+
+
+def read_hint(store: ObjectStore, job: str, name: str) -> tuple[int, ...]:
+    """Return a hint's numbers; none if there is no such hint, or none that can be read."""
+    try:
+        numbers = json.loads(store.get(hint_key(job, name)))
+        return tuple(int(number) for number in numbers)
+    except (NotFoundError, ValueError, TypeError):
+        return ()
+
+
+def write_hint(store: ObjectStore, job: str, name: str, *numbers: int) -> None:
+    """Leave a hint for whoever comes next."""
+    store.put(hint_key(job, name), json.dumps(numbers).encode())

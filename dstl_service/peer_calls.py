@@ -1,0 +1,90 @@
+"""
+When calls to other services run: in threads of their own, so many for a host, for a job and in all.
+
+A host that takes a connection and never answers holds up those who wait for it, for a while, and nobody else. Owned by
+the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from functools import partial
+
+from dstl_service.fair_slots import FairSlots
+from dstl_service.peer_registry import PeerRegistry
+from dstl_service.peers import PeerClient
+from dstl_service.wire import ChangeSetRef
+from storage.errors import UnavailableError
+from storage.model import SegmentHandle
+
+
+class PeerCalls:
+    """
+    Asks the services of other hosts.
+
+    Args:
+        client: Talks to one.
+        registry: Says who may be asked.
+        threads: Runs calls; a thread each.
+        calls_max: Calls that run at a time, of which a job has half.
+        calls_per_host_max: Those to one address.
+        patience_s: How long a call may wait for its turn.
+    """
+
+    def __init__(
+        self,
+        client: PeerClient,
+        registry: PeerRegistry,
+        threads: Executor,
+        calls_max: int,
+        calls_per_host_max: int,
+        patience_s: float,
+    ) -> None:
+        self._client = client
+        self._registry = registry
+        self._threads = threads
+        self._of_jobs = FairSlots(calls_max, max(1, calls_max // 2))
+        self._of_hosts = FairSlots(calls_max * calls_per_host_max, calls_per_host_max)
+        self._patience_s = patience_s
+
+    async def origin_of(self, job: str, url: str) -> str:
+        """Return the address of a peer; see `PeerRegistry.check`."""
+        return await self._registry.check(job, url)
+
+    async def persist(
+        self, origin: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None
+    ) -> list[SegmentHandle]:
+        """
+        Have a peer persist sets and a note; see `PeerClient.persist`.
+
+        Raises:
+            UnavailableError: So many calls are under way that it was not asked; nothing is lost, ask again.
+        """
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._take_places(origin, job)
+        except TimeoutError:
+            raise UnavailableError(
+                f"service {origin} was not asked: other calls to it, or of job {job!r}, have waited for "
+                f"{self._patience_s:g} s; ask again",
+                job=job,
+            ) from None
+        ask = partial(self._client.persist, origin, job, refs, wait=wait, note=note)
+        call = asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        # The places are the thread's: who waited for it may be gone long before it ends.
+        call.add_done_callback(lambda _: self._give_places_back(origin, job))
+        return await asyncio.shield(call)
+
+    async def _take_places(self, origin: str, job: str) -> None:
+        await self._of_hosts.acquire(origin)
+        try:
+            await self._of_jobs.acquire(job)
+        except BaseException:
+            self._of_hosts.release(origin)
+            raise
+
+    def _give_places_back(self, origin: str, job: str) -> None:
+        self._of_jobs.release(job)
+        self._of_hosts.release(origin)

@@ -1,0 +1,185 @@
+"""
+Which addresses belong to services of this storage, so that a caller cannot have the service's token sent elsewhere.
+
+A service that other hosts reach says so in the store, once at its start; whoever can write there is trusted with all
+state anyway. A coordinator asks only addresses that are there, or that its operator has listed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from fnmatch import fnmatchcase
+from typing import Any
+from urllib.parse import urlsplit
+
+from storage.checksum import checksum64
+from storage.clock import Clock
+from storage.errors import DstlError, InvalidInputError, NotFoundError
+from storage.object_store import ObjectStore
+
+FOLDER = "@services"
+"""Where services say who they are; no job can have this name."""
+
+_AGAIN_MS = 5_000
+_KNOWN_MS = 600_000
+_KNOWN_MAX = 10_000
+_PORTS = {"http": 80, "https": 443}
+
+logger = logging.getLogger("dstl_service")
+
+
+def origin_of(url: str) -> str:
+    """
+    Return the part of a URL that says whom it reaches: scheme, host and port.
+
+    Raises:
+        InvalidInputError: It is no address of a service.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+        parts = urlsplit("")
+    if not host or parts.scheme not in _PORTS or parts.username is not None:
+        raise InvalidInputError(f"{url[:200]!r} is no address of a service: http://host:port or https://host:port")
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{_PORTS[parts.scheme] if port is None else port}"
+
+
+def parse_allowed(text: str) -> list[str]:
+    """
+    Return the patterns of a list of addresses.
+
+    Raises:
+        InvalidInputError: One of them can be no address.
+    """
+    patterns = [pattern.strip().lower().rstrip("/") for pattern in text.split(",")]
+    for pattern in patterns:
+        origin_of(pattern.replace("*", "1"))
+    return [pattern if "*" in pattern else origin_of(pattern) for pattern in patterns]
+
+
+def encode_entry(origin: str) -> tuple[str, bytes]:
+    """Return key and content of the object by which a service says that it is reached there."""
+    return f"{FOLDER}/{checksum64(origin.encode()):016x}.json", json.dumps({"format": 1, "url": origin}).encode()
+
+
+class Announcement:
+    """
+    The address of this service, which it gives out when the store has it; until then tasks do without.
+
+    Args:
+        url: Where other hosts reach this service, or None.
+        store: Where it is told.
+        in_thread: Runs a blocking call.
+        clock: Tells when to try again.
+    """
+
+    def __init__(
+        self, url: str | None, store: ObjectStore, in_thread: Callable[..., Awaitable[Any]], clock: Clock
+    ) -> None:
+        self._url = url
+        self._store = store
+        self._in_thread = in_thread
+        self._clock = clock
+        self._is_known = url is None
+        self._again_ms = 0
+        self._running: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str | None:
+        """The address, once others accept it. Called on the event loop."""
+        if not self._is_known:
+            self.begin()
+        return self._url if self._is_known else None
+
+    def begin(self) -> None:
+        """Tell the store, unless that is done, or was tried in vain just now."""
+        if self._is_known or self._running is not None or self._clock.monotonic_ms() < self._again_ms:
+            return
+        self._running = asyncio.get_running_loop().create_task(self._tell())
+
+    async def _tell(self) -> None:
+        assert self._url is not None
+        try:
+            await self._in_thread(self._store.put, *encode_entry(origin_of(self._url)))
+            self._is_known = True
+        except DstlError as error:
+            logger.warning(
+                "address cannot be announced; tasks make their sets durable alone", extra={"error": str(error)}
+            )
+        finally:
+            self._again_ms = self._clock.monotonic_ms() + _AGAIN_MS
+            self._running = None
+
+
+class PeerRegistry:
+    """
+    Decides whether an address may be asked, with this service's token. Owned by the event loop.
+
+    Args:
+        allowed: Addresses that the operator lists, with ``*`` for any text, separated by commas; None: those that the
+            store knows.
+        store: Where services say who they are.
+        look: Runs a blocking call for a job, of which only so many run at a time.
+        clock: Tells when to look again.
+        needs_tls: Whether others are asked over TLS only.
+    """
+
+    def __init__(
+        self,
+        allowed: str | None,
+        store: ObjectStore,
+        look: Callable[..., Awaitable[Any]],
+        clock: Clock,
+        *,
+        needs_tls: bool,
+    ) -> None:
+        self._allowed = None if allowed is None else parse_allowed(allowed)
+        self._needs_tls = needs_tls
+        self._store = store
+        self._look = look
+        self._clock = clock
+        self._known: OrderedDict[str, int] = OrderedDict()
+
+    async def check(self, job: str, url: str) -> str:
+        """
+        Return the address at which a peer may be asked.
+
+        Raises:
+            InvalidInputError: It is none of this cluster's, or would be asked in the clear.
+        """
+        origin = origin_of(url)
+        if self._needs_tls and not origin.startswith("https:"):
+            raise InvalidInputError(
+                f"{origin} would be told the token in the clear; services with TLS ask over https only"
+            )
+        if not await self._is_peer(job, origin):
+            raise InvalidInputError(
+                f"{origin} is no service of this storage: list it in peers.allowed, or start it with this storage and "
+                f"that advertised_url"
+            )
+        return origin
+
+    async def _is_peer(self, job: str, origin: str) -> bool:
+        if self._allowed is not None:
+            return any(fnmatchcase(origin, pattern) for pattern in self._allowed)
+        now_ms = self._clock.monotonic_ms()
+        if self._known.get(origin, now_ms) <= now_ms:
+            if not await self._look(job, self._is_stored, origin):
+                return False
+            self._known[origin] = now_ms + _KNOWN_MS
+            while len(self._known) > _KNOWN_MAX:
+                self._known.popitem(last=False)
+        return True
+
+    def _is_stored(self, origin: str) -> bool:
+        key, expected = encode_entry(origin)
+        try:
+            return self._store.get(key) == expected
+        except NotFoundError:
+            return False

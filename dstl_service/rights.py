@@ -1,0 +1,139 @@
+"""
+What who may do: roles, and for each route the right that it takes. Pure.
+
+    role       of named jobs, or of all                                     and of the service as a whole
+    ---------  -----------------------------------------------------------  -----------------------------
+    reader     see checkpoints and savepoints                               metrics, if of all jobs
+    operator   the same; make and delete savepoints, collect, abort         metrics, if of all jobs
+    writer     see the same; run: take over, hand over, complete, restore
+    full       everything, and what no role is given
+
+A route that the table does not have takes full rights, so that a new one is closed until somebody thinks about it.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from dstl_service.wire import NAME
+from storage.errors import InvalidInputError
+
+RoleName = Literal["reader", "operator", "writer", "full"]
+
+_JOBS = re.compile(rf"{NAME}\*?|\*")
+
+
+class Right(enum.Enum):
+    """What a route takes."""
+
+    NONE = "nothing: anybody may ask"
+    KNOWN = "to be known, in whatever role"
+    LOOK = "to see what there is of the job, or of all jobs"
+    RUN = "to run the job: to read and write its state"
+    OPERATE = "to operate the job"
+    FULL = "all rights"
+
+
+_ROLES: Mapping[str, frozenset[Right]] = {
+    "reader": frozenset({Right.LOOK}),
+    "operator": frozenset({Right.LOOK, Right.OPERATE}),
+    "writer": frozenset({Right.LOOK, Right.RUN}),
+}
+
+_JOB = "/v1/jobs/{job}"
+
+ROUTES: Mapping[tuple[str, str], tuple[Right, ...]] = {
+    # method and path                                       any of these is enough
+    ("GET", "/health"): (Right.NONE,),
+    ("GET", "/ready"): (Right.KNOWN,),
+    ("GET", "/openapi.json"): (Right.KNOWN,),
+    ("GET", "/docs"): (Right.KNOWN,),
+    ("GET", "/redoc"): (Right.KNOWN,),
+    ("GET", "/metrics"): (Right.LOOK,),
+    ("GET", "/v1/info"): (Right.LOOK,),
+    ("GET", _JOB): (Right.LOOK,),
+    ("GET", f"{_JOB}/checkpoints"): (Right.LOOK,),
+    ("GET", f"{_JOB}/checkpoints/{{checkpoint_id}}"): (Right.LOOK,),
+    ("GET", f"{_JOB}/savepoints"): (Right.LOOK,),
+    ("GET", f"{_JOB}/restore"): (Right.RUN,),
+    ("POST", f"{_JOB}/epochs"): (Right.RUN,),
+    ("POST", f"{_JOB}/change-sets"): (Right.RUN,),
+    ("POST", f"{_JOB}/persist"): (Right.RUN,),
+    ("POST", f"{_JOB}/batches"): (Right.RUN,),
+    ("POST", f"{_JOB}/materializations"): (Right.RUN,),
+    ("POST", f"{_JOB}/checkpoints/{{checkpoint_id}}/begin"): (Right.RUN,),
+    ("POST", f"{_JOB}/checkpoints/{{checkpoint_id}}/flush"): (Right.RUN,),
+    ("POST", f"{_JOB}/checkpoints/{{checkpoint_id}}/complete"): (Right.RUN,),
+    ("POST", f"{_JOB}/checkpoints/{{checkpoint_id}}/abort"): (Right.RUN, Right.OPERATE),
+    ("PUT", f"{_JOB}/savepoints/{{savepoint}}"): (Right.OPERATE,),
+    ("DELETE", f"{_JOB}/savepoints/{{savepoint}}"): (Right.OPERATE,),
+    ("POST", f"{_JOB}/garbage-collection"): (Right.OPERATE,),
+}
+
+OPEN_PATHS = frozenset(path for (_, path), rights in ROUTES.items() if Right.NONE in rights)
+"""What anybody may ask: only whether the process lives."""
+
+_PATTERNS = [
+    (method, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path)), rights)
+    for (method, path), rights in ROUTES.items()
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """
+    Who asks, and what they may.
+
+    Args:
+        name: For logs and for the record; never a secret.
+        role: See the module.
+        jobs: Names, or beginnings of names with a ``*`` behind them.
+    """
+
+    name: str
+    role: RoleName = "full"
+    jobs: tuple[str, ...] = ("*",)
+
+    def __post_init__(self) -> None:
+        if self.role != "full" and self.role not in _ROLES:
+            raise InvalidInputError(f"role {self.role!r} is none of full, {', '.join(_ROLES)}")
+        for job in self.jobs:
+            if not isinstance(job, str) or not _JOBS.fullmatch(job):
+                raise InvalidInputError(f"{job!r} is neither a job's name nor the beginning of one with * behind it")
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Say whether there is nothing that this identity may not do."""
+        return self.role == "full" and "*" in self.jobs
+
+    def may(self, method: str, path: str) -> bool:
+        """Say whether a request is within this identity's rights."""
+        if self.is_unlimited:
+            return True
+        rights, job = _taken_by(method, path)
+        if Right.KNOWN in rights or Right.NONE in rights:
+            return True
+        has_right = self.role == "full" or any(right in _ROLES[self.role] for right in rights)
+        return has_right and Right.FULL not in rights and self.covers(job)
+
+    def covers(self, job: str | None) -> bool:
+        """Say whether a job is among this identity's; None is all jobs."""
+        return any(
+            pattern in ("*", job) or (job is not None and pattern[-1] == "*" and job.startswith(pattern[:-1]))
+            for pattern in self.jobs
+        )
+
+
+@lru_cache(1024)
+def _taken_by(method: str, path: str) -> tuple[tuple[Right, ...], str | None]:
+    """Return the rights of which a request takes one, and the job that it is about."""
+    for known, pattern, rights in _PATTERNS:
+        found = pattern.fullmatch(path) if known == method else None
+        if found is not None:
+            return rights, found.groupdict().get("job")
+    return (Right.FULL,), None

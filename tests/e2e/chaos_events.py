@@ -1,0 +1,232 @@
+"""What happens to the processes of the chaos test: one function an event, each says whether it met what it was for."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pyspark
+
+from dstl_service.job_store import JobStore
+from loadtest.chaos.jumping_clock import HOUR_MS, ClockOffset
+from storage.clock import SystemClock, SystemIds
+from storage.open import open_store
+from tests.waiting import wait_until
+
+HANG_S = 20.0
+"""Longer than the time-outs of the program: Spark's are 10 s, and a task asks its sidecar for 8 s."""
+_SET_BACK_TIMEOUT_S = 120.0
+
+
+class Program:
+    """The program under test, with its process tree."""
+
+    def __init__(self, folder: Path, storage: str, local_dir: Path, jobs: list[str], clock: ClockOffset) -> None:
+        command = [sys.executable, "-m", "tests.e2e.chaos_program", "--folder", str(folder), "--storage", storage]
+        command += ["--local-dir", str(local_dir), "--jobs", *jobs]
+        root = Path(__file__).parents[2]
+        environment = {
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_HOME": str(Path(pyspark.__file__).parent),
+            "SPARK_WORKER_DIR": str(folder / "work"),
+            # A folder with a `sitecustomize` comes first: sidecars get a clock that the test sets.
+            "PYTHONPATH": os.pathsep.join([str(root / "tests" / "e2e" / "wrong_clock"), str(root)]),
+            "DSTL_TEST_CLOCK": str(clock.path),
+        }
+        self.log = open(folder / "program.log", "ab")  # noqa: SIM115 - as long as the process
+        self.process = subprocess.Popen(
+            command, stdout=self.log, stderr=self.log, env=environment, cwd=folder, start_new_session=True
+        )
+        self.descendants: set[psutil.Process] = set()
+
+    def find(self, kind: str) -> list[psutil.Process]:
+        """Return the processes of a kind that run now."""
+        with suppress(psutil.NoSuchProcess):
+            self.descendants |= set(psutil.Process(self.process.pid).children(recursive=True))
+        found = []
+        for process in self.descendants:
+            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                line = " ".join(process.cmdline())
+                parent = process.parent()
+                is_executor = "CoarseGrainedExecutorBackend" in line
+                is_worker = "pyspark.daemon" in line and parent is not None and "pyspark.daemon" in parent.cmdline()
+                is_jvm = "org.apache.spark.deploy.SparkSubmit" in line
+                if {"executor": is_executor, "worker": is_worker, "jvm": is_jvm}[kind]:
+                    found.append(process)
+        return found
+
+    def kill_driver(self) -> None:
+        """Kill the driver's two processes; executors are left to notice."""
+        jvms = self.find("jvm")
+        self.find("executor")  # remember them, to clean up at the very end
+        self.process.kill()
+        for jvm in jvms:
+            with suppress(psutil.NoSuchProcess):
+                jvm.kill()
+        self.process.wait()
+        self.log.close()
+
+    def close(self) -> None:
+        """End all processes that the program started."""
+        with suppress(psutil.NoSuchProcess):
+            self.descendants |= set(psutil.Process(self.process.pid).children(recursive=True))
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+        for process in self.descendants:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+@dataclass
+class Scene:
+    """What the events act upon; `programs` ends with the one that runs."""
+
+    folder: Path
+    storage: str
+    local_dir: Path
+    jobs: list[str]
+    chance: random.Random
+    clock: ClockOffset
+    programs: list[Program] = field(default_factory=list)
+
+    @property
+    def program(self) -> Program:
+        """The program that runs."""
+        return self.programs[-1]
+
+    def start(self) -> None:
+        """Start the program; it goes on with the first job that is not done."""
+        self.programs.append(Program(self.folder, self.storage, self.local_dir, self.jobs, self.clock))
+
+    def done(self, job: str) -> Path:
+        """The file that tells that a job came to its end."""
+        return self.folder / job / "done"
+
+
+def kill_driver(scene: Scene, job: str) -> bool:
+    """Kill the driver, and start another one."""
+    scene.program.kill_driver()
+    scene.start()
+    return True
+
+
+def kill_process(kind: str, scene: Scene, job: str) -> bool:
+    """Kill a process that Spark started."""
+    return _signal_one(kind, scene, signal.SIGKILL) is not None
+
+
+def kill_sidecar(scene: Scene, job: str) -> bool:
+    """Kill the sidecar; a client starts it again."""
+    return bool(_signal_sidecars(scene, signal.SIGKILL))
+
+
+def hang_executor(scene: Scene, job: str) -> bool:
+    """Suspend an executor until Spark has given it up, and let it go on."""
+    process = _signal_one("executor", scene, signal.SIGSTOP)
+    time.sleep(HANG_S if process is not None else 0)
+    with suppress(psutil.NoSuchProcess):
+        if process is not None:
+            process.resume()
+    return process is not None
+
+
+def hang_sidecar(scene: Scene, job: str) -> bool:
+    """Suspend the sidecar until tasks have given it up, and let it go on."""
+    stopped = _signal_sidecars(scene, signal.SIGSTOP)
+    time.sleep(HANG_S if stopped else 0)
+    for pid in stopped:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    return bool(stopped)
+
+
+def move_clock(scene: Scene, job: str) -> bool:
+    """Set the sidecar's clock an hour ahead or back; it stays so."""
+    scene.clock.jump_to(scene.chance.choice((-HOUR_MS, HOUR_MS)))
+    return True
+
+
+def set_back(scene: Scene, job: str) -> bool:
+    """Set the job back by a checkpoint while its query runs, which is fenced by that, and start the program again."""
+    target: list[int] = []
+
+    def has_target() -> bool:
+        jobs = JobStore(open_store(scene.storage), job, SystemClock(), SystemIds())
+        newest = jobs.newest() if jobs.exists() else None
+        target[:] = [newest.id - 1] if newest is not None and newest.id > 0 else []
+        return bool(target) or scene.done(job).exists()
+
+    wait_until(has_target, _SET_BACK_TIMEOUT_S, "a checkpoint to go back to")
+    if scene.done(job).exists():
+        return False
+    command = [sys.executable, "-m", "dstl_service", "rewind", "--storage", scene.storage]
+    command += ["--checkpoint", str(target[0]), "--write", job]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_SET_BACK_TIMEOUT_S)
+    # The query may have ended while the job was set back, or found out that it is fenced, or both.
+    wait_until(
+        lambda: scene.program.process.poll() is not None or scene.done(job).exists(),
+        _SET_BACK_TIMEOUT_S,
+        "the end of the fenced query",
+    )
+    scene.program.kill_driver()
+    scene.done(job).unlink(missing_ok=True)
+    scene.start()
+    return result.returncode == 0
+
+
+EVENTS: dict[str, Callable[[Scene, str], bool]] = {
+    "driver killed": kill_driver,
+    "executor killed": partial(kill_process, "executor"),
+    "worker killed": partial(kill_process, "worker"),
+    "sidecar killed": kill_sidecar,
+    "executor hung": hang_executor,
+    "sidecar hung": hang_sidecar,
+    "sidecar's clock moved": move_clock,
+    "job set back": set_back,
+}
+"""What happens to a running job, by name; a function returns whether it did."""
+
+
+def wait_for(program: Program, marker: Path) -> None:
+    """Wait until the program has made `marker`; fail with its log if it ends before."""
+
+    def made() -> bool:
+        if marker.exists():
+            return True
+        if program.process.poll() not in (None, 0):
+            raise AssertionError((Path(program.log.name)).read_text(errors="replace")[-6000:])
+        return False
+
+    wait_until(made, 600, str(marker))
+
+
+def _signal_one(kind: str, scene: Scene, number: signal.Signals) -> psutil.Process | None:
+    candidates = sorted(scene.program.find(kind), key=lambda process: process.pid)
+    if not candidates:
+        return None
+    chosen = scene.chance.choice(candidates)
+    with suppress(psutil.NoSuchProcess):
+        chosen.send_signal(number)
+    return chosen
+
+
+def _signal_sidecars(scene: Scene, number: signal.Signals) -> list[int]:
+    reached = []
+    for path in scene.local_dir.rglob("service-*.pid"):
+        with suppress(ProcessLookupError, ValueError):
+            os.kill(int(path.read_text()), number)
+            reached.append(int(path.read_text()))
+    return reached

@@ -1,0 +1,194 @@
+"""
+What the last rows make due: it is done at the end of their batch, as Spark does it in a batch without data.
+
+Whole histories are compared with Spark's own operator in `differential`. A failure means that the last sessions of a
+daily run are put out a day late, twice, or by a watermark that is not Spark's.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+from backend_client import ChangelogStateBackend
+from backend_client.columnar import Aggregate, Count, Deduplicate, tumbling
+from dstl_service.job_store import JobStore
+from storage.clock import SystemClock, SystemIds
+from storage.open import open_store
+from tests.e2e.differential.history import SCHEMA, START_S, Event, Feed, History, Run
+from tests.e2e.support import Collected, run_to_end
+
+pytestmark = pytest.mark.spark
+
+Backends = Callable[..., ChangelogStateBackend]
+
+
+class Waiting(StatefulProcessor):
+    """Keeps the seconds of its rows, in a list, until a timer of that second; says what is left then."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.seconds = handle.getListState("seconds", "second long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            second = int(row.t.timestamp()) - START_S
+            self.seconds.appendValue((second,))
+            self.handle.registerTimer((START_S + second) * 1000)
+        yield from ()
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        second = expiredTimerInfo.getExpiryTimeInMs() // 1000 - START_S
+        # What is appended in the second pass must not take the place of what the first one has appended.
+        self.seconds.appendValue((-second,))
+        yield Row(k=key[0], second=second, seconds=sorted(second for (second,) in self.seconds.get()))
+
+    def close(self) -> None:
+        pass
+
+
+class Input:
+    """Files, each of which is a batch: seconds of the rows of one key."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self._feed = Feed(folder / "input")
+
+    def put(self, *seconds: int) -> None:
+        """Add a file."""
+        rows = tuple(Event("a", 0, "x", 0, second) for second in seconds)
+        contents = History((Run((rows,), 1),)).files(0)[0]
+        self._feed.put("".join(line for line in contents[0].splitlines(keepends=True) if '"clock"' not in line))
+
+    def stream(self, delay: str = "1 second") -> DataFrame:
+        """Return the rows."""
+        stream = self._spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(self._feed.folder))
+        return stream.withWatermark("t", delay)
+
+
+@pytest.fixture
+def rows(spark: SparkSession, tmp_path: Path) -> Input:
+    """An input without files yet."""
+    return Input(spark, tmp_path)
+
+
+def waiting(backend: ChangelogStateBackend, stream: DataFrame) -> Any:
+    """Return what puts the seconds out, each in its time."""
+    output = "k string, second long, seconds array<long>"
+    return backend.transform_with_state(stream.groupBy("k"), Waiting(), output, "Append", "EventTime")
+
+
+def watermarks(location: Path) -> list[int]:
+    """Return those with which Spark began its batches, in seconds behind the start; the first one is none."""
+    entries = sorted((int(path.name), path) for path in (location / "offsets").glob("[0-9]*"))
+    found = [json.loads(path.read_text(encoding="utf-8").splitlines()[1])["batchWatermarkMs"] for _, path in entries]
+    return [moment // 1000 - START_S for moment in found[1:]]
+
+
+def closed(backend: ChangelogStateBackend) -> list[int]:
+    """Return the watermarks at which the batches were closed, in seconds behind the start."""
+    jobs = JobStore(open_store(backend.settings.storage), "job", SystemClock(), SystemIds())
+    return [(manifest.closed_ms or 0) // 1000 - START_S for manifest in jobs.completed()]
+
+
+def test_last_timers_fire(make_backend: Backends, rows: Input, tmp_path: Path) -> None:
+    """
+    A run to the end of its input ends with the timers fired that its last rows made due, each once, tables lost or not.
+
+    The state of the next run is what both passes have left, and every batch is closed at the watermark that Spark then
+    gives to the next one.
+    """
+    backend, location, seen = make_backend(), tmp_path / "chk", Collected()
+    rows.put(5, 8, 11)
+    run_to_end(waiting(backend, rows.stream()).writeStream, location, seen)
+    assert seen.batches == {0: [("a", 5, [-5, 5, 8, 11]), ("a", 8, [-8, -5, 5, 8, 11])]}
+
+    shutil.rmtree(Path(backend.settings.host_folder) / "tables")
+    rows.put(13)
+    rows.put(9, 13)  # the first one is late
+    rows.put(20)
+    run_to_end(waiting(make_backend(parallelism=1), rows.stream()).writeStream, location, seen)
+
+    left = [-11, -8, -5, 5, 8, 11]
+    assert {batch: out for batch, out in seen.batches.items() if batch} == {
+        1: [("a", 11, [*left, 13])],
+        2: [],
+        3: [("a", 13, [-13, *left, 13, 13, 20])],
+    }
+    assert closed(backend)[:-1] == watermarks(location) == [10, 12, 12]
+
+
+def test_nothing_due_costs_nothing(
+    make_backend: Backends, rows: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the watermark passes no timer, there is no second pass."""
+    passes: list[Any] = []
+    monkeypatch.setattr("backend_client.spark.driver.BatchRunner._second_pass", lambda *given: passes.append(given))
+    backend = make_backend()
+    rows.put(5)
+    rows.put(5)
+    run_to_end(waiting(backend, rows.stream()).writeStream, tmp_path / "chk", Collected())
+
+    assert passes == []
+    assert closed(backend) == [4, 4]
+
+
+def test_watermark_of_two_inputs(make_backend: Backends, rows: Input, tmp_path: Path) -> None:
+    """Of several inputs and delays, the watermark at which batches are closed is Spark's own, batch by batch."""
+    backend, location = make_backend(), tmp_path / "chk"
+    both = rows.stream("7 seconds").where("op = 0").union(rows.stream("2 seconds").where("op = 0"))
+    for seconds in ((5, 30), (31,), (60, 2), (55,)):
+        rows.put(*seconds)
+    run_to_end(waiting(backend, both).writeStream, location, Collected())
+
+    assert closed(backend)[:-1] == watermarks(location) == [23, 24, 53]
+
+
+def test_spark_is_told_to_run_no_batch_without_data(
+    spark: SparkSession, make_backend: Backends, rows: Input, tmp_path: Path
+) -> None:
+    """Where Spark runs none, what is due waits for the next rows, as with Spark's own operator."""
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    try:
+        seen = Collected()
+        rows.put(5, 8, 11)
+        rows.put(12)
+        run_to_end(waiting(make_backend(), rows.stream()).writeStream, tmp_path / "chk", seen)
+    finally:
+        spark.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
+
+    assert {batch: [second for _, second, _ in out] for batch, out in seen.batches.items()} == {0: [], 1: [5, 8]}
+
+
+def test_last_windows_and_repetitions(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """Columnar windows behind a columnar deduplication: the whole output is that of Spark's own two operators."""
+    rows, location = Input(spark, tmp_path), tmp_path / "chk"
+    for seconds in ((1, 3, 3, 9), (9, 12, 17), (17, 30, 31), (33,)):
+        rows.put(*seconds)
+    theirs, ours = Collected(), Collected()
+    deduplicated = rows.stream().dropDuplicatesWithinWatermark(["k", "t"])
+    native = deduplicated.groupBy("k", F.window("t", "5 seconds")).count().selectExpr("k", "window.start", "count")
+    run_to_end(native.writeStream.outputMode("append"), tmp_path / "theirs", theirs)
+
+    backend = make_backend()
+    first = backend.transform_columns(
+        rows.stream().groupBy("k", "t"), Deduplicate("t", timedelta(seconds=1)), outputMode="Append"
+    )
+    windows = Aggregate(Count(), windows=tumbling("t", timedelta(seconds=5)))
+    second = backend.transform_columns(first.groupBy("k"), windows, outputMode="Append")
+    run_to_end(second.drop("window_end").writeStream, location, ours)
+
+    def all_of(collected: Collected) -> list[tuple[Any, ...]]:
+        return sorted(row for batch in collected.batches.values() for row in batch)
+
+    assert all_of(ours) == all_of(theirs)
+    assert len(all_of(ours)) >= 4

@@ -1,0 +1,330 @@
+"""
+The code under check, in the form that actors call: the only module that knows its interfaces.
+
+A `Process` is a whole service with its own clock, ids and memory. What a real one does in threads it does here in the
+turns of the actor that calls it. Real are all rules of who writes, names and deletes; replaced are threads, metrics and
+the folder of a snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import logging
+from collections.abc import Awaitable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, TypeVar
+from unittest import mock
+
+from dstl_service.job_store import JobStore
+from dstl_service.log_compaction import CompactionSettings
+from dstl_service.manifest import Manifest, decode_manifest
+from dstl_service.peers import PeerClient
+from dstl_service.restore import plan_restore, read_plan, read_snapshots
+from dstl_service.retention import RetentionSettings
+from dstl_service.rewind import rewind
+from dstl_service.segment_cache import SegmentCache
+from dstl_service.service import ChangelogService
+from dstl_service.settings import GcSettings, ServiceSettings
+from dstl_service.snapshot_folder import FoundFile
+from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
+from storage.change_set import decode_change_set, encode_change_set
+from storage.model import ChangeSetId, KeyGroupRange, Segment, Writer
+from storage.testing import FakeIds
+from tests.modelcheck.oracle import Table
+from tests.modelcheck.scheduler import ActorLoop, ViolationError
+from tests.modelcheck.world import DAY_MS, RETAINED, ProcessClock, World
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+JOB, OPERATOR = "job", "op"
+GROUPS = KeyGroupRange(0, 127)
+COMPLETE_EVERY = 3
+COLLECTIONS_LAST = 2
+"""After so many collections of a world that is at rest nothing is left that nobody names."""
+under_way: Any = importlib.import_module("dstl_service.under_way") if _has("dstl_service.under_way") else None
+"""Lists what is being stored, where the code under check has such lists; else nothing is announced."""
+MANIFESTS_READ_IN = "dstl_service.manifest_log" if _has("dstl_service.manifest_log") else "dstl_service.job_store"
+_NO_PEERS = PeerClient(lambda: None, 1)
+_T = TypeVar("_T")
+
+
+class Process:
+    """
+    A service process, and the driver or the command line that talks to it.
+
+    Args:
+        world: Where it lives.
+        wrong_ms: By how much its clock is ahead.
+        compacts: Whether it compacts the log at every checkpoint.
+    """
+
+    def __init__(self, world: World, wrong_ms: int = 0, *, compacts: bool = False) -> None:
+        self.world = world
+        world.processes += 1
+        self.clock = ProcessClock(world.clock, wrong_ms)
+        self.ids = FakeIds(world.processes)
+        self.loop = ActorLoop(self.clock)
+        settings = ServiceSettings(
+            "memory://model",
+            host_id=f"host-{world.processes}",
+            retention=RetentionSettings(checkpoints_max=RETAINED),
+            gc=GcSettings(interval_s=0),
+            compaction=CompactionSettings(floor_bytes=1, log_ratio_max=0.1) if compacts else CompactionSettings(),
+        )
+        self.service = ChangelogService(settings, world.store, self.clock, self.ids, _NO_PEERS)
+        self.epoch = 0
+        self.base: CheckpointRef | None = None
+
+    # --- A driver and its coordinator --------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take the job over."""
+        opened = self._do(self.service.open_job(JOB, OpenJob("model")))
+        self.epoch, self.base = opened.epoch, opened.latest.ref if opened.latest else None
+
+    def batch(self, *snapshots: dict[str, Any]) -> CheckpointRef:
+        """Execute a batch that writes a key of its own, and complete its checkpoint; tasks reported these snapshots."""
+        oracle = self.world.oracle
+        checkpoint_id = self.base.id + 1 if self.base else 0
+        before = oracle.contents(oracle.manifest(self.base))
+        self._do(self.service.begin(JOB, checkpoint_id, self.epoch))
+        set_id = ChangeSetId(JOB, OPERATOR, checkpoint_id, Writer(self.epoch, 1), 0, 0)
+        key, value = b"\0\0" + f"{checkpoint_id:03}".encode(), f"{self.epoch}".encode()
+        oracle.expect(set_id, {**before, key: value})
+        ref = self._append(Segment.of(set_id, GROUPS, 1, _encoded(key, value)))
+        request = CompleteRequest(
+            self.epoch,
+            self.ids.unique_id(),
+            self.base,
+            [ref],
+            [OperatorInfo(OPERATOR, 1, "{}", {})],
+            materializations=list(snapshots),
+        )
+        answer = self._do(self.service.complete(JOB, checkpoint_id, request))
+        self.base = answer.ref
+        self.world.completed(answer.ref.uid)
+        return answer.ref
+
+    def settle(self) -> None:
+        """Do what a coordinator does behind its checkpoints: compact, and delete what was subsumed and is due."""
+
+        async def settled() -> None:
+            self.service._jobs.get(JOB).maintenance.wake()
+            while self.service.is_busy:  # noqa: ASYNC110 - it has no event, and each round does some of it
+                await asyncio.sleep(0)
+
+        self._do(settled())
+
+    # --- A sidecar ---------------------------------------------------------------------------------------------------
+
+    def announce(self, version: CheckpointRef) -> dict[str, Any] | None:
+        """Take a snapshot of the table at a checkpoint over; return what its task reports then."""
+        if under_way is None:
+            return None
+        self._take(version)
+        return self.offered(version)
+
+    def upload(self, version: CheckpointRef) -> dict[str, Any] | None:
+        """Store the snapshot if a checkpoint up to this one lists it; return what its task reports then."""
+        if under_way is None:
+            self._take(version)
+        else:
+            self.offered(version)
+
+        async def stored() -> None:
+            while self.service.is_busy:  # noqa: ASYNC110 - it has no event, and each round does some of it
+                await asyncio.sleep(0)
+
+        self._do(stored())
+        return self.offered(version)
+
+    def offered(self, version: CheckpointRef) -> dict[str, Any] | None:
+        """Return what the next task, whose table is to stand at this checkpoint, is told to report."""
+        _, offer = self._do(self.service.plan_restore(JOB, OPERATOR, GROUPS, None, version))
+        if under_way is None:
+            return offer.materialized.to_dict() if offer.materialized else None
+        return offer.report
+
+    def _take(self, version: CheckpointRef) -> None:
+        path = f"/{version.to_text()}"
+        folder = _Folder(path, self.world.oracle.contents(self.world.oracle.manifest(version)))
+        with mock.patch("dstl_service.materializer.SnapshotFolder.open", return_value=folder):
+            self._do(self.service.take_snapshot(JOB, OPERATOR, GROUPS, version, path))
+
+    # --- Others ------------------------------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Collect the job's garbage."""
+        self._do(self.service.collect_garbage(JOB, dry_run=False))
+
+    def save(self, name: str, checkpoint_id: int | None = None) -> None:
+        """Make a savepoint, by default of the newest checkpoint."""
+        self._do(self.service.create_savepoint(JOB, name, checkpoint_id))
+        self.world.saved(name)
+
+    def forget_savepoint(self, name: str) -> None:
+        """Delete a savepoint."""
+        self.world.unsaved(name)
+        self._do(self.service.delete_savepoint(JOB, name))
+
+    def rewind(self, **target: Any) -> None:
+        """Set the job back to a `checkpoint_id` or a `savepoint`."""
+        known = inspect.signature(rewind).parameters
+        given = {"clock": self.clock, "ids": self.ids, "checkpoints_max": RETAINED, "write": True, **target}
+        report = rewind(self.jobs(), JOB, **{name: value for name, value in given.items() if name in known})
+        self.world.saved(report.savepoint)
+
+    def jobs(self) -> JobStore:
+        """Return the job's store as a process sees it that opened the job."""
+        jobs = JobStore(self.world.store, JOB, self.clock, self.ids)
+        jobs.open(None)
+        return jobs
+
+    def _append(self, segment: Segment) -> ChangeSetRef:
+        async def append() -> ChangeSetRef:
+            return self.service.append(segment, preemptive=False)
+
+        return self._do(append())
+
+    def _do(self, work: Awaitable[_T]) -> _T:
+        return self.loop.run_until_complete(work)  # type: ignore[arg-type]
+
+
+def first_checkpoints(world: World, count: int, *, compacts: bool = False) -> Process:
+    """Create the job with some checkpoints; return the driver's process."""
+    driver = Process(world, compacts=compacts)
+    driver.open()
+    for _ in range(count):
+        driver.batch()
+        driver.settle()
+    return driver
+
+
+def finish(world: World) -> None:
+    """Check a world in which nobody can go on: then another driver goes on, and garbage is collected."""
+    oracle = world.oracle
+    oracle.check("in the end")
+    driver = Process(world)
+    driver.open()
+    oracle.check_reported()
+    driver.batch()
+    driver.settle()
+    for _ in range(COLLECTIONS_LAST):
+        world.clock.advance(8 * DAY_MS)
+        driver.collect()
+    oracle.check("after the last collection")
+    oracle.check_reported()
+    _check_restored(world, driver.jobs())
+    stored = {info.key for folder in ("segments", "materialized") for info in world.store.list(f"{JOB}/{folder}/")}
+    if left := {key for key in stored - oracle.named() if not _is_under_way(key, oracle.newest)}:
+        raise ViolationError(f"garbage stays: {sorted(left)}")
+
+
+def _is_under_way(key: str, newest: Manifest | None) -> bool:
+    """Say whether an object is of a snapshot that some process may still finish, as far as anybody knows."""
+    if under_way is None or newest is None:
+        return False
+    return under_way.uid_in_key(key) in newest.under_way.uids
+
+
+def _check_restored(world: World, jobs: JobStore) -> None:
+    """Restore all retained checkpoints and all savepoints as a new process does, and compare them."""
+    for manifest in (*world.oracle.retained(), *world.oracle.savepoints.values()):
+        table: Table = {}
+        plan = plan_restore(jobs, OPERATOR, GROUPS, None, manifest.ref)
+        for _, _, files in read_snapshots(plan, world.store):
+            for file, _, data in files:
+                if file.name.endswith(".sst"):
+                    table.update(_decoded(bytes(data)))
+        for _, payload in read_plan(plan, world.store, SegmentCache(0)):
+            table.update(_decoded(bytes(payload)))
+        if table != world.oracle.contents(manifest):
+            raise ViolationError(f"{manifest.ref.to_text()} is restored with other content")
+
+
+class _Folder:
+    """A snapshot of a table: a file for its first key, which later snapshots have too, and one for the rest."""
+
+    def __init__(self, path: str, table: Table) -> None:
+        self.path = path
+        first, *rest = sorted(table.items())
+        self._files = {"000001.sst": _encoded(*first), "CURRENT": b"MANIFEST"}
+        for number, (key, value) in enumerate(rest, 2):
+            self._files[f"{number:06}.sst"] = _encoded(key, value)
+
+    def files(self) -> list[FoundFile]:
+        return [FoundFile(name, len(data), (hash(data),)) for name, data in self._files.items()]
+
+    def read(self, file: FoundFile) -> bytes:
+        return self._files[file.name]
+
+    def close(self) -> None:
+        pass
+
+    def remove(self) -> None:
+        pass
+
+
+class _Inline(Executor):
+    """Runs what is submitted at once; what goes through the loop never comes here."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(function(*args, **kwargs))
+        return future
+
+
+class _NoMetrics:
+    """Takes all figures and keeps none: making real ones takes longer than a schedule."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> _NoMetrics:
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> _NoMetrics:
+        return self
+
+
+@contextmanager
+def made_small() -> Iterator[None]:
+    """
+    Make the code fit for many short runs.
+
+    Complete manifests come often, so that short histories subsume; no manifest is read twice; nothing runs in threads,
+    is counted or is logged.
+    """
+    with (
+        mock.patch("dstl_service.manifest.COMPLETE_EVERY", COMPLETE_EVERY),
+        mock.patch(f"{MANIFESTS_READ_IN}.decode_manifest", _decoded_manifest),
+        mock.patch.multiple(
+            "dstl_service.service", ServiceMetrics=_NoMetrics, ThreadPerCall=_Inline, ThreadPoolExecutor=_Inline
+        ),
+        mock.patch("dstl_service.materializer.MaterializationMetrics", _NoMetrics),
+        mock.patch.object(logging.getLogger("dstl_service"), "disabled", new=True),
+    ):
+        yield
+
+
+_decoded_manifest = lru_cache(10_000)(decode_manifest)
+
+
+@lru_cache(10_000)
+def _encoded(key: bytes, value: bytes) -> bytes:
+    return encode_change_set({key: value})
+
+
+@lru_cache(10_000)
+def _decoded(payload: bytes) -> Table:
+    return {key: value for key, value in decode_change_set(payload, "model") if value is not None}

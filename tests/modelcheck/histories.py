@@ -1,0 +1,409 @@
+"""
+The histories that are explored: who is there, and what each of them does.
+
+Each is small, so that all its schedules with few preemptions can be run. Whoever is in it may be paused for any time
+before any call to the store, and where kills are allowed, never go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from dstl_service.wire import CheckpointRef
+from storage.errors import DstlError
+from tests.modelcheck.code_under_check import Process, finish, first_checkpoints
+from tests.modelcheck.world import DAY_MS, HOUR_MS, MINUTE_MS, History, World
+
+HISTORIES: dict[str, History] = {}
+
+
+def history(prepare: Callable[[World], None]) -> Callable[[Callable[[World], None]], Callable[[World], None]]:
+    """Take the decorated function, which adds the actors, for a history of its name behind what `prepare` made."""
+
+    def register(begin: Callable[[World], None]) -> Callable[[World], None]:
+        HISTORIES[begin.__name__] = History(prepare, begin, finish)
+        return begin
+
+    return register
+
+
+def three_checkpoints(world: World) -> None:
+    """Begin with three checkpoints."""
+    first_checkpoints(world, 3)
+
+
+def taken_over(world: World, **how: Any) -> Process:
+    """Return the process of a driver that owns the job."""
+    driver = Process(world, **how)
+    driver.open()
+    return driver
+
+
+# --- Drivers ---------------------------------------------------------------------------------------------------------
+
+
+@history(three_checkpoints)
+def two_drivers(world: World) -> None:
+    """An owner goes on while another driver takes over."""
+    first, second = taken_over(world), Process(world)
+
+    def take_over() -> None:
+        second.open()
+        second.batch()
+        second.settle()
+
+    world.actor("first", lambda: (first.batch(), first.settle(), first.batch()))
+    world.actor("second", take_over)
+
+
+@history(three_checkpoints)
+def three_drivers(world: World) -> None:
+    """Two drivers take over from a third at once."""
+    first = taken_over(world)
+    world.actor("first", first.batch)
+    for name in ("second", "third"):
+        process = Process(world)
+        world.actor(name, lambda process=process: (process.open(), process.batch()))
+
+
+# --- Snapshots -------------------------------------------------------------------------------------------------------
+
+
+def _announced(driver: Process, sidecar: Process) -> CheckpointRef:
+    """Complete a checkpoint that lists a snapshot of the one before, which the sidecar may then store."""
+    assert driver.base is not None
+    told = sidecar.announce(driver.base)
+    return driver.batch(*([told] if told else []))
+
+
+def _upload(world: World, sidecar: Process, version: CheckpointRef) -> None:
+    """Store a snapshot, and let its task's driver know."""
+    try:
+        stored = sidecar.upload(version)
+    except DstlError:
+        stored = None
+    world.post(stored)
+
+
+def _reported(world: World) -> list[dict[str, Any]]:
+    """Return what tasks report of their snapshots up to now."""
+    return [message for message in world.mail if isinstance(message, dict)]
+
+
+def orphaned_snapshot(world: World) -> None:
+    """Begin with a snapshot that nobody took in, and checkpoints so much newer that nobody will."""
+    driver, sidecar = first_checkpoints(world, 2), Process(world)
+    sidecar.upload(_announced(driver, sidecar))
+    for _ in range(4):
+        driver.batch()
+        driver.settle()
+    world.clock.advance(8 * DAY_MS)
+
+
+@history(orphaned_snapshot)
+def snapshot_with_files_of_an_orphan(world: World) -> None:
+    """A collector meets an old orphan while the table's next snapshot, with equal files, is stored and taken in."""
+    driver, sidecar, collector = taken_over(world), Process(world), Process(world)
+
+    def work() -> None:
+        _upload(world, sidecar, _announced(driver, sidecar))
+        driver.batch(*_reported(world))
+
+    world.actor("collector", collector.collect)
+    world.actor("table", work)
+
+
+@history(orphaned_snapshot)
+def snapshot_of_an_earlier_process(world: World) -> None:
+    """Sidecars find what one before them stored, and offer it to two drivers, while garbage is collected."""
+    driver, second, collector = taken_over(world), Process(world), Process(world)
+
+    def take_up(owner: Process, sidecar: Process) -> None:
+        for _ in range(2):
+            assert owner.base is not None
+            told = sidecar.offered(owner.base)
+            owner.batch(*([told] if told else []))
+
+    sidecars = [Process(world), Process(world)]
+    world.actor("driver", lambda: take_up(driver, sidecars[0]))
+    world.actor("collector", collector.collect)
+    world.actor("second", lambda: (second.open(), take_up(second, sidecars[1])))
+
+
+def _upload_while_the_job_goes_on(world: World, passes_ms: int, wrong_ms: int) -> None:
+    driver, sidecar, collector = taken_over(world), Process(world), Process(world, wrong_ms)
+    version = _announced(driver, sidecar)
+
+    def elsewhere() -> None:
+        for _ in range(3):
+            driver.batch()
+        world.pass_time(passes_ms)
+        collector.collect()
+        world.await_mail()
+        driver.batch(*_reported(world))
+
+    world.actor("sidecar", lambda: _upload(world, sidecar, version))
+    world.actor("elsewhere", elsewhere)
+
+
+@history(three_checkpoints)
+def snapshot_of_a_suspended_host(world: World) -> None:
+    """A host is suspended in the middle of an upload while the job goes on elsewhere; then it resumes and reports."""
+    _upload_while_the_job_goes_on(world, HOUR_MS, 0)
+
+
+@history(three_checkpoints)
+def snapshot_and_a_clock_that_is_ahead(world: World) -> None:
+    """The job goes on elsewhere during an upload, and the clock of its collector is an hour ahead."""
+    _upload_while_the_job_goes_on(world, MINUTE_MS, HOUR_MS)
+
+
+@history(three_checkpoints)
+def snapshot_that_is_let_go(world: World) -> None:
+    """A host is suspended in an upload; another one begins a snapshot of the table instead; the first one resumes."""
+    driver, sidecar, other, collector = taken_over(world), Process(world), Process(world), Process(world, HOUR_MS)
+    version = _announced(driver, sidecar)
+
+    def elsewhere() -> None:
+        _announced(driver, other)
+        collector.collect()
+        world.await_mail()
+        driver.batch(*_reported(world))
+
+    world.actor("sidecar", lambda: _upload(world, sidecar, version))
+    world.actor("elsewhere", elsewhere)
+
+
+def _upload_and_collect(world: World, wrong_ms: int) -> None:
+    driver, sidecar, collector = taken_over(world), Process(world), Process(world, wrong_ms)
+
+    def work() -> None:
+        _upload(world, sidecar, _announced(driver, sidecar))
+        driver.batch(*_reported(world))
+        driver.batch()
+        driver.settle()
+
+    world.actor("table", work)
+    world.actor("collector", collector.collect)
+
+
+@history(three_checkpoints)
+def collector_one_hour_ahead(world: World) -> None:
+    """A collector whose clock is an hour ahead meets a snapshot on its way."""
+    _upload_and_collect(world, HOUR_MS)
+
+
+@history(three_checkpoints)
+def collector_one_hour_behind(world: World) -> None:
+    """A collector whose clock is an hour behind meets a snapshot on its way."""
+    _upload_and_collect(world, -HOUR_MS)
+
+
+@history(three_checkpoints)
+def long_batch_and_fast_collector(world: World) -> None:
+    """A batch takes an hour while a collector whose clock is an hour ahead runs, and another driver takes over."""
+    driver, second, collector = taken_over(world), Process(world), Process(world, HOUR_MS)
+    world.actor("driver", lambda: (driver.batch(), driver.batch()))
+    world.actor("time", lambda: world.pass_time(HOUR_MS))
+    world.actor("collector", collector.collect)
+    world.actor("second", lambda: (second.open(), second.batch()))
+
+
+# --- Rewinds ---------------------------------------------------------------------------------------------------------
+
+
+@history(three_checkpoints)
+def rewind_to_what_is_being_deleted(world: World) -> None:
+    """The job is set back to a checkpoint that a former coordinator is about to delete."""
+    driver, operator = taken_over(world, compacts=True), Process(world)
+    for _ in range(5):  # compacted again and again, so that what is subsumed has objects of its own
+        driver.batch()
+        driver.settle()
+    world.clock.advance(2 * MINUTE_MS)
+    world.actor("operator", lambda: operator.rewind(checkpoint_id=1, checkpoints_max=10))
+    world.actor("coordinator", driver.settle)
+
+
+def kept_and_gone_on(world: World) -> None:
+    """Begin with a savepoint whose checkpoint is subsumed."""
+    driver = first_checkpoints(world, 2, compacts=True)
+    driver.save("kept")
+    for _ in range(7):
+        driver.batch()
+        driver.settle()
+        world.clock.advance(2 * MINUTE_MS)
+    driver.settle()
+    world.clock.advance(8 * DAY_MS)
+
+
+@history(kept_and_gone_on)
+def rewind_to_a_savepoint_that_is_deleted(world: World) -> None:
+    """The job is set back to a savepoint, which is deleted then, while a collector runs."""
+    operator, collector = Process(world), Process(world)
+    world.actor("collector", collector.collect)
+    world.actor("operator", lambda: (operator.rewind(savepoint="kept"), operator.forget_savepoint("kept")))
+
+
+@history(three_checkpoints)
+def rewind_and_a_driver_that_starts(world: World) -> None:
+    """A driver starts while the job is set back."""
+    operator, driver = Process(world), Process(world)
+    world.actor("operator", lambda: operator.rewind(checkpoint_id=1))
+    world.actor("driver", lambda: (driver.open(), driver.batch(), driver.batch()))
+
+
+@history(three_checkpoints)
+def rewind_and_the_owner(world: World) -> None:
+    """The job is set back while its query runs, or while its last request is on its way."""
+    driver, operator = taken_over(world), Process(world)
+
+    def work() -> None:
+        for _ in range(3):
+            driver.batch()
+            driver.settle()
+            world.pass_time(2 * MINUTE_MS)
+
+    world.actor("operator", lambda: operator.rewind(checkpoint_id=1))
+    world.actor("driver", work)
+
+
+def saved_once(world: World) -> None:
+    """Begin with three checkpoints, the first of which is a savepoint."""
+    driver = first_checkpoints(world, 1)
+    driver.save("kept")
+    driver.batch()
+    driver.batch()
+
+
+@history(saved_once)
+def two_rewinds(world: World) -> None:
+    """Two people set the job back at once, to different checkpoints."""
+    one, other = Process(world), Process(world)
+    world.actor("one", lambda: one.rewind(checkpoint_id=1))
+    world.actor("other", lambda: other.rewind(savepoint="kept"))
+
+
+@history(saved_once)
+def rewind_and_two_drivers(world: World) -> None:
+    """Two drivers start while the job is set back, and a collector runs."""
+    operator, first, second, collector = Process(world), Process(world), Process(world), Process(world, HOUR_MS)
+    world.actor("operator", lambda: operator.rewind(savepoint="kept"))
+    world.actor("first", lambda: (first.open(), first.batch()))
+    world.actor("second", lambda: (second.open(), second.batch()))
+    world.actor("collector", collector.collect)
+
+
+@history(three_checkpoints)
+def snapshot_over_a_rewind(world: World) -> None:
+    """A snapshot that was begun before the job was set back is reported behind it."""
+    sidecar, operator, collector = Process(world), Process(world), Process(world)
+    driver = Process(world)
+    listed = _announced(taken_over(world), sidecar)
+
+    def go_on() -> None:
+        operator.rewind(checkpoint_id=2)
+        driver.open()
+        driver.batch()
+        world.await_mail()
+        driver.batch(*_reported(world))
+
+    world.actor("sidecar", lambda: _upload(world, sidecar, listed))
+    world.actor("others", go_on)
+    world.actor("collector", lambda: (world.pass_time(HOUR_MS), collector.collect()))
+
+
+@history(three_checkpoints)
+def snapshot_that_is_let_go_before_a_rewind(world: World) -> None:
+    """What a later checkpoint let go of, and a collector deleted, is reported behind a rewind to an earlier one."""
+    owner, sidecar, other, operator = taken_over(world), Process(world), Process(world), Process(world)
+    driver, collector = Process(world), Process(world, HOUR_MS)
+    listed = _announced(owner, sidecar)
+
+    def go_on() -> None:
+        _announced(owner, other)
+        collector.collect()
+        operator.rewind(checkpoint_id=listed.id)
+        driver.open()
+        driver.batch()
+        world.await_mail()
+        driver.batch(*_reported(world))
+
+    world.actor("sidecar", lambda: _upload(world, sidecar, listed))
+    world.actor("others", go_on)
+
+
+# --- Savepoints ------------------------------------------------------------------------------------------------------
+
+
+@history(three_checkpoints)
+def savepoint_of_what_is_being_subsumed(world: World) -> None:
+    """A savepoint is made of a checkpoint that is being subsumed, deleted, and collected."""
+    driver, person = taken_over(world, compacts=True), Process(world)
+    for _ in range(5):
+        driver.batch()
+        driver.settle()
+    world.clock.advance(2 * MINUTE_MS)
+    world.actor("person", lambda: person.save("kept", 2))
+    world.actor("coordinator", driver.settle)
+
+
+@history(kept_and_gone_on)
+def savepoint_is_deleted(world: World) -> None:
+    """A savepoint is deleted while a collector runs, and another one is made of the newest checkpoint."""
+    driver, person, collector = taken_over(world), Process(world), Process(world)
+    world.actor("person", lambda: (person.forget_savepoint("kept"), person.save("other")))
+    world.actor("collector", collector.collect)
+    world.actor("driver", lambda: (driver.batch(), driver.settle()))
+
+
+# --- Compaction ------------------------------------------------------------------------------------------------------
+
+
+@history(three_checkpoints)
+def compaction_and_collection(world: World) -> None:
+    """A compaction's result waits for its checkpoint while a collector runs and time passes."""
+    driver, collector = taken_over(world, compacts=True), Process(world)
+    world.actor("driver", lambda: (driver.batch(), driver.settle(), driver.batch(), driver.settle()))
+    world.actor("collector", lambda: (world.pass_time(HOUR_MS), collector.collect()))
+
+
+# --- All together ----------------------------------------------------------------------------------------------------
+
+
+@history(three_checkpoints)
+def everything(world: World) -> None:
+    """Two drivers, snapshots, compactions, two collectors with wrong clocks, a rewind, savepoints; hours pass."""
+    first, second = taken_over(world, compacts=True), Process(world)
+    ahead, behind = Process(world, HOUR_MS), Process(world, -HOUR_MS)
+    sidecar, operator, person = Process(world), Process(world), Process(world)
+
+    def work(driver: Process, batches: int) -> None:
+        for _ in range(batches):
+            driver.batch(*_reported(world))
+            driver.settle()
+
+    def take_snapshots() -> None:
+        for step in range(6):
+            newest = world.oracle.newest
+            assert newest is not None
+            world.scheduler.observe(newest.uid)
+            if step % 2:
+                _upload(world, sidecar, newest.ref)
+                continue
+            with suppress(DstlError):
+                world.post(sidecar.announce(newest.ref))
+
+    def collect(collector: Process) -> None:
+        for _ in range(3):
+            collector.collect()
+
+    world.actor("first", lambda: work(first, 6))
+    world.actor("sidecar", take_snapshots)
+    world.actor("time", lambda: world.pass_time(*[20 * MINUTE_MS] * 9))
+    world.actor("ahead", lambda: collect(ahead))
+    world.actor("behind", lambda: collect(behind))
+    world.actor("person", lambda: (person.save("kept"), person.save("other"), person.forget_savepoint("kept")))
+    world.actor("operator", lambda: operator.rewind(checkpoint_id=2))
+    world.actor("second", lambda: (second.open(), work(second, 5)))

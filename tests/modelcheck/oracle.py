@@ -1,0 +1,179 @@
+"""
+What must hold, whoever was paused or killed where: kept beside the store, and told of every put and delete.
+
+1. The retained checkpoints and all savepoints are whole: their chain leads back to a complete manifest, and every
+   object that they name is there; in the end they are also restored and compared.
+2. What was reported as completed is in the past of the newest checkpoint, or in that of one from which the job was set
+   back.
+3. A driver can take the job over and complete the next checkpoint.
+4. Garbage is collected in the end.
+
+The oracle reads manifests and indexes as they are put, and takes no turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from dstl_service.manifest import Manifest, ManifestKind, decode_manifest
+from dstl_service.materialization_index import MaterializationIndex, decode_index
+from dstl_service.registry_format import place_of
+from dstl_service.retention import object_keys
+from dstl_service.wire import CheckpointRef
+from storage.errors import CorruptDataError
+from storage.memory_store import MemoryStore
+from storage.model import ChangeSetId
+from tests.modelcheck.scheduler import ViolationError
+
+Table = dict[bytes, bytes]
+
+
+class Oracle:
+    """
+    Knows what was stored and what was reported.
+
+    Args:
+        store: Whose puts and deletes it is told.
+        retained: How many checkpoints are kept.
+    """
+
+    def __init__(self, store: MemoryStore, retained: int) -> None:
+        self._store = store
+        self._retained = retained
+        self._there: dict[str, Manifest] = {}
+        self._known: dict[str, Manifest] = {}
+        self._indexes: dict[str, MaterializationIndex] = {}
+        self._contents: dict[ChangeSetId, Table] = {}
+        self.reported: list[str] = []
+        self.savepoints: dict[str, Manifest] = {}
+        self.saved: dict[str, Manifest] = {}
+
+    def copy(self, store: MemoryStore) -> Oracle:
+        """Return one that knows the same, of another store."""
+        other = Oracle(store, self._retained)
+        for name, value in vars(self).items():
+            if isinstance(value, dict | list):
+                setattr(other, name, value.copy())
+        return other
+
+    def expect(self, set_id: ChangeSetId, table: Table) -> None:
+        """Learn what a checkpoint with this change set consists of."""
+        self._contents[set_id] = table
+
+    def contents(self, manifest: Manifest | None) -> Table:
+        """Return what a checkpoint consists of; one that the job was set back to has the sets of its original."""
+        return self._contents[manifest.segments[0].entry.id] if manifest else {}
+
+    def manifest(self, ref: CheckpointRef | None) -> Manifest | None:
+        """Return a checkpoint's manifest, whether or not it is still there."""
+        return self._known[ref.uid] if ref else None
+
+    def put(self, key: str, data: bytes) -> None:
+        """Learn of a put that took effect."""
+        folder = key.split("/")[1]
+        if folder == "materialized" and key.endswith(".json"):
+            with suppress(CorruptDataError):
+                self._indexes[key] = decode_index(data, key)
+        if folder not in ("checkpoints", "savepoints"):
+            return
+        manifest = decode_manifest(data, key)
+        if folder == "savepoints":
+            self.saved[_name_of(key)] = manifest
+            return
+        self._there[key] = manifest
+        if manifest.kind is not ManifestKind.FENCE:
+            self._known[manifest.uid] = manifest
+        self.check("behind the put of " + key)
+
+    def delete(self, key: str) -> None:
+        """Learn of a delete that took effect."""
+        folder = key.split("/")[1]
+        if folder == "checkpoints":
+            self._there.pop(key)
+        elif folder == "savepoints":
+            self.saved.pop(_name_of(key))
+        self.check("behind the deletion of " + key)
+
+    def check(self, when: str) -> None:
+        """Raise `ViolationError` unless what must be restorable at any time is."""
+        for manifest in self.retained():
+            self._check_whole(manifest, f"retained checkpoint {manifest.ref.to_text()} {when}")
+        for name, manifest in self.savepoints.items():
+            self._check_named(manifest, f"savepoint {name} {when}")
+
+    @property
+    def newest(self) -> Manifest | None:
+        """The checkpoint from which the job goes on: the newest, or the one to which it is being set back."""
+        places = {place_of(key): item for key, item in self._there.items() if item.kind is not ManifestKind.FENCE}
+        there = list(places.values())
+        newest = places[max(places)] if places else None
+        rewound = max((item for item in there if item.rewound_from), key=lambda item: item.epoch, default=newest)
+        return newest if rewound is None or newest is None or rewound.epoch <= newest.epoch else rewound
+
+    def retained(self) -> Iterator[Manifest]:
+        """Yield the checkpoints that must be restorable: of those since the job was set back, the newest."""
+        manifest, missing = self.newest, None
+        for _ in range(self._retained):
+            if missing is not None:
+                raise ViolationError(f"retained checkpoint {missing.to_text()} is gone")
+            if manifest is None:
+                return
+            yield manifest
+            base = None if manifest.rewound_from else manifest.base
+            manifest = self._at(base) if base else None
+            missing = base if manifest is None else None
+
+    def check_reported(self) -> None:
+        """Raise `ViolationError` if a checkpoint that was reported is in nobody's past."""
+        past: set[str] = set()
+        newest = self.newest
+        waiting = [newest.ref] if newest else []
+        while waiting:
+            manifest = self._known.get(waiting.pop().uid)
+            if manifest is not None and manifest.uid not in past:
+                past.add(manifest.uid)
+                waiting += [ref for ref in (manifest.base, manifest.rewound_from) if ref]
+        for uid in self.reported:
+            if uid not in past:
+                raise ViolationError(
+                    f"checkpoint {self._known[uid].ref.to_text()} was reported, and is in nobody's past"
+                )
+
+    def named(self) -> set[str]:
+        """Return what all that is to be kept names."""
+        chain = [step for manifest in self.retained() for step in self._chain(manifest)]
+        return {key for manifest in [*chain, *self.saved.values()] for key in self._keys(manifest)}
+
+    def _check_whole(self, manifest: Manifest, what: str) -> None:
+        for step in self._chain(manifest):
+            self._check_named(step, what)
+
+    def _chain(self, manifest: Manifest) -> Iterator[Manifest]:
+        step: Manifest | None = manifest
+        while step is not None:
+            yield step
+            if step.kind is ManifestKind.COMPLETE or step.base is None:
+                return
+            base, step = step.base, self._at(step.base)
+            if step is None:
+                raise ViolationError(f"the chain of {manifest.ref.to_text()} breaks off: {base.to_text()} is not there")
+
+    def _check_named(self, manifest: Manifest, what: str) -> None:
+        there = self._store._objects
+        for key in self._keys(manifest):
+            if key not in there:
+                raise ViolationError(f"{what}: object {key} is gone")
+
+    def _keys(self, manifest: Manifest) -> Iterator[str]:
+        yield from object_keys(manifest)
+        for handle in manifest.materializations:
+            if handle.index_key in self._indexes:
+                yield from (file.object_key for file in self._indexes[handle.index_key].files)
+
+    def _at(self, ref: CheckpointRef) -> Manifest | None:
+        return next((item for item in self._there.values() if item.ref == ref), None)
+
+
+def _name_of(key: str) -> str:
+    return key.rsplit("/", 1)[1].removesuffix(".json")

@@ -1,0 +1,299 @@
+"""
+Actors that take turns at their calls to the store, and the store that makes them.
+
+An actor is blocking code of the project in a greenlet. It stops right before each call to the store until the scheduler
+lets it go on, so a schedule - which actor makes the next call - decides everything that happens. One thread, no time of
+its own: the same schedule gives the same run, to the last byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from storage.clock import Clock
+from storage.errors import DstlError
+from storage.memory_store import MemoryStore
+from storage.model import ObjectInfo
+from storage.object_store import ObjectData, joined
+
+UNSEEN = "probe/"
+"""Objects that a process writes for itself: nobody else looks at them, so nobody takes a turn there."""
+
+
+class ViolationError(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass(eq=False)
+class Actor:
+    """
+    One of those who take turns.
+
+    Args:
+        name: Its name, as schedules give it.
+        process: Actors of one process share memory.
+        run: What it does.
+    """
+
+    name: str
+    process: str
+    run: Callable[[], object]
+    waits_for: Callable[[], bool] | None = None
+    call: str = "begins"
+    is_dead: bool = False
+    error: DstlError | None = None
+    greenlet: greenlet = field(init=False)
+
+    @property
+    def is_enabled(self) -> bool:
+        """Say whether it can go on."""
+        return not self.is_dead and not self.greenlet.dead and (self.waits_for is None or self.waits_for())
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A departure from running each actor to its end: before this step, go on with this actor, or kill it."""
+
+    step: int
+    actor: str
+    is_kill: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.step}{'!' if self.is_kill else ':'}{self.actor}"
+
+    @classmethod
+    def parse(cls, text: str) -> Choice:
+        """Read what `str` gives."""
+        step, sign, actor = re.split("([:!])", text, maxsplit=1)
+        return cls(int(step), actor, sign == "!")
+
+
+class Scheduler:
+    """Lets actors take turns; the store calls it back before each call."""
+
+    def __init__(self) -> None:
+        self.actors: list[Actor] = []
+        self.current: Actor | None = None
+        self.violation: BaseException | None = None
+        self.trace: list[str] = []
+        self.seen_by: dict[str, int] = {}
+        self._hub = getcurrent()
+        self._is_over = False
+
+    def add(self, name: str, run: Callable[[], object], process: str = "") -> Actor:
+        """Add an actor; it begins when it gets its first turn."""
+        actor = Actor(name, process or name, run)
+        actor.greenlet = greenlet(lambda: self._live(actor))
+        self.actors.append(actor)
+        self.seen_by.setdefault(actor.process, 0)
+        return actor
+
+    def yield_before(self, call: str) -> None:
+        """Stop the running actor right before a call; it goes on with its next turn."""
+        if self._is_over:
+            raise GreenletExit
+        actor = self.current
+        if actor is None:  # what is prepared before the actors begin, or checked behind them
+            return
+        actor.call = call
+        self._switch(actor)
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Stop the running actor until something has happened; for ever if it does not."""
+        actor = self.current
+        assert actor is not None
+        actor.waits_for, actor.call = condition, what
+        self._switch(actor)
+        actor.waits_for = None
+
+    def observe(self, *seen: Any) -> None:
+        """Note what the running actor has learned: it and its place in the code follow from all that it learned."""
+        if self.current is not None:
+            process = self.current.process
+            self.seen_by[process] = hash((self.seen_by[process], self.current.name, seen))
+
+    def fail(self, violation: BaseException) -> None:
+        """End the run: an invariant does not hold."""
+        self.violation = self.violation or violation
+        if self.current is not None:
+            self._switch(self.current)
+
+    def step(self, actor: Actor) -> None:
+        """Let an actor make the call before which it stands, and go on until the next one."""
+        self.trace.append(f"{len(self.trace):3} {actor.name}: {actor.call}")
+        self.current = actor
+        actor.greenlet.switch()
+        self.current = None
+
+    def kill(self, actor: Actor) -> None:
+        """Let an actor's process never go on."""
+        self.trace.append(f"{len(self.trace):3} {actor.name} dies before: {actor.call}")
+        for other in self.actors:
+            if other.process == actor.process:
+                other.is_dead = True
+
+    def close(self) -> None:
+        """End all that did not come to its end."""
+        self._is_over = True
+        for actor in self.actors:
+            if actor.greenlet:
+                actor.greenlet.throw(GreenletExit)
+
+    def _live(self, actor: Actor) -> None:
+        try:
+            actor.run()
+        except DstlError as error:  # to be refused is no violation; what it leaves behind may be
+            actor.error = error
+            self.trace.append(f"    {actor.name} ends: {error}")
+        except GreenletExit:
+            pass
+        except BaseException as error:  # noqa: BLE001 - whoever runs the schedule raises it
+            self.violation = self.violation or error
+
+    def _switch(self, actor: Actor) -> None:
+        loop = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)
+        try:
+            self._hub.switch()
+        finally:
+            asyncio._set_running_loop(loop)
+        if self.current is not actor:  # thrown away
+            raise GreenletExit
+
+
+class TurnsStore(MemoryStore):
+    """A store in memory whose every call is a turn of the running actor. Listings are of one moment, as one page is."""
+
+    def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
+        super().__init__("model", clock=clock)
+        self._scheduler = scheduler
+        self.on_put: Callable[[str, bytes], None] = lambda key, data: None
+        self.on_delete: Callable[[str], None] = lambda key: None
+        self.fingerprint = 0
+
+    def objects(self) -> dict[str, tuple[bytes, int]]:
+        """Return all that is there: bytes and time of modification by key."""
+        return dict(self._objects)
+
+    def load(self, objects: Mapping[str, tuple[bytes, int]]) -> None:
+        """Hold these objects."""
+        for key, (data, modified_ms) in objects.items():
+            self._objects[key] = data, modified_ms
+            self.fingerprint ^= hash((key, data, modified_ms))
+
+    def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
+        """Put, in a turn."""
+        self._turn("put", key)
+        content = joined(data)
+        found = self._objects.get(key)
+        try:
+            super().put(key, content, if_absent=if_absent)
+        except DstlError as error:
+            self._scheduler.observe("put", key, error.kind)
+            raise
+        self._scheduler.observe("put", key, content)
+        if (stored := self._objects[key]) is not found:
+            self.fingerprint ^= hash((key, *found)) if found else 0
+            self.fingerprint ^= hash((key, *stored))
+            self.on_put(key, content)
+
+    def get(self, key: str) -> bytes:
+        """Get, in a turn."""
+        self._turn("get", key)
+        data = self._objects.get(key, (b"", 0))
+        self._scheduler.observe("get", key, data)
+        return super().get(key)
+
+    def get_range(self, key: str, offset: int, size: int) -> bytes:
+        """Get a part, in a turn."""
+        self._turn("get", key)
+        self._scheduler.observe("get", key, self._objects.get(key))
+        return super().get_range(key, offset, size)
+
+    def head(self, key: str) -> ObjectInfo:
+        """Look, in a turn."""
+        self._turn("head", key)
+        self._scheduler.observe("head", key, self._objects.get(key))
+        return super().head(key)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """List what is there at this turn."""
+        self._turn("list", prefix)
+        found = [*super().list(prefix, start_after=start_after)]
+        self._scheduler.observe("list", prefix, *found)
+        return iter(found)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete, each in a turn."""
+        for key in keys:
+            self._turn("delete", key)
+            found = self._objects.get(key)
+            super().delete([key])
+            self._scheduler.observe("delete", key)
+            if found:
+                self.fingerprint ^= hash((key, *found))
+                self.on_delete(key)
+
+    def _turn(self, operation: str, key: str) -> None:
+        if not key.startswith(UNSEEN):
+            self._scheduler.yield_before(f"{operation} {key}")
+
+
+class WaitingClock(Protocol):
+    """A process's clock, and how long the process has waited for timers."""
+
+    waited_ms: int
+
+    def monotonic_ms(self) -> int:
+        """Return the time, what was waited included."""
+        ...
+
+
+class ActorLoop(asyncio.BaseEventLoop):
+    """
+    A process's event loop inside an actor: calls into threads run at once, in the actor's turns.
+
+    Its time jumps to the next timer when nothing is left to do, so that delays cost nothing.
+    """
+
+    def __init__(self, clock: WaitingClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._selector = self
+        self.set_exception_handler(lambda loop, context: None)
+
+    def time(self) -> float:
+        """Return the process's time."""
+        return self._clock.monotonic_ms() / 1000
+
+    def select(self, timeout: float | None) -> tuple[()]:
+        """Stand for a selector: let the time pass until the next timer."""
+        if timeout is None:
+            raise RuntimeError("everybody waits for somebody else")
+        self._clock.waited_ms += math.ceil(timeout * 1000)
+        return ()
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        """Run a call now."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001 - whoever waits raises it
+            future.set_exception(error)
+        return future
+
+    def __del__(self) -> None:
+        """Have nothing to close."""
+
+    def _process_events(self, event_list: Any) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass

@@ -1,0 +1,166 @@
+"""The explorer itself: it finds what is wrong, with as few preemptions as it takes, and says how to see it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from storage.errors import NotFoundError
+from tests.modelcheck.code_under_check import JOB, finish, first_checkpoints, made_small
+from tests.modelcheck.explorer import Run, explore, explore_at_random, replay
+from tests.modelcheck.scheduler import Choice, ViolationError
+from tests.modelcheck.world import World
+
+
+def increments(count: int) -> Callable[[], Run]:
+    """Return a history in which several actors read a number, and write it back one higher."""
+
+    def make() -> Run:
+        world = World()
+        world.store.put("a/number", b"0")
+
+        def increment() -> None:
+            world.store.put("a/number", str(int(world.store.get("a/number")) + 1).encode())
+
+        def check() -> None:
+            if world.store.get("a/number") != str(count).encode():
+                raise ViolationError("an increment is lost")
+
+        for number in range(count):
+            world.actor(f"actor-{number}", increment)
+        return Run(world.scheduler, world.state, check)
+
+    return make
+
+
+def test_lost_update_needs_one_preemption() -> None:
+    """Nothing is found without preemptions, and all schedules are run; with one the update is lost."""
+    without = explore(increments(2), preemptions=0)
+    found = explore(increments(2), preemptions=1)
+
+    assert without.failure is None
+    assert without.is_exhaustive
+    assert found.failure is not None
+    assert isinstance(found.failure.error, ViolationError)
+
+
+def test_failure_is_replayed() -> None:
+    """The schedule of a failure fails again with the same steps, and the one without choices does not."""
+    failure = explore(increments(3), preemptions=1).failure
+    assert failure is not None
+
+    again = replay(increments(3), failure.schedule)
+
+    assert again is not None
+    assert again.trace == failure.trace
+    assert "actor-0: get a/number" in str(again)
+    assert replay(increments(3), "") is None
+
+
+def test_random_schedules_find_it_too() -> None:
+    """What was drawn at random is printed in the same form."""
+    failure = explore_at_random(increments(2), schedules=1000, seed=5).failure
+
+    assert failure is not None
+    assert replay(increments(2), failure.schedule) is not None
+
+
+def test_seed_decides() -> None:
+    """The same seed gives the same schedule."""
+    one, other = (explore_at_random(increments(3), schedules=1000, seed=6).failure for _ in range(2))
+
+    assert one is not None
+    assert other is not None
+    assert one.schedule == other.schedule
+
+
+def test_kill_leaves_the_rest_undone() -> None:
+    """An actor that dies makes no further call, and the others go on."""
+    failure = replay(increments(2), "2!actor-0")
+
+    assert failure is not None
+    assert failure.trace[-4:] == [
+        "  2 actor-0 dies before: put a/number",
+        "  3 actor-1: begins",
+        "  4 actor-1: get a/number",
+        "  5 actor-1: put a/number",
+    ]
+    assert explore(increments(2), preemptions=0, kills=1).failure is None
+
+
+@pytest.mark.parametrize("text", ["13:table", "7!driver"])
+def test_choice_is_read_as_it_is_written(text: str) -> None:
+    """What a failure prints can be given back."""
+    assert str(Choice.parse(text)) == text
+
+
+def broken(world: World, harm: Callable[[World], None]) -> None:
+    """Do harm to a job with three checkpoints, and look."""
+    with made_small():
+        first_checkpoints(world, 3)
+        harm(world)
+        finish(world)
+
+
+def newest_object(world: World) -> str:
+    """Return the key of the newest segment object."""
+    return max(info.key for info in world.store.list(f"{JOB}/segments/"))
+
+
+def test_sound_job_passes() -> None:
+    """A job to which nothing happens breaks no invariant."""
+    broken(World(), lambda world: None)
+
+
+def test_missing_object_is_noticed() -> None:
+    """An object of a retained checkpoint that is deleted is a violation at once."""
+    with pytest.raises(ViolationError, match="is gone"):
+        broken(World(), lambda world: world.store.delete([newest_object(world)]))
+
+
+def test_lost_checkpoint_is_noticed() -> None:
+    """A checkpoint that was reported and has vanished with its manifest is a violation."""
+
+    def harm(world: World) -> None:
+        newest = world.oracle.newest
+        assert newest is not None
+        world.store.delete([f"{JOB}/checkpoints/{newest.id:020d}.{newest.generation:06d}.json"])
+
+    with pytest.raises(ViolationError, match="nobody's past"):
+        broken(World(), harm)
+
+
+def test_other_content_is_noticed() -> None:
+    """A checkpoint that does not hold what its driver wrote is a violation."""
+
+    def harm(world: World) -> None:
+        newest = world.oracle.newest
+        assert newest is not None
+        world.oracle.expect(newest.segments[0].entry.id, {b"another": b"table"})
+
+    with pytest.raises(ViolationError, match="other content"):
+        broken(World(), harm)
+
+
+def test_garbage_that_stays_is_noticed() -> None:
+    """A segment object that nobody names and that no collection deletes is a violation."""
+
+    def harm(world: World) -> None:
+        world.store.on_delete = lambda key: world.store.put(key, b"it is there again")
+        world.store.put(f"{JOB}/segments/host/garbage.seg", b"garbage")
+
+    with pytest.raises(ViolationError, match="garbage stays"):
+        broken(World(), harm)
+
+
+def test_refused_actor_is_no_violation() -> None:
+    """An actor that is refused ends, and the history goes on."""
+    world = World()
+    world.actor("refused", lambda: world.store.get("a/missing"))
+    world.actor("other", lambda: world.store.put("a/put", b""))
+
+    assert replay(lambda: Run(world.scheduler, world.state, lambda: None), "") is None
+
+    assert isinstance(world.scheduler.actors[0].error, NotFoundError)
+    assert world.store.objects()["a/put"][0] == b""

@@ -1,0 +1,74 @@
+"""
+A model check of the real code: who writes, names and deletes, under every order that a few pauses can make.
+
+Everything that is named by a retained checkpoint or a savepoint stays, whoever is paused for any time or dies before
+any call to the store, and whosever clock is wrong; a driver can always go on; nothing that was reported is lost. What
+is checked is in `oracle`, what is played in `histories`, and how the code is called in `code_under_check`.
+
+``DSTL_MODELCHECK_SCHEDULES=N`` sets how many schedules of each history are run (a third of that of the long one),
+``DSTL_MODELCHECK_SEED=N`` which of them. A failure prints what every actor did and the schedule.
+``DSTL_MODELCHECK_SCHEDULE='13:table 20!driver'`` plays that one alone, in the history that ``-k`` chooses: at step 13
+the table goes on, at step 20 the driver dies.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.modelcheck.code_under_check import made_small
+from tests.modelcheck.explorer import Failure, explore, explore_at_random, replay
+from tests.modelcheck.histories import HISTORIES
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    # A process that dies leaves calls behind that are never carried out.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+]
+
+SCHEDULES = int(os.environ.get("DSTL_MODELCHECK_SCHEDULES", "900"))
+SCHEDULE = os.environ.get("DSTL_MODELCHECK_SCHEDULE")
+SEED = int(os.environ.get("DSTL_MODELCHECK_SEED") or random.randrange(1 << 32))
+PREEMPTIONS = 3
+KILLS = 1
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small() -> Iterator[None]:
+    """Make the code fit for many short runs."""
+    with made_small():
+        yield
+
+
+def report(name: str, failure: Failure | None) -> None:
+    """Fail with all that is needed to play a schedule again."""
+    if failure is not None:
+        how = f"DSTL_MODELCHECK_SCHEDULE={failure.schedule!r} pytest tests/modelcheck -k {name}"
+        pytest.fail(f"{failure}\nrepeat with {how}", pytrace=False)
+
+
+@pytest.mark.parametrize("name", [name for name in HISTORIES if name != "everything"])
+def test_history_keeps_what_is_needed(name: str) -> None:
+    """Three pauses, one of them for ever: what is kept can be restored, and a driver goes on (I3, I4, I11, I12)."""
+    make = HISTORIES[name].maker()
+    if SCHEDULE is not None:
+        report(name, replay(make, SCHEDULE))
+        return
+    explored = explore(make, preemptions=PREEMPTIONS, kills=KILLS, schedules_max=SCHEDULES, seed=SEED)
+    print(f"{name}: {explored.schedules} schedules, {explored.states} states, seed {SEED}")
+    report(name, explored.failure)
+
+
+def test_everything_keeps_what_is_needed() -> None:
+    """Long schedules drawn at random, with rewinds, savepoints, compactions and wrong clocks (I3, I4, I11, I12)."""
+    make = HISTORIES["everything"].maker()
+    if SCHEDULE is not None:
+        report("everything", replay(make, SCHEDULE))
+        return
+    explored = explore_at_random(make, schedules=max(1, SCHEDULES // 3), seed=SEED)
+    print(f"everything: {explored.schedules} schedules, seed {SEED}")
+    report("everything", explored.failure)

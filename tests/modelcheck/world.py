@@ -1,0 +1,144 @@
+"""
+A job's world for the model check: one store, processes with clocks of their own, and what must hold.
+
+`Prepared` makes what came before a history once; each schedule begins with a copy of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from storage.clock import Clock
+from storage.testing import FakeClock
+from tests.modelcheck.explorer import Run
+from tests.modelcheck.oracle import Oracle
+from tests.modelcheck.scheduler import Scheduler, TurnsStore, ViolationError
+
+RETAINED = 2
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+
+
+class ProcessClock(Clock):
+    """
+    A process's clock.
+
+    Args:
+        world: The true time.
+        wrong_ms: By how much its wall time is ahead of that.
+    """
+
+    def __init__(self, world: FakeClock, wrong_ms: int = 0) -> None:
+        self._world = world
+        self._wrong_ms = wrong_ms
+        self.waited_ms = 0
+
+    def now_ms(self) -> int:
+        """Return what this process takes for the time."""
+        return self._world.now_ms() + self._wrong_ms
+
+    def monotonic_ms(self) -> int:
+        """Return the time since the world began, and what this process has waited for its own timers."""
+        return self._world.monotonic_ms() + self.waited_ms
+
+
+class World:
+    """Everything that one run of a history consists of."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.scheduler = Scheduler()
+        self.store = TurnsStore(self.scheduler, self.clock)
+        self.oracle = Oracle(self.store, RETAINED)
+        self.processes = 0
+        self.mail: list[object] = []
+        self._listen()
+
+    def actor(self, name: str, run: Callable[[], object], process: str = "") -> None:
+        """Add an actor; those of one process share its memory."""
+        self.scheduler.add(name, run, process)
+
+    def post(self, message: object) -> None:
+        """Let other actors know something."""
+        self.scheduler.observe("post", len(self.mail))
+        self.mail.append(message)
+
+    def await_mail(self, count: int = 1) -> None:
+        """Wait until so much was posted."""
+        self.scheduler.wait_until(lambda: len(self.mail) >= count, "waits for a message")
+        self.scheduler.observe("mail", len(self.mail))
+
+    def pass_time(self, *steps_ms: int) -> None:
+        """Let time pass; an actor of its own, so that it may pass at any moment."""
+        for step_ms in steps_ms:
+            self.scheduler.yield_before(f"{step_ms // MINUTE_MS} minutes pass")
+            self.clock.advance(step_ms)
+
+    def completed(self, uid: str) -> None:
+        """Note that a checkpoint was reported to its driver."""
+        self.oracle.reported.append(uid)
+
+    def saved(self, name: str) -> None:
+        """Note that a savepoint was reported to whoever asked for it."""
+        self.oracle.savepoints[name] = self.oracle.saved[name]
+        self._judge(lambda: self.oracle.check("behind the report of savepoint " + name))
+
+    def unsaved(self, name: str) -> None:
+        """Note that somebody is about to delete a savepoint."""
+        self.oracle.savepoints.pop(name, None)
+
+    def copy(self) -> World:
+        """Return a world in the same state, without the processes of this one."""
+        other = World()
+        other.clock.advance(self.clock.monotonic_ms())
+        other.store.load(self.store.objects())
+        other.oracle = self.oracle.copy(other.store)
+        other.processes = self.processes
+        other._listen()
+        return other
+
+    def state(self) -> int:
+        """Return a number that is equal for equal states of store and time."""
+        return hash((self.store.fingerprint, self.clock.monotonic_ms()))
+
+    def _listen(self) -> None:
+        self.store.on_put = lambda key, data: self._judge(lambda: self.oracle.put(key, data))
+        self.store.on_delete = lambda key: self._judge(lambda: self.oracle.delete(key))
+
+    def _judge(self, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except ViolationError as violation:
+            if self.scheduler.current is None:
+                raise
+            self.scheduler.fail(violation)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """
+    What the actors of a history do.
+
+    Args:
+        prepare: Makes what came before, without turns.
+        begin: Adds the actors to a copy of that world.
+        finish: Checks a world in which nobody can go on.
+    """
+
+    prepare: Callable[[World], None]
+    begin: Callable[[World], None]
+    finish: Callable[[World], None]
+
+    def maker(self) -> Callable[[], Run]:
+        """Return what begins the history anew."""
+        before = World()
+        self.prepare(before)
+
+        def make() -> Run:
+            world = before.copy()
+            self.begin(world)
+            return Run(world.scheduler, world.state, lambda: self.finish(world))
+
+        return make

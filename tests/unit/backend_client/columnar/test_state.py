@@ -1,0 +1,35 @@
+"""Entries of columnar state that end, and how many of them are taken at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend_client.columnar.packing import pack_rows
+from backend_client.columnar.state import ColumnarState
+from backend_client.columnar.values import StateColumns
+from tests.unit.backend_client.columnar.columnar_task import KEY_GROUPS, Table, Writer
+
+ENDS_MS = 1000
+KEY_BYTES, KEYS = 1 << 20, 20
+
+
+def test_long_keys_that_end_are_taken_in_parts() -> None:
+    """However long its keys are, state that ends is never in memory as a whole: it goes in parts of some megabytes."""
+    table, writer = Table(), Writer()
+    codec = StateColumns(pa.schema([("n", pa.int64())]))
+    state = ColumnarState(codec, KEY_GROUPS, 1, 2, table.get_many, table.between)
+    keys = pack_rows([pa.array([f"{number:03}" + "k" * KEY_BYTES for number in range(KEYS)])])
+    entries = state.entries(np.full(KEYS, KEY_GROUPS.first), keys)
+    values = pa.RecordBatch.from_pydict({"n": range(KEYS)}, codec.schema)
+    found = state.read(entries, None)
+    writer.append_columns(state.changes(entries, found, values, None, np.full(KEYS, ENDS_MS)), preemptive=False)
+    writer.apply(table)
+
+    ended = list(state.ended(ENDS_MS))
+
+    assert all(sum(map(len, part)) <= 17 * KEY_BYTES for part, _, _ in ended)
+    assert [key for part, _, _ in ended for key in part] == keys.to_pylist()
+    assert [n for _, columns, _ in ended for n in columns.column("n").to_pylist()] == list(range(KEYS))
+    assert sum(pc.is_null(changes.values).true_count for _, _, changes in ended) == 2 * KEYS

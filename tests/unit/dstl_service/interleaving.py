@@ -1,0 +1,111 @@
+"""A process that is paused, or killed, at any of its store calls, while others do what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+
+from storage.model import ObjectInfo
+from storage.object_store import ObjectData, ObjectStore
+
+Step = Callable[[], object]
+
+
+class Killed(BaseException):
+    """Ends a process where it stands; nobody catches it."""
+
+
+def kill() -> None:
+    """End the process that reaches this step."""
+    raise Killed
+
+
+class PausingStore:
+    """
+    Passes the calls of one process on to a store that others use as well; at chosen calls the process is paused.
+
+    Args:
+        inner: The store that all use.
+    """
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self._inner = inner
+        self._steps: list[tuple[str, str, Step]] = []
+        self._numbered: dict[int, Step] = {}
+        self.calls = 0
+
+    @property
+    def url(self) -> str:
+        """The URL of the inner store."""
+        return self._inner.url
+
+    def pause_at(self, operation: str, key_pattern: str, step: Step) -> None:
+        """Run `step` once, before the next call of an operation with such a key."""
+        self._steps.append((operation, key_pattern, step))
+
+    def pause_before(self, call: int, step: Step) -> None:
+        """Run `step` before the call of this number, counted from 0."""
+        self._numbered[call] = step
+
+    def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
+        """Pass the call on when it is its turn."""
+        self._reach("put", key)
+        self._inner.put(key, data, if_absent=if_absent)
+
+    def get(self, key: str) -> bytes:
+        """Pass the call on when it is its turn."""
+        self._reach("get", key)
+        return self._inner.get(key)
+
+    def get_range(self, key: str, offset: int, size: int) -> bytes:
+        """Pass the call on when it is its turn."""
+        self._reach("get_range", key)
+        return self._inner.get_range(key, offset, size)
+
+    def head(self, key: str) -> ObjectInfo:
+        """Pass the call on when it is its turn."""
+        self._reach("head", key)
+        return self._inner.head(key)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Return what is there when it is its turn, in one page."""
+        self._reach("list", prefix)
+        return iter(list(self._inner.list(prefix, start_after=start_after)))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete key by key, each when it is its turn."""
+        for key in tuple(keys):
+            self._reach("delete", key)
+            self._inner.delete([key])
+
+    def check_writable(self) -> None:
+        """Pass the call on when it is its turn."""
+        self._reach("check_writable", "")
+        self._inner.check_writable()
+
+    def close(self) -> None:
+        """Do nothing: others use the store."""
+
+    def _reach(self, operation: str, key: str) -> None:
+        number, self.calls = self.calls, self.calls + 1
+        step = self._numbered.pop(number, None)
+        for item in self._steps:
+            if item[0] == operation and fnmatchcase(key, item[1]):
+                self._steps.remove(item)
+                step = item[2]
+                break
+        if step is not None:
+            step()
+
+
+class StaleStore(PausingStore):
+    """What a host sees of a mounted file system that caches listings: objects are as they are, listings are old."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self._listed = list(inner.list(""))
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Return what was there when this host looked first."""
+        self._reach("list", prefix)
+        return iter([info for info in self._listed if info.key.startswith(prefix) and info.key > start_after])

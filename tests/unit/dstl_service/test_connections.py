@@ -1,0 +1,134 @@
+"""How many clients there may be, and how slow: decided on connections that say what they wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from dstl_service.connections import Bounds, Connections, Phase
+from dstl_service.logs import Throttle
+from storage.testing import FakeClock
+
+BOUNDS = Bounds(connections_max=3, head_timeout_s=20, body_grace_s=10, body_bytes_per_s_min=100)
+
+
+@dataclass(eq=False)
+class Client:
+    """A connection whose client does what a test says."""
+
+    phase: Phase = Phase.HEAD
+    body_bytes: int = 0
+    is_held_back: bool = False
+    is_answering: bool = False
+    ended: list[int] = field(default_factory=list)
+
+    def refuse(self, status: int, message: str, headers: str = "") -> None:
+        """Remember why it was closed."""
+        assert message
+        self.ended.append(status)
+
+    def end(self) -> None:
+        """Remember that it was closed."""
+        self.ended.append(0)
+
+
+def with_clients(*clients: Client, story: Callable[[Connections], None]) -> None:
+    """Tell a story of a server with these clients."""
+
+    async def tell() -> None:
+        connections = Connections(BOUNDS, Throttle(FakeClock()))
+        for client in clients:
+            assert connections.admit(client)
+        story(connections)
+
+    asyncio.run(tell())
+
+
+@pytest.mark.parametrize("phase", [Phase.HEAD, Phase.BODY])
+def test_request_that_never_ends_is_ended(phase: Phase) -> None:
+    """B12: a head or a body of which nothing more comes is waited for so long, and no longer."""
+    client, limit_s = Client(phase), 20 if phase is Phase.HEAD else 10
+
+    def story(connections: Connections) -> None:
+        for _ in range(limit_s):
+            connections.look(1.0)
+        assert client.ended == []
+        connections.look(1.0)
+        assert (client.ended, len(connections)) == ([408], 0)
+
+    with_clients(client, story=story)
+
+
+def test_body_must_keep_a_rate() -> None:
+    """B12: a body that comes in drops is ended, and one that comes as fast as asked is not, however long it is."""
+    drops, steady = Client(Phase.BODY), Client(Phase.BODY)
+
+    def story(connections: Connections) -> None:
+        for _ in range(1000):
+            drops.body_bytes += 1
+            steady.body_bytes += 100
+            connections.look(1.0)
+        assert (drops.ended, steady.ended) == ([408], [])
+
+    with_clients(drops, steady, story=story)
+
+
+@pytest.mark.parametrize(
+    "client",
+    [Client(Phase.BODY, is_held_back=True), Client(Phase.NOTHING, is_answering=True), Client(Phase.NOTHING)],
+    ids=str,
+)
+def test_service_waits_for_itself_alone(client: Client) -> None:
+    """B12: a client is not slow while its request is answered or while the service reads nothing from it."""
+
+    def story(connections: Connections) -> None:
+        for _ in range(1000):
+            connections.look(1.0)
+        assert client.ended == []
+
+    with_clients(client, story=story)
+
+
+def test_new_request_begins_anew() -> None:
+    """Many small bodies after each other are not one that comes slowly."""
+    client = Client(Phase.BODY)
+
+    def story(connections: Connections) -> None:
+        for turn in range(100):
+            client.phase, client.body_bytes = (Phase.BODY, 5) if turn % 2 else (Phase.NOTHING, 5)
+            connections.look(9.0)
+        assert client.ended == []
+
+    with_clients(client, story=story)
+
+
+def test_idle_connection_makes_room() -> None:
+    """B12: at the limit the connection that is idle for longest goes; one that is in use stays."""
+    busy, older, newer = Client(Phase.NOTHING, is_answering=True), Client(Phase.NOTHING), Client(Phase.HEAD)
+
+    def story(connections: Connections) -> None:
+        connections.look(1.0)
+        newer.phase = Phase.NOTHING
+        connections.look(1.0)
+        assert connections.admit(Client())
+        assert (busy.ended, older.ended, newer.ended) == ([], [0], [])
+
+    with_clients(busy, older, newer, story=story)
+
+
+def test_refusal_at_limit_is_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    """B12: where nobody is idle a new connection is refused, and a line a second says so."""
+    clients = [Client(Phase.NOTHING, is_answering=True) for _ in range(3)]
+
+    def story(connections: Connections) -> None:
+        with caplog.at_level(logging.WARNING, "dstl_service"):
+            assert [connections.admit(Client()) for _ in range(100)] == [False] * 100
+        connections.forget(clients[0])
+        assert connections.admit(Client())
+
+    with_clients(*clients, story=story)
+    assert [record.message for record in caplog.records] == ["too many connections"]

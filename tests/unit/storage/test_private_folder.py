@@ -1,0 +1,160 @@
+"""Whose folders are used: those that nobody else can have made, can change, or can lead elsewhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from storage.errors import InvalidInputError
+from storage.private_folder import Trust, UntrustedFolderError, check_folder, make_folder, open_lock
+
+NOBODY = 65534
+IS_ROOT = os.geteuid() == 0
+as_root = pytest.mark.skipif(not IS_ROOT, reason="only root can let a folder belong to another user")
+
+
+def stranger(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Let what is at `path` belong to another user, as far as this process can tell."""
+    if IS_ROOT:
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+        return
+    real = os.lstat
+
+    def lstat(asked: str) -> os.stat_result:
+        found = real(asked)
+        return os.stat_result((*found[:4], NOBODY, *found[5:])) if asked == str(path) else found
+
+    monkeypatch.setattr(os, "lstat", lstat)
+
+
+def test_own_folder_is_used(tmp_path: Path) -> None:
+    """What this user alone can write is fine, whether it is there yet or not."""
+    check_folder(tmp_path)
+    check_folder(tmp_path / "not" / "there")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
+def test_folder_that_others_can_write_is_refused(mode: int, tmp_path: Path) -> None:
+    """Neither a folder that others can write is used, nor one below it."""
+    (tmp_path / "open" / "own").mkdir(parents=True)
+    (tmp_path / "open").chmod(mode)
+
+    for path in (tmp_path / "open", tmp_path / "open" / "own"):
+        with pytest.raises(UntrustedFolderError, match=r"open can be written by other users.*chmod go-w"):
+            check_folder(path)
+
+
+def test_sticky_folder_is_passed_and_not_used(tmp_path: Path) -> None:
+    """Below a folder like /tmp, own ones are safe; itself it belongs to everybody."""
+    (tmp_path / "own").mkdir()
+    tmp_path.chmod(0o1777)
+
+    check_folder(tmp_path / "own")
+    with pytest.raises(UntrustedFolderError):
+        check_folder(tmp_path)
+
+
+def test_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who made a folder of the name first does not get what is put into it, nor does who made one above it."""
+    (tmp_path / "theirs" / "below").mkdir(parents=True)
+    stranger(monkeypatch, tmp_path / "theirs")
+
+    for path in (tmp_path / "theirs", tmp_path / "theirs" / "below"):
+        with pytest.raises(UntrustedFolderError, match=rf"uid {NOBODY}.*trusted_uids"):
+            make_folder(path)
+
+
+def test_link_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that another user planted leads nowhere, also to a folder of one's own."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    stranger(monkeypatch, tmp_path / "link")
+
+    with pytest.raises(UntrustedFolderError, match=rf"link belongs to .*uid {NOBODY}"):
+        check_folder(tmp_path / "link")
+
+
+def test_own_link_is_followed_and_its_target_looked_at(tmp_path: Path) -> None:
+    """A link of one's own counts as where it leads, by whatever way."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "good").symlink_to("./open/../own")
+    (tmp_path / "bad").symlink_to(tmp_path / "open")
+    (tmp_path / "round").symlink_to("round")
+
+    with pytest.raises(UntrustedFolderError, match="open can be written"):
+        check_folder(tmp_path / "good")  # by way of a folder in which "own" could be exchanged
+    (tmp_path / "good").unlink()
+    (tmp_path / "good").symlink_to("own")
+    check_folder(tmp_path / "good" / "below")
+    with pytest.raises(UntrustedFolderError, match="open can be written"):
+        check_folder(tmp_path / "bad" / "below")
+    with pytest.raises(UntrustedFolderError, match="leads to itself"):
+        check_folder(tmp_path / "round")
+
+
+def test_trusted_users_and_folders_are_let_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the operator vouches for is used: folders of a named user, and what lies below a folder of one's own."""
+    (tmp_path / "theirs" / "below").mkdir(parents=True)
+    stranger(monkeypatch, tmp_path / "theirs")
+
+    check_folder(tmp_path / "theirs" / "below", Trust.parse(f" {NOBODY},root"))
+    check_folder(tmp_path / "theirs" / "below", Trust.parse("", str(tmp_path / "theirs")))
+    with pytest.raises(UntrustedFolderError):
+        check_folder(tmp_path / "theirs" / "below", Trust.parse("", str(tmp_path / "their")))
+
+
+@pytest.mark.parametrize(("users", "folder"), [("no such user", ""), ("", "relative"), ("", "/a/../b"), ("-1", "")])
+def test_impossible_trust_is_refused(users: str, folder: str) -> None:
+    """A user that does not exist and a folder that could be another one are errors."""
+    with pytest.raises(InvalidInputError, match="trusted_"):
+        Trust.parse(users, folder)
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+def test_made_folders_are_private_whatever_the_umask(umask: int, tmp_path: Path) -> None:
+    """All folders that are made on the way are for this user alone."""
+    before = os.umask(umask)
+    try:
+        make_folder(tmp_path / "a" / "b" / "c")
+        make_folder(tmp_path / "a" / "b" / "c")
+    finally:
+        os.umask(before)
+
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b", "a/b/c")] == [0o700] * 3
+
+
+def test_lock_is_made_private_and_kept_as_it_is(tmp_path: Path) -> None:
+    """A lock file of one's own is opened, and what is in it stays."""
+    path = tmp_path / "lock"
+    os.close(open_lock(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text("precious", encoding="utf-8")
+    os.close(open_lock(path))
+
+    assert path.read_text(encoding="utf-8") == "precious"
+
+
+def test_lock_follows_no_link_and_waits_for_nothing(tmp_path: Path) -> None:
+    """Neither the target of a link nor a pipe is opened in a lock's place."""
+    (tmp_path / "target").write_text("precious", encoding="utf-8")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with pytest.raises(OSError, match=r"symbolic links|no file of this user"):
+            open_lock(tmp_path / name)
+
+    assert (tmp_path / "target").read_text(encoding="utf-8") == "precious"
+
+
+@as_root
+def test_lock_of_another_user_is_refused(tmp_path: Path) -> None:
+    """A lock that another user holds the file of would be theirs to give."""
+    (tmp_path / "lock").touch()
+    os.chown(tmp_path / "lock", NOBODY, NOBODY)
+
+    with pytest.raises(PermissionError):
+        open_lock(tmp_path / "lock")

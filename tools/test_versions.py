@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SHORT = (
     "tests/e2e/test_private_interfaces.py",
     "tests/e2e/test_job.py::test_restart_goes_on_from_the_checkpoint",
-    "tests/e2e/test_pandas.py",
+    "tests/e2e/test_pandas.py::test_frames_and_keys_look_as_on_spark",
+    "tests/e2e/test_pandas.py::test_collections_and_output_types",
 )
 LONG = ("tests/e2e", "--ignore=tests/e2e/test_versions.py", "--ignore=tests/e2e/test_chaos.py")
 TIMEOUT_S = 3 * 3600

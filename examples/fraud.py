@@ -121,7 +121,7 @@ def write_input(folder: Path, cards: int = 400, files: int = 8) -> None:
             slices[int(second / 1800)].append(_payment(f"card-{card:03d}", second, cents, place))
             # Most payments are far apart; now and then one begins a burst.
             second += 0.01 + (chance.expovariate(1 / 10) if chance.random() < 0.3 else chance.expovariate(1 / 900))
-    # Payments of the next day: the first brings the watermark past all cases, with the second timers fire by it.
+    # Payments of the next day bring the watermark past all cases, whose timers fire then.
     write_files(folder, [*slices, *([_payment("next day", 86_400 + second, 1, (0, 0))] for second in range(2))])
 
 

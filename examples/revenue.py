@@ -47,7 +47,7 @@ def write_input(folder: Path, products: int = 500, orders: int = 60_000, files: 
         product = int(products * chance.random() ** 3)  # some sell much more than others
         cents = round(chance.lognormvariate(7, 1))
         slices[min(int(came / 1800), files - 1)].append(_order(f"product-{product:03d}", second, cents))
-    # Orders of the next day: the first brings the watermark past all windows, with the second they are put out.
+    # Orders of the next day bring the watermark past all windows, which are put out then.
     write_files(folder, [*slices, *([_order("next day", 86_400, 1)],) * 2])
 
 

@@ -95,7 +95,7 @@ def write_input(folder: Path, users: int = 300, files: int = 8) -> None:
             page = chance.choice(["home", "search", "item", "cart"])
             slices[min(int(came / 1800), files - 1)].append(_click(f"user-{user:03d}", second, page))
             second += chance.expovariate(1 / 40) if chance.random() < 0.9 else chance.expovariate(1 / 1500)
-    # Clicks of the next day: the first brings the watermark past all sessions, with the second timers fire by it.
+    # Clicks of the next day bring the watermark past all sessions, which end then.
     write_files(folder, [*slices, *([_click("next day", 86_400, "home")],) * 2])
 
 

@@ -129,7 +129,7 @@ def test_clearing_the_cache_costs_nothing(
     from backend_client.spark import driver
 
     write_input(tmp_path / "in", FILES)
-    backend, seen = make_backend(), []
+    backend, seen = make_backend(batch_tries_max=1), []
     collect = driver._collect_receipts
 
     def clear() -> None:

@@ -7,10 +7,22 @@ import pytest
 from loadtest.attack.__main__ import run
 from loadtest.attack.case import Case, Result, judge
 from loadtest.attack.target import State
+from loadtest.attack.users import IS_ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-GROUPS = ["request smuggling", "path traversal", "tokens"]
+GROUPS = [
+    "request smuggling",
+    "path traversal",
+    "hostile JSON and numbers",
+    "web pages",
+    "forged handles and epochs",
+    "bodies, trailers and bombs",
+    "two users of a host",
+    "tokens",
+    "hung and lying peers",
+    "slow and many clients",
+]
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -18,7 +30,7 @@ def test_attacks_are_held(group: str) -> None:
     """No case of a group is missed: answer, memory, other jobs and the storage are as they must be."""
     results = list(run(group, is_short=True))
 
-    assert results
+    assert results or not IS_ROOT
     assert [f"{result.case.name}: {miss}" for result in results for miss in result.misses] == []
 
 

@@ -24,13 +24,13 @@ import shutil
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dstl_service.materialization_index import fits_key
-from storage.checksum import checksum64
+from dstl_service.materialization_index import fits_checksum, fits_key, is_named_by_content
+from storage.checksum import checksum64, running_checksum128
 from storage.clock import Clock, IdSource
 from storage.errors import CorruptDataError
 from storage.model import ObjectInfo
@@ -39,7 +39,10 @@ from storage.private_folder import OWN, Trust, UntrustedFolderError, make_folder
 from storage.segment_format import decode_object
 
 OBJECT_BYTES_MAX = 64 * 1024 * 1024
-"""Larger objects are not kept: of these, parts are read."""
+"""Larger objects are never held in memory as a whole."""
+PIECE_BYTES = 16 * 1024 * 1024
+"""In pieces of this size a larger file of a snapshot is downloaded."""
+_SIZES_KNOWN = 100_000
 
 _BLOCK_BYTES = 1024 * 1024
 _PART_LOCK = re.compile(r"(part-[0-9a-f]{32})\.lock")
@@ -95,6 +98,7 @@ class DownloadCache:
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _File] = OrderedDict()
         self._downloads: dict[str, _Download] = {}
+        self._sizes: OrderedDict[str, int] = OrderedDict()
         self._folder: Path | None = None
         self._folder_lock = -1
         self._sweeper: threading.Thread | None = None
@@ -125,10 +129,17 @@ class DownloadCache:
             part = self._from_file(key, offset, size)
             if part is not None:
                 return part
-            if self._store.head(key).size_bytes <= OBJECT_BYTES_MAX:  # most of an object will be wanted by somebody
+            # Most of an object will be wanted by somebody.
+            object_bytes = self._size_of(key)
+            if object_bytes <= OBJECT_BYTES_MAX:
                 data = self._shared(key)
                 if data is not None and offset + size <= len(data):
                     return data[offset : offset + size]
+            elif object_bytes <= self._bytes_max and is_named_by_content(key):
+                self._shared_file(key, object_bytes)
+                part = self._from_file(key, offset, size)
+                if part is not None:
+                    return part
         return self._store.get_range(key, offset, size)
 
     def head(self, key: str) -> ObjectInfo:
@@ -153,8 +164,46 @@ class DownloadCache:
             _remove(file.path)
         self._leave_folder()
 
+    def _size_of(self, key: str) -> int:
+        """Return the size of an object, which never changes; asks the store once."""
+        with self._lock:
+            known = self._sizes.get(key)
+        if known is None:
+            known = self._store.head(key).size_bytes
+            with self._lock:
+                self._sizes[key] = known
+                while len(self._sizes) > _SIZES_KNOWN:
+                    self._sizes.popitem(last=False)
+        return known
+
     def _shared(self, key: str) -> bytes | None:
         """Download an object, or wait for the one who does; None if that one had no success."""
+
+        def download() -> bytes:
+            # Somebody may have finished it since this reader looked for the file.
+            data = self._from_file(key, 0, None)
+            if data is None:
+                self._count(misses=1)
+                data = self._store.get(key)
+                self._keep(key, data)
+            return data
+
+        return self._led(key, download)
+
+    def _shared_file(self, key: str, size_bytes: int) -> None:
+        """Download a large object into a file, or wait for the one who does; that it failed only costs requests."""
+
+        def download() -> None:
+            with self._lock:
+                if key in self._files:
+                    return
+            self._count(misses=1)
+            self._download_pieces(key, size_bytes)
+
+        self._led(key, download)
+
+    def _led(self, key: str, act: Callable[[], bytes | None]) -> bytes | None:
+        """Do something for an object as the first of those who want it, or wait for that one and get what it got."""
         with self._lock:
             download = self._downloads.get(key)
             leads = download is None
@@ -166,12 +215,7 @@ class DownloadCache:
                 self._count(hits=1)
             return download.data
         try:
-            # Somebody may have finished it since this reader looked for the file.
-            download.data = self._from_file(key, 0, None)
-            if download.data is None:
-                self._count(misses=1)
-                download.data = self._store.get(key)
-                self._keep(key, download.data)
+            download.data = act()
         finally:
             with self._lock:
                 del self._downloads[key]
@@ -199,31 +243,56 @@ class DownloadCache:
 
     def _keep(self, key: str, data: bytes) -> None:
         """Write a file, if there is room and the disk takes it."""
-        if len(data) > min(self._bytes_max, OBJECT_BYTES_MAX) or self._closed.is_set() or not _is_sound(key, data):
+        if len(data) <= min(self._bytes_max, OBJECT_BYTES_MAX) and _is_sound(key, data):
+            self._write(key, len(data), [data])
+
+    def _download_pieces(self, key: str, size_bytes: int) -> None:
+        """Download a file of a snapshot piece by piece; it is kept if it came through whole."""
+        hasher = running_checksum128()
+
+        def pieces() -> Iterator[bytes]:
+            for begin in range(0, size_bytes, PIECE_BYTES):
+                piece = self._store.get_range(key, begin, min(PIECE_BYTES, size_bytes - begin))
+                hasher.update(piece)
+                yield piece
+
+        self._write(key, size_bytes, pieces(), lambda: fits_checksum(key, hasher.hexdigest()))
+
+    def _write(
+        self, key: str, size_bytes: int, pieces: Iterable[bytes], is_sound: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Write a file, if there is room and the disk takes it. All pieces but the last are of whole blocks."""
+        if self._closed.is_set() or not self._reserve(size_bytes):
             return
-        if not self._reserve(len(data)):
-            return
-        path = None
+        path: Path | None = None
+        checksums: list[int] = []
+        is_kept = False
         try:
             path = self._new_path()
             with open(path, "xb") as stream:
-                stream.write(data)
+                for piece in pieces:
+                    stream.write(piece)
+                    checksums += [checksum64(block) for block in _blocks(piece)]
+            is_kept = is_sound() and self._add(key, _File(path, size_bytes, checksums, self._clock.monotonic_ms()))
         except OSError as error:
             self._failed("write", error)
-            with self._lock:
-                self.bytes_kept -= len(data)
-            if path is not None:
-                _remove(path)
-                if not path.parent.exists():  # somebody cleaned up; the next file gets a new one
-                    self._leave_folder()
-            return
-        checksums = [checksum64(block) for block in _blocks(data)]
+            if path is not None and not path.parent.exists():  # somebody cleaned up; the next file gets a new one
+                self._leave_folder()
+        finally:
+            if not is_kept:
+                with self._lock:
+                    self.bytes_kept -= 0 if self._closed.is_set() else size_bytes
+                if path is not None:
+                    _remove(path)
+
+    def _add(self, key: str, file: _File) -> bool:
+        """Let others read a file; say whether that is still wanted."""
         with self._lock:
-            if not self._closed.is_set():
-                self._files[key] = _File(path, len(data), checksums, self._clock.monotonic_ms())
-                self._start_sweeper()
-                return
-        _remove(path)
+            if self._closed.is_set():
+                return False
+            self._files[key] = file
+            self._start_sweeper()
+        return True
 
     def _reserve(self, size_bytes: int) -> bool:
         """Make room by removing what was not read for longest; say whether there is room now."""

@@ -122,8 +122,18 @@ def file_key(
 
 def fits_key(key: str, data: bytes) -> bool:
     """Say whether bytes may be those of an object, as far as its key tells: those of tables' files hold a checksum."""
+    return not is_named_by_content(key) or fits_checksum(key, checksum128(data))
+
+
+def is_named_by_content(key: str) -> bool:
+    """Say whether an object's key holds a checksum of its bytes: it is a table's file."""
+    return _FILE_KEY.search(key) is not None
+
+
+def fits_checksum(key: str, checksum: str) -> bool:
+    """Say whether the checksum in a table's file's key is this one, see `storage.checksum.checksum128`."""
     named = _FILE_KEY.search(key)
-    return named is None or checksum128(data) == named[1]
+    return named is not None and checksum == named[1]
 
 
 def encode_index(index: MaterializationIndex) -> bytes:

@@ -126,6 +126,47 @@ def test_concurrent_readers_share_download(world: World) -> None:
     assert [world.gets(key) for key in keys] == [1, 1, 1]
 
 
+@pytest.fixture
+def large(world: World, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The key of a file of a snapshot that is too large to be held in memory; the pieces of it are small."""
+    monkeypatch.setattr(download_cache, "OBJECT_BYTES_MAX", SIZE - 1)
+    monkeypatch.setattr(download_cache, "PIECE_BYTES", 1024 * 1024)
+    key = file_key("job", "op", KeyGroupRange(0, 127), "uid", "000001.sst", checksum128(CONTENT), SIZE)
+    world.faulty.put(key, CONTENT)
+    return key
+
+
+def test_large_file_is_downloaded_once_in_pieces(world: World, large: str) -> None:
+    """Two tables read a file that is not held in memory: one HEAD, and each byte once from the store."""
+    cache = world.cache()
+    offsets = range(0, SIZE, 700_000)
+
+    for _ in range(2):
+        parts = [cache.get_range(large, offset, min(700_000, SIZE - offset)) for offset in offsets]
+        assert b"".join(parts) == CONTENT
+
+    assert (world.store.count("head"), world.gets()) == (1, 4)
+    assert cache.bytes_kept == SIZE
+
+
+def test_large_file_that_came_damaged_is_not_kept(world: World, large: str) -> None:
+    """What is not what its key says is read from the store by each reader, and no room is lost to it."""
+    world.faulty.delete([large])
+    world.faulty.put(large, CONTENT[:-1] + b"?")
+    cache = world.cache()
+
+    assert cache.get_range(large, SIZE - 2, 2) == CONTENT[-2:-1] + b"?"
+    assert (cache.bytes_kept, world.files()) == (0, [])
+
+
+def test_large_file_without_room_is_read_from_the_store(world: World, large: str) -> None:
+    """A file that is larger than the room for downloads costs requests, and no error."""
+    cache = world.cache(bytes_max=SIZE - 1)
+
+    assert cache.get_range(large, 5, 10) == CONTENT[5:15]
+    assert cache.bytes_kept == 0
+
+
 def test_failed_download_fails_nobody_else(world: World) -> None:
     """If the one who downloads has no success, those who waited for it try for themselves."""
     world.faulty.inject(Fault("get", FaultKind.FAIL_BEFORE))

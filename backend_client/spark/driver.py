@@ -285,7 +285,7 @@ class BatchRunner:
         earlier: Mapping[int, Sequence[ChangeSetRef]],
     ) -> DataFrame:
         max_parallelism = self._session.max_parallelism
-        times = self._event_times(operator, context.time)
+        times = self._event_times(operator, context)
         latest = self._session.latest
         stored = {known.name: known.states for known in latest.operators} if latest else {}
         is_new = operator.name not in stored and not context.is_second_pass
@@ -346,10 +346,13 @@ class BatchRunner:
             return self._later_plans.setdefault(operator.name, replace(processor, is_first=False))
         return processor
 
-    def _event_times(self, operator: Operator, time: BatchTime | None) -> EventTimes | None:
+    def _event_times(self, operator: Operator, context: BatchContext) -> EventTimes | None:
         """Return how an operator's input is divided; late behind another one is what came before the batch before."""
+        time = context.time
         if time is None or operator.event_time is None:
             return None
+        if context.is_second_pass:
+            return EventTimes(time.previous_watermark_ms)
         if self._is_first(operator):
             return EventTimes(time.watermark_ms)
         return EventTimes(time.previous_watermark_ms, time.watermark_ms)

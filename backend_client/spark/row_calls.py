@@ -33,11 +33,17 @@ Results = Callable[[tuple[Any, ...], Iterator[Any]], Iterator[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The time of an operator in a batch; with `has_early`, keys end with whether their rows are not early."""
+    """
+    The time of an operator in a batch; with `has_early`, keys end with whether their rows are not early.
+
+    With `is_one_batch` there is a batch of Spark's for it, which hands over rows first; else it is for one and for the
+    batch without data before it, in which timers fire.
+    """
 
     mode: TimeMode
     time: BatchTime
     has_early: bool = False
+    is_one_batch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ class RowCalls:
         until = time.due_until(mode)
         assert until is not None
         timers = handle.timers = Timers(state, until, self.upcoming)
-        before_rows = time.fires_before_rows(mode)
+        before_rows = not self.timing.is_one_batch and time.fires_before_rows(mode)
         visits = KeyVisits(
             state=state,
             encode=encode_key,

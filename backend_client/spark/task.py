@@ -230,7 +230,7 @@ class OperatorTask:
             states=self.states,
             key_schema=self.key_schema,
             preemptive_bytes=settings.preemptive_bytes,
-            timing=None if time is None else Timing(self.time_mode, time, self.has_early),
+            timing=None if time is None else Timing(self.time_mode, time, self.has_early, self.batch.is_second_pass),
             initial=self.initial,
         )
         key_count += self.has_early

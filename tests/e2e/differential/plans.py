@@ -40,9 +40,9 @@ class Query:
     build: Callable[[DataFrame, int], Any]
     closing: int = 0
     """
-    How many files at the end move time on, for what fires only in the next batch with rows.
+    With timers, how many files at the end move time on past all of them.
 
-    By event time none is needed: what is due fires behind the last rows, as on Spark.
+    One is enough: by event time all that it makes due fires behind its rows, as on Spark, and nothing comes after it.
     """
     as_a_whole: bool = False
     """
@@ -102,7 +102,7 @@ def _shared(name: str, shared: Shared, **more: Any) -> Query:
         name,
         {plan: _first_line(make) for plan, make in shared.processors.items()},
         shared.build,
-        closing=int(shared.time_mode == "ProcessingTime"),
+        closing=int(shared.time_mode != "None"),
         as_a_whole=shared.time_mode != "None",
         by_clock=shared.time_mode == "ProcessingTime",
         shared=shared,
@@ -147,11 +147,21 @@ QUERIES = (
         runs=(2, restart_processors.RUNS),
         spark_settings={_ENCODING: "avro"},
     ),
-    Query("chain", {"chain": _first_line(programs.chain)}, programs.chain, as_a_whole=True),
+    Query("chain", {"chain": _first_line(programs.chain)}, programs.chain, closing=1, as_a_whole=True),
     Query(
-        "behind-window", {"behind-window": _first_line(programs.behind_window)}, programs.behind_window, as_a_whole=True
+        "behind-window",
+        {"behind-window": _first_line(programs.behind_window)},
+        programs.behind_window,
+        closing=1,
+        as_a_whole=True,
     ),
-    Query("behind-join", {"behind-join": _first_line(programs.behind_join)}, programs.behind_join, as_a_whole=True),
+    Query(
+        "behind-join",
+        {"behind-join": _first_line(programs.behind_join)},
+        programs.behind_join,
+        closing=1,
+        as_a_whole=True,
+    ),
     Query(
         "stateless-steps",
         {

@@ -154,11 +154,11 @@ def _impostor(path: Path) -> Iterator[Callable[[], str]]:
         process.kill()
         return process.communicate()[0]
 
-    try:
-        yield got
-    finally:
-        process.kill()
-        process.wait()
+    with process:
+        try:
+            yield got
+        finally:
+            process.kill()
 
 
 def _impostor_gets_nothing(_: Attacked) -> str | None:

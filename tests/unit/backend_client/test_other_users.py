@@ -102,21 +102,21 @@ def test_other_user_in_place_of_the_embedded_sidecar_is_refused(impostor: Impost
 
 
 @pytest.mark.parametrize("use", ["connect", "ensure", "tables"])
-def test_folder_that_others_can_write_is_not_used(use: str, tmp_path: Path) -> None:
+def test_folder_that_others_can_write_is_not_used(use: str) -> None:
     """Who may write `local_dir` could be the sidecar and could lay out tables; it is looked at before each use."""
-    folder = tmp_path / "local"
-    folder.mkdir()
-    folder.chmod(0o777)
-    settings = BackendSettings("file:///s", "job", local_dir=str(folder))
+    with tempfile.TemporaryDirectory(prefix="di") as name:  # short enough for a socket's path
+        folder = Path(name)
+        folder.chmod(0o777)
+        settings = BackendSettings("file:///s", "job", local_dir=name)
 
-    with pytest.raises(UntrustedFolderError, match="local can be written by other users"):
-        if use == "connect":
-            connect(settings)
-        elif use == "ensure":
-            EmbeddedService("file:///s", str(folder), 60).ensure()
-        else:
-            settings.private_folder("tables", "uid", "op", "00000-00001")
-    assert list(folder.iterdir()) == []
+        with pytest.raises(UntrustedFolderError, match="can be written by other users"):
+            if use == "connect":
+                connect(settings)
+            elif use == "ensure":
+                EmbeddedService("file:///s", name, 60).ensure()
+            else:
+                settings.private_folder("tables", "uid", "op", "00000-00001")
+        assert list(folder.iterdir()) == []
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can be another user")

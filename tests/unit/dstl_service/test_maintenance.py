@@ -219,7 +219,7 @@ def test_compaction_of_what_was_given_up_is_dropped() -> None:
         store.inject(Fault("put", FaultKind.DELAY, "*=*.seg", times=None))
         (uid,) = listed_compaction(job).under_way.compactions
         jobs = opened(store, host=9)
-        rewind(jobs, "job", FakeClock(), FakeIds(8), checkpoint_id=job.base["id"] - 1, write=True)
+        rewind(jobs, "job", FakeIds(8), checkpoint_id=job.base["id"] - 1, write=True)
         job.state = dict(job.states[-2][1])
         job.base = life.open()["latest"]["ref"]
         for _ in range(2):

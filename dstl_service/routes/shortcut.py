@@ -31,7 +31,7 @@ _APPEND = re.compile(
     + "".join(rf"&{name}=([0-9]{{1,16}})" for name in _NUMBERS)
     + r"&checksum=([0-9a-f]{16})(?:&preemptive=(true|false))?"
 )
-_REF = r"([0-9]{1,19}\.[0-9]{1,9}\.[0-9A-Za-z_-]{1,64})"
+_REF = r"([0-9]{1,19}\.[0-9]{1,15}\.[0-9A-Za-z_-]{1,64})"
 _RESTORE = re.compile(
     rf"operator=({NAME})&first_key_group=([0-9]{{1,9}})&last_key_group=([0-9]{{1,9}})&to={_REF}(?:&have={_REF})?"
 )

@@ -12,7 +12,7 @@ replaced names it: one of `parents`. A checkpoint takes the new one only while i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -236,20 +236,6 @@ def check_materialization(store: ObjectReader, handle: MaterializationHandle) ->
         if checksum128(data) != file.checksum:
             raise CorruptDataError(f"object {file.object_key} is damaged", object_key=file.object_key)
     return index.size_bytes
-
-
-def named_by(handles: Iterable[MaterializationHandle], store: ObjectReader) -> set[str]:
-    """
-    Return the keys of all objects that these materializations consist of.
-
-    Raises:
-        CorruptDataError: An index cannot be read, so nobody knows what it names: delete nothing.
-    """
-    named: set[str] = set()
-    for handle in handles:
-        named.add(handle.index_key)
-        named.update(file.object_key for file in read_index(store, handle).files)
-    return named
 
 
 def _from_dict(document: dict[str, Any]) -> MaterializationIndex:

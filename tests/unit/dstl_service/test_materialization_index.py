@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from dstl_service.known_indexes import KnownIndexes
 from dstl_service.materialization_index import (
     SnapshotFile,
     check_materialization,
     decode_index,
     encode_index,
     is_table_file,
-    named_by,
     read_index,
 )
 from dstl_service.wire import CheckpointRef
@@ -84,7 +84,7 @@ def test_all_objects_are_named() -> None:
     store = MemoryStore()
     handle = store_snapshot(store, index_of(VERSION))
 
-    assert named_by([handle], store) == {info.key for info in store.list("job/materialized/")}
+    assert KnownIndexes(store).named_by([handle]) == {info.key for info in store.list("job/materialized/")}
 
 
 def test_unreadable_index_names_nobody_knows_what() -> None:
@@ -93,7 +93,7 @@ def test_unreadable_index_names_nobody_knows_what() -> None:
     handle = store_snapshot(store, index_of(VERSION))
     store.put(handle.index_key, b"{}")
     with pytest.raises(CorruptDataError):
-        named_by([handle], store)
+        KnownIndexes(store).named_by([handle])
     store.delete([handle.index_key])
     with pytest.raises(CorruptDataError):
-        named_by([handle], store)
+        KnownIndexes(store).named_by([handle])

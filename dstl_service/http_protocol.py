@@ -20,7 +20,10 @@ from dstl_service.connections import Connections, Phase
 
 HEAD_BYTES_MAX = 64 * 1024
 """The longest request line with all headers, and the most that may come beside a body's own bytes; what the socket
-delivers at once may come on top."""
+delivers at once behind a body may come on top."""
+
+HEADERS_MAX = 128
+"""So many headers a request may have. The memory of one is many times its bytes where these are few."""
 
 PIPELINED_MAX = 16
 """Requests that may wait behind the one that is answered. No usual client sends any."""
@@ -64,6 +67,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _body_bytes = 0
     _beside_body_bytes = 0
     _is_counting = False
+    _delivered_body_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(GatheredWrites(transport, self.loop))  # type: ignore[arg-type]  # as good as one
@@ -101,8 +105,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._phase is Phase.HEAD:  # what follows a body says nothing that is heeded here, and is not kept
-            super().on_header(name, value)
+        if self._phase is not Phase.HEAD:
+            return  # what follows a body says nothing that is heeded here, and is not kept
+        if len(self.headers) >= HEADERS_MAX:
+            raise ValueError  # to the parser, which ends with an error
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._phase = Phase.BODY
@@ -115,6 +122,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
+        self._delivered_body_bytes += len(body)
         self._count_anew()
         super().on_body(body)
 
@@ -126,6 +134,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._is_counting = True
+        self._delivered_body_bytes = 0
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
@@ -133,11 +142,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._log("malformed request", "an upgrade was asked for")
         except httptools.HttpParserError as error:
             self._log("malformed request", type(error).__name__)
-            self.refuse(400, "Invalid HTTP request received.")
+            self.refuse(400, f"Invalid HTTP request received, or one of more than {HEADERS_MAX} headers.")
             return
-        # Where a count began in these bytes is not known; the next ones all belong to it.
-        if self._is_counting and self._phase is not Phase.NOTHING:
-            self._beside_body_bytes += len(data)
+        # Where a count began in these bytes is not known; a head has at most those that are no body's.
+        if (self._is_counting and self._phase is not Phase.NOTHING) or self._phase is Phase.HEAD:
+            self._beside_body_bytes += len(data) - self._delivered_body_bytes
             if self._beside_body_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
                 self._log("malformed request", "too much beside its body")
                 self.refuse(

@@ -40,9 +40,10 @@ def open_listener(settings: ServiceSettings) -> socket.socket:
     try:
         listener.bind((settings.host, settings.port))
         listener.listen(_BACKLOG)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listener.close()
-        raise InvalidInputError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
+        why = getattr(error, "strerror", None) or error
+        raise InvalidInputError(f"cannot listen on {settings.host}:{settings.port}: {why}") from error
     return listener
 
 

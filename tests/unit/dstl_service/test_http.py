@@ -117,6 +117,27 @@ class TestLife:
             assert [head["checksum"] for head, _ in segments] == [ref["checksum"] for ref in refs]
             assert end["kind"] == "end"
 
+    def test_sets_are_given_back_by_a_service_that_received_none(self) -> None:
+        """A second pass may run on another host than the first, or beside a sidecar that was started anew."""
+        store = MemoryStore()
+        with service(store) as there, service(store, host_id="other") as here:
+            there.open()
+            ref = there.append(b"one")
+            stored = {**ref, "handle": there.persist(ref).json()["handles"][0]}
+
+            answer = here.client.post(f"{here.path}/read", json={"epoch": there.epoch, "refs": [stored]})
+            (_, payload), _ = decode_frames(io.BytesIO(answer.content))
+
+            assert payload == b"one"
+
+    def test_reading_keeps_no_name_that_was_only_asked_for(self) -> None:
+        """Names of jobs that do not exist take no memory, whatever is asked of them."""
+        with service(MemoryStore()) as life:
+            answer = life.client.post("/v1/jobs/nobody/read", json={"epoch": 1, "refs": []})
+
+            assert answer.status_code == 404
+            assert life.client.get("/v1/info").json()["jobs"] == []
+
     def test_lost_sets_are_not_given_back(self) -> None:
         """Who asks for a set that is gone, or as an owner that is none any more, is told so."""
         with service(MemoryStore()) as life:

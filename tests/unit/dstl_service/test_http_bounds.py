@@ -12,7 +12,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from dstl_service.connections import Bounds, Connections
-from dstl_service.http_protocol import HEAD_BYTES_MAX, PIPELINED_MAX, BoundedHttpProtocol, protocol_of
+from dstl_service.http_protocol import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINED_MAX, BoundedHttpProtocol, protocol_of
 from dstl_service.logs import Throttle
 from storage.testing import FakeClock
 
@@ -173,6 +173,32 @@ def test_endless_head_is_refused(start: bytes) -> None:
 
         assert sent <= HEAD_BYTES_MAX + 1000
         assert wire.statuses[-1] == 400
+
+    connected(story)
+
+
+def test_head_in_one_block_is_refused() -> None:
+    """A head that does not end is refused too when the socket delivers more of it at once than it may have."""
+
+    async def story(protocol: BoundedHttpProtocol, wire: Wire) -> None:
+        protocol.data_received(b"GET / HTTP/1.1\r\nx: " + b"x" * HEAD_BYTES_MAX)
+
+        assert (wire.statuses, wire.is_closed) == ([400], True)
+
+    connected(story)
+
+
+def test_headers_are_so_many_at_most() -> None:
+    """Headers of no length take hundred times their bytes in memory, so no token is needed to fill it."""
+
+    async def story(protocol: BoundedHttpProtocol, wire: Wire) -> None:
+        protocol.data_received(b"GET / HTTP/1.1\r\n" + b"a:\r\n" * HEADERS_MAX + b"\r\n")
+        await settled()
+        assert wire.written.endswith(b"0 %d" % HEADERS_MAX)
+        protocol.data_received(b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 10_000)
+
+        assert (wire.statuses, wire.is_closed) == ([200, 400], True)
+        assert len(protocol.headers) == HEADERS_MAX
 
     connected(story)
 

@@ -95,9 +95,7 @@ def test_function_that_cannot_be_sent_is_named(shipments: Shipments) -> None:
         shipments.function(guarded)
 
 
-@pytest.mark.parametrize(
-    "what", [{"a": 1}.keys(), {"a": 1}.items(), MappingProxyType({"a": 1}), memoryview(b"a")]
-)
+@pytest.mark.parametrize("what", [{"a": 1}.keys(), {"a": 1}.items(), MappingProxyType({"a": 1}), memoryview(b"a")])
 def test_copy_is_made_of_all_that_can_be_sent(what: Any) -> None:
     """Spark sends views and files to tasks, which Python does not copy: a processor with one is no reason to refuse."""
     model = {"fields": what, "seen": []}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError
 
-from backend_client.spark.stream_plan import StreamPlan
+from backend_client.spark.private.stream_plan import StreamPlan
 
 
 class Nodes(list["Node"]):

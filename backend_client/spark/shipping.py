@@ -28,7 +28,11 @@ _INLINE_BYTES_MAX = 1 << 18
 """What is larger is broadcast; far below the 1 MB from which on Spark would do so itself."""
 
 _VIEWS = (
-    *(type(view()) for kind in ({}, OrderedDict()) for view in (kind.keys, kind.values, kind.items)),
+    *(
+        type(view())
+        for kind in (dict[str, Any](), OrderedDict[str, Any]())
+        for view in (kind.keys, kind.values, kind.items)
+    ),
     *(MappingProxyType, memoryview, classmethod, staticmethod, io.TextIOWrapper),
 )
 """What Spark's serializer sends, and Python makes no copy of."""

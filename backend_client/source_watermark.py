@@ -22,11 +22,13 @@ class PlanNode:
         children: What it reads.
         gives: Whether the query's watermark is defined here.
         lets_out: Of a stateful operator: the watermark of its output, by that of its input; None for none.
+        asks: Of a stateful operator: whether it asks for a batch without data, by the next watermark of its input.
     """
 
     children: Sequence[PlanNode] = ()
     gives: bool = False
     lets_out: Callable[[int], int | None] | None = None
+    asks: Callable[[int], bool] | None = None
 
     @property
     def is_stateful(self) -> bool:
@@ -46,8 +48,18 @@ class PlanNode:
         outputs = (child.output_ms(watermark_ms) for child in self.children)
         return min((output for output in outputs if output is not None), default=None)
 
+    def asks_at(self, watermark_ms: int) -> bool:
+        """Return whether an operator here or below asks for a batch without data at the query's next watermark."""
+        own = self.asks is not None and self.asks(self.input_ms(watermark_ms) or 0)
+        return own or any(child.asks_at(watermark_ms) for child in self.children)
+
+
+def behind(tree: PlanNode, watermark_ms: int) -> int:
+    """Return the watermark behind the query's input; 0 for none yet."""
+    return max(0, tree.output_ms(watermark_ms) or 0)
+
 
 def time_behind(tree: PlanNode, time: BatchTime) -> BatchTime:
     """Return a batch's time behind the query's input; a watermark that is not there yet is 0."""
-    now, before = (max(0, tree.output_ms(moment) or 0) for moment in (time.watermark_ms, time.previous_watermark_ms))
+    now, before = (behind(tree, moment) for moment in (time.watermark_ms, time.previous_watermark_ms))
     return replace(time, watermark_ms=now, previous_watermark_ms=before)

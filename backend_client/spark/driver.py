@@ -30,7 +30,7 @@ from backend_client.coordinator import JobSession, connect
 from backend_client.declared_states import ids_to_delete
 from backend_client.keep_awake import kept_awake
 from backend_client.progress import BatchProgress
-from backend_client.source_watermark import time_behind
+from backend_client.source_watermark import behind, time_behind
 from backend_client.spark.checkpoint_log import CheckpointLog
 from backend_client.spark.closing import SecondPass, second_pass
 from backend_client.spark.columnar_calls import ColumnarPlan
@@ -192,8 +192,8 @@ class BatchRunner:
         started = time.perf_counter()
         try:
             frame, receipts = self._first_pass(frame, work, inputs)
-            closed_ms = self._closed_ms(context.time)
-            closing = second_pass(context.time, closed_ms, receipts)
+            closed_ms, seen_ms = self._closed_ms(context.time)
+            closing = second_pass(context.time, seen_ms, receipts)
             if closing is not None:
                 more, others = self._second_pass(inputs, work, closing)
                 frame, receipts = frame.unionAll(more), receipts + others
@@ -255,19 +255,22 @@ class BatchRunner:
             accepted = _collect_receipts(output.frame, info)
             return _checked(output.frame, accepted), accepted
 
-    def _closed_ms(self, time: BatchTime | None) -> int | None:
+    def _closed_ms(self, time: BatchTime | None) -> tuple[int | None, int | None]:
         """
-        Return the watermark at which the batch that was read is closed; None if it is not.
+        Return the watermark at which the batch that was read is closed, and what it is behind the query's input.
 
-        It is left open where Spark runs a batch without data itself, for operators of its own, and where it is told to
-        run none.
+        Both are None for a batch that is left open: where Spark runs one without data, which operators of its own ask
+        for, and where it is told to run none.
         """
         if time is None or not self._closes:
-            return None
+            return None, None
         tree, next_ms = self._plan.tree(), self._plan.next_watermark_ms()
-        if tree is None or next_ms is None or tree.is_stateful:
-            return None
-        return max(next_ms, time.watermark_ms)
+        if tree is None or next_ms is None:
+            return None, None
+        closed_ms = max(next_ms, time.watermark_ms)
+        if not tree.is_stateful:
+            return closed_ms, closed_ms
+        return (None, None) if tree.asks_at(next_ms) else (closed_ms, behind(tree, closed_ms))
 
     def _flush(self, batch_id: int, plan: CompleteRequest) -> None:
         """Start the upload of what the operators have sent, if the coordinator can; `complete` waits for it anyway."""

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import copy
 import io
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from pyspark import Broadcast, SparkContext
@@ -25,6 +26,16 @@ from storage.errors import InvalidInputError
 
 _INLINE_BYTES_MAX = 1 << 18
 """What is larger is broadcast; far below the 1 MB from which on Spark would do so itself."""
+
+_VIEWS = (
+    *(
+        type(view())
+        for kind in (dict[str, Any](), OrderedDict[str, Any]())
+        for view in (kind.keys, kind.values, kind.items)
+    ),
+    *(MappingProxyType, memoryview, classmethod, staticmethod, io.TextIOWrapper),
+)
+"""What Spark's serializer sends, and Python makes no copy of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,8 @@ def copy_of(what: Any) -> Any:
     """
     Return a copy such as a task gets: what is done to it is not done to the object.
 
+    Views and files are the object's own: they can be sent to tasks, but not copied.
+
     Raises:
         InvalidInputError: It cannot be pickled, so no task could get it.
     """
@@ -109,7 +122,7 @@ def copy_of(what: Any) -> Any:
 
 
 class _Pickler(CloudPickler):
-    """Pickles as Spark does, and finds what is pickled by name only: modules and broadcasts."""
+    """Pickles as Spark does, and finds what a copy shares with the object: modules and broadcasts, views and files."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)  # type: ignore[no-untyped-call]
@@ -117,7 +130,7 @@ class _Pickler(CloudPickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """Note the object down, and pickle it as ever."""
-        if isinstance(obj, (Broadcast, ModuleType)):
+        if isinstance(obj, (Broadcast, ModuleType, *_VIEWS)):
             self.shared.append(obj)
         return super().reducer_override(obj)  # type: ignore[no-untyped-call]
 

@@ -153,6 +153,26 @@ def test_watermark_of_two_inputs(make_backend: Backends, rows: Input, tmp_path: 
     assert closed(backend)[:-1] == watermarks(location) == [23, 24, 53]
 
 
+def test_last_timers_fire_behind_an_operator_of_spark_that_waits_for_nothing(
+    make_backend: Backends, rows: Input, tmp_path: Path
+) -> None:
+    """
+    Where Spark's own operators ask for no batch without data, there is none in which the last timers could fire.
+
+    Rows of the next batch are late by the watermark at which this one was closed, as behind such a batch.
+    """
+    backend, location, seen = make_backend(), tmp_path / "chk", Collected()
+    rows.put(5, 8, 11)
+    rows.put(10, 11, 20)
+    run_to_end(waiting(backend, rows.stream().limit(100)).writeStream, location, seen)
+
+    fired = {batch: [(second, left) for _, second, left in out] for batch, out in seen.batches.items()}
+    left = [-8, -5, 5, 8, 11]
+    assert fired == {0: [(5, [-5, 5, 8, 11]), (8, left)], 1: [(11, [-11, *left, 11, 20])]}
+    assert closed(backend) == [10, 19]
+    assert watermarks(location) == [10]
+
+
 def test_spark_is_told_to_run_no_batch_without_data(
     spark: SparkSession, make_backend: Backends, rows: Input, tmp_path: Path
 ) -> None:

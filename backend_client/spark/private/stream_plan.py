@@ -99,7 +99,10 @@ class _Walk:
             output = plan.produceOutputWatermark(watermark_ms)
             return int(output.get()) if output.isDefined() else None
 
-        return PlanNode(nodes, lets_out=lets_out)
+        def asks(watermark_ms: int) -> bool:
+            return bool(plan.shouldRunAnotherBatch(watermark_ms))
+
+        return PlanNode(nodes, lets_out=lets_out, asks=asks)
 
     def _is_stateful(self, name: str, plan: Any) -> bool:
         if name not in self._stateful:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from backend_client.spark.shipping import Shipments
+from backend_client.spark.shipping import Shipments, copy_of
 from storage.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -92,3 +93,15 @@ def test_function_that_cannot_be_sent_is_named(shipments: Shipments) -> None:
 
     with pytest.raises(InvalidInputError, match=r"guarded cannot be sent to tasks: .*lock.* by a function in itself"):
         shipments.function(guarded)
+
+
+@pytest.mark.parametrize("what", [{"a": 1}.keys(), {"a": 1}.items(), MappingProxyType({"a": 1}), memoryview(b"a")])
+def test_copy_is_made_of_all_that_can_be_sent(what: Any) -> None:
+    """Spark sends views and files to tasks, which Python does not copy: a processor with one is no reason to refuse."""
+    model = {"fields": what, "seen": []}
+
+    copied = copy_of(model)
+    copied["seen"].append(1)
+
+    assert copied["fields"] is what
+    assert model["seen"] == []

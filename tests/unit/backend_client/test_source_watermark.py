@@ -46,3 +46,13 @@ def test_time_behind_the_input() -> None:
     time = BatchTime(timestamp_ms=5, watermark_ms=100, previous_watermark_ms=20)
 
     assert time_behind(join(GIVES, keeps_back_ms=30), time) == BatchTime(5, 70, 0)
+
+
+def test_operators_that_ask_for_a_batch_without_data() -> None:
+    """Each one is asked by the watermark at its own input, and one is enough."""
+    first = PlanNode((GIVES,), lets_out=lambda ms: ms - 30, asks=lambda ms: ms > 200)
+    second = PlanNode((first,), lets_out=lambda ms: ms, asks=lambda ms: ms > 100)
+
+    assert [second.asks_at(moment) for moment in (130, 131, 201)] == [False, True, True]
+    assert [first.asks_at(moment) for moment in (200, 201)] == [False, True]
+    assert not join(GIVES, keeps_back_ms=0).asks_at(10_000)

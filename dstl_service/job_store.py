@@ -96,6 +96,14 @@ class JobStore:
         """Say whether the job was ever created."""
         return exists(self._store, f"{self._job}/job.json")
 
+    def stored_uid(self) -> str:
+        """Return the uid of the job that has this name now, whichever was opened; nothing if there is none."""
+        key = f"{self._job}/job.json"
+        try:
+            return decode_job(self._store.get(key), key)[0]
+        except NotFoundError:
+            return ""
+
     def has_epoch(self, epoch: int) -> bool:
         """Say whether this epoch has ever begun."""
         return exists(self._store, epoch_key(self._job, epoch))

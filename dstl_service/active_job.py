@@ -259,7 +259,7 @@ class ActiveJobs:
         return job
 
     async def is_another(self, name: str) -> bool:
-        """Say whether a job was deleted, and there is another one of its name; what was kept of it is forgotten then."""
+        """Say whether a job was deleted and another one has its name; what was kept of it is forgotten then."""
         job = self._jobs.get(name)
         if job is None or not job.store.job_uid:
             return False

@@ -193,7 +193,7 @@ def test_table_of_a_job_that_was_set_back_is_stored_again(tasks: Tasks, store: F
     tasks.batch()
 
     plan = tasks.plan()
-    assert (tasks.base["id"], plan["materialized"], plan["materialize"]) == (2, None, True)
+    assert (tasks.base["id"], plan["materialize"], plan["materialized"]["base"]) == (2, True, text(tasks.base))
     tasks.batch(tasks.stored(snapshot_folder(tmp_path / "t")))
     assert [handle.checkpoint_id for handle in view(store, tasks)[0]] == [2]
 

@@ -262,8 +262,7 @@ class ChangelogService:
         self, name: str, epoch: int, refs: Sequence[ChangeSetRef]
     ) -> Iterator[tuple[ChangeSetId, int, BytesLike]]:
         """Return sets of a checkpoint that does not exist yet: id, checksum, payload. Blocking, for threads."""
-        job = self._jobs.get(name)
-        job.check_epoch(epoch)
+        job = await self._jobs.owned(name, epoch)  # this process may be new, or have got no set of the epoch
         held = await self._persister.held(job, refs)
         handles = [item for item in held if isinstance(item, SegmentHandle)]
         if handles:

@@ -117,6 +117,26 @@ class TestLife:
             assert [head["checksum"] for head, _ in segments] == [ref["checksum"] for ref in refs]
             assert end["kind"] == "end"
 
+    def test_sets_are_given_back_by_a_service_that_got_none(self) -> None:
+        """The second pass of a partition may run on a host whose service is new, or got no set of this epoch."""
+        store = MemoryStore()
+        with service(store) as life, service(store) as other:
+            life.open()
+            ref = life.append(b"one")
+            (handle,) = life.persist(ref).json()["handles"]
+            body = {"epoch": life.epoch, "refs": [{**ref, "handle": handle}]}
+
+            for _ in range(2):
+                answer = other.client.post(f"{other.path}/read", json=body)
+                assert answer.status_code == 200, answer.text
+                (_, payload), _ = decode_frames(io.BytesIO(answer.content))
+                assert payload == b"one"
+                life.open()
+                body["epoch"] = life.epoch
+                ref = life.append(b"one")
+                (handle,) = life.persist(ref).json()["handles"]
+                body["refs"] = [{**ref, "handle": handle}]
+
     def test_lost_sets_are_not_given_back(self) -> None:
         """Who asks for a set that is gone, or as an owner that is none any more, is told so."""
         with service(MemoryStore()) as life:

@@ -27,6 +27,8 @@ class LogTarget:
     attempt: int
     partition: int
     key_groups: KeyGroupRange
+    job_uid: str = ""
+    """Tells the job from others that had or will have its name; a sidecar may remember an earlier one."""
 
 
 class LogWriter:

@@ -131,6 +131,7 @@ class ServiceClient:
                 "count": count,
                 "checksum": f"{checksum:016x}",
                 "preemptive": "true" if preemptive else "false",
+                **({"job_uid": target.job_uid} if target.job_uid else {}),
             }
         )
         answer = self._json("POST", f"/v1/jobs/{target.job}/change-sets?{query}", payload)

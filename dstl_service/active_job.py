@@ -88,6 +88,10 @@ class ActiveJob:
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
+    def is_of(self, job_uid: str) -> bool:
+        """Say whether this is known to be the job of this uid; without one, any is."""
+        return job_uid in ("", self.store.job_uid)
+
     def knows(self, epoch: int) -> bool:
         """Say whether this epoch, or a newer one, is known to have begun."""
         return self.epoch > 0 and epoch <= self.epoch
@@ -124,6 +128,14 @@ def _no_such_epoch(name: str, epoch: int) -> NotFoundError:
     return NotFoundError(
         f"job {name!r} has no epoch {epoch}: open the job first (POST /v1/jobs/{name}/epochs), and send the epoch that "
         "is answered",
+        job=name,
+    )
+
+
+def _no_such_job(name: str, job_uid: str) -> NotFoundError:
+    return NotFoundError(
+        f"there is no job {name!r} of uid {job_uid[:64]}: it was deleted, and another one may have its name; start the "
+        "query anew",
         job=name,
     )
 
@@ -222,35 +234,59 @@ class ActiveJobs:
         if not is_known and self._jobs.get(job.name) is job:
             del self._jobs[job.name]
 
-    async def known(self, name: str, epoch: int) -> ActiveJob:
+    async def known(self, name: str, epoch: int, job_uid: str = "") -> ActiveJob:
         """
         Return the job after this epoch, or a newer one, was seen in the store.
+
+        Args:
+            name: The job's.
+            epoch: Of whoever asks.
+            job_uid: Of the job that is meant, if that is told: one of this name may have been deleted, and its epochs,
+                checkpoints and attempts come again.
 
         Raises:
             NotFoundError: The store has neither job nor epoch. Nothing was fenced, and nothing is kept of the name.
         """
         job = self._jobs.get(name)
-        if job is None or not job.knows(epoch):
-            await self._look_for(name, epoch)
+        if job is None or not job.knows(epoch) or not job.is_of(job_uid):
+            await self._look_for(name, epoch, job_uid)
         return self.get(name)
 
-    async def owned(self, name: str, epoch: int) -> ActiveJob:
+    async def owned(self, name: str, epoch: int, job_uid: str = "") -> ActiveJob:
         """Return the job if this epoch owns it; see `known` and `ActiveJob.check_epoch`."""
-        job = await self.known(name, epoch)
+        job = await self.known(name, epoch, job_uid)
         job.check_epoch(epoch)
         return job
 
-    async def _look_for(self, name: str, epoch: int) -> None:
+    async def is_another(self, name: str) -> bool:
+        """Say whether a job was deleted and another one has its name; what was kept of it is forgotten then."""
+        job = self._jobs.get(name)
+        if job is None or not job.store.job_uid:
+            return False
+        stored = await self._in_thread(job.store.stored_uid)
+        if stored in ("", job.store.job_uid):
+            return False
+        if self._jobs.get(name) is job:
+            self.begin_anew(name)
+        return True
+
+    async def _look_for(self, name: str, epoch: int, job_uid: str) -> None:
         """Learn of an epoch that the store has; of one job, one request at a time looks, whatever is claimed."""
         validate_name("job", name)
         async with self._asking.setdefault(name, asyncio.Lock()):
             job = self._jobs.get(name)
-            if job is not None and job.knows(epoch):
+            if job is not None and job.knows(epoch) and job.is_of(job_uid):
                 return
             store = JobStore(self._store, name, self._clock, self._ids) if job is None else job.store
             if not epoch or not await self._in_thread(store.has_epoch, epoch):
                 raise _no_such_epoch(name, epoch)
-            self.get(name).learn_epoch(epoch)
+            await self.is_another(name)
+            job = self.get(name)
+            if job_uid and not job.store.job_uid and await self._in_thread(job.store.exists):
+                await self._in_thread(job.store.open, None)
+            if not job.is_of(job_uid):
+                raise _no_such_job(name, job_uid)
+            job.learn_epoch(epoch)
 
     def writable(self, set_id: ChangeSetId) -> ActiveJob:
         """

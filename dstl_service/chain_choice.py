@@ -4,7 +4,7 @@ Which checkpoint a job can be brought back to, from notes, manifests and the seg
 Segments and notes of tries that never became a checkpoint lie among the others. What decides:
 
 1. A checkpoint that a manifest or a savepoint stands for, or that another one names as its base, came to exist: it is
-   *proven*.
+   *proven*. So did one that a job was set back to, as its note tells: that is stored behind the decision.
 2. Other tries at the id of a proven one were given up.
 3. Where a higher epoch began, all that lower ones did from that id on was given up: they were fenced (I4).
 4. Of what is left, the newest checkpoint wins whose sets are all there with the right checksums, and so on back to the
@@ -50,8 +50,9 @@ class Try:
         start: All that came before, if that is told.
         manifest: The readable manifest, if there is one.
         note: Where its note is, if that is known.
-        is_kept: A savepoint keeps it, so it came to exist.
+        is_kept: A savepoint keeps it, or the job was set back to it, so it came to exist.
         closed_ms: As in the manifest.
+        rewound_from: As in the manifest.
     """
 
     id: int
@@ -69,6 +70,7 @@ class Try:
     note: SegmentHandle | None = None
     is_kept: bool = False
     closed_ms: int | None = None
+    rewound_from: CheckpointRef | None = None
 
     @property
     def key(self) -> _Key:
@@ -89,9 +91,11 @@ class Try:
             offsets=note.offsets,
             operators=note.operators,
             sets=note.sets,
-            start=StateView((), []) if note.base is None else note.start,
+            start=StateView((), []) if note.base is None and note.start is None else note.start,
             note=handle,
+            is_kept=note.rewound_from is not None,
             closed_ms=note.closed_ms,
+            rewound_from=note.rewound_from,
         )
 
     @classmethod
@@ -113,6 +117,7 @@ class Try:
             manifest=manifest,
             note=manifest.note,
             closed_ms=manifest.closed_ms,
+            rewound_from=manifest.rewound_from,
         )
 
     @classmethod
@@ -212,12 +217,13 @@ def manifests_of(choice: Choice, registry: Registry, job_uid: str, stored: Store
         if known is not None and not manifests and (known.base == before if not is_complete else _ends_chain(known)):
             before = known.ref
             continue
-        wanted = path[number + 1].base if number + 1 < len(path) else None
+        named = path[number + 1].base if number + 1 < len(path) else None
+        wanted = named.generation if named is not None else _first_generation(one, before)
         manifest = Manifest(
             kind=ManifestKind.COMPLETE if is_complete else ManifestKind.DELTA,
             job_uid=job_uid,
             id=one.id,
-            generation=_free_generation(registry, one.id, wanted.generation if wanted else _branch_start(before)),
+            generation=_free_generation(registry, one.id, wanted),
             uid=one.uid,
             epoch=one.epoch,
             created_ms=one.created_ms,
@@ -229,6 +235,7 @@ def manifests_of(choice: Choice, registry: Registry, job_uid: str, stored: Store
             earlier=tuple(state.log[: len(state.log) - own_count]) if is_complete else (),
             materializations=state.materializations if is_complete else (),
             note=one.note if one.note and one.note.object_key not in {h.object_key for h in own[one.key]} else None,
+            rewound_from=one.rewound_from,
             closed_ms=one.closed_ms,
         )
         manifests.append(manifest)
@@ -352,8 +359,10 @@ def _is_restorable(registry: Registry, newest: Manifest) -> bool:
     return True
 
 
-def _branch_start(before: CheckpointRef | None) -> int:
-    """Return the first generation of the branch in which a checkpoint follows another."""
+def _first_generation(one: Try, before: CheckpointRef | None) -> int:
+    """Return the first generation of the branch in which a checkpoint follows another, or which a rewind began."""
+    if one.rewound_from is not None:
+        return Place(one.epoch, one.id, 0).generation
     return Place.of(0, before.generation)._replace(number=0).generation if before is not None else 0
 
 

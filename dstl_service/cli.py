@@ -123,6 +123,8 @@ def collect(options: argparse.Namespace) -> int:
     tombstone = _deletions(store).of(options.job)
     if tombstone is not None:
         return _collect_deleted(options, store, tombstone)
+    if options.delete:
+        jobs.open(None)  # it does what a rewind left undone, in the job's name
     age_min_s = settings.gc.age_min_s if options.age_min_s is None else options.age_min_s
     report = collect_garbage(
         store,

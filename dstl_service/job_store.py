@@ -29,6 +29,7 @@ from dstl_service.hints import read_hint, write_hint
 from dstl_service.known_indexes import KnownIndexes
 from dstl_service.manifest import Manifest, ManifestKind, StateView, encode_manifest, state_up_to, with_segments
 from dstl_service.manifest_log import ManifestLog, Stand, place_of_manifest
+from dstl_service.notes import note_of_rewind
 from dstl_service.registry_format import EpochRecord, Place, Rewind, decode_job, encode_job, epoch_key, manifest_key
 from dstl_service.retention import manifests_to_keep
 from dstl_service.savepoints import SavepointStore
@@ -36,8 +37,9 @@ from dstl_service.under_way import NOTHING
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, FencedError, InvalidInputError, NotFoundError
-from storage.model import KEY_GROUP_MAX, ObjectInfo
+from storage.model import KEY_GROUP_MAX, ObjectInfo, SegmentHandle
 from storage.object_store import ObjectStore, exists
+from storage.segment_format import encode_object
 
 MAX_PARALLELISM_DEFAULT = 128
 _VIEWS_CACHED = 4
@@ -96,6 +98,14 @@ class JobStore:
         """Say whether the job was ever created."""
         return exists(self._store, f"{self._job}/job.json")
 
+    def stored_uid(self) -> str:
+        """Return the uid of the job that has this name now, whichever was opened; nothing if there is none."""
+        key = f"{self._job}/job.json"
+        try:
+            return decode_job(self._store.get(key), key)[0]
+        except NotFoundError:
+            return ""
+
     def has_epoch(self, epoch: int) -> bool:
         """Say whether this epoch has ever begun."""
         return exists(self._store, epoch_key(self._job, epoch))
@@ -150,7 +160,8 @@ class JobStore:
                 raise NotFoundError(f"job {self._job!r} has nothing left of what it is set back from", job=self._job)
             self.keep(before_rewind(parent.latest.ref), parent.latest)
             target = self._target_of(record.rewind)
-            self._log.append(self._restored(target, record, parent.latest.ref))
+            restored = self._restored(target, record, parent.latest.ref)
+            self._log.append(replace(restored, note=self._noted(restored)))
         except (NotFoundError, ConflictError, CorruptDataError):
             # Another one has done it, and the job went on so far that what this one wanted to read is deleted.
             if self._first_of_branch(record) is None:
@@ -515,6 +526,14 @@ class JobStore:
             kept_by="",
             under_way=NOTHING,
         )
+
+    def _noted(self, restored: Manifest) -> SegmentHandle:
+        """Store the note of what begins a rewind's branch, in an object of its own; return where it is."""
+        segment = note_of_rewind(self._job, self.max_parallelism, restored).to_segment()
+        buffers, (entry,) = encode_object([segment])
+        key = f"{self._job}/segments/rewind/{self._ids.unique_id()}.seg"
+        self._store.put(key, buffers)
+        return SegmentHandle(key, sum(map(len, buffers)), entry)
 
     def _first_of_branch(self, record: EpochRecord) -> Manifest | None:
         """Return what a rewind's branch begins with, as far as it is stored; None while it is empty."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -30,6 +30,7 @@ from dstl_service.materialization_check import Reported, choose_materializations
 from dstl_service.materialization_index import find_index
 from dstl_service.materialization_metrics import GaugeValues, MaterializationMetrics
 from dstl_service.materialization_policy import MaterializationSettings, Schedule
+from dstl_service.registry_format import Place
 from dstl_service.restore import RestorePlan, plan_restore
 from dstl_service.snapshot_folder import SnapshotFolder
 from dstl_service.snapshot_uploader import KnownFiles, SnapshotUploader, TableId
@@ -114,10 +115,28 @@ class _Foreign:
     looked_ms: int
 
 
+class _History(NamedTuple):
+    """
+    To which checkpoints what is known of a table belongs.
+
+    Of a job that was deleted, or behind a rewind, ids come again: what was counted up to an id, or waits for one, tells
+    nothing of those.
+    """
+
+    job_uid: str
+    branch: int
+
+    @classmethod
+    def of(cls, jobs: JobStore, ref: CheckpointRef) -> _History:
+        """Return that of a checkpoint."""
+        return cls(jobs.job_uid, Place.of(ref.id, ref.generation).branch)
+
+
 @dataclass(slots=True)
 class _Table:
     """What is known of one table of this host."""
 
+    history: _History
     schedule: Schedule
     patience_ms: int
     """How long another process's snapshot is waited for; longer each time, or two hosts would undo each other's."""
@@ -176,9 +195,15 @@ class Materializer:
             want: The checkpoint at which it will stand.
         """
         try:
+            history = _History.of(jobs, want)
             table = self._tables.get(table_id)
+            if table is not None and table.history != history:
+                if table.history.job_uid == history.job_uid and table.history.branch > history.branch:
+                    return Offer()  # who restores what the job was set back from tells nothing
+                self._forget(table_id, table)
+                table = None
             if table is None:
-                table = self._add(table_id)
+                table = self._add(table_id, history)
                 if not plan.is_full:
                     # Another process counted the log before; from here on it is counted as it comes.
                     key = (table_id.operator, table_id.key_groups)
@@ -213,7 +238,7 @@ class Materializer:
             InvalidInputError: The folder cannot be taken.
             NotFoundError: The checkpoint does not exist.
         """
-        table = self._tables.get(table_id) or self._add(table_id)
+        table = self._tables.get(table_id) or self._add(table_id, _History.of(jobs, version))
         own = table.own
         if own is not None and own.path == path:
             return
@@ -277,13 +302,18 @@ class Materializer:
             if table.own is not None:
                 self._discard_folder(table.own)
 
-    def _add(self, table_id: TableId) -> _Table:
+    def _forget(self, table_id: TableId, table: _Table) -> None:
+        if table.own is not None:
+            self._let_go(table_id, table, table.own)
+        del self._tables[table_id]
+
+    def _add(self, table_id: TableId, history: _History) -> _Table:
         now_ms = self._clock.monotonic_ms()
         for other_id in [other for other, table in self._tables.items() if table.schedule.is_stale(now_ms)]:
             del self._tables[other_id]
         chance = int(self._ids.unique_id()[-_CHANCE_BITS // 4 :], 16) / 2**_CHANCE_BITS
         table = self._tables[table_id] = _Table(
-            Schedule(self._settings, now_ms, chance), self._settings.interval_s * 1000
+            history, Schedule(self._settings, now_ms, chance), self._settings.interval_s * 1000
         )
         return table
 

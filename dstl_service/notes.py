@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dstl_service.manifest import (
+    Manifest,
     StateView,
     closed_from_json,
     flatten_objects,
@@ -63,6 +64,7 @@ class Note:
         sets: The accepted sets, each of this checkpoint and epoch.
         start: All that came before, if the manifest is to be a complete one; for its first checkpoint nothing.
         closed_ms: As in the manifest.
+        rewound_from: As in the manifest. What a job is set back to adds nothing: all of it is in `start`.
     """
 
     job: str
@@ -78,6 +80,7 @@ class Note:
     sets: tuple[NotedSet, ...]
     start: StateView | None = None
     closed_ms: int | None = None
+    rewound_from: CheckpointRef | None = None
 
     def to_segment(self) -> Segment:
         """Return the segment that carries it."""
@@ -116,6 +119,26 @@ def note_of(
     )
 
 
+def note_of_rewind(job: str, max_parallelism: int, manifest: Manifest) -> Note:
+    """Return the note of what a job is set back to, by which a lost registry is not rebuilt into what was given up."""
+    return Note(
+        job=job,
+        job_uid=manifest.job_uid,
+        max_parallelism=max_parallelism,
+        checkpoint_id=manifest.id,
+        uid=manifest.uid,
+        epoch=manifest.epoch,
+        base=manifest.base,
+        query_id=manifest.query_id,
+        offsets=manifest.offsets,
+        operators=manifest.operators,
+        sets=(),
+        start=StateView(manifest.materializations, [*manifest.earlier, *manifest.segments]),
+        closed_ms=manifest.closed_ms,
+        rewound_from=manifest.rewound_from,
+    )
+
+
 def encode_note(note: Note) -> bytes:
     """Return the payload of the note's segment: one JSON document, which its segment's checksum covers."""
     return json.dumps(
@@ -134,6 +157,7 @@ def encode_note(note: Note) -> bytes:
             "sets": [_set_to_json(noted) for noted in note.sets],
             "start": _start_to_json(note.start) if note.start else None,
             **({} if note.closed_ms is None else {"closed_ms": note.closed_ms}),
+            **({"rewound_from": note.rewound_from.to_text()} if note.rewound_from else {}),
         },
         separators=(",", ":"),
     ).encode()
@@ -195,6 +219,7 @@ def _from_json(document: dict[str, Any]) -> Note:
         sets=tuple(_set_from_json(job, checkpoint_id, epoch, item) for item in document["sets"]),
         start=_start_from_json(document["start"]) if document["start"] else None,
         closed_ms=closed_from_json(document),
+        rewound_from=CheckpointRef.parse(document["rewound_from"]) if document.get("rewound_from") else None,
     )
 
 

@@ -103,7 +103,7 @@ def rebuild_registry(
     )
     report = RebuildReport(
         job,
-        registry_problems=registry.problems() + _lost_manifests(registry, tries),
+        registry_problems=registry.problems() + _lost_manifests(not_fenced(tries, registry)),
         object_problems=survey.problems,
         objects=len(survey.objects),
         notes=len(survey.notes),
@@ -122,7 +122,7 @@ def rebuild_registry(
     report.moved = sorted(registry.damaged)
     report.epoch = max([registry.epoch_max, *(one.epoch for one in tries), *_damaged_epochs(registry)]) + 2
     if write:
-        _check_writable(registry, report, newest)
+        _check_writable(not_fenced(tries, registry), report, newest)
         _write(store, registry, report, manifests, life, _max_parallelism(registry, survey.notes, life), clock, ids)
     return report
 
@@ -256,10 +256,10 @@ def _write(
     report.is_written = True
 
 
-def _check_writable(registry: Registry, report: RebuildReport, chosen: Try) -> None:
+def _check_writable(current: Sequence[Try], report: RebuildReport, chosen: Try) -> None:
     if not report.registry_problems:
         raise InvalidInputError(f"the registry of job {report.job!r} is sound: there is nothing to rebuild")
-    newest = registry.newest
+    newest = _newest_manifest(current)
     if newest is not None and newest.id > chosen.id:
         key = manifest_key(report.job, newest.id, newest.generation)
         raise InvalidInputError(
@@ -298,10 +298,17 @@ def _max_parallelism(registry: Registry, notes: Sequence[tuple[Note, SegmentHand
     return counts.most_common(1)[0][0]
 
 
-def _lost_manifests(registry: Registry, tries: Sequence[Try]) -> list[str]:
+def _newest_manifest(current: Sequence[Try]) -> Manifest | None:
+    """Return the newest manifest of those that no higher epoch has overtaken, as by setting the job back."""
+    manifests = [one.manifest for one in current if one.manifest is not None]
+    return max(manifests, key=lambda one: Place.of(one.id, one.generation), default=None)
+
+
+def _lost_manifests(current: Sequence[Try]) -> list[str]:
     """Return a problem if a checkpoint that came to exist is newer than all manifests."""
-    newest_id = -1 if registry.newest is None else registry.newest.id
-    proven_id = max((checkpoint_id for checkpoint_id, _ in proven_keys(not_fenced(tries, registry))), default=-1)
+    newest = _newest_manifest(current)
+    newest_id = -1 if newest is None else newest.id
+    proven_id = max((checkpoint_id for checkpoint_id, _ in proven_keys(current)), default=-1)
     if proven_id <= newest_id:
         return []
     return [f"manifests up to checkpoint {proven_id} are missing"]

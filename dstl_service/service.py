@@ -61,7 +61,7 @@ from dstl_service.wire import (
 )
 from storage.checksum import BytesLike
 from storage.clock import Clock, IdSource
-from storage.errors import DstlError, NotFoundError
+from storage.errors import CorruptDataError, DstlError, NotFoundError
 from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, validate_name
 from storage.object_store import ObjectStore
 
@@ -230,15 +230,15 @@ class ChangelogService:
         """The largest change set that can ever be taken in."""
         return self._intake.change_set_bytes_max
 
-    async def admit(self, set_id: ChangeSetId) -> None:
+    async def admit(self, set_id: ChangeSetId, job_uid: str = "") -> None:
         """
-        Learn of the epoch of a change set, if it is new here, before its body is read.
+        Learn of the job and the epoch of a change set, if they are new here, before its body is read.
 
         Raises:
             NotFoundError: The store has no such job or epoch.
             FencedError: A newer epoch is known here.
         """
-        await self._jobs.owned(set_id.job, set_id.writer.epoch)
+        await self._jobs.owned(set_id.job, set_id.writer.epoch, job_uid)
 
     def room_for(self, set_id: ChangeSetId, size_bytes: int) -> AbstractAsyncContextManager[Place]:
         """Return the context in which a change set arrives and is appended; see `Intake.room_for`."""
@@ -262,7 +262,7 @@ class ChangelogService:
         self, name: str, epoch: int, refs: Sequence[ChangeSetRef]
     ) -> Iterator[tuple[ChangeSetId, int, BytesLike]]:
         """Return sets of a checkpoint that does not exist yet: id, checksum, payload. Blocking, for threads."""
-        job = await self._jobs.owned(name, epoch)
+        job = await self._jobs.owned(name, epoch)  # this process may be new, or have got no set of the epoch
         held = await self._persister.held(job, refs)
         handles = [item for item in held if isinstance(item, SegmentHandle)]
         if handles:
@@ -338,7 +338,13 @@ class ChangelogService:
         job = await self._jobs.opened(name)
         plan = plan_step(job.store, operator, key_groups, have, want)
         if plan is None:
-            plan = await self._in_thread(plan_restore, job.store, operator, key_groups, have, want)
+            try:
+                plan = await self._in_thread(plan_restore, job.store, operator, key_groups, have, want)
+            except (NotFoundError, CorruptDataError):
+                if not await self._jobs.is_another(name):
+                    raise
+                job = await self._jobs.opened(name)
+                plan = await self._in_thread(plan_restore, job.store, operator, key_groups, have, want)
         self.metrics.restore_planned_bytes.labels(name).inc(plan.size_bytes)
         return plan, await self._materializer.offer(TableId(name, operator, key_groups), job.store, plan, want)
 

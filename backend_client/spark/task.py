@@ -152,7 +152,14 @@ class OperatorTask:
         key_groups = key_group_range(partition, self.parallelism, self.max_parallelism)
         client = _client(settings)
         target = LogTarget(
-            settings.job, self.operator, self.batch.checkpoint_id, self.batch.epoch, attempt, partition, key_groups
+            settings.job,
+            self.operator,
+            self.batch.checkpoint_id,
+            self.batch.epoch,
+            attempt,
+            partition,
+            key_groups,
+            self.batch.job_uid,
         )
         writer = LogWriter(client, target)
         base = self.batch.base

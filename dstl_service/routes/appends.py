@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 
 from dstl_service.notes import received_segment
 from dstl_service.routes.common import JobName, Service, take_in
-from dstl_service.wire import NAME_PATTERN, ChangeSetRef, PersistRequest, PersistResponse
+from dstl_service.wire import NAME, NAME_PATTERN, ChangeSetRef, PersistRequest, PersistResponse
 from storage.model import COUNT_MAX, KEY_GROUP_MAX, NUMBER_MAX, ChangeSetId, KeyGroupRange, Writer
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["change sets"])
@@ -42,6 +42,7 @@ async def append(
     count: Annotated[int, Query(ge=0, le=COUNT_MAX)],
     checksum: Annotated[str, Query(pattern=r"^[0-9a-f]{16}$", description="XXH3-64 of the body, 16 hex digits.")],
     preemptive: bool = False,
+    job_uid: Annotated[str, Query(pattern=rf"^({NAME})?$", description="Of the job that is meant.")] = "",
 ) -> ChangeSetRef:
     """
     Take one change set in. The answer means *received*: it dies with this process until it is persisted.
@@ -51,7 +52,15 @@ async def append(
     set_id = ChangeSetId(job, operator, checkpoint_id, Writer(epoch, attempt), partition, sqn)
     key_groups = KeyGroupRange(first_key_group, last_key_group)
     return await take_in(
-        service, request.scope, request.receive, set_id, key_groups, count, int(checksum, 16), preemptive=preemptive
+        service,
+        request.scope,
+        request.receive,
+        set_id,
+        key_groups,
+        count,
+        int(checksum, 16),
+        preemptive=preemptive,
+        job_uid=job_uid,
     )
 
 

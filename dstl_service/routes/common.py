@@ -36,6 +36,7 @@ async def take_in(
     checksum: int,
     *,
     preemptive: bool,
+    job_uid: str = "",
 ) -> ChangeSetRef:
     """
     Read the body of a request that is a change set, when there is room for it, and append it.
@@ -50,7 +51,7 @@ async def take_in(
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     if not length.isdigit():
         raise InvalidInputError(f"a change set needs a content-length, of at most {service.change_set_bytes_max}")
-    await service.admit(set_id)
+    await service.admit(set_id, job_uid)
     async with service.room_for(set_id, int(length)) as place:
         payload = await _collect_body(receive, int(length), place)
         return service.append(Segment(set_id, key_groups, count, payload, checksum), preemptive=preemptive)

@@ -30,6 +30,7 @@ _APPEND = re.compile(
     rf"operator=({NAME})"
     + "".join(rf"&{name}=([0-9]{{1,16}})" for name in _NUMBERS)
     + r"&checksum=([0-9a-f]{16})(?:&preemptive=(true|false))?"
+    rf"(?:&job_uid=({NAME}))?"
 )
 _REF = r"([0-9]{1,19}\.[0-9]{1,15}\.[0-9A-Za-z_-]{1,64})"
 _RESTORE = re.compile(
@@ -83,7 +84,7 @@ def _append(job: str, query: str) -> _Answer | None:
     found = _APPEND.fullmatch(query)
     if found is None:
         return None
-    operator, *numbers, checksum, preemptive = found.groups()
+    operator, *numbers, checksum, preemptive, job_uid = found.groups()
     checkpoint_id, epoch, attempt, partition, sqn, first, last, count = map(int, numbers)
     set_id = ChangeSetId(job, operator, checkpoint_id, Writer(epoch, attempt), partition, sqn)
     key_groups = KeyGroupRange(first, last)
@@ -91,7 +92,15 @@ def _append(job: str, query: str) -> _Answer | None:
     async def answer(service: ChangelogService, scope: Scope, receive: Receive) -> Response:
         is_preemptive = preemptive == "true"
         ref = await take_in(
-            service, scope, receive, set_id, key_groups, count, int(checksum, 16), preemptive=is_preemptive
+            service,
+            scope,
+            receive,
+            set_id,
+            key_groups,
+            count,
+            int(checksum, 16),
+            preemptive=is_preemptive,
+            job_uid=job_uid or "",
         )
         return Response(ref.to_json(), media_type="application/json")
 

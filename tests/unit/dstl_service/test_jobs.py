@@ -81,6 +81,57 @@ def test_name_of_a_deleted_job_is_used_again() -> None:
         assert life.complete(0, None, life.append(b"other"))["id"] == 0
 
 
+@pytest.mark.parametrize("payload", [b"set", b"another"])
+def test_sidecar_that_knew_a_deleted_job_serves_the_new_one(payload: bytes) -> None:
+    """
+    I5: epochs, checkpoints and attempts of a new job are those of the deleted one of its name, also the sets' bytes.
+
+    A sidecar that is no coordinator is told of neither. What it stored for the old job is not the new one's.
+    """
+    store = MemoryStore()
+    with service(store) as sidecar, service(store) as coordinator:
+        for _ in range(2):  # the second job's epoch is the lower one
+            uid = coordinator.open()["job_uid"]
+        sidecar.epoch = coordinator.epoch
+        ref = sidecar.append(b"set", job_uid=uid)
+        (handle,) = sidecar.persist(ref).json()["handles"]
+        sidecar.restore(coordinator.complete(0, None, {**ref, "handle": handle}))
+        delete_job(store, "job", write=True)
+
+        for _ in range(2):
+            uid = coordinator.open()["job_uid"]
+            sidecar.epoch = coordinator.epoch
+            ref = sidecar.append(payload, job_uid=uid)
+            (handle,) = sidecar.persist(ref).json()["handles"]
+        made = coordinator.complete(0, None, {**ref, "handle": handle})
+        assert sidecar.restore(made) == coordinator.restore(made) == (True, [payload])
+
+
+def test_sidecar_that_knew_a_deleted_job_restores_the_new_one() -> None:
+    """A host that gets its first task of the new job behind a checkpoint is asked for a restore before any set."""
+    store = MemoryStore()
+    with service(store) as sidecar, service(store) as coordinator:
+        for _ in range(2):
+            coordinator.open()
+        sidecar.restore(coordinator.complete(0, None, coordinator.append()))
+        delete_job(store, "job", write=True)
+
+        coordinator.open()
+        made = coordinator.complete(0, None, coordinator.append(b"other"), uid="other")
+        assert sidecar.restore(made) == (True, [b"other"])
+
+
+def test_set_of_a_deleted_job_is_refused() -> None:
+    """I4: a task of the deleted job that still runs adds nothing to the new one, whose epoch is the same."""
+    store = MemoryStore()
+    with service(store) as life:
+        uid = life.open()["job_uid"]
+        delete_job(store, "job", write=True)
+        life.open()
+        answer = life.append_raw(job_uid=uid)
+        assert (answer.status_code, answer.json()["kind"]) == (404, "not_found")
+
+
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`dstl jobs` and `dstl delete`; the latter does nothing without being told to."""
     for key in ("job.json", "segments/host/1.seg"):

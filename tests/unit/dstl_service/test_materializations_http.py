@@ -13,6 +13,7 @@ from dstl_service import materializer
 from dstl_service.garbage_collector import collect_garbage
 from dstl_service.job_store import JobStore
 from dstl_service.materialization_policy import MaterializationSettings
+from dstl_service.rewind import rewind
 from dstl_service.settings import GcSettings
 from dstl_service.under_way import Announcement, UnderWaySnapshot, uid_in_key
 from dstl_service.wire import CheckpointRef, decode_frames
@@ -20,7 +21,7 @@ from storage.local_store import LocalStore
 from storage.memory_store import MemoryStore
 from storage.model import MaterializationHandle
 from storage.object_store import ObjectStore
-from storage.testing import FakeClock, Fault, FaultKind, FaultyStore
+from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore
 from tests.unit.dstl_service.http_life import Life, service, text
 from tests.unit.dstl_service.samples import opened
 from tests.unit.dstl_service.snapshots import FILES, GROUPS, index_of, snapshot_folder, store_snapshot
@@ -180,6 +181,21 @@ def test_snapshot_that_no_checkpoint_takes_is_made_again(tasks: Tasks, store: Fa
 
     assert tasks.metric("dstl_materialization_log_bytes") == logged + 2 * len(b"payload")
     assert tasks.metric("dstl_materializations_failed_total") == 1
+
+
+def test_table_of_a_job_that_was_set_back_is_stored_again(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I13: what waits for a checkpoint that was given up is let go of, and the log of new ones of its id counts."""
+    for _ in range(3):
+        tasks.batch()
+    tasks.stored(snapshot_folder(tmp_path / "s"))
+    rewind(opened(store, 90), "job", FakeIds(90), checkpoint_id=1, write=True)
+    tasks.base = tasks.life.open()["latest"]["ref"]
+    tasks.batch()
+
+    plan = tasks.plan()
+    assert (tasks.base["id"], plan["materialize"], plan["materialized"]["base"]) == (2, True, text(tasks.base))
+    tasks.batch(tasks.stored(snapshot_folder(tmp_path / "t")))
+    assert [handle.checkpoint_id for handle in view(store, tasks)[0]] == [2]
 
 
 def test_upload_of_what_is_not_listed_any_more_is_given_up(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:

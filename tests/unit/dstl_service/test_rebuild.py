@@ -19,6 +19,7 @@ from dstl_service.notes import NotedSet
 from dstl_service.rebuild import RebuildReport, rebuild_registry
 from dstl_service.registry import Registry
 from dstl_service.restore import plan_restore, read_plan
+from dstl_service.rewind import rewind
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.wire import CheckpointRef
 from storage.clock import SystemClock, SystemIds
@@ -430,6 +431,52 @@ def test_note_of_complete_manifest_needs_no_older_one(story: Story) -> None:
     assert "nothing tells what checkpoint 9." in before.lost[0]
 
     assert story.restored(story.rebuild().checkpoint) == story.contents[LAST]
+
+
+def rewound_story(then: str) -> Story:
+    """Tell of a job that was set back from 5 to 2, `then` went on, was set forward again, and went on."""
+    story = Story(MemoryStore())
+
+    def go_on(checkpoints: int) -> None:
+        with service(story.store) as life:
+            latest = life.open()["latest"]
+            begin = latest["ref"]["id"] + 1 if latest else 0
+            story.refs, story.contents = story.refs[:begin], story.contents[:begin]
+            story.refs[begin - 1 : begin] = [latest["ref"]] if latest else []
+            for checkpoint_id in range(begin, begin + checkpoints):
+                story.checkpoint(life, checkpoint_id, parallelism=2)
+
+    go_on(6)
+    given_up = list(story.contents)
+    report = rewind(opened(story.store, 90), "job", FakeIds(90), checkpoint_id=2, write=True)
+    del story.contents[3:]
+    if then != "nothing":
+        go_on(2)
+    if then == "set forward":
+        rewind(opened(story.store, 91), "job", FakeIds(91), savepoint=report.savepoint, write=True)
+        story.contents = given_up
+        go_on(1)
+    return story
+
+
+@pytest.mark.parametrize("then", ["nothing", "went on", "set forward"])
+def test_job_that_was_set_back_is_not_rebuilt_into_what_was_given_up(then: str) -> None:
+    """I10: whatever of the registry is lost, the job comes back where it stood, and is set back no second time."""
+    objects = (told := rewound_story(then)).store
+    rewound_from = opened(objects, 95).retained(1)[-1].rewound_from
+    for lost in (("checkpoints/",), ("checkpoints/r",), ("checkpoints/", "epochs/", "job.json", "savepoints/")):
+        story = Story(MemoryStore())
+        for info in objects.list(""):
+            story.store.put(info.key, objects.get(info.key))
+        story.lose(*lost)
+        report = story.rebuild()
+
+        assert story.restored(report.checkpoint) == told.contents[-1], lost
+        assert (report.lost, check_job(story.store, "job").problems) == ([], [])
+        rebuilt = opened(story.store, 96)
+        assert rebuilt.retained(1)[-1].rewound_from == rewound_from is not None
+        with service(story.store) as life:
+            assert life.open()["latest"]["ref"]["uid"] == report.checkpoint.split(".")[2]
 
 
 def test_savepoint_is_a_source(story: Story) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from dstl_service.cli import main
 from dstl_service.deletion import delete_subsumed
 from dstl_service.fsck import check_job
 from dstl_service.job_store import JobStore
@@ -22,6 +24,7 @@ from dstl_service.wire import CheckpointRef
 from storage.errors import FencedError, InvalidInputError, NotFoundError
 from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore, exists
+from storage.open import open_store
 from storage.testing import FakeClock, FakeIds, RecordingStore
 from tests.unit.dstl_service.interleaving import Killed, PausingStore, kill
 from tests.unit.dstl_service.samples import manifest, opened
@@ -115,6 +118,20 @@ def test_older_driver_is_fenced(store: MemoryStore) -> None:
     with pytest.raises(FencedError):
         driver.jobs.create(driver.request())
     assert newest_id(store)[0] == 0
+
+
+def test_garbage_collection_by_hand_ends_a_rewind(tmp_path: Path) -> None:
+    """What `dstl gc --delete` does of a rewind that was killed belongs to the job, the fence too."""
+    store = open_store(f"file://{tmp_path}")
+    driver_of(store, 3)
+    paused = PausingStore(store)
+    paused.pause_at("put", "job/checkpoints/*", kill)
+    with pytest.raises(Killed):
+        rewind(opened(paused, 90), "job", FakeIds(90), checkpoint_id=1, write=True)
+
+    assert main(["gc", "--storage", store.url, "--delete", "job"]) == 0
+    assert newest_id(store)[0] == 1
+    assert check_job(store, "job").problems == []
 
 
 @pytest.mark.parametrize("checkpoints", range(5))

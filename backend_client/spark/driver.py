@@ -40,6 +40,7 @@ from backend_client.spark.pandas_settings import PandasSettings
 from backend_client.spark.pinning import Anchors
 from backend_client.spark.plan import Operator, Step
 from backend_client.spark.private.batch_clock import at_batch_time
+from backend_client.spark.private.session import setting
 from backend_client.spark.private.stream_plan import StreamPlan
 from backend_client.spark.session_settings import set_for
 from backend_client.spark.shipping import Shipments
@@ -102,7 +103,7 @@ class BatchRunner:
         self._plan = StreamPlan(frame.source.sparkSession, log.query_id)
         self._is_behind_state = False
         self._later_plans: dict[str, ColumnarPlan] = {}
-        self._closes = frame.source.sparkSession.conf.get(_WITHOUT_DATA, "true") == "true"
+        self._closes = setting(frame.source.sparkSession, _WITHOUT_DATA, "true").lower() == "true"
         self._anchors = Anchors.of(frame.source.sparkSession)
         self._anchors.take()
 

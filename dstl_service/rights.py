@@ -64,6 +64,7 @@ ROUTES: Mapping[tuple[str, str], tuple[Right, ...]] = {
     ("POST", f"{_JOB}/epochs"): (Right.RUN,),
     ("POST", f"{_JOB}/change-sets"): (Right.RUN,),
     ("POST", f"{_JOB}/persist"): (Right.RUN,),
+    ("POST", f"{_JOB}/read"): (Right.RUN,),
     ("POST", f"{_JOB}/batches"): (Right.RUN,),
     ("POST", f"{_JOB}/materializations"): (Right.RUN,),
     ("POST", f"{_JOB}/checkpoints/{{checkpoint_id}}/begin"): (Right.RUN,),

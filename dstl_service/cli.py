@@ -239,10 +239,7 @@ def delete(options: argparse.Namespace) -> int:
     removal = deletions.collect(tombstone, take_over=True)
     if removal is None:
         raise ConflictError(f"somebody brought job {options.job!r} back meanwhile")
-    sys.stdout.write(
-        f"job {removal.job}: {removal.objects} objects of {removal.size_bytes} bytes deleted. "
-        "Restart sidecars that run by themselves before the name is used again\n"
-    )
+    sys.stdout.write(f"job {removal.job}: {removal.objects} objects of {removal.size_bytes} bytes deleted\n")
     return 0
 
 

@@ -92,7 +92,8 @@ class JobStore:
                 f"job {self._job!r} was created with max_parallelism {wanted}, not "
                 f"{max_parallelism}; it is fixed for the life of a job: leave the option out, or name another job"
             )
-        self.job_uid, self.max_parallelism = uid, wanted
+        self.job_uid = self._log.job_uid = uid
+        self.max_parallelism = wanted
 
     def exists(self) -> bool:
         """Say whether the job was ever created."""

@@ -58,6 +58,8 @@ class ManifestLog:
     """Reads and appends below ``<base>/<job>/checkpoints/``; may be used by many threads."""
 
     def __init__(self, store: ObjectStore, job: str) -> None:
+        self.job_uid = ""
+        """Set when it is known: what lies at a place may have been put by who was paused since another life of it."""
         self._store = store
         self._job = job
         self._lock = threading.Lock()
@@ -196,6 +198,12 @@ class ManifestLog:
             manifest = decode_manifest(self._store.get(key), key)
             if place_of_manifest(manifest) != place:
                 raise CorruptDataError(f"manifest {key} is that of {manifest.ref.to_text()}", object_key=key)
+            if self.job_uid and manifest.job_uid != self.job_uid:
+                raise CorruptDataError(
+                    f"manifest {key} belongs to another job's life ({manifest.job_uid}), not to that of "
+                    f"{self._job}/job.json ({self.job_uid}): move it elsewhere",
+                    object_key=key,
+                )
         except BaseException as error:
             with self._lock:
                 self._end(place, mine)

@@ -16,12 +16,13 @@ from dstl_service.cli import main
 from dstl_service.deletion import delete_subsumed
 from dstl_service.fsck import check_job
 from dstl_service.job_store import JobStore
+from dstl_service.jobs import delete_job
 from dstl_service.manifest import Manifest, ManifestKind
 from dstl_service.rebuild import rebuild_registry
 from dstl_service.registry_format import epoch_key
 from dstl_service.rewind import RewindReport, rewind
 from dstl_service.wire import CheckpointRef
-from storage.errors import FencedError, InvalidInputError, NotFoundError
+from storage.errors import CorruptDataError, FencedError, InvalidInputError, NotFoundError
 from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore, exists
 from storage.open import open_store
@@ -118,6 +119,22 @@ def test_older_driver_is_fenced(store: MemoryStore) -> None:
     with pytest.raises(FencedError):
         driver.jobs.create(driver.request())
     assert newest_id(store)[0] == 0
+
+
+def test_driver_of_a_deleted_job_takes_nobody_over(store: MemoryStore) -> None:
+    """I4: what a driver that was paused puts into a new job of its name is not taken for that one's checkpoint."""
+    old = driver_of(store, 3)
+    late = old.request()
+    delete_job(store, "job", write=True)
+    new = driver_of(store, 1, host=2)
+    key = f"job/checkpoints/{old.jobs.create(late)[0].id:020d}.000000.json"
+
+    with pytest.raises(CorruptDataError, match=f"{key} belongs to another job's life.*move it elsewhere"):
+        Driver(store, 3)
+    store.delete([key])
+    assert Driver(store, 4).latest == new.latest
+    with pytest.raises(FencedError):
+        new.complete()
 
 
 def test_garbage_collection_by_hand_ends_a_rewind(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_connections_over_tcp_are_kept_alive() -> None:
 
 def test_port_that_cannot_be_is_an_error_that_says_so() -> None:
     """A wrong number is the operator's mistake, not a traceback."""
-    with pytest.raises(InvalidInputError, match="cannot listen on 127.0.0.1:99999: .*port must be 0-65535"):
+    with pytest.raises(InvalidInputError, match=r"cannot listen on 127\.0\.0\.1:99999: .*port must be 0-65535"):
         open_listener(ServiceSettings("memory://x", port=99999))
 
 

@@ -20,6 +20,8 @@ from typing import Protocol
 from dstl_service.logs import Throttle
 
 TICK_S = 1.0
+UNREAD_S = 600.0
+"""How long a client may read nothing of an answer. A table that applies what it restores reads on much sooner."""
 _FILES_MAX = 1 << 20
 
 logger = logging.getLogger("dstl_service")
@@ -58,6 +60,11 @@ class Connection(Protocol):
         """Whether a request is being answered."""
         ...
 
+    @property
+    def unread_bytes(self) -> int:
+        """How much of an answer waits for its client, as more than is usual does; else 0."""
+        ...
+
     def refuse(self, status: int, message: str, headers: str = "") -> None:
         """Answer if that is possible still, and close it."""
         ...
@@ -89,11 +96,17 @@ class Bounds:
 
 @dataclass(slots=True)
 class _Waited:
-    """How long a client was waited for in its phase, in which it had sent `body_bytes` when that was last said."""
+    """
+    How long a client was waited for in its phase, in which it had sent `body_bytes` when that was last said.
+
+    And how long it has read nothing of an answer, of which `unread_bytes` were left.
+    """
 
     phase: Phase
     seconds: float = 0.0
     body_bytes: int = 0
+    unread_bytes: int = 0
+    unread_s: float = 0.0
 
 
 class Connections:
@@ -159,6 +172,11 @@ class Connections:
             waited.seconds = 0.0
         elif not connection.is_held_back:
             waited.seconds += seconds
+        is_stuck = 0 < connection.unread_bytes == waited.unread_bytes
+        waited.unread_s = waited.unread_s + seconds if is_stuck else 0.0
+        waited.unread_bytes = connection.unread_bytes
+        if waited.unread_s > UNREAD_S:
+            return f"Nothing of an answer was read for {UNREAD_S:g} s."
         if phase is Phase.HEAD and waited.seconds > bounds.head_timeout_s:
             return f"The head of a request did not come within {bounds.head_timeout_s:g} s."
         due_bytes = (waited.seconds - bounds.body_grace_s) * bounds.body_bytes_per_s_min

@@ -38,8 +38,7 @@ class FairSlots:
 
     async def acquire(self, key: str) -> None:
         """Wait for a place; `release` gives it back."""
-        if self._may_hold(key):  # whoever waits while a place is free has as many as one key may have
-            self._take(key)
+        if self.acquire_at_once(key):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, deque()).append(turn)
@@ -51,6 +50,13 @@ class FairSlots:
             else:
                 self._leave(key, turn)
             raise
+
+    def acquire_at_once(self, key: str) -> bool:
+        """Take a place if there is one, and say whether there was."""
+        may_hold = self._may_hold(key)  # whoever waits while a place is free has as many as one key may have
+        if may_hold:
+            self._take(key)
+        return may_hold
 
     def release(self, key: str) -> None:
         """Give a place back."""

@@ -99,6 +99,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Say whether a request is being answered."""
         return self.cycle is not None and not self.cycle.response_complete
 
+    @property
+    def unread_bytes(self) -> int:
+        """How much of an answer waits for its client, as more than is usual does; else 0."""
+        return self.transport.get_write_buffer_size() if self.flow.write_paused else 0
+
     def on_message_begin(self) -> None:
         self._phase = Phase.HEAD
         self._count_anew()
@@ -160,6 +165,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             head = f"content-type: text/plain; charset=utf-8\r\ncontent-length: {len(message)}\r\n{headers}"
             answer = f"{head}connection: close\r\n\r\n{message}"
             self.transport.write(STATUS_LINE[status] + answer.encode("ascii"))
+        if self.flow.write_paused:
+            self.transport.abort()  # who does not read what it has asked for reads no refusal either
         self.transport.close()
         if self.is_answering:
             self.cycle.disconnected = True  # the application has nobody to answer any more

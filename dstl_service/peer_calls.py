@@ -72,18 +72,26 @@ class PeerCalls:
                 job=job,
             ) from None
         ask = partial(self._client.persist, origin, job, refs, wait=wait, note=note)
-        call = asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        try:
+            call = asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        except BaseException:  # a system may have no thread left
+            self._give_places_back(origin, job)
+            raise
         # The places are the thread's: who waited for it may be gone long before it ends.
         call.add_done_callback(lambda _: self._give_places_back(origin, job))
         return await asyncio.shield(call)
 
     async def _take_places(self, origin: str, job: str) -> None:
-        await self._of_hosts.acquire(origin)
-        try:
-            await self._of_jobs.acquire(job)
-        except BaseException:
+        """Take both places together: who waits for one keeps the other from nobody."""
+        while True:
+            await self._of_hosts.acquire(origin)
+            if self._of_jobs.acquire_at_once(job):
+                return
             self._of_hosts.release(origin)
-            raise
+            await self._of_jobs.acquire(job)
+            if self._of_hosts.acquire_at_once(origin):
+                return
+            self._of_jobs.release(job)
 
     def _give_places_back(self, origin: str, job: str) -> None:
         self._of_jobs.release(job)

@@ -88,3 +88,12 @@ def test_damaged_entry_is_named() -> None:
 def test_user_of_a_command_is_named() -> None:
     """Who works on a storage without a service is known by user and host."""
     assert "@" in this_user()
+
+
+def test_no_spelling_of_a_path_avoids_the_record() -> None:
+    """C12: a job is not taken over, nor anything else done, under a path that routes take and the record does not."""
+    with service(MemoryStore()) as life:
+        answer = life.client.post("/v1/jobs/job/epochs%0A", json={"owner": "x"})
+
+        assert answer.status_code == 400
+        assert life.client.get(life.path).status_code == 404

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dstl_service.connections import Bounds, Connections, Phase
+from dstl_service.connections import UNREAD_S, Bounds, Connections, Phase
 from dstl_service.logs import Throttle
 from storage.testing import FakeClock
 
@@ -24,6 +24,7 @@ class Client:
     body_bytes: int = 0
     is_held_back: bool = False
     is_answering: bool = False
+    unread_bytes: int = 0
     ended: list[int] = field(default_factory=list)
 
     def refuse(self, status: int, message: str, headers: str = "") -> None:
@@ -91,6 +92,21 @@ def test_service_waits_for_itself_alone(client: Client) -> None:
         assert client.ended == []
 
     with_clients(client, story=story)
+
+
+def test_answer_that_is_not_read_is_ended() -> None:
+    """B12: who reads nothing of an answer is waited for so long; who reads slowly is, however long it takes."""
+    stuck, slow = (Client(Phase.NOTHING, is_answering=True, unread_bytes=100_000) for _ in range(2))
+
+    def story(connections: Connections) -> None:
+        for turn in range(int(UNREAD_S) + 1):
+            slow.unread_bytes -= turn % 60 == 0
+            connections.look(1.0)
+            assert stuck.ended == []
+        connections.look(1.0)
+        assert (stuck.ended, slow.ended, len(connections)) == ([408], [], 1)
+
+    with_clients(stuck, slow, story=story)
 
 
 def test_new_request_begins_anew() -> None:

@@ -29,6 +29,7 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.written = b""
         self.is_closed = False
+        self.is_aborted = False
 
     def write(self, data: Any) -> None:
         """Take bytes."""
@@ -42,7 +43,13 @@ class Wire(asyncio.Transport):
         """Close."""
         self.is_closed = True
 
-    abort = close
+    def abort(self) -> None:
+        """Break off."""
+        self.is_closed = self.is_aborted = True
+
+    def get_write_buffer_size(self) -> int:
+        """Say how much is not sent yet."""
+        return len(self.written)
 
     def is_closing(self) -> bool:
         """Say whether it was closed."""
@@ -199,6 +206,22 @@ def test_headers_are_so_many_at_most() -> None:
 
         assert (wire.statuses, wire.is_closed) == ([200, 400], True)
         assert len(protocol.headers) == HEADERS_MAX
+
+    connected(story)
+
+
+def test_client_that_reads_nothing_is_broken_off() -> None:
+    """B12: a connection that is closed only when all is sent would never end."""
+
+    async def story(protocol: BoundedHttpProtocol, wire: Wire) -> None:
+        protocol.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await settled()
+        assert protocol.unread_bytes == 0
+        protocol.pause_writing()
+        assert protocol.unread_bytes > 0
+        protocol.refuse(408, "Nothing was read.")
+
+        assert wire.is_aborted
 
     connected(story)
 

@@ -8,19 +8,22 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from dstl_service.fair_slots import FairSlots
-from dstl_service.peer_registry import FOLDER, encode_entry, origin_of
+from dstl_service.peer_calls import PeerCalls
+from dstl_service.peer_registry import FOLDER, PeerRegistry, encode_entry, origin_of
 from dstl_service.peers import PeerClient
 from dstl_service.settings import PeerSettings, ServiceSettings, TlsSettings, UploadSettings
 from dstl_service.wire import ChangeSetRef
 from storage.errors import FencedError, InvalidInputError, LostChangesError, UnavailableError
 from storage.memory_store import MemoryStore
+from storage.model import SegmentHandle
 from storage.testing import Fault, FaultKind, FaultyStore
 from tests.unit.dstl_service.http_life import Life, service
 from tests.waiting import wait_until
@@ -337,3 +340,56 @@ class TestFairSlots:
             await slots.acquire("e")
 
         self.run(story)
+
+
+class TestPlaces:
+    """B1, B13: places of calls come back whatever happens, and nobody keeps those that it does not use."""
+
+    def test_call_that_cannot_begin_gives_its_places_back(self) -> None:
+        """A host is asked again when the system has threads again."""
+
+        async def story() -> None:
+            for _ in range(10):
+                with pytest.raises(RuntimeError, match="no thread"):
+                    await calls.persist("http://a:1", "job", [REF], wait=True, note=None)
+
+        class NoThreads(ThreadPoolExecutor):
+            def submit(self, *_: Any, **__: Any) -> Any:
+                raise RuntimeError("no thread")
+
+        calls = PeerCalls(_Peer(), cast("PeerRegistry", None), NoThreads(), 4, 2, 0.1)
+        asyncio.run(story())
+
+    def test_who_waits_for_the_share_of_its_job_keeps_no_host_from_others(self) -> None:
+        """A job whose calls hang waits by itself: other jobs ask the hosts that it would ask as well."""
+        hung = threading.Event()
+
+        async def story() -> None:
+            def ask(host: int, job: str) -> asyncio.Task[list[SegmentHandle]]:
+                call = calls.persist(f"http://{host}:1", job, [REF], wait=True, note=None)
+                return asyncio.get_running_loop().create_task(call)
+
+            waiting = [ask(0, "hanging") for _ in range(2)] + [ask(1, "hanging") for _ in range(2)]
+            await asyncio.sleep(0)
+            assert await ask(1, "other") == []
+            hung.set()
+            await asyncio.gather(*waiting)
+
+        with ThreadPoolExecutor(8) as threads:
+            calls = PeerCalls(_Peer(hung), cast("PeerRegistry", None), threads, 4, 2, 5)
+            try:
+                asyncio.run(story())
+            finally:
+                hung.set()
+
+
+class _Peer(PeerClient):
+    """Answers nothing, of the first host only when it is told to."""
+
+    def __init__(self, hung: threading.Event | None = None) -> None:
+        self._hung = hung
+
+    def persist(self, url: str, *_: Any, **__: Any) -> list[SegmentHandle]:
+        if self._hung is not None and url == "http://0:1":
+            assert self._hung.wait(30)
+        return []

@@ -32,7 +32,7 @@ _OPERATOR = OperatorInfo("op", PARTITIONS, "{}", {})
 
 def measure(*, short: bool) -> list[Figure]:
     """Run checkpoints at their pace, then list the bucket."""
-    checkpoints, interval_s = (20, 0.2) if short else (60, 1.0)
+    checkpoints, interval_s = (60, 0.2) if short else (60, 1.0)
     with S3Server() as server:
         server.create_bucket(BUCKET)
         with ServiceProcess(f"s3://{BUCKET}", server.env()) as service:

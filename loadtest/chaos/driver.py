@@ -302,14 +302,14 @@ class Driver(threading.Thread):
         with self._phases.request("rewind"):
             rewinding = self._rewinding(self.job, target)
             is_done = rewinding.meet(fate, self._random.uniform(0, REWIND_STOPPED_WITHIN_S))
+        if fate is Fate.SUSPENDED:
+            self._suspended = rewinding  # at once: whatever fails from here on, it is ended
         self._must_open = True
         self.take_over()
         if is_done and self.base == before:
             raise Violation(f"{self.job}: it was set back to checkpoint {target}, and stands at {before}")
         self.rewinds[fate, self.base != before] += 1
-        if fate is Fate.SUSPENDED:
-            self._suspended = rewinding
-        else:
+        if fate is not Fate.SUSPENDED:
             self._targets.clear()
         self._check_restore()
 

@@ -9,8 +9,6 @@ the folder of a snapshot.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import inspect
 import logging
 from collections.abc import Awaitable, Iterator
 from concurrent.futures import Executor, Future
@@ -30,6 +28,7 @@ from dstl_service.segment_cache import SegmentCache
 from dstl_service.service import ChangelogService
 from dstl_service.settings import GcSettings, ServiceSettings
 from dstl_service.snapshot_folder import FoundFile
+from dstl_service.under_way import uid_in_key
 from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
 from storage.change_set import decode_change_set, encode_change_set
 from storage.model import ChangeSetId, KeyGroupRange, Segment, Writer
@@ -38,19 +37,12 @@ from tests.modelcheck.oracle import Table
 from tests.modelcheck.scheduler import ActorLoop, ViolationError
 from tests.modelcheck.world import DAY_MS, RETAINED, ProcessClock, World
 
-
-def _has(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
 JOB, OPERATOR = "job", "op"
 GROUPS = KeyGroupRange(0, 127)
 COMPLETE_EVERY = 3
 COLLECTIONS_LAST = 2
 """After so many collections of a world that is at rest nothing is left that nobody names."""
-under_way: Any = importlib.import_module("dstl_service.under_way") if _has("dstl_service.under_way") else None
-"""Lists what is being stored, where the code under check has such lists; else nothing is announced."""
-MANIFESTS_READ_IN = "dstl_service.manifest_log" if _has("dstl_service.manifest_log") else "dstl_service.job_store"
+MANIFESTS_READ_IN = "dstl_service.manifest_log"
 _NO_PEERS = PeerClient(lambda: None, 1)
 _T = TypeVar("_T")
 
@@ -126,17 +118,12 @@ class Process:
 
     def announce(self, version: CheckpointRef) -> dict[str, Any] | None:
         """Take a snapshot of the table at a checkpoint over; return what its task reports then."""
-        if under_way is None:
-            return None
         self._take(version)
         return self.offered(version)
 
     def upload(self, version: CheckpointRef) -> dict[str, Any] | None:
         """Store the snapshot if a checkpoint up to this one lists it; return what its task reports then."""
-        if under_way is None:
-            self._take(version)
-        else:
-            self.offered(version)
+        self.offered(version)
 
         async def stored() -> None:
             while self.service.is_busy:  # noqa: ASYNC110 - it has no event, and each round does some of it
@@ -148,8 +135,6 @@ class Process:
     def offered(self, version: CheckpointRef) -> dict[str, Any] | None:
         """Return what the next task, whose table is to stand at this checkpoint, is told to report."""
         _, offer = self._do(self.service.plan_restore(JOB, OPERATOR, GROUPS, None, version))
-        if under_way is None:
-            return offer.materialized.to_dict() if offer.materialized else None
         return offer.report
 
     def _take(self, version: CheckpointRef) -> None:
@@ -176,9 +161,8 @@ class Process:
 
     def rewind(self, **target: Any) -> None:
         """Set the job back to a `checkpoint_id` or a `savepoint`."""
-        known = inspect.signature(rewind).parameters
-        given = {"clock": self.clock, "ids": self.ids, "checkpoints_max": RETAINED, "write": True, **target}
-        report = rewind(self.jobs(), JOB, **{name: value for name, value in given.items() if name in known})
+        given: dict[str, Any] = {"checkpoints_max": RETAINED, **target}
+        report = rewind(self.jobs(), JOB, self.ids, write=True, **given)
         self.world.saved(report.savepoint)
 
     def jobs(self) -> JobStore:
@@ -229,9 +213,7 @@ def finish(world: World) -> None:
 
 def _is_under_way(key: str, newest: Manifest | None) -> bool:
     """Say whether an object is of a snapshot that some process may still finish, as far as anybody knows."""
-    if under_way is None or newest is None:
-        return False
-    return under_way.uid_in_key(key) in newest.under_way.uids
+    return newest is not None and uid_in_key(key) in newest.under_way.uids
 
 
 def _check_restored(world: World, jobs: JobStore) -> None:

@@ -12,7 +12,7 @@ import platform
 import stat
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import cache, partial
 from typing import Any
 
@@ -54,6 +54,7 @@ def connect(settings: BackendSettings, patience_s: float | None = None) -> Servi
             certificate=settings.host_certificate,
         )
     embedded = embedded_service(settings)
+    embedded = replace(embedded, answer_timeout_s=max(1.0, min(embedded.answer_timeout_s, patience_s / 2)))
     ensure: Callable[[], None] = embedded.ensure
     embedded.check_folder()  # whoever made it first could be the one who answers there
     return ServiceClient(embedded.address, token, patience_s, ensure, trust=settings.host_trust)

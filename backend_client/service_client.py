@@ -13,6 +13,7 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import select
 import socket
 import ssl
 import time
@@ -37,6 +38,9 @@ _BROKEN = (OSError, http.client.HTTPException)
 _RETRY_AFTER_MAX_S = 60
 _LAST_TRY_S = 1.0
 """What a request gets at least, also one whose patience is over."""
+_SIGN_OF_LIFE_S = 5.0
+"""A service that may be started anew is asked for a sign of life when an answer takes so long."""
+_SIGNS_PER_PATIENCE = 8
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -80,7 +84,8 @@ class ServiceClient:
         address: ``unix:///path``, ``http://host:port`` or ``https://host:port``.
         token: Sent with every request, or None; a function is asked again when the service refuses what it gave.
         patience_s: How long a request is repeated before its error is raised.
-        ensure: Called when nobody answers; may start the service anew. None: somebody else looks after it.
+        ensure: Called when nobody answers, or not soon: may start the service anew, in the place of one that hangs.
+            None: somebody else looks after it.
         ca_file: Certificates by which an ``https`` service is known; None: those of the system.
         trust: Whose process may listen on a Unix socket.
         certificate: Files with the certificate and the key to show to an ``https`` service, if any; both may be one.
@@ -243,21 +248,42 @@ class ServiceClient:
             pause_s = min(1.0, pause_s * 2)
 
     def _send(self, method: str, path: str, body: bytes | None, timeout_s: float) -> http.client.HTTPResponse:
+        deadline = time.monotonic() + timeout_s
+        # A body that is taken slowly is sent again; one that a hung service takes not at all must leave time for that.
+        send_s = timeout_s if self._ensure is None else max(_LAST_TRY_S, timeout_s / 2)
         if self._connection is None:
-            self._connection = self._connect(timeout_s)
+            self._connection = self._connect(send_s)
         elif self._connection.sock is not None:
-            self._connection.sock.settimeout(timeout_s)
+            self._connection.sock.settimeout(send_s)
         headers = {
             "content-type": "application/json" if body is None or body[:1] in b"{[" else "application/octet-stream"
         }
         if self._token:
             headers["authorization"] = f"Bearer {self._token}"
         self._connection.request(method, path, body=body, headers=headers)
+        if self._ensure is not None:
+            self._wait_for_answer(self._connection.sock, deadline, self._ensure)
         response = self._connection.getresponse()
         if response.length is None and not response.chunked:
             # The service always says how long an answer is: the connection broke within the headers.
             raise http.client.HTTPException("the answer's headers broke off")
         return response
+
+    def _wait_for_answer(self, connection: socket.socket, deadline: float, ensure: Callable[[], None]) -> None:
+        """
+        Return when an answer begins, or the connection breaks; have the service looked after until then.
+
+        A request may take long, and is not sent again for that. One whose service hangs ends with its connection.
+        """
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        look_s = min(_SIGN_OF_LIFE_S, self._patience_s / _SIGNS_PER_PATIENCE)
+        while (remaining_s := deadline - time.monotonic()) > 0:
+            if poll.poll(min(remaining_s, look_s) * 1000):
+                connection.settimeout(max(_LAST_TRY_S, remaining_s))
+                return
+            ensure()
+        raise TimeoutError("timed out")
 
     def _has_new_token(self) -> bool:
         """Ask for the token again; tell whether it is another one now. It is exchanged while jobs run."""

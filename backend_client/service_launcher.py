@@ -3,37 +3,67 @@ Starts the embedded sidecar: one per host, user and storage, by whoever needs it
 
 A lock file decides who starts it; the others wait until it answers. The process outlives its starter (its session is
 its own), and goes away after a time without requests. Its log and its process id lie beside its socket.
+
+Nobody else looks after it, so one that hangs is ended here: it takes connections and answers none of them, and without
+this every query of the host would fail until a person came. What it held is lost as by a crash, and sent again.
 """
 
 from __future__ import annotations
 
+import enum
 import fcntl
 import hashlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from backend_client.service_client import check_listener
 from storage.errors import InvalidInputError, UnavailableError
 from storage.private_folder import OWN, Trust, check_folder, make_folder, open_lock
+from storage.unix_peer import peer_pid
 
 _START_TIMEOUT_S = 30.0
 _SOCKET_PATH_MAX = 100  # the kernel's limit is 107 bytes
+_END_TIMEOUT_S = 10.0
+_QUICK_ANSWER_S = 1.0
+_HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+
+
+class _Found(enum.Enum):
+    """What is at the sidecar's socket."""
+
+    NOBODY = enum.auto()
+    HUNG = enum.auto()
+    """A process that takes connections and answers none of them."""
+    WELL = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedService:
-    """Where the sidecar of one storage lives on this host, and how to start it."""
+    """
+    Where the sidecar of one storage lives on this host, and how to start it.
+
+    Args:
+        storage: URL of the object store.
+        folder: Holds its socket, log, lock and process id.
+        idle_exit_s: After how long without a request it stops; 0: never.
+        config_file: Its configuration, if any.
+        trust: Whose processes may listen on its socket.
+        answer_timeout_s: One that does not tell its health for so long hangs.
+    """
 
     storage: str
     folder: str
     idle_exit_s: int
     config_file: str | None = None
     trust: Trust = OWN
+    answer_timeout_s: float = 15.0
 
     @property
     def socket_path(self) -> str:
@@ -57,19 +87,22 @@ class EmbeddedService:
 
     def ensure(self) -> None:
         """
-        Start the sidecar unless one answers.
+        Start the sidecar unless one answers; end one that hangs before.
 
         Raises:
-            UnavailableError: It does not come up; the message has the end of its log.
+            UnavailableError: It does not come up; the message has the end of its log. Or it hangs and cannot be ended.
             InvalidInputError: The folder cannot hold its socket, or another user may decide what is in it.
         """
         self._prepare_folder()
-        if self._answers():
+        if self._probe(_QUICK_ANSWER_S) is _Found.WELL:
             return
         lock = open_lock(self._path("lock"))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not self._answers():
+            found = self._probe(self.answer_timeout_s)
+            if found is _Found.HUNG:
+                self._end()
+            if found is not _Found.WELL:
                 self._start()
         finally:
             os.close(lock)
@@ -113,15 +146,50 @@ class EmbeddedService:
                 raise UnavailableError(f"the sidecar for {self.storage} did not start; its log ends: {tail}")
             time.sleep(0.02)
 
+    def _end(self) -> None:
+        """Kill the sidecar that hangs, unless what listens is not the process that was started here."""
+        recorded = self._recorded_pid()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_QUICK_ANSWER_S)
+            with suppress(OSError):  # it has ended meanwhile, or its queue of connections is full
+                connection.connect(self.socket_path)
+            with suppress(OSError):
+                if peer_pid(connection.fileno()) not in (None, 0, recorded):
+                    recorded = None
+        if recorded is None or not _is_sidecar(recorded):
+            raise UnavailableError(
+                f"what listens on {self.socket_path} does not answer, and is not the sidecar that was started here "
+                f"(see {self.pid_path}): end it by hand"
+            )
+        with suppress(ProcessLookupError):
+            os.kill(recorded, signal.SIGKILL)
+        deadline = time.monotonic() + _END_TIMEOUT_S
+        while _runs(recorded):
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"the sidecar hangs, and process {recorded} cannot be killed: see its state")
+            time.sleep(0.02)
+
+    def _recorded_pid(self) -> int | None:
+        try:
+            return int(self._path("pid").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
     def _answers(self) -> bool:
+        return self._probe(_QUICK_ANSWER_S) is _Found.WELL
+
+    def _probe(self, timeout_s: float) -> _Found:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(1.0)
+            probe.settimeout(timeout_s)
             try:
                 probe.connect(self.socket_path)
+                check_listener(probe, self.socket_path, self.trust)
+                probe.sendall(_HEALTH)
+                return _Found.WELL if probe.recv(1) else _Found.NOBODY
+            except (TimeoutError, BlockingIOError):
+                return _Found.HUNG
             except OSError:
-                return False
-            check_listener(probe, self.socket_path, self.trust)
-        return True
+                return _Found.NOBODY
 
     def _prepare_folder(self) -> None:
         if len(self.socket_path.encode()) > _SOCKET_PATH_MAX:
@@ -140,8 +208,16 @@ class EmbeddedService:
 
 
 def _runs(pid: int) -> bool:
+    """Say whether a process is there that may still do something: one that waits to be reaped may not."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
         return False
-    return True
+
+
+def _is_sidecar(pid: int) -> bool:
+    """Say whether the process is a service: ids are given again, and the file with this one may be old."""
+    try:
+        return b"dstl_service" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False

@@ -207,10 +207,15 @@ def wait_for(program: Program, marker: Path) -> None:
         if marker.exists():
             return True
         if program.process.poll() not in (None, 0):
-            raise AssertionError((Path(program.log.name)).read_text(errors="replace")[-6000:])
+            raise AssertionError(_without_frames(Path(program.log.name).read_text(errors="replace"))[-20_000:])
         return False
 
     wait_until(made, 600, str(marker))
+
+
+def _without_frames(log: str) -> str:
+    """Drop the JVM's stack frames: a session that ends writes hundreds of them behind what has failed."""
+    return "\n".join(line for line in log.splitlines() if not line.lstrip().startswith(("at ", "... ")))
 
 
 def _signal_one(kind: str, scene: Scene, number: signal.Signals) -> psutil.Process | None:

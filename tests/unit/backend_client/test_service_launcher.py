@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +100,58 @@ def test_killed_process_is_started_again(service: EmbeddedService) -> None:
 
     assert after["pid"] != before["pid"]
     assert after["service_id"] != before["service_id"]
+
+
+def test_hung_process_is_replaced(service: EmbeddedService) -> None:
+    """A client whose sidecar hangs gets its answer from a new one, within its patience; the old one is gone."""
+    impatient = replace(service, answer_timeout_s=1.0)
+    impatient.ensure()
+    client = ServiceClient(service.address, patience_s=8, ensure=impatient.ensure)
+    before = client.get("/v1/info")
+    os.kill(before["pid"], signal.SIGSTOP)
+    after = client.get("/v1/info")
+    client.close()
+
+    assert after["pid"] != before["pid"]
+    assert not Path(f"/proc/{before['pid']}").exists()
+
+
+def test_slow_answer_is_waited_for() -> None:
+    """A request that takes long is sent once, whatever signs of life its service is asked for meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="dl") as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/s")
+        listener.listen()
+        asked = threading.Semaphore(0)
+
+        def answer_when_asked_thrice() -> bytes:
+            connection, _ = listener.accept()
+            with connection:
+                received = connection.recv(1 << 16)
+                for _ in range(3):
+                    asked.acquire()
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+                connection.settimeout(30)
+                return received + connection.recv(1 << 16)
+
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(answer_when_asked_thrice)
+            client = ServiceClient(f"unix://{folder}/s", patience_s=1.0, ensure=asked.release)
+            client.post("/v1/x", {}, patience_s=60)
+            client.close()
+
+    assert served.result().count(b"POST /v1/x") == 1
+
+
+def test_foreign_listener_is_left_alone(service: EmbeddedService) -> None:
+    """Who listens without an answer and was not started here is not ended: the error says what to do."""
+    Path(service.folder).mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(service.socket_path)
+        listener.listen()
+        with pytest.raises(UnavailableError, match="end it by hand"):
+            replace(service, answer_timeout_s=0.1).ensure()
+    Path(service.socket_path).unlink()
+    service.ensure()  # for the fixture to end
 
 
 def test_failed_start_shows_log() -> None:

@@ -81,33 +81,30 @@ def advance_to_base(
     return _advance(table, client, job, operator, key_groups, base.to_text())
 
 
-def read_change_sets(client: ServiceClient, job: str, epoch: int, refs: Sequence[ChangeSetRef]) -> list[ChangeColumns]:
+def read_change_sets(client: ServiceClient, job: str, epoch: int, refs: Sequence[ChangeSetRef]) -> Changes:
     """
-    Return change sets of a checkpoint that does not exist yet, in order.
+    Yield change sets of a checkpoint that does not exist yet, in order; one at a time is in memory.
 
     Raises:
         LostChangesError: One is gone; the batch must be executed again.
         UnavailableError: The sidecar or its store does not answer.
     """
-    if not refs:
-        return []
-    for _ in range(_BROKEN_STREAMS_MAX):
+    done = broken = 0
+    while done < len(refs):
         try:
-            return _read(client, job, epoch, refs)
+            with client.read(job, epoch, refs[done:]) as frames:
+                for header, payload in frames:
+                    if header["kind"] == "error":
+                        raise _reported(header)
+                    if header["kind"] == "segment":
+                        yield _decoded(header, payload)
+                        done += 1
+            if done < len(refs):
+                raise CorruptDataError(f"{len(refs) - done} change sets are missing in a stream of the sidecar")
         except UnavailableError:
-            continue
-    return _read(client, job, epoch, refs)
-
-
-def _read(client: ServiceClient, job: str, epoch: int, refs: Sequence[ChangeSetRef]) -> list[ChangeColumns]:
-    parts = []
-    with client.read(job, epoch, refs) as frames:
-        for header, payload in frames:
-            if header["kind"] == "error":
-                raise _reported(header)
-            if header["kind"] == "segment":
-                parts.append(_decoded(header, payload))
-    return parts
+            broken += 1
+            if broken > _BROKEN_STREAMS_MAX:
+                raise
 
 
 def _advance(

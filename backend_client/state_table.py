@@ -14,6 +14,7 @@ task at a time: other tasks of the host that want the same key groups (speculati
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import uuid
@@ -33,6 +34,8 @@ from backend_client.table_files import HeldError, TableFiles, entries_from
 from backend_client.table_journal import BYTES_MAX, CHANGES_MAX, MISSING, TableJournal, memory_bytes
 from backend_client.table_slots import SLOTS_MAX, free_slots
 from storage.change_set import ChangeColumns, in_columns
+
+logger = logging.getLogger("backend_client")
 
 # One write to RocksDB: as large as pays, and small beside its write buffer. Python objects are made of no more at once.
 _WRITE_BYTES = 4 << 20
@@ -59,6 +62,10 @@ class StateTable:
         self._journal = TableJournal(folder / "journal")
         self._few_changes = False
         self._has_guests = False
+        self._own: Rdict | None = None
+        """The table itself, while a copy is read in its place."""
+        self._copy = self._beside()
+        self._may_copy = True
         to_read = self._open_to_read()
         self._is_writable = to_read is None
         self._table = to_read or self._files.open_or_begin()
@@ -187,11 +194,49 @@ class StateTable:
         self._table, self._is_writable = table, True
         self.get = self._reader()
 
-    def lay_over(self, parts: Sequence[ChangeColumns]) -> None:
-        """Let all reads see changes that the table must not have yet (I1); they are gone when it is closed."""
+    def lay_over(self, parts: Iterable[ChangeColumns]) -> None:
+        """
+        Let all reads see changes that the table must not have yet (I1); they are gone when it is closed.
+
+        What is too much for memory is written into a copy of the table, which shares the files that there are. What
+        the disk does not take stays in memory all the same (I16).
+        """
         self._has_guests = True
-        self._journal.add(parts, "")
+        for part in parts:
+            if not self._put_into_copy(part):
+                self._journal.add([part], "")
         self.get = self._reader()
+
+    def _put_into_copy(self, part: ChangeColumns) -> bool:
+        """Write a part into the copy if there is one or memory has no room for it; return whether that was done."""
+        if not self._may_copy or (self._own is None and self._journal.has_room(part)):
+            return False
+        try:
+            if self._own is None:
+                self._go_on_in_copy()
+            self._write([part], "")
+        except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more specific
+            self._may_copy = False  # what comes now belongs over this part, so into memory as well
+            logger.warning("changes over the table in %s stay in memory: %s", self._folder, error)
+        return self._may_copy
+
+    def _go_on_in_copy(self) -> None:
+        """Put a copy in the table's place, with all that the journal lets reads see."""
+        self._copy = self._beside()
+        with making_snapshot(self._table, self._copy):
+            self._own, self._table = self._table, self._files.beside(self._copy).open_existing()
+        self._write([self._journal.latest()], "")
+        self._journal.forget()
+
+    def _leave_copy(self) -> None:
+        if self._own is not None:
+            with suppress(Exception):  # it is thrown away
+                self._table.close()
+            self._table, self._own = self._own, None
+            shutil.rmtree(self._copy, ignore_errors=True)
+
+    def _beside(self) -> Path:
+        return self._folder.with_name(f"{self._folder.name}.snapshot-{uuid.uuid4().hex}")
 
     def clear(self) -> None:
         """
@@ -221,7 +266,7 @@ class StateTable:
             self._write_journal()
         except Exception as error:  # rocksdict raises nothing more specific
             raise LocalDiskError(f"no snapshot can be made of {self._folder}: {error}") from error
-        folder = self._folder.with_name(f"{self._folder.name}.snapshot-{uuid.uuid4().hex}")
+        folder = self._beside()
         with making_snapshot(self._table, folder):
             yield folder
 
@@ -314,6 +359,7 @@ class StateTable:
 
     def close(self) -> None:
         """Close the table and give its slot free; counts once."""
+        self._leave_copy()
         with suppress(Exception):  # a cache that cannot be closed properly is rebuilt; the task must not fail (I16)
             self._table.close()
             if self._is_writable:
@@ -324,6 +370,7 @@ class StateTable:
 
     def discard(self) -> None:
         """Throw the table away, for its files are damaged; who opens the slot next begins anew (I16). Then `close`."""
+        self._leave_copy()
         with suppress(Exception):
             self._table.close()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -31,9 +31,13 @@ class HeldError(LocalDiskError):
 class TableFiles:
     """The folder of one table; whoever opens it holds its slot."""
 
-    def __init__(self, folder: Path, block_cache_bytes: int) -> None:
+    def __init__(self, folder: Path, block_cache_bytes: int, options: Options | None = None) -> None:
         self._folder = folder
-        self._options = _options(block_cache_bytes)
+        self._options = options or _options(block_cache_bytes)
+
+    def beside(self, folder: Path) -> TableFiles:
+        """Return another folder of files, which are opened likewise and share the memory for blocks."""
+        return TableFiles(folder, 0, self._options)
 
     def open_to_read(self) -> Rdict:
         """Open what is there to read it; any error means that it cannot be."""

@@ -91,6 +91,7 @@ class TableJournal:
         self._parts: list[ChangeColumns] = []
         self._records = 0
         self._rows = 0
+        self._memory_bytes = 0
         self._sorted: tuple[list[bytes], dict[bytes, bytes | None]] | None = None
         self._left = 0
         """How many changes' worth of look-ups may be made before all changes are put into `_sorted`."""
@@ -104,6 +105,10 @@ class TableJournal:
     def is_kept(self) -> bool:
         """Whether the table's last changes were few, so that the next ones probably are."""
         return self._path.exists()
+
+    def has_room(self, part: ChangeColumns) -> bool:
+        """Return whether memory has room for a part, too."""
+        return self._rows + len(part.keys) <= CHANGES_MAX and self._memory_bytes + memory_bytes(part) <= BYTES_MAX
 
     def load(self, version: str | None) -> None:
         """Read what follows from the table's version."""
@@ -144,17 +149,20 @@ class TableJournal:
         self._parts += parts
         self._records += 1
         self._rows += sum(len(part.keys) for part in parts)
+        self._memory_bytes += sum(map(memory_bytes, parts))
         self._sorted, self._left = None, self._rows
         self.version = version
 
     def forget(self) -> None:
         """Drop the changes from memory, for the table has them now; the file stays until `end`."""
-        self._parts, self._records, self._rows, self.version, self._sorted = [], 0, 0, None, None
+        self._parts, self._records, self._rows, self._memory_bytes = [], 0, 0, 0
+        self.version, self._sorted = None, None
 
     def hold(self, parts: Sequence[ChangeColumns]) -> None:
         """Read changes from memory that the table has, too; the file has nothing of them."""
         self.forget()
         self._parts, self._rows = list(parts), sum(len(part.keys) for part in parts)
+        self._memory_bytes = sum(map(memory_bytes, parts))
         self._left = self._rows
 
     def end(self, *, keep: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dstl_service.active_job import ActiveJob, NotedCheckpoint
 from dstl_service.manifest import Manifest, ManifestKind, StateView, is_complete_due
-from dstl_service.materialization_check import Reported
+from dstl_service.materialization_check import Reported, check_form
 from dstl_service.materializer import Materializer
 from dstl_service.metrics import ServiceMetrics
 from dstl_service.notes import note_of
@@ -136,6 +136,7 @@ class Checkpointer:
             before = f"checkpoint {request.base.id}" if request.base is not None else "nothing"
             raise ConflictError(f"checkpoint {checkpoint_id} cannot follow {before}")
         CheckpointRef.parse(f"0.0.{request.uid}")
+        check_form(request.materializations)
 
     async def _noted(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> NotedCheckpoint:
         """Return the note for this request; `complete` takes the one that `flush` has sent on its way."""

@@ -3,7 +3,8 @@ The coordinator's gate: what of the snapshots that tasks report a checkpoint tak
 
 A stored snapshot is taken only while the base lists it as under way (`dstl_service.under_way`), and while the base's
 state has all that it is built upon (I11). What does not belong to the state is refused and counted, never an error: a
-checkpoint does not depend on it (I13). What is refused for good leaves the list, so that its table is stored anew.
+checkpoint does not depend on it (I13). Only what is neither an announcement nor a handle of any snapshot is an error of
+who asks (`check_form`). What is refused for good leaves the list, so that its table is stored anew.
 
 A handle costs one request, and that only once: an index never changes, and it is remembered. The oldest snapshots come
 first, whatever their key groups, so each has its turn. Blocking I/O.
@@ -112,6 +113,20 @@ def choose_materializations(
             refused.add(handle.uid)
             logger.warning("materialization refused", extra={"job": job, "error": str(why_not)})
     return Reported(taken, announced, refused, refusals + len(refused))
+
+
+def check_form(reported: Sequence[Any]) -> None:
+    """
+    Check that what is reported are announcements and handles of snapshots.
+
+    Raises:
+        InvalidInputError: One is neither; says which.
+    """
+    for number, data in enumerate(reported):
+        try:
+            Announcement.from_dict(data) if is_announcement(data) else MaterializationHandle.from_dict(data)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"materializations.{number} of the request is not valid: {error}") from error
 
 
 class _Gate:

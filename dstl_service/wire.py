@@ -311,8 +311,8 @@ class SnapshotRequest:
     """
 
     operator: str
-    first_key_group: int
-    last_key_group: int
+    first_key_group: Partition
+    last_key_group: Partition
     version: str
     path: str
 

@@ -24,6 +24,7 @@ from backend_client.log_writer import LogWriter
 from backend_client.spark.late_rows import DELAY_KEY
 from backend_client.spark.private.frames import arrow_schema, spark_schema
 from backend_client.state_table import StateTable
+from backend_client.table_journal import BYTES_MAX, memory_bytes
 from dstl_service.wire import StateInfo
 from storage.change_set import ChangeColumns
 from storage.errors import InvalidInputError
@@ -212,6 +213,27 @@ def _kind(field: StructField) -> str:
     return field.dataType.simpleString() + ("" if unit is None else f" in {unit}")
 
 
+class _Written:
+    """What was written in a batch whose end goes on from it; of much, most lies over the table already."""
+
+    def __init__(self, table: StateTable) -> None:
+        self._table = table
+        self._parts: list[ChangeColumns] = []
+        self._size_bytes = 0
+
+    def add(self, part: ChangeColumns) -> None:
+        """Take what no read of the rows' keys needs any more, for each key comes once."""
+        self._parts.append(part)
+        self._size_bytes += memory_bytes(part)
+        if self._size_bytes > BYTES_MAX:
+            self.lay_over()
+
+    def lay_over(self) -> None:
+        """Let reads see all of it."""
+        self._table.lay_over(self._parts)
+        self._parts, self._size_bytes = [], 0
+
+
 class ColumnarCalls:
     """
     Calls a processor for the rows of one partition.
@@ -240,7 +262,7 @@ class ColumnarCalls:
         self._states = states
         self._key_groups = key_groups
         self._moment, self._moment_of_ends = moments
-        self._written: list[ChangeColumns] | None = None if moments[0] == moments[1] else []
+        self._written: _Written | None = None
         self._preemptive_bytes = preemptive_bytes
         self.rows_seen = 0
         self.keys_seen = 0
@@ -259,13 +281,16 @@ class ColumnarCalls:
             table.get_many,
             table.between,
         )
+        if self._moment != self._moment_of_ends:
+            self._written = _Written(table)
         yield from self._end(state, writer, self._moment)
         chunks = KeyChunks(batches, self._keys, self._plan.rows)
         for chunk in chunks:
             yield from self._process(chunk, state, writer)
         self.rows_seen, self.keys_seen = chunks.rows_seen, chunks.keys_seen
         if self._written is not None:
-            table.lay_over(self._written)
+            self._written.lay_over()
+            self._written = None
             yield from self._end(state, writer, self._moment_of_ends)
         self._note_end(state.next_end_ms(self._moment_of_ends.watermark_ms))
 
@@ -319,7 +344,7 @@ class ColumnarCalls:
         for piece in changes.pieces(self._preemptive_bytes):
             writer.append_columns(piece, preemptive=preemptive)
             if self._written is not None:
-                self._written.append(piece)
+                self._written.add(piece)
 
     def _note_end(self, end_ms: int | None) -> None:
         if end_ms is not None and (self.next_end_ms is None or end_ms < self.next_end_ms):

@@ -8,14 +8,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from dstl_service.notes import received_segment
-from dstl_service.routes.common import JobName, Service, take_in
+from dstl_service.routes.common import IN_DIGITS, JobName, Service, take_in
 from dstl_service.wire import NAME, NAME_PATTERN, ChangeSetRef, PersistRequest, PersistResponse
 from storage.model import COUNT_MAX, KEY_GROUP_MAX, NUMBER_MAX, ChangeSetId, KeyGroupRange, Writer
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["change sets"])
 
-_Number = Annotated[int, Query(ge=0, le=NUMBER_MAX)]
-_KeyGroup = Annotated[int, Query(ge=0, le=KEY_GROUP_MAX)]
+_Number = Annotated[int, IN_DIGITS, Query(ge=0, le=NUMBER_MAX)]
+_KeyGroup = Annotated[int, IN_DIGITS, Query(ge=0, le=KEY_GROUP_MAX)]
 
 
 @router.post(
@@ -35,11 +35,11 @@ async def append(
     checkpoint_id: _Number,
     epoch: _Number,
     attempt: _Number,
-    partition: Annotated[int, Query(ge=0, le=KEY_GROUP_MAX)],
+    partition: Annotated[int, IN_DIGITS, Query(ge=0, le=KEY_GROUP_MAX)],
     sqn: _Number,
     first_key_group: _KeyGroup,
     last_key_group: _KeyGroup,
-    count: Annotated[int, Query(ge=0, le=COUNT_MAX)],
+    count: Annotated[int, IN_DIGITS, Query(ge=0, le=COUNT_MAX)],
     checksum: Annotated[str, Query(pattern=r"^[0-9a-f]{16}$", description="XXH3-64 of the body, 16 hex digits.")],
     preemptive: bool = False,
     job_uid: Annotated[str, Query(pattern=rf"^({NAME})?$", description="Of the job that is meant.")] = "",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Annotated
 
 from fastapi import Depends, Path, Request
+from pydantic import BeforeValidator
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
@@ -18,6 +20,19 @@ from storage.model import NUMBER_MAX, ChangeSetId, KeyGroupRange, Segment
 
 BODY_WAIT_S = 30.0
 """How long the next piece of a body may take: the body keeps its room from others, and may never come."""
+
+
+_DIGITS = re.compile(r"[0-9]+")
+
+
+def _in_digits(text: object) -> object:
+    if isinstance(text, str) and not _DIGITS.fullmatch(text):
+        raise ValueError("a number here is written in the digits 0 to 9, without a sign, blanks or separators")
+    return text
+
+
+IN_DIGITS = BeforeValidator(_in_digits)
+"""Of numbers in paths and queries: Pydantic by itself reads `1_0`, `+5`, ` 5` and `5.0` as well."""
 
 
 async def get_service(request: Request) -> ChangelogService:
@@ -85,4 +100,4 @@ async def _collect_body(receive: Receive, size_bytes_max: int, place: Place) -> 
 
 Service = Annotated[ChangelogService, Depends(get_service)]
 JobName = Annotated[str, Path(pattern=NAME_PATTERN, description="Name of the job.")]
-CheckpointId = Annotated[int, Path(ge=0, le=NUMBER_MAX, description="Checkpoint id: Spark's batch id.")]
+CheckpointId = Annotated[int, IN_DIGITS, Path(ge=0, le=NUMBER_MAX, description="Checkpoint id: Spark's batch id.")]

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from dstl_service.materializer import Offer
 from dstl_service.restore import RestorePlan
-from dstl_service.routes.common import JobName, Service
+from dstl_service.routes.common import IN_DIGITS, JobName, Service
 from dstl_service.service import ChangelogService
 from dstl_service.wire import NAME_PATTERN, CheckpointRef, ReadRequest, encode_frame
 from storage.checksum import BytesLike
@@ -23,8 +23,8 @@ from storage.model import KEY_GROUP_MAX, ChangeSetId, KeyGroupRange
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["restore"])
 
-_KeyGroup = Annotated[int, Query(ge=0, le=KEY_GROUP_MAX)]
-_RefText = Annotated[str, Query(pattern=r"^\d{1,19}\.\d{1,15}\.[0-9A-Za-z_-]{1,64}$")]
+_KeyGroup = Annotated[int, IN_DIGITS, Query(ge=0, le=KEY_GROUP_MAX)]
+_RefText = Annotated[str, Query(pattern=r"^[0-9]{1,19}\.[0-9]{1,15}\.[0-9A-Za-z_-]{1,64}$")]
 _MEDIA_TYPE = "application/vnd.dstl.frames"
 _AT_ONCE_BYTES_MAX = 1 << 20
 """What is not larger, such as the change set of the last batch, is answered at once: a stream costs thrice as much."""

@@ -181,6 +181,15 @@ def test_lost_block_between_operators(
     assert [progress.tries for progress in backend.recent_progress] == [2, 1, 1]
 
 
+@pytest.fixture
+def time_type(spark: SparkSession) -> Iterator[None]:
+    """Have Spark know the type TIME, which older versions do only if they are told to."""
+    spark.conf.set("spark.sql.timeType.enabled", "true")
+    yield
+    spark.conf.unset("spark.sql.timeType.enabled")
+
+
+@pytest.mark.usefixtures("time_type")
 def test_current_time_is_the_batch_s(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
     """Behind an operator, as before it, the current time is that of the batch, for all reads and operators of it."""
     write_input(tmp_path / "in", FILES)
@@ -190,6 +199,8 @@ def test_current_time_is_the_batch_s(spark: SparkSession, make_backend: Backends
         "localtimestamp()": "timestamp_ntz",
         "current_date()": "date",
         "unix_timestamp()": "long",
+        "current_time()": "string",
+        "current_time(1)": "string",
     }
     seen: list[tuple[Any, Any]] = []
     result = dice(make_backend(), spark, tmp_path / "in")
@@ -213,6 +224,8 @@ def test_current_time_is_the_batch_s(spark: SparkSession, make_backend: Backends
             f"cast({literal} as timestamp_ntz)",
             f"cast({literal} as date)",
             f"unix_seconds({literal})",
+            f"cast(make_time(hour({literal}), minute({literal}), extract(second from {literal})) as string)",
+            f"cast(cast(substr(cast({literal} as string), 12, 10) as time(1)) as string)",
         )
         assert second == [tuple(row.collect()[0])]
         assert set(first) == set(second)

@@ -21,6 +21,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from backend_client import ChangelogStateBackend
 from backend_client.columnar import Aggregate, Count, Deduplicate, tumbling
+from dstl_service.cli import main
 from dstl_service.job_store import JobStore
 from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
@@ -171,6 +172,31 @@ def test_last_timers_fire_behind_an_operator_of_spark_that_waits_for_nothing(
     assert fired == {0: [(5, [-5, 5, 8, 11]), (8, left)], 1: [(11, [-11, *left, 11, 20])]}
     assert closed(backend) == [10, 19]
     assert watermarks(location) == [10]
+
+
+def test_spark_goes_on_at_the_watermark_of_a_batch_that_it_was_set_back_to(
+    make_backend: Backends, rows: Input, tmp_path: Path
+) -> None:
+    """Where Spark has deleted its entries of that batch, the next one has the watermark at which it was closed."""
+    backend, location, seen = make_backend(), tmp_path / "chk", Collected()
+    storage = ("--storage", backend.settings.storage)
+    rows.put(5, 8, 11)
+    run_to_end(waiting(backend, rows.stream()).writeStream, location, seen)
+    assert main(["savepoints", *storage, "--create", "first", "job"]) == 0
+    rows.put(20)
+    run_to_end(waiting(backend, rows.stream()).writeStream, location, seen)
+    for folder in ("offsets", "commits"):
+        (location / folder / "0").unlink()
+        (location / folder / ".0.crc").unlink(missing_ok=True)
+    assert main(["rewind", *storage, "--savepoint", "first", "--write", "job"]) == 0
+    seen.batches.clear()
+    rows.put(9)  # late; the file source gives it in one batch with the one before
+    run_to_end(waiting(backend, rows.stream()).writeStream, location, seen)
+
+    commit = (location / "commits" / "0").read_text(encoding="utf-8")
+    assert json.loads(commit.splitlines()[1]) == {"nextBatchWatermarkMs": (START_S + 10) * 1000}
+    assert watermarks(location) == [10]
+    assert seen.batches == {1: [("a", 11, [-11, -8, -5, 5, 8, 11, 20])]}
 
 
 def test_spark_is_told_to_run_no_batch_without_data(

@@ -11,7 +11,7 @@ import pytest
 
 from backend_client.keyed_state import table_key
 from backend_client.local_disk import LocalDiskError
-from backend_client.restore import advance_to_base
+from backend_client.restore import advance_to_base, read_change_sets
 from backend_client.state_table import StateTable
 from dstl_service.wire import CheckpointRef
 from storage.change_set import encode_change_set
@@ -330,3 +330,33 @@ def test_task_hears_of_snapshots(table: StateTable) -> None:
 
     again = advance_to_base(table, ScriptedClient(), "job", "op", GROUPS, BASE)  # type: ignore[arg-type]
     assert (again.materialize, again.materialized) == (False, None)
+
+
+class ReadingClient:
+    """A service that gives change sets back, and breaks every stream off behind the first one."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    @contextmanager
+    def read(self, job: str, epoch: int, refs: list[int]) -> Iterator[Iterator[Frame]]:
+        """Give the first set that is asked for."""
+        self.asked.append(len(refs))
+        yield self._frames(refs)
+
+    def _frames(self, refs: list[int]) -> Iterator[Frame]:
+        yield changed({key(10): b"%d" % refs[0]})
+        if len(refs) > 1:
+            raise UnavailableError("the service broke off a stream")
+        yield END
+
+
+def test_change_sets_are_read_one_at_a_time() -> None:
+    """What came before a stream broke off was handed on already, and is not asked for again."""
+    client = ReadingClient()
+    parts = read_change_sets(client, "job", 1, [1, 2, 3])  # type: ignore[arg-type, list-item]
+
+    assert next(iter(parts)).values.to_pylist() == [b"1"]
+    assert client.asked == [3]
+    assert [part.values.to_pylist() for part in parts] == [[b"2"], [b"3"]]
+    assert client.asked == [3, 2, 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -61,6 +61,72 @@ def test_changes_that_lie_over_a_table(tmp_path: Path) -> None:
         table = StateTable.open(tmp_path)
         assert (table.version, table.get(b"a1"), table.get(b"a3")) == ("0.0.u", b"old", None)
         table.close()
+
+
+def guests(count: int, rows: int) -> Iterator[ChangeColumns]:
+    """Yield `count` parts of `rows` changes, 4 KB each; every part deletes one key of the table and changes another."""
+    for first in range(0, count * rows, rows):
+        keys = [b"new" + number.to_bytes(4, "big") for number in range(first, first + rows)]
+        values = [bytes(4 << 10)] * rows
+        yield ChangeColumns(
+            pa.array([b"a1", b"a2", *keys], pa.binary()), pa.array([b"%d" % first, None, *values], pa.binary())
+        )
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_many_changes_over_a_table_do_not_stay_in_memory(tmp_path: Path, is_written: bool) -> None:
+    """I1, I9: of any number of changes that lie over it few are in memory, and the table has none when it is closed."""
+    table = StateTable.open(tmp_path)
+    table.advance([(b"a1", b"old"), (b"a2", b"gone"), (b"b1", b"kept")], "0.0.u")
+    if not is_written:
+        table.close()
+        table = StateTable.open(tmp_path)
+        table.advance([(b"b2", b"in the journal")], "1.0.u")
+    before, most = pa.total_allocated_bytes(), 0
+
+    def parts() -> Iterator[ChangeColumns]:
+        nonlocal most
+        for part in guests(60, 250):
+            most = max(most, pa.total_allocated_bytes() - before)
+            yield part
+
+    table.lay_over(parts())
+    table.lay_over(list(in_columns([(b"b1", b"newest")])))
+
+    assert most <= BYTES_MAX + (8 << 20)
+    assert [table.get(key) for key in (b"a1", b"a2", b"b1")] == [b"14750", None, b"newest"]
+    assert table.get(b"b2") == (None if is_written else b"in the journal")
+    assert sum(1 for _ in table.scan(b"new")) == 15_000
+    keys = pa.array([b"a1", b"a2", b"b1"], pa.binary())
+    assert table.get_many(keys, 1.0).to_pylist() == [b"14750", None, b"newest"]
+    table.close()
+    table = StateTable.open(tmp_path)
+    assert table.version == ("0.0.u" if is_written else "1.0.u")
+    assert [table.get(key) for key in (b"a1", b"a2", b"b1")] == [b"old", b"gone", b"kept"]
+    assert list(table.scan(b"new")) == []
+    table.close()
+    assert list(tmp_path.glob("*.snapshot-*")) == []
+
+
+@pytest.mark.parametrize("writes", [0, 1, 30])
+def test_changes_over_a_table_stay_in_memory_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    """I16: what a copy cannot take, from its first write or a later one on, is read in the right order all the same."""
+    write, left = StateTable._write, iter(range(writes))
+
+    def full(table: StateTable, parts: Iterable[ChangeColumns], version: str) -> int:
+        if next(left, None) is None:
+            raise Exception("IO error: No space left on device")  # noqa: TRY002 - as rocksdict does
+        return write(table, parts, version)
+
+    with closing(StateTable.open(tmp_path)) as table:
+        table.advance([(b"a1", b"old"), (b"a2", b"gone"), (b"b1", b"kept")], "0.0.u")
+        monkeypatch.setattr(StateTable, "_write", full)
+        table.lay_over(guests(60, 250))
+
+        assert [table.get(key) for key in (b"a1", b"a2", b"b1")] == [b"14750", None, b"kept"]
+        assert sum(1 for _ in table.scan(b"new")) == 15_000
 
 
 def test_table_is_closed_to_other_users(tmp_path: Path) -> None:

@@ -366,9 +366,9 @@ def test_failing_store_costs_no_checkpoint(tasks: Tasks, store: FaultyStore, tmp
 def test_unreadable_state_costs_no_restore(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
     """I13: an error while a materialization is considered is logged; the restore goes on without an offer."""
     handle = tasks.stored(snapshot_folder(tmp_path / "s"))
-    tasks.batch({**handle, "uid": "nobody"}, {"nonsense": 1}, handle)
+    tasks.batch({**handle, "uid": "nobody"}, handle)
 
-    assert tasks.metric("dstl_materializations_refused_total") == 2
+    assert tasks.metric("dstl_materializations_refused_total") == 1
     assert len(view(store, tasks)[0]) == 1
 
 
@@ -457,3 +457,33 @@ def test_function_may_take_longer_than_any_age(tmp_path: Path) -> None:
         tasks.base = life.complete(checkpoint_id, tasks.base, *refs, materializations=[handle])
 
         assert {header["name"]: payload for header, payload in tasks.frames() if header["kind"] == "file"} == FILES
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"operator": "op"},
+        {"uid": ["a"]},
+        {"checkpoint": "0"},
+        {"key_groups": "0-127"},
+        {"size": -1},
+        {"more": 1},
+        {"base": "0.0.u"},
+    ],
+)
+def test_what_is_no_handle_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    """A request with something else than handles and announcements says which, and stores nothing; a right one does."""
+    with service(MemoryStore(), FakeClock(), materialization=EAGER) as life:
+        tasks = Tasks(life)
+        handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+        checkpoint_id = tasks.base["id"] + 1
+        ref = life.append(b"payload", checkpoint_id=checkpoint_id)
+        reported = [handle, {**handle, **wrong} if len(wrong) == 1 and "operator" not in wrong else wrong]
+        for ask in (life.flush, life.complete_raw):
+            answer = ask(checkpoint_id, tasks.base, ref, materializations=reported)
+            assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_input")
+            assert answer.json()["message"].startswith("materializations.1 of the request is not valid: ")
+
+        tasks.base = life.complete(checkpoint_id, tasks.base, ref, materializations=[handle])
+        assert tasks.plan()["snapshots"] == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -99,6 +100,38 @@ class TestWhichWay:
     def test_values_past_bounds_go_to_route(self, name: str, value: int) -> None:
         """Values that the model refuses are judged by the route, which says what is allowed."""
         assert way_of(text_of({**QUERY, name: value})) == "route"
+
+
+NUMBERS = [name for name in QUERY if name not in ("operator", "checksum", "preemptive")]
+NO_NUMBERS = ["1_0", "+5", " 5", "5 ", "5.0", "-0", "0x5", "\u0665", "\uff15", ""]
+
+
+class TestNumbers:
+    """Numbers of paths and queries have one form, whichever way a request takes."""
+
+    @pytest.mark.parametrize("value", NO_NUMBERS)
+    def test_other_forms_are_refused(self, value: str) -> None:
+        """What `int` or Pydantic would read as a number, and is not written in digits, is refused by its name."""
+        with service(MemoryStore()) as life:
+            life.open()
+            for name in NUMBERS:
+                for answer in both_ways(life, **{name: value}):
+                    assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_input"), name
+                    assert f"query.{name}: " in answer.json()["message"]
+
+    @pytest.mark.parametrize("value", [value for value in NO_NUMBERS if value])
+    def test_other_forms_are_refused_elsewhere(self, value: str) -> None:
+        """So it is with a checkpoint in a path and in a restore, and with its key groups."""
+        with service(MemoryStore()) as life:
+            life.open()
+            made = life.complete(0, None, life.append(PAYLOAD))
+            restore = {"operator": "op", "first_key_group": "0", "last_key_group": "127", "to": ref_text(made)}
+            wrong = [{**restore, name: value} for name in ("first_key_group", "last_key_group")]
+            wrong.append({**restore, "to": value + ref_text(made).removeprefix("0")})
+            answers = [life.client.get(f"{life.path}/restore", params=query) for query in wrong]
+            answers.append(life.client.get(f"{life.path}/checkpoints/{quote(value)}"))
+
+            assert [answer.status_code for answer in answers] == [400] * 4
 
 
 class TestSameAnswer:

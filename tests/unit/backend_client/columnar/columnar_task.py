@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ class Table:
         assert 0 < covered <= 1
         return pa.array([self.entries.get(key) for key in keys.to_pylist()], pa.binary())
 
-    def lay_over(self, parts: Sequence[ChangeColumns]) -> None:
+    def lay_over(self, parts: Iterable[ChangeColumns]) -> None:
         for key, value in (pair for part in parts for pair in part.pairs()):
             self.entries.pop(key, None) if value is None else self.entries.__setitem__(key, value)
 

@@ -363,6 +363,24 @@ def test_failing_store_costs_no_checkpoint(tasks: Tasks, store: FaultyStore, tmp
     assert tasks.metric("dstl_materialization_consecutive_failures") == 0
 
 
+def test_damaged_table_is_restored_anew(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I10, I13: a table that the local disk damaged is not stored; its next restore begins anew, from the whole log."""
+    path = snapshot_folder(tmp_path / "s", _000011=b"damaged later")
+    damaged = (path / "000011.sst").read_bytes().replace(b"damaged", b"Damaged")
+    (path / "000011.sst").write_bytes(damaged)
+    tasks.batch(tasks.announced(path))
+    tasks.plan()
+    wait_until(lambda: tasks.metric("dstl_tables_damaged_total") == 1)
+    have = text(tasks.base)
+    tasks.batch()
+
+    assert tasks.metric("dstl_materializations_failed_total") == 1
+    assert not list(store.list("job/materialized/"))
+    plans = [tasks.plan(have=have) for _ in range(2)]
+    assert [(plan["full"], plan["segments"]) for plan in plans] == [(True, 3), (False, 1)]
+    assert tasks.stored(snapshot_folder(tmp_path / "anew"))
+
+
 def test_unreadable_state_costs_no_restore(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
     """I13: an error while a materialization is considered is logged; the restore goes on without an offer."""
     handle = tasks.stored(snapshot_folder(tmp_path / "s"))

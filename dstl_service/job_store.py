@@ -34,6 +34,7 @@ from dstl_service.registry_format import EpochRecord, Place, Rewind, decode_job,
 from dstl_service.retention import manifests_to_keep
 from dstl_service.savepoints import SavepointStore
 from dstl_service.under_way import NOTHING
+from dstl_service.unfinished_objects import UnfinishedObjects
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum64
 from storage.clock import Clock, IdSource
@@ -64,6 +65,7 @@ class JobStore:
         self._views: OrderedDict[CheckpointRef, StateView] = OrderedDict()
         self.savepoints = SavepointStore(store, job)
         self.indexes = KnownIndexes(store)
+        self.unfinished = UnfinishedObjects(store)
         self._bases: OrderedDict[CheckpointRef, CheckpointRef | None] = OrderedDict()
         self._epoch_seen = 0
         self._own_fence: tuple[int, Place] | None = None

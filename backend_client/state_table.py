@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 from rocksdict import Rdict, WriteBatch, WriteOptions
 
-from backend_client.local_disk import LocalDiskError
+from backend_client.local_disk import LocalDiskError, is_damage
 from backend_client.snapshot import VERSION_KEY, IncomingSnapshot, making_snapshot, remove_left_behind
 from backend_client.table_files import HeldError, TableFiles, entries_from
 from backend_client.table_journal import BYTES_MAX, CHANGES_MAX, MISSING, TableJournal, memory_bytes
@@ -59,6 +59,7 @@ class StateTable:
         self._journal = TableJournal(folder / "journal")
         self._few_changes = False
         self._has_guests = False
+        self._is_damaged = False
         to_read = self._open_to_read()
         self._is_writable = to_read is None
         self._table = to_read or self._files.open_or_begin()
@@ -214,16 +215,26 @@ class StateTable:
         Make a snapshot of the table; yield its folder, which whoever takes it over within this context removes.
 
         Raises:
-            LocalDiskError: It cannot be made.
+            LocalDiskError: It cannot be made. If that is because files are damaged, nothing ever is again, so they are
+                thrown away when the table is closed; it serves its task until then.
         """
         assert not self._has_guests
+        folder = self._folder.with_name(f"{self._folder.name}.snapshot-{uuid.uuid4().hex}")
+        try:
+            self._bring_in_journal()
+            with making_snapshot(self._table, folder):
+                yield folder
+        except LocalDiskError as error:
+            self._is_damaged = is_damage(error.__cause__)
+            raise
+
+    def _bring_in_journal(self) -> None:
         try:
             self._write_journal()
+        except LocalDiskError:
+            raise
         except Exception as error:  # rocksdict raises nothing more specific
             raise LocalDiskError(f"no snapshot can be made of {self._folder}: {error}") from error
-        folder = self._folder.with_name(f"{self._folder.name}.snapshot-{uuid.uuid4().hex}")
-        with making_snapshot(self._table, folder):
-            yield folder
 
     @contextmanager
     def receiving(self, index: str, version: str) -> Iterator[IncomingSnapshot]:
@@ -314,6 +325,8 @@ class StateTable:
 
     def close(self) -> None:
         """Close the table and give its slot free; counts once."""
+        if self._is_damaged:
+            self.discard()
         with suppress(Exception):  # a cache that cannot be closed properly is rebuilt; the task must not fail (I16)
             self._table.close()
             if self._is_writable:

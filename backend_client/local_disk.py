@@ -13,7 +13,7 @@ class LocalDiskError(UnavailableError):
     """The local folder of a table cannot be used; another one may be (I16)."""
 
 
-def is_damage(error: BaseException) -> bool:
+def is_damage(error: BaseException | None) -> bool:
     """
     Return whether an error of RocksDB is about what the files hold; rocksdict raises nothing but text.
 

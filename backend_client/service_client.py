@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
@@ -41,6 +42,24 @@ _LAST_TRY_S = 1.0
 _SIGN_OF_LIFE_S = 5.0
 """A service that may be started anew is asked for a sign of life when an answer takes so long."""
 _SIGNS_PER_PATIENCE = 8
+
+
+class _Deadline:
+    """How long somebody waits, less what was spent on starting the service anew."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._at = time.monotonic() + patience_s
+
+    @property
+    def left_s(self) -> float:
+        """What is left; negative when it is over."""
+        return self._at - time.monotonic()
+
+    def look_after(self, ensure: Callable[[], None]) -> None:
+        """Have the service looked after; the time is not the request's."""
+        begun = time.monotonic()
+        ensure()
+        self._at += time.monotonic() - begun
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -175,7 +194,7 @@ class ServiceClient:
 
     @contextmanager
     def _frames(self, method: str, path: str, body: bytes | None) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
-        response = self._request(method, path, body, self._patience_s)
+        response = self._request(method, path, body, _Deadline(self._patience_s))
         try:
             yield decode_frames(response)
             if response.read(1):
@@ -197,14 +216,14 @@ class ServiceClient:
             self._connection = None
 
     def _json(self, method: str, path: str, body: bytes | None, patience_s: float | None = None) -> Any:
-        deadline = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
+        deadline = _Deadline(self._patience_s if patience_s is None else patience_s)
         while True:
-            response = self._request(method, path, body, deadline - time.monotonic())
+            response = self._request(method, path, body, deadline)
             try:
                 data = response.read()
             except _BROKEN as error:
                 self.close()
-                if time.monotonic() > deadline:
+                if deadline.left_s < 0:
                     raise UnavailableError(f"the service at {self.address} broke off: {error}") from error
                 continue
             try:
@@ -212,14 +231,13 @@ class ServiceClient:
             except ValueError as error:
                 raise InternalError(f"{self.address} answered {data[:100]!r}: is it a changelog service?") from error
 
-    def _request(self, method: str, path: str, body: bytes | None, patience_s: float) -> http.client.HTTPResponse:
+    def _request(self, method: str, path: str, body: bytes | None, deadline: _Deadline) -> http.client.HTTPResponse:
         """Send until an answer comes that is none of "not now"; raise what the service reports."""
-        deadline = time.monotonic() + patience_s
         pause_s = 0.02
         while True:
             asked_s = 0
             try:
-                response = self._send(method, path, body, max(_LAST_TRY_S, deadline - time.monotonic()))
+                response = self._send(method, path, body, deadline)
                 reported = _error_of(response) if response.status >= 300 else None
             except ssl.SSLCertVerificationError as error:
                 self.close()
@@ -228,27 +246,27 @@ class ServiceClient:
                 ) from error
             except _BROKEN as error:
                 self.close()
-                if time.monotonic() >= deadline:
+                if deadline.left_s <= 0:
                     raise UnavailableError(
                         f"the changelog service at {self.address} does not answer: {error}; is it running on this host?"
                     ) from error
                 if self._ensure is not None:
-                    self._ensure()
+                    deadline.look_after(self._ensure)
             else:
                 if reported is None:
                     return response
                 if response.status == _UNAUTHORIZED and self._has_new_token():
                     continue
-                if response.status not in _RETRY_STATUSES or time.monotonic() >= deadline:
+                if response.status not in _RETRY_STATUSES or deadline.left_s <= 0:
                     raise reported
                 asked_s = _retry_after_s(response)
             # Many tasks meet the same refusal at the same time; they must not come back together.
             pause_s_now = max(pause_s * random.uniform(0.5, 1.5), asked_s * random.uniform(1.0, 1.3))
-            time.sleep(max(0.0, min(pause_s_now, deadline - time.monotonic())))
+            time.sleep(max(0.0, min(pause_s_now, deadline.left_s)))
             pause_s = min(1.0, pause_s * 2)
 
-    def _send(self, method: str, path: str, body: bytes | None, timeout_s: float) -> http.client.HTTPResponse:
-        deadline = time.monotonic() + timeout_s
+    def _send(self, method: str, path: str, body: bytes | None, deadline: _Deadline) -> http.client.HTTPResponse:
+        timeout_s = max(_LAST_TRY_S, deadline.left_s)
         # A body that is taken slowly is sent again; one that a hung service takes not at all must leave time for that.
         send_s = timeout_s if self._ensure is None else max(_LAST_TRY_S, timeout_s / 2)
         if self._connection is None:
@@ -269,7 +287,7 @@ class ServiceClient:
             raise http.client.HTTPException("the answer's headers broke off")
         return response
 
-    def _wait_for_answer(self, connection: socket.socket, deadline: float, ensure: Callable[[], None]) -> None:
+    def _wait_for_answer(self, connection: socket.socket, deadline: _Deadline, ensure: Callable[[], None]) -> None:
         """
         Return when an answer begins, or the connection breaks; have the service looked after until then.
 
@@ -278,12 +296,12 @@ class ServiceClient:
         poll = select.poll()
         poll.register(connection, select.POLLIN)
         look_s = min(_SIGN_OF_LIFE_S, self._patience_s / _SIGNS_PER_PATIENCE)
-        while (remaining_s := deadline - time.monotonic()) > 0:
-            if poll.poll(min(remaining_s, look_s) * 1000):
-                connection.settimeout(max(_LAST_TRY_S, remaining_s))
-                return
-            ensure()
-        raise TimeoutError("timed out")
+        end = _Deadline(max(_LAST_TRY_S, deadline.left_s))
+        while not poll.poll(max(0.0, min(end.left_s, look_s)) * 1000):
+            if end.left_s <= 0:
+                raise TimeoutError("timed out")
+            deadline.look_after(partial(end.look_after, ensure))
+        connection.settimeout(max(_LAST_TRY_S, end.left_s))
 
     def _has_new_token(self) -> bool:
         """Ask for the token again; tell whether it is another one now. It is exchanged while jobs run."""

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 from rocksdict import Rdict, WriteBatch, WriteOptions
 
-from backend_client.local_disk import LocalDiskError
+from backend_client.local_disk import LocalDiskError, is_damage
 from backend_client.snapshot import VERSION_KEY, IncomingSnapshot, making_snapshot, remove_left_behind
 from backend_client.table_files import HeldError, TableFiles, entries_from
 from backend_client.table_journal import BYTES_MAX, CHANGES_MAX, MISSING, TableJournal, memory_bytes
@@ -66,6 +66,7 @@ class StateTable:
         """The table itself, while a copy is read in its place."""
         self._copy = self._beside()
         self._may_copy = True
+        self._is_damaged = False
         to_read = self._open_to_read()
         self._is_writable = to_read is None
         self._table = to_read or self._files.open_or_begin()
@@ -259,16 +260,26 @@ class StateTable:
         Make a snapshot of the table; yield its folder, which whoever takes it over within this context removes.
 
         Raises:
-            LocalDiskError: It cannot be made.
+            LocalDiskError: It cannot be made. If that is because files are damaged, nothing ever is again, so they are
+                thrown away when the table is closed; it serves its task until then.
         """
         assert not self._has_guests
+        folder = self._beside()
+        try:
+            self._bring_in_journal()
+            with making_snapshot(self._table, folder):
+                yield folder
+        except LocalDiskError as error:
+            self._is_damaged = is_damage(error.__cause__)
+            raise
+
+    def _bring_in_journal(self) -> None:
         try:
             self._write_journal()
+        except LocalDiskError:
+            raise
         except Exception as error:  # rocksdict raises nothing more specific
             raise LocalDiskError(f"no snapshot can be made of {self._folder}: {error}") from error
-        folder = self._beside()
-        with making_snapshot(self._table, folder):
-            yield folder
 
     @contextmanager
     def receiving(self, index: str, version: str) -> Iterator[IncomingSnapshot]:
@@ -360,6 +371,8 @@ class StateTable:
     def close(self) -> None:
         """Close the table and give its slot free; counts once."""
         self._leave_copy()
+        if self._is_damaged:
+            self.discard()
         with suppress(Exception):  # a cache that cannot be closed properly is rebuilt; the task must not fail (I16)
             self._table.close()
             if self._is_writable:

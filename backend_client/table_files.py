@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, Options, Rdict
+from rocksdict import AccessType, BlockBasedOptions, Cache, ChecksumType, DBCompressionType, Options, Rdict
 
 from backend_client.local_disk import LocalDiskError
 
@@ -114,6 +114,10 @@ def _options(block_cache_bytes: int) -> Options:
     options.set_keep_log_file_num(1)
     options.set_max_background_jobs(2)
     blocks = BlockBasedOptions()
+    # Snapshots are verified by the service, which knows just this form of their files.
+    blocks.set_format_version(6)
+    blocks.set_checksum_type(ChecksumType.xxh3())
+    blocks.set_index_block_restart_interval(1)
     blocks.set_bloom_filter(10, False)
     blocks.set_block_cache(Cache(block_cache_bytes))
     options.set_block_based_table_factory(blocks)

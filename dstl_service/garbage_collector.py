@@ -38,7 +38,6 @@ from storage.errors import CorruptDataError, NotFoundError
 from storage.leftovers import remove_empty_folders, remove_leftovers
 from storage.model import ObjectInfo
 from storage.object_store import ObjectStore
-from storage.segment_reader import read_index
 
 ORPHAN_AGE_MIN_MS = 30 * 60 * 1000
 _DELETED_AT_ONCE = 500
@@ -133,7 +132,8 @@ def collect_garbage(
     orphans, young = choose_orphans(objects, named, newest.under_way.uids if newest else set(), now_ms, age_min_ms)
     if newest is not None:
         unnamed = len(orphans) + young
-        orphans = [info for info in orphans if not _is_unfinished(store, info, newest.id, epoch)]
+        unfinished = jobs.unfinished.among(filter(_holds_change_sets, orphans), newest.id, epoch)
+        orphans = [info for info in orphans if info not in unfinished]
         young = unnamed - len(orphans)
     if not dry_run:
         jobs.delete_manifests(subsumed)
@@ -207,12 +207,6 @@ def _divide_subsumed(
     return [ref for ref, _ in older[:staying_from]], [manifest for _, manifest in older[staying_from:]]
 
 
-def _is_unfinished(store: ObjectStore, info: ObjectInfo, newest_id: int, epoch: int) -> bool:
-    """Say whether an object holds sets of the next checkpoint from a driver that may still complete it."""
-    if not info.key.endswith(".seg") or uid_in_key(info.key) is not None:
-        return False  # of a snapshot or a compaction
-    try:
-        entries = read_index(store, info.key, info.size_bytes)
-    except (CorruptDataError, NotFoundError):  # no checkpoint can name it
-        return False
-    return any(entry.id.checkpoint_id > newest_id and entry.id.writer.epoch >= epoch for entry in entries)
+def _holds_change_sets(info: ObjectInfo) -> bool:
+    """Say whether an object is neither of a snapshot nor of a compaction."""
+    return info.key.endswith(".seg") and uid_in_key(info.key) is None

@@ -34,7 +34,9 @@ from dstl_service.registry_format import EpochRecord, Place, Rewind, decode_job,
 from dstl_service.retention import manifests_to_keep
 from dstl_service.savepoints import SavepointStore
 from dstl_service.under_way import NOTHING
+from dstl_service.unfinished_objects import UnfinishedObjects
 from dstl_service.wire import CheckpointRef
+from storage.checksum import checksum64
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, FencedError, InvalidInputError, NotFoundError
 from storage.model import KEY_GROUP_MAX, ObjectInfo, SegmentHandle
@@ -63,6 +65,7 @@ class JobStore:
         self._views: OrderedDict[CheckpointRef, StateView] = OrderedDict()
         self.savepoints = SavepointStore(store, job)
         self.indexes = KnownIndexes(store)
+        self.unfinished = UnfinishedObjects(store)
         self._bases: OrderedDict[CheckpointRef, CheckpointRef | None] = OrderedDict()
         self._epoch_seen = 0
         self._own_fence: tuple[int, Place] | None = None
@@ -371,7 +374,7 @@ class JobStore:
         """
         self._log.delete(refs)
         if self._swept is not None:
-            write_hint(self._store, self._job, _SWEPT_HINT, *self._swept)
+            write_hint(self._store, self._job, _SWEPT_HINT, *self._swept, self._life)
             self._swept = None
 
     def is_stored(self, ref: CheckpointRef) -> bool:
@@ -425,9 +428,8 @@ class JobStore:
         """
         keeping = {Place.of(ref.id, ref.generation) for ref in kept}
         newest = max(keeping)
-        hint = read_hint(self._store, self._job, _SWEPT_HINT)
         passed, oldest = 0, None
-        for place, info in self._log.last_places(Place(*hint) if len(hint) == len(Place._fields) else None):
+        for place, info in self._log.last_places(self._swept_before()):
             if place > newest:
                 break
             if place not in keeping:
@@ -439,6 +441,16 @@ class JobStore:
             oldest = oldest or place
         if passed >= _SWEPT_MIN:
             self._swept = oldest
+
+    def _swept_before(self) -> Place | None:
+        """Return the place in front of which there are only fences, if this life of the job has a hint of that."""
+        *place, life = read_hint(self._store, self._job, _SWEPT_HINT) or (0,)
+        return Place(*place) if (len(place), life) == (len(Place._fields), self._life) else None
+
+    @property
+    def _life(self) -> int:
+        """The job's uid as a number, for a hint; one of a deleted job of this name may come late."""
+        return checksum64(self.job_uid.encode())
 
     def _begin_epoch(self, owner: str, back_to: tuple[str, int] | None) -> EpochRecord:
         """Claim the next epoch; what an unfinished rewind left to be done is done before it."""

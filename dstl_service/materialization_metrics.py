@@ -32,6 +32,9 @@ class MaterializationMetrics:
         self.started = counter("materializations_started", "Snapshots whose storing was begun.")
         self.completed = counter("materializations_completed", "Snapshots that are stored.")
         self.failed = counter("materializations_failed", "Snapshots that were not made or not stored.")
+        self.damaged = counter(
+            "tables_damaged", "Snapshots that were not stored as the local disk had damaged the table's files."
+        )
         self.skipped = counter("materializations_skipped", "Times when one was due and none was needed or could begin.")
         self.failures_reported = counter("materialization_failures_reported", "Tables that failed too often in a row.")
         self.triggered = counter("materializations_triggered", "Why snapshots were asked for.", "trigger")

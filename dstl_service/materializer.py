@@ -34,6 +34,7 @@ from dstl_service.registry_format import Place
 from dstl_service.restore import RestorePlan, plan_restore
 from dstl_service.snapshot_folder import SnapshotFolder
 from dstl_service.snapshot_uploader import KnownFiles, SnapshotUploader, TableId
+from dstl_service.table_file_check import DamagedFileError
 from dstl_service.under_way import Announcement, UnderWaySnapshot
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock, IdSource
@@ -143,6 +144,8 @@ class _Table:
     known: KnownFiles = field(default_factory=KnownFiles)
     own: _Snapshot | None = None
     foreign: _Foreign | None = None
+    is_damaged: bool = False
+    """A snapshot showed that its files on the local disk are not what was written."""
 
 
 class Materializer:
@@ -183,6 +186,19 @@ class Materializer:
     def is_busy(self) -> bool:
         """Say whether a snapshot is being stored."""
         return bool(self._tasks)
+
+    def trusted(self, table_id: TableId, have: CheckpointRef | None) -> CheckpointRef | None:
+        """
+        Return the version from which a table may be advanced; None: it must begin anew, for its files are damaged.
+
+        That is said once, to the first task with a version. If it had another slot's table, or never got the answer,
+        the table's next snapshot shows the damage again, and is not stored either.
+        """
+        table = self._tables.get(table_id)
+        if table is None or have is None or not table.is_damaged:
+            return have
+        table.is_damaged = False
+        return None
 
     async def offer(self, table_id: TableId, jobs: JobStore, plan: RestorePlan, want: CheckpointRef) -> Offer:
         """
@@ -468,6 +484,13 @@ class Materializer:
         snapshot = own.announcement.snapshot
         try:
             stored = await self._uploader.store(table_id, jobs, snapshot, base, folder, table.known)
+        except DamagedFileError as error:
+            logger.error(  # noqa: TRY400 - the message says all
+                "a local table is damaged, and will be restored anew", extra={**_names(table_id), "error": str(error)}
+            )
+            self.metrics.damaged.labels(*labels).inc()
+            table.is_damaged = True
+            self._give_up(table_id, table, own)
         except DstlError as error:
             logger.warning("materialization failed", extra={**_names(table_id), "error": str(error)})
             self._give_up(table_id, table, own)

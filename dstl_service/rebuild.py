@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from dstl_service.chain_choice import Choice, Try, choose, join_tries, manifests_of, not_fenced, proven_keys, state_of
 from dstl_service.fsck import check_object
+from dstl_service.hints import forget_hints
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import Manifest, encode_manifest
 from dstl_service.notes import Note, decode_note
@@ -237,6 +238,7 @@ def _write(
     for key in report.moved:
         store.put(f"{job}/damaged/{ids.unique_id()}/{key.removeprefix(f'{job}/')}", store.get(key))
         store.delete([key])
+    forget_hints(store, job)  # checkpoints that come back may lie in front of what they tell to be passed over
     for manifest in manifests:
         key = manifest_key(job, manifest.id, manifest.generation)
         store.put(key, encode_manifest(manifest), if_absent=True)

@@ -194,7 +194,12 @@ def epoch_key(job: str, epoch: int) -> str:
 
 def hint_key(job: str, name: str) -> str:
     """Return the key of a number that only saves requests, see `dstl_service.hints`."""
-    return f"{job}/hints/{name}.json"
+    return f"{hints_prefix(job)}{name}.json"
+
+
+def hints_prefix(job: str) -> str:
+    """Return what the keys of all such numbers begin with."""
+    return f"{job}/hints/"
 
 
 def manifests_prefix(job: str) -> str:

@@ -336,6 +336,8 @@ class ChangelogService:
     ) -> tuple[RestorePlan, Offer]:
         """Decide what leads a table from `have` to `want`, and what else its task is told."""
         job = await self._jobs.opened(name)
+        table_id = TableId(name, operator, key_groups)
+        have = self._materializer.trusted(table_id, have)
         plan = plan_step(job.store, operator, key_groups, have, want)
         if plan is None:
             try:
@@ -346,7 +348,7 @@ class ChangelogService:
                 job = await self._jobs.opened(name)
                 plan = await self._in_thread(plan_restore, job.store, operator, key_groups, have, want)
         self.metrics.restore_planned_bytes.labels(name).inc(plan.size_bytes)
-        return plan, await self._materializer.offer(TableId(name, operator, key_groups), job.store, plan, want)
+        return plan, await self._materializer.offer(table_id, job.store, plan, want)
 
     async def take_snapshot(
         self, name: str, operator: str, key_groups: KeyGroupRange, version: CheckpointRef, path: str

@@ -1,6 +1,9 @@
 """
 Stores a snapshot: hashes its files, uploads those that its parent does not have, and writes the index behind them.
 
+A file is uploaded only if it is as RocksDB wrote it (`dstl_service.table_file_check`): of one that the local disk had
+damaged, a hash would make valid state, for which the log is cut off. The very bytes that are hashed are verified.
+
 Whoever calls this has seen a completed manifest that lists the snapshot's uid as under way, so that the garbage
 collector knows whatever is put (I11, see `dstl_service.under_way`). All keys carry the uid: nothing that was ever there
 is put again. A file counts as stored without an upload only if a materialization of the checkpoint's state names it.
@@ -9,7 +12,7 @@ is put again. A file counts as stored without an upload only if a materializatio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,11 +29,12 @@ from dstl_service.materialization_index import (
 )
 from dstl_service.materialization_policy import MaterializationSettings
 from dstl_service.snapshot_folder import FoundFile, SnapshotFolder
+from dstl_service.table_file_check import DamagedFileError, check_table_file
 from dstl_service.under_way import UnderWaySnapshot
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
 from storage.clock import Clock
-from storage.errors import CorruptDataError, UnavailableError
+from storage.errors import CorruptDataError
 from storage.model import KeyGroupRange, MaterializationHandle
 from storage.object_store import ObjectStore
 from storage.retry_policy import is_retryable
@@ -127,7 +131,8 @@ class SnapshotUploader:
             known: Cache of the table's.
 
         Raises:
-            DstlError: It is not stored as a whole; nothing names what is.
+            DamagedFileError: It is not stored, as the local disk has damaged the table.
+            DstlError: It is not stored as a whole for another reason. Nothing names what is.
         """
         parent = await self._in_thread(_parent, self._store, jobs, table, base)
         found = {file.name: file for file in await self._in_thread(folder.files)}
@@ -135,7 +140,8 @@ class SnapshotUploader:
         here = {file.identity for file in found.values()}
         known.checksums = {identity: checksum for identity, checksum in known.checksums.items() if identity in here}
         shared = {(file.checksum, file.size_bytes): file.object_key for file in parent.files} if parent else {}
-        files = [await self._named(table, snapshot.uid, folder, file, known, shared) for file in found.values()]
+        verified = partial(_verified, folder, found, shared)
+        files = [await self._named(table, snapshot.uid, verified, file, known, shared) for file in found.values()]
         in_parent = set(shared.values())
         missing = {file.object_key: file for file in files if file.object_key not in in_parent}
         index = MaterializationIndex(
@@ -165,7 +171,7 @@ class SnapshotUploader:
         self,
         table: TableId,
         uid: str,
-        folder: SnapshotFolder,
+        verified: Callable[[FoundFile], str],
         file: FoundFile,
         known: KnownFiles,
         shared: Mapping[tuple[str, int], str],
@@ -174,7 +180,7 @@ class SnapshotUploader:
         checksum = known.checksums.get(file.identity)
         if checksum is None:
             async with self._slots:
-                checksum = await self._in_thread(lambda: checksum128(folder.read(file)))
+                checksum = await self._in_thread(verified, file)
             if file.name.endswith(".sst"):  # the others may be written in place
                 known.checksums[file.identity] = checksum
         own = file_key(table.job, table.operator, table.key_groups, uid, file.name, checksum, file.size_bytes)
@@ -199,7 +205,7 @@ class SnapshotUploader:
     def _put_file(self, folder: SnapshotFolder, found: FoundFile, file: SnapshotFile) -> None:
         data = folder.read(found)
         if checksum128(data) != file.checksum:
-            raise UnavailableError(f"file {file.name} of snapshot {folder.path} has changed")
+            raise DamagedFileError(f"file {file.name} of snapshot {folder.path} has changed, which nobody may write")
         self._store.put(file.object_key, data)
 
     async def _put_index(self, table: TableId, index: MaterializationIndex) -> None:
@@ -208,6 +214,17 @@ class SnapshotUploader:
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+
+
+def _verified(
+    folder: SnapshotFolder, names: Collection[str], stored: Collection[tuple[str, int]], file: FoundFile
+) -> str:
+    """Return the checksum of a file that is as it was written; what the parent has was verified for that."""
+    data = folder.read(file)
+    checksum = checksum128(data)
+    if (checksum, file.size_bytes) not in stored:
+        check_table_file(file.name, data, names)
+    return checksum
 
 
 def _parent(store: ObjectStore, jobs: JobStore, table: TableId, base: CheckpointRef) -> MaterializationIndex | None:

@@ -36,6 +36,7 @@ from storage.testing import FakeIds
 from tests.modelcheck.oracle import Table
 from tests.modelcheck.scheduler import ActorLoop, ViolationError
 from tests.modelcheck.world import DAY_MS, RETAINED, ProcessClock, World
+from tests.rocksdb_files import CURRENT, MANIFEST, sst_content, sst_file
 
 JOB, OPERATOR = "job", "op"
 GROUPS = KeyGroupRange(0, 127)
@@ -224,7 +225,7 @@ def _check_restored(world: World, jobs: JobStore) -> None:
         for _, _, files in read_snapshots(plan, world.store):
             for file, _, data in files:
                 if file.name.endswith(".sst"):
-                    table.update(_decoded(bytes(data)))
+                    table.update(_decoded(sst_content(bytes(data))))
         for _, payload in read_plan(plan, world.store, SegmentCache(0)):
             table.update(_decoded(bytes(payload)))
         if table != world.oracle.contents(manifest):
@@ -237,9 +238,9 @@ class _Folder:
     def __init__(self, path: str, table: Table) -> None:
         self.path = path
         first, *rest = sorted(table.items())
-        self._files = {"000001.sst": _encoded(*first), "CURRENT": b"MANIFEST"}
+        self._files = {"000001.sst": sst_file(_encoded(*first)), "MANIFEST-000005": MANIFEST, "CURRENT": CURRENT}
         for number, (key, value) in enumerate(rest, 2):
-            self._files[f"{number:06}.sst"] = _encoded(key, value)
+            self._files[f"{number:06}.sst"] = sst_file(_encoded(key, value))
 
     def files(self) -> list[FoundFile]:
         return [FoundFile(name, len(data), (hash(data),)) for name, data in self._files.items()]

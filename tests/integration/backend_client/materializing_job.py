@@ -22,6 +22,7 @@ from backend_client.log_writer import LogTarget, LogWriter
 from backend_client.materialization import hand_over_snapshot
 from backend_client.restore import Advance, advance_to_base
 from backend_client.service_client import ServiceClient
+from backend_client.spare_table import open_advanced
 from backend_client.state_table import StateTable
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import StateView
@@ -157,9 +158,12 @@ class Job:
     @contextmanager
     def table(self, key_groups: KeyGroupRange, folder: str = "tables") -> Iterator[tuple[StateTable, Advance]]:
         """Open a table of these key groups at the base."""
-        table = StateTable.open(self.sidecar.folder / folder / key_groups.to_text())
+        table, advance = open_advanced(
+            self.sidecar.folder / folder / key_groups.to_text(),
+            lambda table: advance_to_base(table, self.client, "job", "op", key_groups, self.base),
+        )
         try:
-            yield table, advance_to_base(table, self.client, "job", "op", key_groups, self.base)
+            yield table, advance
         finally:
             table.close()
 

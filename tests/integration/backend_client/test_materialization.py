@@ -6,10 +6,12 @@ A failure means that a snapshot cost a checkpoint, or that a table restored from
 
 from __future__ import annotations
 
+import random
 import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,6 +135,35 @@ def test_second_snapshot_uploads_new_files_only(job: Job, sidecar: Sidecar) -> N
     assert job.metric("dstl_materialization_reused_bytes_total") > uploaded / 2
     assert first & job.objects("*.sst")
     assert job.restored(2, "same") == job.state
+
+
+def test_damaged_table_enters_no_snapshot(job: Job, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I10: a bit that flips on the local disk before a snapshot is stored costs the table, which is restored anew."""
+    chance, post, damaged = random.Random(5), job.client.post, list[str]()
+
+    def damaging(path: str, body: dict[str, Any], **options: Any) -> dict[str, Any]:
+        if path.endswith("/materializations") and chance.random() < 0.5:
+            file = chance.choice(sorted(Path(body["path"]).iterdir()))
+            data = bytearray(file.read_bytes())
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+            file.write_bytes(data)  # in place: of an SST file, the table has the same
+            damaged.append(file.name)
+        return post(path, body, **options)
+
+    monkeypatch.setattr(job.client, "post", damaging)
+    for number in range(2):
+        seen = len(damaged)
+        job.batches_until(lambda: len(damaged) > seen, "damage")  # noqa: B023
+        uids = {handle.uid for handle in job.view().materializations}
+        job.batches_until(
+            lambda: {handle.uid for handle in job.view().materializations} - uids,  # noqa: B023
+            "a further materialization",
+        )
+        assert job.restored(1 + number % 2, f"restored-{number}") == job.state
+
+    assert job.restored(2, "tables") == job.state
+    assert job.metric("dstl_tables_damaged_total") >= 1
+    assert "a local table is damaged" in sidecar.log()
 
 
 @pytest.mark.parametrize("moment", ["file", "stored"])

@@ -142,6 +142,35 @@ def test_slow_answer_is_waited_for() -> None:
     assert served.result().count(b"POST /v1/x") == 1
 
 
+def test_start_costs_no_patience() -> None:
+    """A request whose service hangs goes to the new one, also where the start took longer than the patience."""
+    patience_s = 0.2
+    with tempfile.TemporaryDirectory(prefix="dl") as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/s")
+        listener.listen()
+        hung: list[socket.socket] = []
+
+        def replace_hung() -> None:
+            hung.append(listener.accept()[0])
+            threading.Event().wait(2 * patience_s)
+            hung[0].close()
+
+        def answer_second() -> None:
+            while not hung or hung[0].fileno() >= 0:
+                threading.Event().wait(0.01)
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(answer_second)
+            client = ServiceClient(f"unix://{folder}/s", patience_s=patience_s, ensure=replace_hung)
+            assert client.get("/v1/info") == {}
+            client.close()
+            served.result()
+
+
 def test_foreign_listener_is_left_alone(service: EmbeddedService) -> None:
     """Who listens without an answer and was not started here is not ended: the error says what to do."""
     Path(service.folder).mkdir(mode=0o700)

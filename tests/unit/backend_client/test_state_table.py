@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from backend_client import state_table
-from backend_client.local_disk import is_damage
+from backend_client.local_disk import LocalDiskError, is_damage
 from backend_client.state_table import StateTable
 from backend_client.table_journal import BYTES_MAX
 from storage.change_set import ChangeColumns, in_columns
@@ -319,6 +319,29 @@ def test_damaged_block_is_thrown_away(tmp_path: Path) -> None:
         table.close()
 
     assert failures == 0
+
+
+def test_damage_that_ends_all_snapshots_is_thrown_away(tmp_path: Path) -> None:
+    """I13, I16: a table that RocksDB cannot compact any more gives no snapshot; it serves its task, and goes."""
+    table = StateTable.open(tmp_path)
+    for version in ("1.0.u", "2.0.u"):
+        table.advance(((number.to_bytes(4, "big"), os.urandom(100)) for number in range(30_000)), version)
+        with table.making_snapshot():
+            pass
+    for path in (tmp_path / "0").glob("*.sst"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 4] ^= 1
+        path.write_bytes(data)
+    table.advance([(b"key", b"value")], "3.0.u")
+    table._table.compact_range(None, None)
+
+    with pytest.raises(LocalDiskError, match="Corruption"), table.making_snapshot():
+        pass
+    assert table.get(b"key") == b"value"
+    table.close()
+    table = StateTable.open(tmp_path)
+    assert (table.version, content(table)) == (None, {})
+    table.close()
 
 
 @pytest.mark.parametrize("read", ["get", "items", "scan", "between", "get_many"])

@@ -15,15 +15,22 @@ from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
 from storage.model import KeyGroupRange, MaterializationHandle
 from storage.object_store import ObjectStore
+from tests.rocksdb_files import CURRENT, MANIFEST, sst_file
 
 GROUPS = KeyGroupRange(0, 127)
-FILES = {"000008.sst": b"first" * 10, "000009.sst": b"second" * 10, "MANIFEST-000005": b"m", "CURRENT": b"MANIFEST"}
+FILES = {
+    "000008.sst": sst_file(b"first" * 10),
+    "000009.sst": sst_file(b"second" * 10),
+    "MANIFEST-000005": MANIFEST,
+    "CURRENT": CURRENT,
+}
 
 
 def snapshot_folder(folder: Path, **changed: bytes) -> Path:
-    """Make a folder that looks like a snapshot; names of `changed` are SST files without their ending."""
+    """Make a folder that looks like a snapshot; names of `changed` are SST files, whose only block is given."""
     folder.mkdir()
-    for name, data in {**FILES, **{f"{name.strip('_')}.sst": data for name, data in changed.items()}}.items():
+    new = {f"{name.strip('_')}.sst": sst_file(data) for name, data in changed.items()}
+    for name, data in {**FILES, **new}.items():
         (folder / name).write_bytes(data)
     return folder
 

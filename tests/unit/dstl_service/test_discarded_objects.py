@@ -25,6 +25,7 @@ from dstl_service.wire import decode_frames
 from storage.clock import SystemClock
 from storage.memory_store import MemoryStore
 from storage.testing import FakeClock, Fault, FaultKind, FaultyStore
+from tests.rocksdb_files import sst_file
 from tests.unit.dstl_service.http_life import Life, service, text
 from tests.unit.dstl_service.samples import opened
 from tests.unit.dstl_service.snapshots import FILES, snapshot_folder
@@ -211,7 +212,7 @@ def test_files_of_two_snapshots_go_with_the_last(job: Job) -> None:
     assert len(before & left) == len(FILES)
     assert len(before - left) == 2  # the index, and the file that only it named
     _, files, log = job.restored(job.base, 0)
-    assert files == {**FILES, "000012.sst": b"of the second"}
+    assert files == {**FILES, "000012.sst": sst_file(b"of the second")}
     assert log == [b"first 3", b"first 4", b"first 5"]
 
 
@@ -230,7 +231,7 @@ def test_snapshot_of_failed_checkpoint_is_used_again(job: Job) -> None:
 
     job.checkpoint(*reported)
     job.collect()
-    assert job.restored(job.base, 0)[1] == {**FILES, "000011.sst": b"new"}
+    assert job.restored(job.base, 0)[1] == {**FILES, "000011.sst": sst_file(b"new")}
 
 
 def test_savepoint_keeps_its_snapshots_and_stops_none(job: Job) -> None:
@@ -243,11 +244,14 @@ def test_savepoint_keeps_its_snapshots_and_stops_none(job: Job) -> None:
         job.collect()
 
         assert job.log(newest, 0) == [first for first, _ in job.payloads[-2:]]
-        assert job.restored(newest, 0)[1] == {**FILES, "000012.sst": number}
-        assert job.restored(saved, 1)[1:] == ({**FILES, "000011.sst": b"of the savepoint"}, [b"second 1", b"second 2"])
+        assert job.restored(newest, 0)[1] == {**FILES, "000012.sst": sst_file(number)}
+        assert job.restored(saved, 1)[1:] == (
+            {**FILES, "000011.sst": sst_file(b"of the savepoint")},
+            [b"second 1", b"second 2"],
+        )
 
     assert job.life.client.delete(f"{job.life.path}/savepoints/kept").status_code == 204
     job.checkpoint()
     job.collect()
-    assert not any(key.endswith("-16.sst") for key in job.objects("materialized"))
+    assert not any(key.endswith(f"-{len(sst_file(bytes(16)))}.sst") for key in job.objects("materialized"))
     assert job.life.restore_raw(saved).status_code == 404

@@ -15,6 +15,7 @@ from dstl_service.manifest import Manifest, ManifestKind
 from dstl_service.retention import object_keys
 from dstl_service.rewind import rewind
 from dstl_service.under_way import UnderWay, UnderWaySnapshot
+from dstl_service.unfinished_objects import UnfinishedObjects
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, NotFoundError
 from storage.memory_store import MemoryStore
@@ -385,3 +386,36 @@ def test_steady_collection_only_lists() -> None:
     pages = -(-objects // 1000) + len(store.keys("list"))
     assert len(store.calls) - len(store.keys("list")) + pages <= objects // 100
     assert store.count("get", "*materialized*") == 0
+
+
+def test_long_batch_is_looked_at_once() -> None:
+    """What may still be named is read by one collection, however many follow, and is judged anew by each."""
+    store = RecordingStore(MemoryStore(clock=FakeClock(1_000_000_000)))
+    world = World(store)
+    world.complete(world.object(0))
+    early = [world.object(1) for _ in range(5)]
+    world.clock.advance(AGE)
+    assert world.collect().young == 5
+    store.clear()
+
+    assert [world.collect().young for _ in range(3)] == [5, 5, 5]
+    assert store.keys("get_range", "*.seg") == store.keys("get", "*.seg") == []
+
+    world.complete(early[0])
+    assert world.collect().orphans == sorted(handle.object_key for handle in early[1:])
+
+
+def test_only_so_many_objects_are_remembered() -> None:
+    """Behind the limit, an object costs a request in each collection; the verdicts are the same."""
+    store = RecordingStore(MemoryStore(clock=FakeClock(1_000_000_000)))
+    world = World(store)
+    world.complete(world.object(0))
+    kept = {world.object(1).object_key for _ in range(5)}
+    objects = [info for info in store.list("job/segments/") if info.key in kept]
+    unfinished = UnfinishedObjects(store, objects_max=2)
+    for _ in range(2):
+        store.clear()
+        assert {info.key for info in unfinished.among(objects, 0, world.epoch)} == kept
+
+    assert len({*store.keys("get_range")}) == 3
+    assert unfinished.among(objects, 1, world.epoch) == unfinished.among(objects, 0, world.epoch + 1) == set()

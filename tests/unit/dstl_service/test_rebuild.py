@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from dstl_service.chain_choice import Try, choose, manifests_of
 from dstl_service.cli import main
 from dstl_service.fsck import check_job
+from dstl_service.hints import write_hint
 from dstl_service.job_store import JobStore
 from dstl_service.manifest import ManifestKind, StateView
 from dstl_service.notes import NotedSet
@@ -22,6 +23,7 @@ from dstl_service.restore import plan_restore, read_plan
 from dstl_service.rewind import rewind
 from dstl_service.segment_cache import SegmentCache
 from dstl_service.wire import CheckpointRef
+from storage.checksum import checksum64
 from storage.clock import SystemClock, SystemIds
 from storage.errors import CorruptDataError, InvalidInputError, NotFoundError
 from storage.memory_store import MemoryStore
@@ -220,6 +222,25 @@ def test_job_goes_on_after_rebuild(story: Story) -> None:
 
     assert story.restored(story.refs[-1]) == story.contents[-1]
     assert check_job(story.store, "job").problems == []
+
+
+def test_hints_of_the_old_history_are_forgotten(story: Story) -> None:
+    """I12: a hint that lies behind the checkpoint that came back hides nothing from the collector, or an owner."""
+    write_hint(story.store, "job", "swept", 0, 10_000, 0, checksum64(opened(story.store).job_uid.encode()))
+    write_hint(story.store, "job", "epoch", 10_000)
+    story.lose("job.json", "epochs/", "checkpoints/")
+    rebuilt = story.rebuild().checkpoint
+    with service(story.store) as life:
+        life.open()
+        story.refs[-1] = asdict(CheckpointRef.parse(rebuilt))
+        for checkpoint_id in (LAST + 1, LAST + 2):
+            story.checkpoint(life, checkpoint_id, parallelism=2)
+    jobs = opened(story.store)
+    newest = jobs.newest()
+    assert newest is not None
+
+    found = [ref.to_text() for ref, _ in jobs.subsumed([newest.ref])]
+    assert found[-2:] == [rebuilt, CheckpointRef(**story.refs[-2]).to_text()]
 
 
 def test_rebuild_after_rebuild(story: Story) -> None:

@@ -19,11 +19,13 @@ from dstl_service.materialization_index import read_index
 from dstl_service.materialization_policy import MaterializationSettings
 from dstl_service.snapshot_folder import SnapshotFolder
 from dstl_service.snapshot_uploader import KnownFiles, SnapshotUploader, StoredSnapshot, TableId, Throttle
+from dstl_service.table_file_check import DamagedFileError
 from dstl_service.under_way import UnderWaySnapshot, uid_in_key
 from dstl_service.wire import CheckpointRef
 from storage.errors import InvalidInputError, UnavailableError
 from storage.memory_store import MemoryStore
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
+from tests.rocksdb_files import sst_file
 from tests.unit.dstl_service.samples import manifest, opened
 from tests.unit.dstl_service.snapshots import FILES, GROUPS, index_of, snapshot_folder, store_snapshot
 
@@ -111,7 +113,7 @@ def test_files_of_the_state_are_not_uploaded_again(tmp_path: Path) -> None:
     stored = host.upload(snapshot_folder(tmp_path / "s", _000011=b"new"))
 
     assert host.store.count("put", "*.sst") == 1
-    assert (stored.uploaded_bytes, stored.reused_bytes) == (3, sum(map(len, FILES.values())))
+    assert (stored.uploaded_bytes, stored.reused_bytes) == (len(sst_file(b"new")), sum(map(len, FILES.values())))
     assert read_index(host.store, stored.handle).parents == ("before",)
 
 
@@ -157,8 +159,35 @@ def test_known_files_are_not_read_again(tmp_path: Path) -> None:
     assert len(sums) == 2
     # A wrong sum in the memory shows that it is used instead of reading.
     host.known.checksums = dict.fromkeys(sums, "0" * 32)
-    with pytest.raises(UnavailableError, match="changed"):
+    with pytest.raises(DamagedFileError, match="changed"):
         host.upload(path)
+
+
+def test_damaged_file_is_not_stored(tmp_path: Path) -> None:
+    """I10: a file that is not as RocksDB wrote it ends the snapshot before anything is put."""
+    host = Host()
+    for name in FILES:
+        path = snapshot_folder(tmp_path / f"of {name}")
+        data = bytearray((path / name).read_bytes())
+        data[len(data) // 2] ^= 4
+        (path / name).write_bytes(data)
+
+        with pytest.raises(DamagedFileError, match=name):
+            host.upload(path)
+        assert host.store.count("put") == 0
+
+
+def test_file_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that the state has, or an earlier snapshot had, is not verified again."""
+    verified: list[str] = []
+    monkeypatch.setattr(snapshot_uploader, "check_table_file", lambda name, *_: verified.append(name))
+    host = Host()
+    host.version = host.complete("before", base=host.version)
+    path = snapshot_folder(tmp_path / "s", _000011=b"new")
+    host.upload(path)
+    host.upload(path)
+
+    assert verified == ["000011.sst"]
 
 
 def test_files_that_went_are_forgotten(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""
+Which objects of change sets a later checkpoint may still come to name, as their indexes say.
+
+A batch may take hours, and its job is collected again and again meanwhile: what an index says, which never changes, is
+remembered of the objects that the last collection kept. Safe for threads; reads block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from storage.errors import CorruptDataError, NotFoundError
+from storage.model import ObjectInfo
+from storage.object_store import ObjectReader
+from storage.segment_reader import read_index
+
+_OBJECTS_MAX = 50_000
+"""Objects that are remembered, in some 20 MB; of more, the rest costs a request each in every collection."""
+
+
+class UnfinishedObjects:
+    """
+    Tells them from orphans.
+
+    Args:
+        store: Holds the objects.
+        objects_max: How many are remembered.
+    """
+
+    def __init__(self, store: ObjectReader, objects_max: int = _OBJECTS_MAX) -> None:
+        self._store = store
+        self._objects_max = objects_max
+        self._known: dict[ObjectInfo, frozenset[tuple[int, int]]] = {}
+
+    def among(self, objects: Iterable[ObjectInfo], newest_id: int, epoch: int) -> set[ObjectInfo]:
+        """
+        Return those that hold sets of a later checkpoint from a driver that may still complete it.
+
+        Args:
+            objects: Objects of change sets.
+            newest_id: Of the newest checkpoint.
+            epoch: The one that may complete the next checkpoint: no older one can (I4).
+        """
+        known, found = self._known, {}
+        for info in objects:
+            held = known[info] if info in known else self._held(info)
+            if any(checkpoint_id > newest_id and writer >= epoch for checkpoint_id, writer in held):
+                found[info] = held
+        # What was collected or named since is not asked about again.
+        self._known = dict(list(found.items())[: self._objects_max])
+        return set(found)
+
+    def _held(self, info: ObjectInfo) -> frozenset[tuple[int, int]]:
+        """Return of which checkpoints and epochs an object holds sets."""
+        try:
+            entries = read_index(self._store, info.key, info.size_bytes)
+        except (CorruptDataError, NotFoundError):  # no checkpoint can name it
+            return frozenset()
+        return frozenset((entry.id.checkpoint_id, entry.id.writer.epoch) for entry in entries)

@@ -7,12 +7,12 @@ Lives count from 0. The current one is the first that has not ended, and nobody 
 has ended. Whatever belongs to one life says of which it is:
 
 - Its registry - ``job.json``, epochs, manifests, savepoints, hints - lies in a folder of its own (`life_folder`).
-- Its epochs are of a range of its own (`first_epoch`), so change sets, requests and claims of two lives differ. To
-  all who go by epochs, an owner of an earlier life is an older owner (I4).
+- Its epochs are of a range of its own (`first_epoch`). So change sets, requests and claims of two lives differ, and to
+  all who go by epochs an owner of an earlier life is an older owner (I4).
 - Objects of change sets, snapshots and compactions have keys that are drawn by chance, so none is ever written again.
 
 Who deletes for a life, however long it slept, needs to know only that what it *listed* below the name is of no later
-one. It looks whether its life has ended behind the listing: if it has not, no later life had begun when it listed (I11).
+one. It looks behind the listing whether its life has ended: if not, no later one had begun when it listed (I11).
 What it puts late lies in a folder that nobody reads any more. Blocking I/O.
 """
 

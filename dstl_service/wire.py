@@ -287,7 +287,7 @@ class CompleteRequest:
     tables' snapshots: announcements (see `dstl_service.under_way.Announcement`), which the checkpoint lists, and
     handles of stored ones (see `storage.model.MaterializationHandle.to_dict`); those that belong to the state enter it.
     `closed_ms` is set where the batch was closed, see `CheckpointInfo`: then a partition may have two writers, of which
-    the one with the greater attempt wrote behind the other.
+    the one with the greater attempt wrote behind the other, and numbered its sets behind that one's.
     """
 
     epoch: Number

@@ -17,8 +17,10 @@ from storage.errors import ConflictError, CorruptDataError, NotFoundError, Unava
 from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore
 from storage.testing import FakeClock, FakeIds, RecordingStore
+from tests.unit.dstl_service.http_life import service
 from tests.unit.dstl_service.interleaving import PausingStore
 from tests.unit.dstl_service.world import World
+from tests.waiting import wait_until
 
 DAY_MS = 86_400_000
 
@@ -206,3 +208,60 @@ def test_life_has_only_so_many_epochs(first: World) -> None:
     )
     with pytest.raises(UnavailableError, match="another name"):
         JobStore(first.store, "job", FakeClock(), FakeIds(4)).claim("late")
+
+
+def test_batch_that_begins_behind_a_deletion_is_acknowledged_to_nobody() -> None:
+    """I3: the query of a job that is gone is told so with its next batch, and gets no checkpoint of it."""
+    store = MemoryStore()
+    with service(store) as life:
+        life.open()
+        base = life.complete(0, None, life.append())
+        delete_job(store, "job", write=True)
+
+        life.begin(1)
+        refused = life.complete_raw(1, base)
+        again = life.append_raw(checkpoint_id=1)
+
+        assert (refused.status_code, again.status_code) == (404, 404)
+        assert "was deleted" in again.json()["message"]
+        assert list(store.list("job/")) == []
+
+
+def test_sidecar_forgets_the_sets_of_a_deleted_job() -> None:
+    """I12: a sidecar that knows the epoch of a job that is gone takes one more set of it at most, and says why."""
+    store = MemoryStore()
+    with service(store) as coordinator, service(store) as sidecar:
+        coordinator.open()
+        sidecar.epoch = coordinator.epoch
+        sidecar.append()
+        delete_job(store, "job", write=True)
+
+        def is_refused() -> bool:
+            answer = sidecar.append_raw(checkpoint_id=1)
+            return bool(answer.status_code == 404 and "was deleted" in answer.json()["message"])
+
+        wait_until(is_refused, what="the sidecar to look")
+
+
+@pytest.mark.parametrize("knows_the_job", [False, True])
+def test_sidecar_of_a_deleted_job_holds_nothing_of_the_new_one(*, knows_the_job: bool) -> None:
+    """I5: what a sidecar took in for a deleted job, it neither gives nor stores for the new one of its name."""
+    store = MemoryStore()
+    with service(store) as coordinator, service(store) as sidecar:
+        coordinator.open()
+        sidecar.epoch = coordinator.epoch
+        ref = sidecar.append(b"former")
+        if knows_the_job:
+            sidecar.client.get(sidecar.path)
+        delete_job(store, "job", write=True)
+        coordinator.open()
+
+        sidecar.epoch = coordinator.epoch
+        of_the_new = {**ref, "epoch": coordinator.epoch}
+        assert sidecar.persist(of_the_new).json()["kind"] == "lost_changes"
+        asked = {"epoch": coordinator.epoch, "refs": [of_the_new]}
+        assert sidecar.client.post(f"{sidecar.path}/read", json=asked).json()["kind"] == "lost_changes"
+        taken = sidecar.append(b"new")
+        (handle,) = sidecar.persist(taken).json()["handles"]
+        made = coordinator.complete(0, None, {**taken, "handle": handle})
+        assert sidecar.restore(made) == (True, [b"new"])

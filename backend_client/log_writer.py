@@ -32,11 +32,20 @@ class LogTarget:
 
 
 class LogWriter:
-    """Sends the change sets of one attempt. Single-threaded, used once."""
+    """
+    Sends the change sets of one attempt. Single-threaded, used once.
 
-    def __init__(self, client: ServiceClient, target: LogTarget) -> None:
+    Args:
+        client: Reaches the sidecar.
+        target: Whose changes they are.
+        first_sqn: How many sets the attempt has before it upon which this one goes on: in the second pass of a batch,
+            numbers go on, so that sets of attempts that do not follow each other are told by them.
+    """
+
+    def __init__(self, client: ServiceClient, target: LogTarget, first_sqn: int = 0) -> None:
         self._client = client
         self._target = target
+        self._first_sqn = first_sqn
         self.refs: list[ChangeSetRef] = []
         self.changes = 0
 
@@ -63,7 +72,7 @@ class LogWriter:
 
     def _send(self, payload: bytes, changes: int, *, preemptive: bool) -> None:
         ref = self._client.append(
-            self._target, len(self.refs), payload, checksum64(payload), changes, preemptive=preemptive
+            self._target, self._first_sqn + len(self.refs), payload, checksum64(payload), changes, preemptive=preemptive
         )
         self.refs.append(ref)
         self.changes += changes

@@ -22,7 +22,7 @@ from dstl_service.room import Room
 from dstl_service.under_way import UnderWay
 from dstl_service.wire import CompleteRequest, validate_operator
 from storage.clock import Clock, IdSource
-from storage.errors import FencedError, NotFoundError
+from storage.errors import DstlError, FencedError, NotFoundError
 from storage.model import ChangeSetId, Segment, validate_name
 from storage.object_store import ObjectStore
 
@@ -75,6 +75,9 @@ class ActiveJob:
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     noted: NotedCheckpoint | None = None
+    look: asyncio.Task[bool] | None = None
+    """Asks whether the job was deleted before the newest checkpoint began."""
+    looked_id: int = -1
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     last_error: str | None = None
     timer: asyncio.TimerHandle | None = None
@@ -112,7 +115,11 @@ class ActiveJob:
         """Note that an epoch has begun, of which the store is the proof: nobody's word alone fences a job (I4)."""
         if epoch > self.epoch:
             logger.info("newer epoch", extra={"job": self.name, "epoch": epoch, "older_epoch": self.epoch})
-            self.epoch, self.newest_id = epoch, -1  # a new owner may go on from an earlier checkpoint
+            self.epoch, self.newest_id, self.looked_id = (
+                epoch,
+                -1,
+                -1,
+            )  # a new owner may go on from an earlier checkpoint
             self.book.forget_epochs_before(epoch)
             self.wake()
 
@@ -126,8 +133,8 @@ class ActiveJob:
 
 def _no_such_epoch(name: str, epoch: int) -> NotFoundError:
     return NotFoundError(
-        f"job {name!r} has no epoch {epoch}: open the job first (POST /v1/jobs/{name}/epochs), and send the epoch that "
-        "is answered",
+        f"job {name!r} has no epoch {epoch}: it was deleted, or never opened; open the job first "
+        f"(POST /v1/jobs/{name}/epochs), and send the epoch that is answered",
         job=name,
     )
 
@@ -222,6 +229,8 @@ class ActiveJobs:
         """Return the job, reading ``job.json`` if this process has not seen it yet."""
         job = self.get(name)
         if not job.store.job_uid:
+            if await self.forget_ended(name):
+                job = self.get(name)
             if not await self._in_thread(job.store.exists):
                 self._drop_unknown(job)
                 raise NotFoundError(f"there is no job {name!r} in {self._store.url}", job=name)
@@ -258,17 +267,47 @@ class ActiveJobs:
         job.check_epoch(epoch)
         return job
 
-    async def is_another(self, name: str) -> bool:
-        """Say whether a job was deleted and another one has its name; what was kept of it is forgotten then."""
+    async def forget_ended(self, name: str) -> bool:
+        """Say whether a job that is known here was deleted; what was kept of it is forgotten then."""
         job = self._jobs.get(name)
-        if job is None or not job.store.job_uid:
-            return False
-        stored = await self._in_thread(job.store.stored_uid)
-        if stored in ("", job.store.job_uid):
+        if job is None or not (job.epoch or job.store.job_uid) or not await self._in_thread(job.store.has_ended):
             return False
         if self._jobs.get(name) is job:
+            logger.warning("job was deleted", extra={"job": name, "epoch": job.epoch})
             self.begin_anew(name)
         return True
+
+    def begin_look(self, job: ActiveJob, checkpoint_id: int) -> None:
+        """
+        Look in the background whether a job was deleted, once for each checkpoint that begins.
+
+        A query, or a task, that runs on is told so: its sets would be stored for nobody. `check_not_ended` waits for
+        the look.
+        """
+        if checkpoint_id > job.looked_id:
+            job.looked_id = checkpoint_id
+            job.look = asyncio.get_running_loop().create_task(self._ended(job))
+
+    async def check_not_ended(self, job: ActiveJob) -> None:
+        """
+        Return if a job was still there when its running checkpoint began.
+
+        So nothing of a batch that began behind the end of a deletion is acknowledged. A checkpoint that was completed
+        while the job was deleted is deleted like those before it.
+
+        Raises:
+            NotFoundError: It was deleted.
+        """
+        look, job.look = job.look, None
+        if look is not None and (await look or self._jobs.get(job.name) is not job):
+            raise _no_such_epoch(job.name, job.epoch)
+
+    async def _ended(self, job: ActiveJob) -> bool:
+        try:
+            return await self.forget_ended(job.name)
+        except DstlError as error:  # the next checkpoint's look may be answered
+            logger.warning("it is not known whether the job was deleted", extra={"job": job.name, "error": str(error)})
+            return False
 
     async def _look_for(self, name: str, epoch: int, job_uid: str) -> None:
         """Learn of an epoch that the store has; of one job, one request at a time looks, whatever is claimed."""
@@ -280,8 +319,9 @@ class ActiveJobs:
             store = JobStore(self._store, name, self._clock, self._ids) if job is None else job.store
             if not epoch or not await self._in_thread(store.has_epoch, epoch):
                 raise _no_such_epoch(name, epoch)
-            await self.is_another(name)
+            await self.forget_ended(name)
             job = self.get(name)
+            job.store.enter_life_of(epoch)
             if job_uid and not job.store.job_uid and await self._in_thread(job.store.exists):
                 await self._in_thread(job.store.open, None)
             if not job.is_of(job_uid):
@@ -303,6 +343,7 @@ class ActiveJobs:
         if set_id.checkpoint_id > job.newest_id:
             # A checkpoint begins when the one before exists. Only the coordinator is told; other hosts see it here.
             job.newest_id = set_id.checkpoint_id
+            self.begin_look(job, set_id.checkpoint_id)
             job.book.forget_up_to(set_id.checkpoint_id - 1)
             job.wake()
         return job

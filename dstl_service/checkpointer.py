@@ -7,7 +7,7 @@ Owned by the event loop; store calls run in threads.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from dstl_service.active_job import ActiveJob, NotedCheckpoint
@@ -211,10 +211,11 @@ def _check_writers(job: str, handles: Sequence[SegmentHandle], request: Complete
     """
     Refuse a checkpoint that would name several writers for one partition (I2) or sets that are not its own.
 
-    Where the batch was closed, another writer may have followed the first one.
+    Where the batch was closed, another writer may have followed the first one. It knew which one that was, and how many
+    sets that one had: its own are numbered behind them. So two attempts of one pass are never taken for both passes.
     """
     epoch, writers_max = request.epoch, 1 if request.closed_ms is None else 2
-    writers: dict[tuple[str, int], set[Writer]] = {}
+    writers: dict[tuple[str, int], dict[Writer, list[int]]] = {}
     if len({handle.entry.id for handle in handles}) != len(handles):
         raise InvalidInputError(f"checkpoint {checkpoint_id} names a change set twice")
     for handle in handles:
@@ -223,10 +224,23 @@ def _check_writers(job: str, handles: Sequence[SegmentHandle], request: Complete
             raise InvalidInputError(
                 f"change set {set_id} does not belong to job {job!r}, checkpoint {checkpoint_id}, epoch {epoch}"
             )
-        of_partition = writers.setdefault((set_id.operator, set_id.partition), set())
-        of_partition.add(set_id.writer)
+        of_partition = writers.setdefault((set_id.operator, set_id.partition), {})
+        of_partition.setdefault(set_id.writer, []).append(set_id.sqn)
         if len(of_partition) > writers_max:
             raise InvalidInputError(
                 f"checkpoint {checkpoint_id} names {len(of_partition)} writers for partition {set_id.partition} of "
                 f"{set_id.operator!r}"
             )
+    for (operator, partition), of_partition in writers.items():
+        if len(of_partition) > 1 and not _follow_each_other(of_partition):
+            raise InvalidInputError(
+                f"checkpoint {checkpoint_id} names attempts {sorted(writer.attempt for writer in of_partition)} for "
+                f"partition {partition} of {operator!r}, of which none goes on behind the other"
+            )
+
+
+def _follow_each_other(sqns: Mapping[Writer, Sequence[int]]) -> bool:
+    """Say whether the sets of an epoch's writers, in the order of their attempts, are numbered through."""
+    ordered = sorted(sqns, key=lambda writer: writer.attempt)
+    numbers = [sqn for writer in ordered for sqn in sorted(sqns[writer])]
+    return numbers == list(range(len(numbers)))

@@ -21,7 +21,7 @@ from dstl_service.connections import Bounds, Connections, open_files_max
 from dstl_service.fsck import check_job
 from dstl_service.garbage_collector import collect_garbage
 from dstl_service.http_protocol import protocol_of
-from dstl_service.job_store import JobStore
+from dstl_service.job_store import MAX_PARALLELISM_DEFAULT, JobStore
 from dstl_service.jobs import delete_job, has_leftovers, job_names
 from dstl_service.listening import describe, open_listener
 from dstl_service.logs import Throttle, configure_logging
@@ -207,9 +207,11 @@ def list_jobs(options: argparse.Namespace) -> int:
     """Print the names of all jobs of a storage."""
     settings = _settings(options)
     store = open_store(settings.storage, **settings.store_options())
-    deleted = {tombstone.job: tombstone for tombstone in _deletions(store).all()}
+    deletions = _deletions(store)
+    deleted = {tombstone.job for tombstone in deletions.all()}
     for name in job_names(store):
-        sys.stdout.write(f"{name}  {deleted[name].text}\n" if name in deleted else f"{name}\n")
+        tombstone = deletions.of(name) if name in deleted else None
+        sys.stdout.write(f"{name}  {tombstone.text}\n" if tombstone is not None else f"{name}\n")
     return 0
 
 
@@ -236,7 +238,7 @@ def delete(options: argparse.Namespace) -> int:
             f"job {options.job} {tombstone.text}, with `dstl undelete`; then its objects go, and its name is free\n"
         )
         return 0
-    removal = deletions.collect(tombstone, take_over=True)
+    removal = deletions.collect(tombstone)
     if removal is None:
         raise ConflictError(f"somebody brought job {options.job!r} back meanwhile")
     sys.stdout.write(f"job {removal.job}: {removal.objects} objects of {removal.size_bytes} bytes deleted\n")
@@ -283,7 +285,11 @@ def _leftovers(options: argparse.Namespace) -> int | None:
     is_job = JobStore(store, options.job, SystemClock(), SystemIds()).exists()
     if is_job or _deletions(store).of(options.job) is not None or not has_leftovers(store, options.job):
         return None
-    removal = delete_job(store, options.job, write=options.write)
+    removal = (
+        _deletions(store).clear(options.job, this_user(), MAX_PARALLELISM_DEFAULT)
+        if options.write
+        else delete_job(store, options.job)
+    )
     sys.stdout.write(
         f"job {options.job} has no job.json: it was never created, or its registry is lost, and `dstl fsck --rebuild` "
         f"says what could be brought back; {removal.objects} objects of {removal.size_bytes} bytes "

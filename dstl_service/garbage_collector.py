@@ -18,6 +18,9 @@ or its maker sees that the manifest is gone (`SavepointStore.create`).
 What a rewind sets a job back to is named by a savepoint before and by a manifest after it. A collection during which a
 newer epoch began may have seen neither, and deletes nothing.
 
+Objects of a later job of the same name lie in the same folders. Behind the listing it is asked whether the job was
+deleted: if it was not, none of them was listed (`dstl_service.lives`).
+
 `choose_orphans` is pure; `collect_garbage` does blocking I/O.
 """
 
@@ -115,11 +118,13 @@ def collect_garbage(
 
     Raises:
         CorruptDataError: A manifest or a savepoint cannot be read; no object was deleted.
+        NotFoundError: The job was deleted; the collector deleted nothing.
     """
     now_ms = clock.now_ms()
     begun = 0 if dry_run else jobs.settled_epoch()
     objects = [info for folder in ("segments", "materialized") for info in store.list(f"{job}/{folder}/")]
     newest, epoch = jobs.frontier()
+    jobs.check_not_ended()
     kept = manifests_to_keep(jobs.stored_chain(newest.ref), checkpoints_max) if newest else []
     subsumed: list[CheckpointRef] = []
     if kept:

@@ -15,20 +15,20 @@ from storage.errors import NotFoundError
 from storage.object_store import ObjectStore
 
 
-def read_hint(store: ObjectStore, job: str, name: str) -> tuple[int, ...]:
+def read_hint(store: ObjectStore, folder: str, name: str) -> tuple[int, ...]:
     """Return a hint's numbers; none if there is no such hint, or none that can be read."""
     try:
-        numbers = json.loads(store.get(hint_key(job, name)))
+        numbers = json.loads(store.get(hint_key(folder, name)))
         return tuple(int(number) for number in numbers)
     except (NotFoundError, ValueError, TypeError):
         return ()
 
 
-def write_hint(store: ObjectStore, job: str, name: str, *numbers: int) -> None:
+def write_hint(store: ObjectStore, folder: str, name: str, *numbers: int) -> None:
     """Leave a hint for whoever comes next."""
-    store.put(hint_key(job, name), json.dumps(numbers).encode())
+    store.put(hint_key(folder, name), json.dumps(numbers).encode())
 
 
-def forget_hints(store: ObjectStore, job: str) -> None:
+def forget_hints(store: ObjectStore, folder: str) -> None:
     """Remove what tells of a history that does not count any more; no owner of the job may be at work."""
-    store.delete([info.key for info in store.list(hints_prefix(job))])
+    store.delete([info.key for info in store.list(hints_prefix(folder))])

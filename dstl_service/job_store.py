@@ -27,6 +27,7 @@ from dataclasses import replace
 from dstl_service.epochs import EpochStore
 from dstl_service.hints import read_hint, write_hint
 from dstl_service.known_indexes import KnownIndexes
+from dstl_service.lives import LifeFolder, Lives, life_folder, life_of, record_key
 from dstl_service.manifest import Manifest, ManifestKind, StateView, encode_manifest, state_up_to, with_segments
 from dstl_service.manifest_log import ManifestLog, Stand, place_of_manifest
 from dstl_service.notes import note_of_rewind
@@ -52,7 +53,7 @@ _SWEPT_MIN = 50
 
 
 class JobStore:
-    """Reads and writes what belongs to one job, below ``<base>/<job>/``."""
+    """Reads and writes what belongs to one life of a job: the current one when it is first asked for anything."""
 
     def __init__(self, store: ObjectStore, job: str, clock: Clock, ids: IdSource) -> None:
         self._store = store
@@ -60,10 +61,11 @@ class JobStore:
         self._clock = clock
         self._ids = ids
         self._lock = threading.Lock()
-        self._epochs = EpochStore(store, job)
-        self._log = ManifestLog(store, job)
+        self._folder = LifeFolder(store, job)
+        self._epochs = EpochStore(store, self._folder)
+        self._log = ManifestLog(store, self._folder)
         self._views: OrderedDict[CheckpointRef, StateView] = OrderedDict()
-        self.savepoints = SavepointStore(store, job)
+        self.savepoints = SavepointStore(store, self._folder)
         self.indexes = KnownIndexes(store)
         self.unfinished = UnfinishedObjects(store)
         self._bases: OrderedDict[CheckpointRef, CheckpointRef | None] = OrderedDict()
@@ -80,16 +82,13 @@ class JobStore:
         Raises:
             InvalidInputError: `max_parallelism` is out of bounds or differs from the stored one, which never changes.
             CorruptDataError: ``job.json`` cannot be read.
+            NotFoundError: This was opened before, and the job was deleted since.
         """
         wanted = MAX_PARALLELISM_DEFAULT if max_parallelism is None else max_parallelism
         if not 1 <= wanted <= KEY_GROUP_MAX + 1:
             raise InvalidInputError(f"max_parallelism must be within 1..{KEY_GROUP_MAX + 1}, it is {wanted}")
-        key = f"{self._job}/job.json"
-        uid = self._ids.unique_id()
-        try:
-            self._store.put(key, encode_job(uid, wanted), if_absent=True)
-        except ConflictError:
-            uid, wanted = decode_job(self._store.get(key), key)
+        life, uid, wanted = self._create_or_read(wanted)
+        self._folder.enter(life)
         if max_parallelism is not None and wanted != max_parallelism:
             raise InvalidInputError(
                 f"job {self._job!r} was created with max_parallelism {wanted}, not "
@@ -98,21 +97,52 @@ class JobStore:
         self.job_uid = self._log.job_uid = uid
         self.max_parallelism = wanted
 
-    def exists(self) -> bool:
-        """Say whether the job was ever created."""
-        return exists(self._store, f"{self._job}/job.json")
+    def _create_or_read(self, max_parallelism: int) -> tuple[int, str, int]:
+        """
+        Return the current life, and what its ``job.json`` says.
 
-    def stored_uid(self) -> str:
-        """Return the uid of the job that has this name now, whichever was opened; nothing if there is none."""
-        key = f"{self._job}/job.json"
-        try:
-            return decode_job(self._store.get(key), key)[0]
-        except NotFoundError:
-            return ""
+        That the life has not ended is asked behind it: a record that was put for one that had is nobody's.
+        """
+        lives = Lives(self._store, self._job)
+        while True:
+            life, uid, wanted = lives.current(), self._ids.unique_id(), max_parallelism
+            key = record_key(self._job, life)
+            try:
+                self._store.put(key, encode_job(uid, wanted), if_absent=True)
+            except ConflictError:
+                try:
+                    uid, wanted = decode_job(self._store.get(key), key)
+                except NotFoundError:  # deleted since, so that life has ended
+                    continue
+            if not lives.has_ended(life):
+                return life, uid, wanted
+            self._store.delete([key])
+
+    def exists(self) -> bool:
+        """Say whether there is a job of this name now, whichever was opened."""
+        return Lives(self._store, self._job).has_job()
+
+    def has_ended(self) -> bool:
+        """Say whether the job was deleted since it was opened: its name is free, or another job's. One request."""
+        return self._folder.has_ended
+
+    def enter_life_of(self, epoch: int) -> None:
+        """
+        Go by the life of an epoch from now on, before anything else is asked for. Never waits.
+
+        Raises:
+            NotFoundError: This is of another life already, which is a newer one, or has ended.
+        """
+        self._folder.enter(life_of(epoch))
+
+    def check_not_ended(self) -> None:
+        """Raise `NotFoundError` if the job was deleted since it was opened; see `has_ended`."""
+        if self.has_ended():
+            raise NotFoundError(f"job {self._job!r} was deleted meanwhile; start the query anew", job=self._job)
 
     def has_epoch(self, epoch: int) -> bool:
         """Say whether this epoch has ever begun."""
-        return exists(self._store, epoch_key(self._job, epoch))
+        return exists(self._store, epoch_key(life_folder(self._job, life_of(epoch)), epoch))
 
     def forget(self) -> None:
         """Keep nothing in memory of what is stored; it is read again when it is needed."""
@@ -182,7 +212,7 @@ class JobStore:
         """
         record = self._newest_epoch()
         if record is None:
-            return 0
+            return self._epochs.first - 1
         if record.rewind is not None:
             self.finish_rewind(record)
         return record.epoch
@@ -264,8 +294,8 @@ class JobStore:
         manifest = self._log.load(Place.of(checkpoint_id, generation))
         if self.job_uid and manifest.job_uid != self.job_uid:
             raise CorruptDataError(
-                f"manifest {manifest.ref.to_text()} of job {self._job!r} belongs to another job's life "
-                f"({manifest.job_uid})",
+                f"manifest {manifest.ref.to_text()} of job {self._job!r} is of a job of uid {manifest.job_uid}, not "
+                f"{self.job_uid}; `dstl fsck` names its object",
                 job=self._job,
             )
         self._know(manifest)
@@ -374,12 +404,12 @@ class JobStore:
         """
         self._log.delete(refs)
         if self._swept is not None:
-            write_hint(self._store, self._job, _SWEPT_HINT, *self._swept, self._life)
+            write_hint(self._store, self._folder.path, _SWEPT_HINT, *self._swept, self._uid_number)
             self._swept = None
 
     def is_stored(self, ref: CheckpointRef) -> bool:
         """Say whether a manifest is still there, whatever this process remembers of it."""
-        return exists(self._store, manifest_key(self._job, ref.id, ref.generation))
+        return exists(self._store, manifest_key(self._folder.path, ref.id, ref.generation))
 
     def is_ancestor(self, older: CheckpointRef, ref: CheckpointRef) -> bool:
         """
@@ -443,13 +473,13 @@ class JobStore:
             self._swept = oldest
 
     def _swept_before(self) -> Place | None:
-        """Return the place in front of which there are only fences, if this life of the job has a hint of that."""
-        *place, life = read_hint(self._store, self._job, _SWEPT_HINT) or (0,)
-        return Place(*place) if (len(place), life) == (len(Place._fields), self._life) else None
+        """Return the place in front of which there are only fences, if this job has a hint of that."""
+        *place, uid_number = read_hint(self._store, self._folder.path, _SWEPT_HINT) or (0,)
+        return Place(*place) if (len(place), uid_number) == (len(Place._fields), self._uid_number) else None
 
     @property
-    def _life(self) -> int:
-        """The job's uid as a number, for a hint; one of a deleted job of this name may come late."""
+    def _uid_number(self) -> int:
+        """The job's uid as a number, for a hint; one of the job that was here before a rebuild may come late."""
         return checksum64(self.job_uid.encode())
 
     def _begin_epoch(self, owner: str, back_to: tuple[str, int] | None) -> EpochRecord:
@@ -459,7 +489,7 @@ class JobStore:
             if newest is not None and newest.rewind is not None:
                 self.finish_rewind(newest)
             stand = self._stand(newest)
-            epoch = newest.epoch + 1 if newest else 1
+            epoch = newest.epoch + 1 if newest else self._epochs.first
             record = EpochRecord(
                 epoch=epoch,
                 owner=owner,

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from dstl_service.lives import LifeFolder
 from dstl_service.manifest import Manifest, ManifestKind, decode_manifest, encode_manifest
 from dstl_service.registry_format import Place, branch_prefix, manifests_prefix, place_key, place_of, place_prefix
 from dstl_service.wire import CheckpointRef
@@ -55,13 +56,18 @@ class Stand:
 
 
 class ManifestLog:
-    """Reads and appends below ``<base>/<job>/checkpoints/``; may be used by many threads."""
+    """Reads and appends to ``checkpoints/`` in the folder of a job's life; may be used by many threads."""
 
-    def __init__(self, store: ObjectStore, job: str) -> None:
+    def __init__(self, store: ObjectStore, folder: LifeFolder) -> None:
         self.job_uid = ""
-        """Set when it is known: what lies at a place may have been put by who was paused since another life of it."""
+        """
+        Set when it is known; what lies at a place must be of it.
+
+        Nobody who runs can bring about that it is not, however long it was paused: the manifests of another life lie
+        elsewhere (`dstl_service.lives`). Only who copies objects, or replaces ``job.json``, can.
+        """
         self._store = store
-        self._job = job
+        self._folder = folder
         self._lock = threading.Lock()
         self._cache: OrderedDict[Place, Manifest] = OrderedDict()
         self._loads: dict[Place, Future[Manifest]] = {}
@@ -80,14 +86,14 @@ class ManifestLog:
             ConflictError: Something else lies there.
         """
         data = encode_manifest(manifest)
-        self._store.put(place_key(self._job, place_of_manifest(manifest)), data, if_absent=True)
+        self._store.put(place_key(self._folder.path, place_of_manifest(manifest)), data, if_absent=True)
         self._remember(manifest)
         return len(data)
 
     def delete(self, refs: Sequence[CheckpointRef]) -> None:
         """Delete manifests, the last first: a process that dies in between leaves none whose chain breaks off."""
         places = sorted((Place.of(ref.id, ref.generation) for ref in refs), reverse=True)
-        self._store.delete([place_key(self._job, place) for place in places])
+        self._store.delete([place_key(self._folder.path, place) for place in places])
         with self._lock:
             for place in places:
                 self._cache.pop(place, None)
@@ -119,7 +125,7 @@ class ManifestLog:
             return None
 
     def load_anew(self, place: Place) -> Manifest:
-        """Return what lies at a place now: it may have been deleted since it was seen, or be of another job's life."""
+        """Return what lies at a place now: what was seen there may be deleted."""
         with self._lock:
             self._cache.pop(place, None)
         return self.load(place)
@@ -131,9 +137,9 @@ class ManifestLog:
 
     def places(self, branch: int, first: Place | None = None) -> list[Place]:
         """Return what is taken in a branch, from a place on."""
-        prefix = branch_prefix(self._job, branch)
+        prefix = branch_prefix(self._folder.path, branch)
         found: list[Place] = []
-        for info in self._store.list(prefix, start_after=_in_front_of(self._job, first) if first else ""):
+        for info in self._store.list(prefix, start_after=_in_front_of(self._folder.path, first) if first else ""):
             place = place_of(info.key)
             if place.branch != branch:  # of branch 0, others come behind
                 break
@@ -142,20 +148,20 @@ class ManifestLog:
 
     def first_of(self, branch: int) -> Place | None:
         """Return the first place that is taken in a branch of a rewind."""
-        infos = self._store.list(branch_prefix(self._job, branch))
+        infos = self._store.list(branch_prefix(self._folder.path, branch))
         return next((place_of(info.key) for info in infos), None)
 
     def last_at(self, branch: int, checkpoint_id: int, first: Place | None = None) -> Place | None:
         """Return the last place that is taken at an id, from a place on; only there a checkpoint can lie."""
-        after = _in_front_of(self._job, first) if first else ""
-        infos = self._store.list(place_prefix(self._job, branch, checkpoint_id), start_after=after)
+        after = _in_front_of(self._folder.path, first) if first else ""
+        infos = self._store.list(place_prefix(self._folder.path, branch, checkpoint_id), start_after=after)
         return max((place_of(info.key) for info in infos), default=None)
 
     def last_places(self, first: Place | None = None) -> Iterator[tuple[Place, ObjectInfo]]:
         """Yield the last place of each id in each branch, from a place on: where checkpoints can lie."""
         before: tuple[Place, ObjectInfo] | None = None
-        after = _in_front_of(self._job, first) if first else ""
-        for info in self._store.list(manifests_prefix(self._job), start_after=after):
+        after = _in_front_of(self._folder.path, first) if first else ""
+        for info in self._store.list(manifests_prefix(self._folder.path), start_after=after):
             place = place_of(info.key)
             if before is not None and before[0][:2] != place[:2]:
                 yield before
@@ -180,7 +186,9 @@ class ManifestLog:
                 return self._look(branch, latest, tail, taken)
             except NotFoundError:  # deleted since, so there is something newer
                 latest = tail = None
-        raise UnavailableError(f"the manifests of job {self._job!r} change faster than they can be read; ask again")
+        raise UnavailableError(
+            f"the manifests of job {self._folder.job!r} change faster than they can be read; ask again"
+        )
 
     def _look(self, branch: int, latest: Place | None, tail: Place | None, taken: Sequence[Place]) -> Stand:
         places = sorted({*self.places(branch, tail), *taken})
@@ -193,15 +201,17 @@ class ManifestLog:
 
     def _fetch(self, place: Place, mine: Future[Manifest]) -> Manifest:
         """Read a manifest for all who wait for it."""
-        key = place_key(self._job, place)
+        key = place_key(self._folder.path, place)
         try:
             manifest = decode_manifest(self._store.get(key), key)
             if place_of_manifest(manifest) != place:
                 raise CorruptDataError(f"manifest {key} is that of {manifest.ref.to_text()}", object_key=key)
             if self.job_uid and manifest.job_uid != self.job_uid:
                 raise CorruptDataError(
-                    f"manifest {key} belongs to another job's life ({manifest.job_uid}), not to that of "
-                    f"{self._job}/job.json ({self.job_uid}): move it elsewhere",
+                    f"manifest {key} is of a job of uid {manifest.job_uid}, and {self._folder.path}/job.json says "
+                    f"{self.job_uid}: no service writes that, so one of the two was copied or replaced by hand. If "
+                    "job.json is the wrong one, put the former one back; else move the manifest out of the folder, and "
+                    "see `dstl fsck` for others",
                     object_key=key,
                 )
         except BaseException as error:
@@ -237,6 +247,6 @@ def place_of_manifest(manifest: Manifest) -> Place:
     return Place.of(manifest.id, manifest.generation)
 
 
-def _in_front_of(job: str, place: Place) -> str:
+def _in_front_of(folder: str, place: Place) -> str:
     """Return a key behind all places before this one, and before it."""
-    return place_key(job, place)[:-1]
+    return place_key(folder, place)[:-1]

@@ -1,8 +1,10 @@
 """
 Which addresses belong to services of this storage, so that a caller cannot have the service's token sent elsewhere.
 
-A service that other hosts reach says so in the store, once at its start; whoever can write there is trusted with all
-state anyway. A coordinator asks only addresses that are there, or that its operator has listed.
+A service that other hosts reach says so in the store, at its start and every hour; whoever can write there is trusted
+with all state anyway. A coordinator asks only addresses that are there, or that its operator has listed. It looks for
+the one that it was told, so entries of services that are gone cost nobody a call. Of those that were renewed last the
+store keeps `ENTRIES_MAX`: their number is bounded, and no age decides who is asked.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ from storage.object_store import ObjectStore
 FOLDER = "@services"
 """Where services say who they are; no job can have this name."""
 
+ENTRIES_MAX = 10_000
+"""Far more than the services of a cluster; what was renewed longer ago than so many others goes."""
+
 _AGAIN_MS = 5_000
+_RENEWED_MS = 3_600_000
 _KNOWN_MS = 600_000
 _KNOWN_MAX = 10_000
 _PORTS = {"http": 80, "https": 443}
@@ -68,9 +74,20 @@ def encode_entry(origin: str) -> tuple[str, bytes]:
     return f"{FOLDER}/{checksum64(origin.encode()):016x}.json", json.dumps({"format": 1, "url": origin}).encode()
 
 
+def announce(store: ObjectStore, origin: str) -> None:
+    """Say in the store that a service is reached there, and bring the entries down to their number. Blocking."""
+    store.put(*encode_entry(origin))
+    entries = list(store.list(f"{FOLDER}/"))
+    if len(entries) > ENTRIES_MAX:
+        oldest_first = sorted(entries, key=lambda info: info.modified_ms)
+        store.delete([info.key for info in oldest_first[:-ENTRIES_MAX]])
+
+
 class Announcement:
     """
     The address of this service, which it gives out when the store has it; until then tasks do without.
+
+    It is announced anew while it is given out.
 
     Args:
         url: Where other hosts reach this service, or None.
@@ -93,27 +110,28 @@ class Announcement:
     @property
     def url(self) -> str | None:
         """The address, once others accept it. Called on the event loop."""
-        if not self._is_known:
+        if self._url is not None:
             self.begin()
         return self._url if self._is_known else None
 
     def begin(self) -> None:
-        """Tell the store, unless that is done, or was tried in vain just now."""
-        if self._is_known or self._running is not None or self._clock.monotonic_ms() < self._again_ms:
+        """Tell the store, unless that was done within the hour, or was tried in vain just now."""
+        if self._url is None or self._running is not None or self._clock.monotonic_ms() < self._again_ms:
             return
         self._running = asyncio.get_running_loop().create_task(self._tell())
 
     async def _tell(self) -> None:
         assert self._url is not None
+        wait_ms = _AGAIN_MS
         try:
-            await self._in_thread(self._store.put, *encode_entry(origin_of(self._url)))
-            self._is_known = True
+            await self._in_thread(announce, self._store, origin_of(self._url))
+            self._is_known, wait_ms = True, _RENEWED_MS
         except DstlError as error:
             logger.warning(
                 "address cannot be announced; tasks make their sets durable alone", extra={"error": str(error)}
             )
         finally:
-            self._again_ms = self._clock.monotonic_ms() + _AGAIN_MS
+            self._again_ms = self._clock.monotonic_ms() + wait_ms
             self._running = None
 
 

@@ -18,6 +18,7 @@ from dstl_service.chain_choice import Choice, Try, choose, join_tries, manifests
 from dstl_service.fsck import check_object
 from dstl_service.hints import forget_hints
 from dstl_service.job_store import JobStore
+from dstl_service.lives import first_epoch
 from dstl_service.manifest import Manifest, encode_manifest
 from dstl_service.notes import Note, decode_note
 from dstl_service.registry import Registry, read_registry
@@ -119,11 +120,12 @@ def rebuild_registry(
     assert made is not None  # no manifest is needed only where there is one
     report.checkpoint = made.ref.to_text()
     report.is_proven, report.query_id = choice.is_proven, newest.query_id
-    report.manifests = [manifest_key(job, manifest.id, manifest.generation) for manifest in manifests]
+    report.manifests = [manifest_key(registry.folder, manifest.id, manifest.generation) for manifest in manifests]
     report.moved = sorted(registry.damaged)
-    report.epoch = max([registry.epoch_max, *(one.epoch for one in tries), *_damaged_epochs(registry)]) + 2
+    before_all = first_epoch(registry.life) - 1
+    report.epoch = max([before_all, registry.epoch_max, *(one.epoch for one in tries), *_damaged_epochs(registry)]) + 2
     if write:
-        _check_writable(not_fenced(tries, registry), report, newest)
+        _check_writable(not_fenced(tries, registry), report, newest, registry.folder)
         _write(store, registry, report, manifests, life, _max_parallelism(registry, survey.notes, life), clock, ids)
     return report
 
@@ -238,17 +240,19 @@ def _write(
     for key in report.moved:
         store.put(f"{job}/damaged/{ids.unique_id()}/{key.removeprefix(f'{job}/')}", store.get(key))
         store.delete([key])
-    forget_hints(store, job)  # checkpoints that come back may lie in front of what they tell to be passed over
+    forget_hints(
+        store, registry.folder
+    )  # checkpoints that come back may lie in front of what they tell to be passed over
     for manifest in manifests:
-        key = manifest_key(job, manifest.id, manifest.generation)
+        key = manifest_key(registry.folder, manifest.id, manifest.generation)
         store.put(key, encode_manifest(manifest), if_absent=True)
     epoch = report.epoch - 1
     newest = CheckpointRef.parse(report.checkpoint)
     branch = Place.of(newest.id, newest.generation).branch
     record = EpochRecord(epoch, "fsck --rebuild", ids.unique_id(), clock.now_ms(), branch)
-    store.put(epoch_key(job, epoch), record.encode(), if_absent=True)
+    store.put(epoch_key(registry.folder, epoch), record.encode(), if_absent=True)
     if registry.uid is None:
-        store.put(f"{job}/job.json", encode_job(uid, max_parallelism), if_absent=True)
+        store.put(registry.record_key, encode_job(uid, max_parallelism), if_absent=True)
     # As any new owner does: fences who may still run, and shows that the registry can be read again.
     jobs = JobStore(store, job, clock, ids)
     jobs.open(None)
@@ -258,12 +262,12 @@ def _write(
     report.is_written = True
 
 
-def _check_writable(current: Sequence[Try], report: RebuildReport, chosen: Try) -> None:
+def _check_writable(current: Sequence[Try], report: RebuildReport, chosen: Try, folder: str) -> None:
     if not report.registry_problems:
         raise InvalidInputError(f"the registry of job {report.job!r} is sound: there is nothing to rebuild")
     newest = _newest_manifest(current)
     if newest is not None and newest.id > chosen.id:
-        key = manifest_key(report.job, newest.id, newest.generation)
+        key = manifest_key(folder, newest.id, newest.generation)
         raise InvalidInputError(
             f"manifest {key} is sound, and newer than checkpoint {chosen.id}, the one to bring back: "
             f"restore what it lacks, or move this manifest away yourself ({'; '.join(_causes(report))})"
@@ -295,7 +299,7 @@ def _max_parallelism(registry: Registry, notes: Sequence[tuple[Note, SegmentHand
     counts = Counter(note.max_parallelism for note, _, _ in notes if note.job_uid == life)
     if not counts:
         raise CorruptDataError(
-            f"{registry.job}/job.json is lost, and no note tells the job's max_parallelism", job=registry.job
+            f"{registry.record_key} is lost, and no note tells the job's max_parallelism", job=registry.job
         )
     return counts.most_common(1)[0][0]
 
@@ -319,7 +323,7 @@ def _lost_manifests(current: Sequence[Try]) -> list[str]:
 def _damaged_epochs(registry: Registry) -> list[int]:
     numbers = []
     for key in registry.damaged:
-        if key.startswith(f"{registry.job}/epochs/"):
+        if key.startswith(f"{registry.folder}/epochs/"):
             try:
                 numbers.append(number_of(key))
             except CorruptDataError:

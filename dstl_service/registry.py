@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from dstl_service.lives import Lives, life_folder, record_key
 from dstl_service.manifest import FORMAT, Manifest, ManifestKind, decode_manifest
 from dstl_service.registry_format import EpochRecord, Place, decode_job, epoch_key, manifest_key, number_of, place_of
 from storage.errors import CorruptDataError, InvalidInputError, NotFoundError
@@ -25,6 +26,7 @@ class Registry:
 
     Args:
         job: Name of the job.
+        life: Which life of the name was read: the current one.
         uid: The job's uid, or None if ``job.json`` is missing or damaged.
         max_parallelism: Likewise.
         epochs: Numbers of all readable epoch records, ascending.
@@ -35,6 +37,7 @@ class Registry:
     """
 
     job: str
+    life: int = 0
     uid: str | None = None
     max_parallelism: int | None = None
     epochs: list[int] = field(default_factory=list)
@@ -42,6 +45,16 @@ class Registry:
     savepoints: dict[str, Manifest] = field(default_factory=dict)
     damaged: dict[str, str] = field(default_factory=dict)
     damaged_savepoints: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        """Where it lies."""
+        return life_folder(self.job, self.life)
+
+    @property
+    def record_key(self) -> str:
+        """The key of ``job.json``."""
+        return record_key(self.job, self.life)
 
     @property
     def is_empty(self) -> bool:
@@ -81,18 +94,18 @@ class Registry:
                 step = self.manifests.get((base.id, base.generation))
                 if step is None or step.uid != base.uid or step.kind is ManifestKind.FENCE:
                     if not is_known:
-                        key = manifest_key(self.job, base.id, base.generation)
+                        key = manifest_key(self.folder, base.id, base.generation)
                         raise CorruptDataError(f"manifest {key} is missing, on which the newest checkpoint builds")
                     step = None
 
     def problems(self) -> list[str]:
         """Return what is wrong, each with the object's name; nothing for a sound registry."""
         found = list(self.damaged.values())
-        if self.uid is None and f"{self.job}/job.json" not in self.damaged:
-            found.append(f"{self.job}/job.json is missing")
+        if self.uid is None and self.record_key not in self.damaged:
+            found.append(f"{self.record_key} is missing")
         in_manifests = max((manifest.epoch for manifest in self.manifests.values()), default=0)
         if in_manifests > max(self.epochs, default=0):
-            found.append(f"{epoch_key(self.job, in_manifests)} is missing: a manifest is of this epoch")
+            found.append(f"{epoch_key(self.folder, in_manifests)} is missing: a manifest is of this epoch")
         if self.newest is not None:
             try:
                 for _ in self.chain(self.newest):
@@ -113,21 +126,21 @@ def read_registry(store: ObjectStore, job: str) -> Registry:
         InvalidInputError: A manifest is of a newer version of this program, which alone may judge it.
         UnavailableError: The store does not answer.
     """
-    registry = Registry(job)
-    key = f"{job}/job.json"
+    registry = Registry(job, Lives(store, job).current())
+    folder, key = registry.folder, registry.record_key
     try:
         registry.uid, registry.max_parallelism = decode_job(store.get(key), key)
     except NotFoundError:
         pass
     except CorruptDataError as error:
         registry.damaged[key] = error.message
-    for key, data in _objects(store, f"{job}/epochs/"):
+    for key, data in _objects(store, f"{folder}/epochs/"):
         try:
             EpochRecord.decode(data, key)
             registry.epochs.append(number_of(key))
         except CorruptDataError as error:
             registry.damaged[key] = error.message
-    for key, data in _objects(store, f"{job}/checkpoints/"):
+    for key, data in _objects(store, f"{folder}/checkpoints/"):
         try:
             manifest = decode_manifest(data, key)
             there = place_of(key)
@@ -138,7 +151,7 @@ def read_registry(store: ObjectStore, job: str) -> Registry:
             registry.damaged[key] = error.message
         else:
             registry.manifests[place] = manifest
-    for key, data in _objects(store, f"{job}/savepoints/"):
+    for key, data in _objects(store, f"{folder}/savepoints/"):
         try:
             manifest = decode_manifest(data, key)
             _check_belongs(manifest, (manifest.id, manifest.generation), registry.uid, key)
@@ -159,7 +172,9 @@ def _check_belongs(manifest: Manifest, place: tuple[int, int], uid: str | None, 
     if (manifest.id, manifest.generation) != place:
         raise CorruptDataError(f"manifest {key} is that of {manifest.ref.to_text()}", object_key=key)
     if uid is not None and manifest.job_uid != uid:
-        raise CorruptDataError(f"manifest {key} belongs to another job's life ({manifest.job_uid})", object_key=key)
+        raise CorruptDataError(
+            f"manifest {key} is of another job, of uid {manifest.job_uid}, not {uid}", object_key=key
+        )
 
 
 def _refuse_newer(data: bytes, key: str) -> None:

@@ -1,6 +1,8 @@
 """
 What ``job.json`` and the records of epochs hold, and the keys of epochs and manifests. No I/O.
 
+Keys begin with the folder of a job's life, see `dstl_service.lives.life_folder`.
+
 Manifests have a module of their own, `dstl_service.manifest`.
 """
 
@@ -182,49 +184,49 @@ def decode_job(data: bytes, key: str) -> tuple[str, int]:
     return document["uid"], document["max_parallelism"]
 
 
-def epoch_prefix(job: str) -> str:
+def epoch_prefix(folder: str) -> str:
     """Return what the keys of all epochs' records begin with."""
-    return f"{job}/epochs/"
+    return f"{folder}/epochs/"
 
 
-def epoch_key(job: str, epoch: int) -> str:
+def epoch_key(folder: str, epoch: int) -> str:
     """Return the key of an epoch's record."""
-    return f"{epoch_prefix(job)}{epoch:020d}.json"
+    return f"{epoch_prefix(folder)}{epoch:020d}.json"
 
 
-def hint_key(job: str, name: str) -> str:
+def hint_key(folder: str, name: str) -> str:
     """Return the key of a number that only saves requests, see `dstl_service.hints`."""
-    return f"{hints_prefix(job)}{name}.json"
+    return f"{hints_prefix(folder)}{name}.json"
 
 
-def hints_prefix(job: str) -> str:
+def hints_prefix(folder: str) -> str:
     """Return what the keys of all such numbers begin with."""
-    return f"{job}/hints/"
+    return f"{folder}/hints/"
 
 
-def manifests_prefix(job: str) -> str:
+def manifests_prefix(folder: str) -> str:
     """Return what the keys of all manifests begin with."""
-    return f"{job}/checkpoints/"
+    return f"{folder}/checkpoints/"
 
 
-def branch_prefix(job: str, branch: int) -> str:
+def branch_prefix(folder: str, branch: int) -> str:
     """Return what the keys of a branch's manifests begin with; of branch 0, where all manifests' keys begin."""
-    return f"{manifests_prefix(job)}{f'r{branch:012d}.' if branch else ''}"
+    return f"{manifests_prefix(folder)}{f'r{branch:012d}.' if branch else ''}"
 
 
-def place_prefix(job: str, branch: int, checkpoint_id: int) -> str:
+def place_prefix(folder: str, branch: int, checkpoint_id: int) -> str:
     """Return what the keys of all places of one checkpoint id in a branch begin with."""
-    return f"{branch_prefix(job, branch)}{checkpoint_id:020d}."
+    return f"{branch_prefix(folder, branch)}{checkpoint_id:020d}."
 
 
-def place_key(job: str, place: Place) -> str:
+def place_key(folder: str, place: Place) -> str:
     """Return the key of what lies at a place; keys are in the order of places."""
-    return f"{place_prefix(job, place.branch, place.id)}{place.number:06d}.json"
+    return f"{place_prefix(folder, place.branch, place.id)}{place.number:06d}.json"
 
 
-def manifest_key(job: str, checkpoint_id: int, generation: int) -> str:
+def manifest_key(folder: str, checkpoint_id: int, generation: int) -> str:
     """Return the key of a manifest."""
-    return place_key(job, Place.of(checkpoint_id, generation))
+    return place_key(folder, Place.of(checkpoint_id, generation))
 
 
 def number_of(key: str) -> int:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dstl_service.known_indexes import KnownIndexes
+from dstl_service.lives import LifeFolder
 from dstl_service.manifest import Manifest, ManifestKind, StateView, decode_manifest, encode_manifest
 from dstl_service.registry_format import manifest_key
 from dstl_service.retention import object_keys
@@ -27,12 +28,12 @@ logger = logging.getLogger("dstl_service")
 
 
 class SavepointStore:
-    """Reads and writes ``<base>/<job>/savepoints/``."""
+    """Reads and writes ``savepoints/`` in the folder of a job's life."""
 
-    def __init__(self, store: ObjectStore, job: str) -> None:
+    def __init__(self, store: ObjectStore, folder: LifeFolder) -> None:
         self._store = store
-        self._job = job
-        self._prefix = f"{job}/savepoints/"
+        self._folder = folder
+        self._job = folder.job
 
     def create(self, name: str, manifest: Manifest, before: StateView | None, call_uid: str) -> Manifest:
         """
@@ -58,7 +59,7 @@ class SavepointStore:
         savepoint = replace(manifest, kind=ManifestKind.COMPLETE, kept_by=call_uid, under_way=NOTHING)
         if before is not None:
             savepoint = replace(savepoint, earlier=tuple(before.log), materializations=before.materializations)
-        return self._create(name, savepoint, manifest_key(self._job, manifest.id, manifest.generation))
+        return self._create(name, savepoint, manifest_key(self._folder.path, manifest.id, manifest.generation))
 
     def copy(self, name: str, copied: str, call_uid: str) -> Manifest:
         """
@@ -111,7 +112,8 @@ class SavepointStore:
 
     def names(self) -> list[str]:
         """Return the names of all savepoints."""
-        return [info.key.removeprefix(self._prefix).removesuffix(".json") for info in self._store.list(self._prefix)]
+        prefix = self._prefix
+        return [info.key.removeprefix(prefix).removesuffix(".json") for info in self._store.list(prefix)]
 
     def all(self) -> Iterator[tuple[str, Manifest]]:
         """
@@ -176,6 +178,10 @@ class SavepointStore:
                     extra={"job": self._job, "savepoint": name, "missing": handle.index_key},
                 )
         return named
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self._folder.path}/savepoints/"
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}{name}.json"

@@ -198,15 +198,14 @@ class ChangelogService:
         async with job.opening:
             await self.check_storage()
             await self._in_thread(self._deletions.check, name)
-            known = job.store.job_uid
-            await self._in_thread(job.store.open, request.max_parallelism)
-            if known not in ("", job.store.job_uid):  # it was deleted, and there is another one now
+            if job.store.job_uid != "" and await self._in_thread(job.store.has_ended):
                 job = self._jobs.begin_anew(name)
-                await self._in_thread(job.store.open, request.max_parallelism)
+            await self._in_thread(job.store.open, request.max_parallelism)
             epoch, latest = await self._in_thread(job.store.claim, request.owner)
             job.learn_epoch(epoch)
             # Whoever deletes puts the tombstone and then claims an epoch, so one of the two sees the other.
             await self._in_thread(self._deletions.check, name)
+            await self._in_thread(job.store.check_not_ended)  # its tombstone goes when all is gone
             await self._in_thread(job.store.check_still_newest, epoch)  # that took a while: `latest` may be old by now
             job.check_epoch(epoch)
             job.owned_epoch = epoch
@@ -280,6 +279,7 @@ class ChangelogService:
         """Make a checkpoint exist (I3); see `Checkpointer.complete`."""
         job = await self._jobs.opened(name)
         await self._jobs.owned(name, request.epoch)
+        await self._jobs.check_not_ended(job)
         completed = await self._checkpointer.complete(job, checkpoint_id, request)
         if request.epoch == job.owned_epoch:  # its batches may be so long that the collector had ended
             self._start_collector(job)
@@ -289,6 +289,7 @@ class ChangelogService:
         """Start a checkpoint anew: sets of earlier tries at it are forgotten."""
         job = await self._jobs.opened(name)
         await self._jobs.owned(name, epoch)
+        self._jobs.begin_look(job, checkpoint_id)
         await job.take_turn(checkpoint_id)
 
     async def abort(self, name: str, checkpoint_id: int, epoch: int) -> None:
@@ -343,7 +344,7 @@ class ChangelogService:
             try:
                 plan = await self._in_thread(plan_restore, job.store, operator, key_groups, have, want)
             except (NotFoundError, CorruptDataError):
-                if not await self._jobs.is_another(name):
+                if not await self._jobs.forget_ended(name):
                     raise
                 job = await self._jobs.opened(name)
                 plan = await self._in_thread(plan_restore, job.store, operator, key_groups, have, want)

@@ -1,13 +1,14 @@
 """
 The end of a job, which can be undone for a time: a tombstone first, the objects later.
 
-    @deleted/<job>.json         tombstone: who, when, until when it can be undone
+    @deleted/<job>.json         tombstone: who, when, until when it can be undone; of a later life <job>@<life>.json
     @fates/<job>/<uid>          what became of a tombstone: kept or collected, whoever put it first; stays for ever
 
 A job with a tombstone is not opened. Undoing and collecting both put the fate, create-if-absent, before they do
 anything: so one of the two happens, by one process, whatever the clocks say and however long somebody is paused. A
-collector that dies leaves a rest, which only a person may have collected by another one: the name is free afterwards,
-and a first one that only slept would delete what is called so then. Blocking I/O.
+collector that dies leaves a rest, which the next one collects. If it only slept, it does no harm when it goes on,
+though the name may be another job's by then: a tombstone and a deletion are of one life (`dstl_service.lives`).
+Blocking I/O.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from dstl_service.jobs import Removal, delete_job
+from dstl_service.jobs import Removal, delete_job, has_leftovers
+from dstl_service.lives import Lives, record_key
+from dstl_service.registry_format import encode_job
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, NotFoundError
 from storage.object_store import ObjectStore
@@ -31,13 +34,14 @@ _KEPT = b"kept"
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """Says that a job was deleted, by whom and when, and until when that can be undone."""
+    """Says that a job was deleted, in which life of its name, by whom and when, and until when that can be undone."""
 
     job: str
     uid: str
     who: str
     at_ms: int
     until_ms: int
+    life: int = 0
 
     @property
     def text(self) -> str:
@@ -61,7 +65,7 @@ class Deletions:
         Raises:
             CorruptDataError: It cannot be read.
         """
-        return self._read(_tombstone_key(job))
+        return self._of(job, Lives(self._store, job).current())
 
     def check(self, job: str) -> None:
         """Return unless a job is deleted; `ConflictError` says what can be done then."""
@@ -79,13 +83,39 @@ class Deletions:
         Raises:
             NotFoundError: There is no such job.
         """
-        self._store.head(f"{job}/job.json")
-        now_ms = self._clock.now_ms()
-        tombstone = Tombstone(job, self._ids.unique_id(), who, now_ms, now_ms + delay_s * 1000)
+        life = Lives(self._store, job).current()
+        self._store.head(record_key(job, life))
+        return self._bury(job, life, who, delay_s)
+
+    def clear(self, job: str, who: str, max_parallelism: int) -> Removal:
+        """
+        Delete what lies below a name that no job has, as of a job that was created and deleted at once.
+
+        So nobody creates one meanwhile, whose objects would be taken for what lay there.
+
+        Raises:
+            NotFoundError: There is nothing of this name.
+            ConflictError: A job was created meanwhile; nothing of it is deleted.
+        """
+        if not has_leftovers(self._store, job):
+            raise NotFoundError(f"there is nothing of the name {job!r}", job=job)
+        life = Lives(self._store, job).current()
+        tombstone = self._bury(job, life, who, 0)
+        record = encode_job(self._ids.unique_id(), max_parallelism)
         try:
-            self._store.put(_tombstone_key(job), json.dumps(asdict(tombstone)).encode(), if_absent=True)
+            self._store.put(record_key(job, life), record, if_absent=True)
         except ConflictError:
-            return self.of(job) or tombstone
+            self.undo(job)
+            raise ConflictError(f"job {job!r} was created meanwhile; nothing of it was deleted", job=job) from None
+        return self.collect(tombstone) or Removal(job, 0, 0, True)
+
+    def _bury(self, job: str, life: int, who: str, delay_s: int) -> Tombstone:
+        now_ms = self._clock.now_ms()
+        tombstone = Tombstone(job, self._ids.unique_id(), who, now_ms, now_ms + delay_s * 1000, life)
+        try:
+            self._store.put(_tombstone_key(job, life), json.dumps(asdict(tombstone)).encode(), if_absent=True)
+        except ConflictError:
+            return self._of(job, life) or tombstone
         return tombstone
 
     def undo(self, job: str) -> Tombstone:
@@ -102,32 +132,30 @@ class Deletions:
         try:
             self._store.put(_fate_key(tombstone), _KEPT, if_absent=True)
         except ConflictError:
-            raise ConflictError(f"the objects of job {job!r} are being deleted already", job=job) from None
-        self._store.delete([_tombstone_key(job)])
+            if self._store.get(_fate_key(tombstone)) != _KEPT:  # else whoever did that died before the next step
+                raise ConflictError(f"the objects of job {job!r} are being deleted already", job=job) from None
+        self._store.delete([_tombstone_key(job, tombstone.life)])
         return tombstone
 
-    def collect(self, tombstone: Tombstone, *, take_over: bool = False) -> Removal | None:
+    def collect(self, tombstone: Tombstone) -> Removal | None:
         """
-        Delete all objects of a deleted job, and free its name.
-
-        Args:
-            tombstone: The job's.
-            take_over: Go on where another collector began; it must not run any more.
+        Delete all objects of a deleted job, and free its name; go on where another collector began.
 
         Returns:
-            What was deleted; None if somebody brought the job back, or another collector began.
+            What was deleted; None if somebody brought the job back.
         """
         try:
             mine = f"collected by {self._ids.unique_id()}".encode()
             self._store.put(_fate_key(tombstone), mine, if_absent=True)
         except ConflictError:
-            if not take_over or self._store.get(_fate_key(tombstone)) == _KEPT:
+            if self._store.get(_fate_key(tombstone)) == _KEPT:
                 return None
         try:
-            removal = delete_job(self._store, tombstone.job, write=True)
+            removal = delete_job(self._store, tombstone.job, life=tombstone.life, write=True)
         except NotFoundError:  # whoever began was interrupted behind it
             removal = Removal(tombstone.job, 0, 0, True)
-        self._store.delete([_tombstone_key(tombstone.job)])
+            Lives(self._store, tombstone.job).end(tombstone.life)
+        self._store.delete([_tombstone_key(tombstone.job, tombstone.life)])
         return removal
 
     def collect_expired(self) -> list[Removal]:
@@ -143,6 +171,9 @@ class Deletions:
             if tombstone is not None:
                 yield tombstone
 
+    def _of(self, job: str, life: int) -> Tombstone | None:
+        return self._read(_tombstone_key(job, life))
+
     def _read(self, key: str) -> Tombstone | None:
         try:
             return Tombstone(**json.loads(self._store.get(key)))
@@ -156,8 +187,8 @@ def _time(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds")
 
 
-def _tombstone_key(job: str) -> str:
-    return f"{_FOLDER}{job}.json"
+def _tombstone_key(job: str, life: int) -> str:
+    return f"{_FOLDER}{job}{f'@{life}' if life else ''}.json"
 
 
 def _fate_key(tombstone: Tombstone) -> str:

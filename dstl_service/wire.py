@@ -40,7 +40,7 @@ URL_PATTERN = r"^https?://[A-Za-z0-9._:\[\]-]{1,300}(/[A-Za-z0-9._~/-]{0,300})?$
 """Where a service is reached: without user, query or fragment."""
 _FRAME = struct.Struct(">I")
 _TOKEN = re.compile(r"[!-~]+")
-_REF = re.compile(r"([0-9]{1,19})\.([0-9]{1,15})\.([0-9A-Za-z_-]{1,64})")
+_REF = re.compile(r"([0-9]{1,19})\.([0-9]{1,18})\.([0-9A-Za-z_-]{1,64})")
 
 
 class Limits:
@@ -83,7 +83,7 @@ class CheckpointRef:
     """Names one manifest for good: checkpoint id, generation of that id, and the manifest's own unique id."""
 
     id: Number
-    generation: Annotated[int, Limits(strict=True, ge=0, le=999_999_999_999_999)]
+    generation: Annotated[int, Limits(strict=True, ge=0, le=999_999_999_999_999_999)]
     uid: Uid
 
     def to_text(self) -> str:
@@ -287,7 +287,7 @@ class CompleteRequest:
     tables' snapshots: announcements (see `dstl_service.under_way.Announcement`), which the checkpoint lists, and
     handles of stored ones (see `storage.model.MaterializationHandle.to_dict`); those that belong to the state enter it.
     `closed_ms` is set where the batch was closed, see `CheckpointInfo`: then a partition may have two writers, of which
-    the one with the greater attempt wrote behind the other.
+    the one with the greater attempt wrote behind the other, and numbered its sets behind that one's.
     """
 
     epoch: Number

@@ -161,7 +161,7 @@ class OperatorTask:
             key_groups,
             self.batch.job_uid,
         )
-        writer = LogWriter(client, target)
+        writer = LogWriter(client, target, first_sqn=len(self.earlier.get(partition, ())))
         base = self.batch.base
         table, advance = open_advanced(
             settings.private_folder("tables", self.batch.job_uid, self.operator, key_groups.to_text()),

@@ -24,7 +24,7 @@ from storage.model import KEY_GROUP_MAX, ChangeSetId, KeyGroupRange
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["restore"])
 
 _KeyGroup = Annotated[int, IN_DIGITS, Query(ge=0, le=KEY_GROUP_MAX)]
-_RefText = Annotated[str, Query(pattern=r"^[0-9]{1,19}\.[0-9]{1,15}\.[0-9A-Za-z_-]{1,64}$")]
+_RefText = Annotated[str, Query(pattern=r"^[0-9]{1,19}\.[0-9]{1,18}\.[0-9A-Za-z_-]{1,64}$")]
 _MEDIA_TYPE = "application/vnd.dstl.frames"
 _AT_ONCE_BYTES_MAX = 1 << 20
 """What is not larger, such as the change set of the last batch, is answered at once: a stream costs thrice as much."""

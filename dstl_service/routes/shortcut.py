@@ -32,7 +32,7 @@ _APPEND = re.compile(
     + r"&checksum=([0-9a-f]{16})(?:&preemptive=(true|false))?"
     rf"(?:&job_uid=({NAME}))?"
 )
-_REF = r"([0-9]{1,19}\.[0-9]{1,15}\.[0-9A-Za-z_-]{1,64})"
+_REF = r"([0-9]{1,19}\.[0-9]{1,18}\.[0-9A-Za-z_-]{1,64})"
 _RESTORE = re.compile(
     rf"operator=({NAME})&first_key_group=([0-9]{{1,9}})&last_key_group=([0-9]{{1,9}})&to={_REF}(?:&have={_REF})?"
 )

@@ -28,6 +28,7 @@ from dstl_service.segment_cache import SegmentCache
 from dstl_service.service import ChangelogService
 from dstl_service.settings import GcSettings, ServiceSettings
 from dstl_service.snapshot_folder import FoundFile
+from dstl_service.tombstones import Deletions, Tombstone
 from dstl_service.under_way import uid_in_key
 from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
 from storage.change_set import decode_change_set, encode_change_set
@@ -81,6 +82,10 @@ class Process:
         """Take the job over."""
         opened = self._do(self.service.open_job(JOB, OpenJob("model")))
         self.epoch, self.base = opened.epoch, opened.latest.ref if opened.latest else None
+
+    def look(self) -> None:
+        """Learn of the job without taking it over."""
+        self._do(self.service.job(JOB))
 
     def batch(self, *snapshots: dict[str, Any]) -> CheckpointRef:
         """Execute a batch that writes a key of its own, and complete its checkpoint; tasks reported these snapshots."""
@@ -166,6 +171,23 @@ class Process:
         report = rewind(self.jobs(), JOB, self.ids, write=True, **given)
         self.world.saved(report.savepoint)
 
+    def bury(self) -> Tombstone:
+        """Let the job be deleted, so that it cannot be brought back; a query that runs is fenced."""
+        tombstone = self._deletions().bury(JOB, "model", 0)
+        self.jobs().claim("model")
+        return tombstone
+
+    def delete(self, tombstone: Tombstone) -> None:
+        """Delete what is stored of a job that was buried, and free its name."""
+        self._deletions().collect(tombstone)
+
+    def delete_buried(self) -> None:
+        """Delete what is stored of all jobs that were buried, whoever began."""
+        self._deletions().collect_expired()
+
+    def _deletions(self) -> Deletions:
+        return Deletions(self.world.store, self.clock, self.ids)
+
     def jobs(self) -> JobStore:
         """Return the job's store as a process sees it that opened the job."""
         jobs = JobStore(self.world.store, JOB, self.clock, self.ids)
@@ -197,6 +219,7 @@ def finish(world: World) -> None:
     oracle = world.oracle
     oracle.check("in the end")
     driver = Process(world)
+    driver.delete_buried()
     driver.open()
     oracle.check_reported()
     driver.batch()

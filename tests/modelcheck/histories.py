@@ -334,6 +334,44 @@ def snapshot_that_is_let_go_before_a_rewind(world: World) -> None:
     world.actor("others", go_on)
 
 
+# --- Deletions -------------------------------------------------------------------------------------------------------
+
+
+def kept_and_old(world: World) -> None:
+    """Begin with checkpoints, a savepoint and garbage, all of them so old that no age spares anything."""
+    driver = first_checkpoints(world, 4, compacts=True)
+    driver.save("kept")
+    world.clock.advance(8 * DAY_MS)
+
+
+@history(kept_and_old)
+def deleted_and_created_anew(world: World) -> None:
+    """A job is created anew while two who deleted the former one, its driver and a collector of it may be paused."""
+    driver, collector, operator, other = taken_over(world), Process(world), Process(world), Process(world)
+    collector.look()
+    tombstone = operator.bury()
+
+    def delete(process: Process) -> None:
+        process.delete(tombstone)
+        world.post("deleted")
+
+    def begin_again() -> None:
+        world.await_mail()
+        anew = Process(world)
+        anew.open()
+        for _ in range(3):
+            anew.batch()
+        anew.save("kept")
+        world.pass_time(8 * DAY_MS)
+        anew.batch()
+
+    world.actor("one", lambda: delete(operator))
+    world.actor("other", lambda: delete(other))
+    world.actor("collector", collector.collect)
+    world.actor("driver", driver.batch)
+    world.actor("anew", begin_again)
+
+
 # --- Savepoints ------------------------------------------------------------------------------------------------------
 
 

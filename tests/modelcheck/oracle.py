@@ -5,6 +5,7 @@ What must hold, whoever was paused or killed where: kept beside the store, and t
    object that they name is there; in the end they are also restored and compared.
 2. What was reported as completed is in the past of the newest checkpoint, or in that of one from which the job was set
    back.
+   Both hold of a job until somebody has begun to delete it for good, and of the next one of its name from then on.
 3. A driver can take the job over and complete the next checkpoint.
 4. Garbage is collected in the end.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
+from dstl_service.lives import life_of
 from dstl_service.manifest import Manifest, ManifestKind, decode_manifest
 from dstl_service.materialization_index import MaterializationIndex, decode_index
 from dstl_service.registry_format import place_of
@@ -45,6 +47,7 @@ class Oracle:
         self._known: dict[str, Manifest] = {}
         self._indexes: dict[str, MaterializationIndex] = {}
         self._contents: dict[ChangeSetId, Table] = {}
+        self._doomed: list[str] = []
         self.reported: list[str] = []
         self.savepoints: dict[str, Manifest] = {}
         self.saved: dict[str, Manifest] = {}
@@ -71,7 +74,8 @@ class Oracle:
 
     def put(self, key: str, data: bytes) -> None:
         """Learn of a put that took effect."""
-        folder = key.split("/")[1]
+        self._learn_of_deletions(key, data)
+        folder = _folder_of(key)
         if folder == "materialized" and key.endswith(".json"):
             with suppress(CorruptDataError):
                 self._indexes[key] = decode_index(data, key)
@@ -79,7 +83,8 @@ class Oracle:
             return
         manifest = decode_manifest(data, key)
         if folder == "savepoints":
-            self.saved[_name_of(key)] = manifest
+            if self._is_alive(manifest):
+                self.saved[_name_of(key)] = manifest
             return
         self._there[key] = manifest
         if manifest.kind is not ManifestKind.FENCE:
@@ -88,10 +93,10 @@ class Oracle:
 
     def delete(self, key: str) -> None:
         """Learn of a delete that took effect."""
-        folder = key.split("/")[1]
+        folder = _folder_of(key)
         if folder == "checkpoints":
             self._there.pop(key)
-        elif folder == "savepoints":
+        elif folder == "savepoints" and life_in(key) >= len(self._doomed):
             self.saved.pop(_name_of(key))
         self.check("behind the deletion of " + key)
 
@@ -105,7 +110,11 @@ class Oracle:
     @property
     def newest(self) -> Manifest | None:
         """The checkpoint from which the job goes on: the newest, or the one to which it is being set back."""
-        places = {place_of(key): item for key, item in self._there.items() if item.kind is not ManifestKind.FENCE}
+        places = {
+            place_of(key): item
+            for key, item in self._there.items()
+            if item.kind is not ManifestKind.FENCE and self._is_alive(item)
+        }
         there = list(places.values())
         newest = places[max(places)] if places else None
         rewound = max((item for item in there if item.rewound_from), key=lambda item: item.epoch, default=newest)
@@ -135,7 +144,7 @@ class Oracle:
                 past.add(manifest.uid)
                 waiting += [ref for ref in (manifest.base, manifest.rewound_from) if ref]
         for uid in self.reported:
-            if uid not in past:
+            if uid not in past and self._is_alive(self._known[uid]):
                 raise ViolationError(
                     f"checkpoint {self._known[uid].ref.to_text()} was reported, and is in nobody's past"
                 )
@@ -144,6 +153,16 @@ class Oracle:
         """Return what all that is to be kept names."""
         chain = [step for manifest in self.retained() for step in self._chain(manifest)]
         return {key for manifest in [*chain, *self.saved.values()] for key in self._keys(manifest)}
+
+    def _learn_of_deletions(self, key: str, data: bytes) -> None:
+        if key.startswith("@fates/") and data != b"kept":
+            self._doomed.append(key)
+            self.saved.clear()
+            self.savepoints.clear()
+
+    def _is_alive(self, manifest: Manifest) -> bool:
+        """Say whether nobody has begun to delete the job in whose life a manifest was written."""
+        return life_of(manifest.epoch) >= len(self._doomed)
 
     def _check_whole(self, manifest: Manifest, what: str) -> None:
         for step in self._chain(manifest):
@@ -173,6 +192,18 @@ class Oracle:
 
     def _at(self, ref: CheckpointRef) -> Manifest | None:
         return next((item for item in self._there.values() if item.ref == ref), None)
+
+
+def life_in(key: str) -> int:
+    """Return the life in whose folder an object lies."""
+    _, folder, number = key.split("/")[:3]
+    return int(number) if folder == "lives" else 0
+
+
+def _folder_of(key: str) -> str:
+    """Return the kind of an object: the folder below that of the job, or of one of its lives."""
+    parts = key.split("/")
+    return parts[3] if parts[1] == "lives" else parts[1]
 
 
 def _name_of(key: str) -> str:

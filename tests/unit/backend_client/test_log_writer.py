@@ -65,6 +65,17 @@ def test_sets_get_rising_numbers(client: MemoryClient) -> None:
     assert writer.changes == 3
 
 
+def test_second_pass_goes_on_with_the_numbers_of_the_first(client: MemoryClient) -> None:
+    """I2: sets that follow those of another attempt are told from those of an attempt beside it."""
+    writer = LogWriter(client, TARGET, first_sqn=2)
+    for value in (b"1", b"2"):
+        writer.append({b"a": value}, preemptive=True)
+    writer.make_durable()
+
+    assert [ref.sqn for ref in writer.refs] == [2, 3]
+    assert client.persisted == [[2, 3]]
+
+
 def test_empty_set_is_not_sent(client: MemoryClient) -> None:
     """A task without changes sends nothing and uses no number."""
     writer = writer_of(client)

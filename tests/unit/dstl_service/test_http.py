@@ -93,13 +93,26 @@ class TestLife:
         """I2: where a batch was closed, a partition has one more writer, whose sets come behind; and no third."""
         with service(MemoryStore()) as life:
             life.open()
-            refs = [life.append(b"behind", attempt=11), life.append(b"first", attempt=2)]
-            others = [*refs, life.append(b"third", attempt=12)]
+            refs = [life.append(b"behind", attempt=11, sqn=1), life.append(b"first", attempt=2)]
+            others = [*refs, life.append(b"third", attempt=12, sqn=2)]
 
             assert life.complete_raw(0, None, *others, closed_ms=7).status_code == 400
             made = life.complete(0, None, *refs, closed_ms=7)
             assert life.restore(made) == (True, [b"first", b"behind"])
             assert life.open()["latest"]["closed_ms"] == 7
+
+    @pytest.mark.parametrize(
+        "attempts", [{2: [0], 11: [0]}, {2: [0, 1], 11: [1]}, {2: [1], 11: [0]}, {2: [0], 11: [2]}]
+    )
+    def test_attempts_of_one_pass_are_not_both_passes(self, attempts: dict[int, list[int]]) -> None:
+        """I2: of a closed batch, too, a checkpoint names no attempt beside the one that Spark accepted in its pass."""
+        with service(MemoryStore()) as life:
+            life.open()
+            refs = [life.append(b"set", attempt=attempt, sqn=sqn) for attempt in attempts for sqn in attempts[attempt]]
+
+            refused = life.complete_raw(0, None, *refs, closed_ms=7)
+            assert (refused.status_code, "none goes on behind the other" in refused.text) == (400, True)
+            assert life.client.get(f"{life.path}/checkpoints").json() == []
 
     @pytest.mark.parametrize("stored", [False, True])
     def test_sets_are_given_back(self, stored: bool) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from dstl_service.cli import main
 from dstl_service.jobs import delete_job, job_names
+from dstl_service.lives import first_epoch
 from storage.errors import NotFoundError, UnavailableError
 from storage.memory_store import MemoryStore
 from storage.testing import Fault, FaultKind, FaultyStore, RecordingStore
@@ -61,11 +62,11 @@ def test_interrupted_deletion_is_repeated() -> None:
     assert list(job_names(inner)) == ["job"]
 
     delete_job(inner, "job", write=True)
-    assert list(inner.list("")) == []
+    assert [info.key for info in inner.list("")] == ["@lives/job/00000000"]
 
 
 def test_name_of_a_deleted_job_is_used_again() -> None:
-    """A coordinator that knew the old job opens the new one: its epochs begin anew, and so do its checkpoints."""
+    """I4: a coordinator that knew the old job opens the new one: checkpoints begin anew, and no epoch comes again."""
     store = MemoryStore()
     with service(store) as life:
         for _ in range(2):
@@ -76,15 +77,15 @@ def test_name_of_a_deleted_job_is_used_again() -> None:
         delete_job(store, "job", write=True)
 
         opened = life.client.post("/v1/jobs/job/epochs", json={"owner": "test"}).json()
-        assert (opened["epoch"], opened["latest"]) == (1, None)
-        life.epoch = 1
+        assert (opened["epoch"], opened["latest"]) == (first_epoch(1), None)
+        life.epoch = opened["epoch"]
         assert life.complete(0, None, life.append(b"other"))["id"] == 0
 
 
 @pytest.mark.parametrize("payload", [b"set", b"another"])
 def test_sidecar_that_knew_a_deleted_job_serves_the_new_one(payload: bytes) -> None:
     """
-    I5: epochs, checkpoints and attempts of a new job are those of the deleted one of its name, also the sets' bytes.
+    I5: checkpoints and attempts of a new job are those of the deleted one of its name, also the sets' bytes.
 
     A sidecar that is no coordinator is told of neither. What it stored for the old job is not the new one's.
     """
@@ -122,14 +123,18 @@ def test_sidecar_that_knew_a_deleted_job_restores_the_new_one() -> None:
 
 
 def test_set_of_a_deleted_job_is_refused() -> None:
-    """I4: a task of the deleted job that still runs adds nothing to the new one, whose epoch is the same."""
+    """I4: a task of the deleted job that still runs adds nothing to the new one; its epoch is an older one."""
     store = MemoryStore()
     with service(store) as life:
-        uid = life.open()["job_uid"]
+        uid, epoch = life.open()["job_uid"], life.epoch
         delete_job(store, "job", write=True)
         life.open()
-        answer = life.append_raw(job_uid=uid)
-        assert (answer.status_code, answer.json()["kind"]) == (404, "not_found")
+        life.epoch = epoch
+        answers = [life.append_raw(), life.append_raw(job_uid=uid)]
+        assert [(answer.status_code, answer.json()["kind"]) for answer in answers] == [
+            (409, "fenced"),
+            (404, "not_found"),
+        ]
 
 
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,14 +17,14 @@ import pytest
 
 from dstl_service.fair_slots import FairSlots
 from dstl_service.peer_calls import PeerCalls
-from dstl_service.peer_registry import FOLDER, PeerRegistry, encode_entry, origin_of
+from dstl_service.peer_registry import FOLDER, PeerRegistry, announce, encode_entry, origin_of
 from dstl_service.peers import PeerClient
 from dstl_service.settings import PeerSettings, ServiceSettings, TlsSettings, UploadSettings
 from dstl_service.wire import ChangeSetRef
 from storage.errors import FencedError, InvalidInputError, LostChangesError, UnavailableError
 from storage.memory_store import MemoryStore
 from storage.model import SegmentHandle
-from storage.testing import Fault, FaultKind, FaultyStore
+from storage.testing import FakeClock, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.http_life import Life, service
 from tests.waiting import wait_until
 
@@ -245,6 +245,29 @@ class TestWhoIsAsked:
             service_of = life.client.app.state.service
             service_of._announcement._again_ms = 0
             wait_until(lambda: _appended_url(life) == "http://here:7071")
+
+    def test_entries_of_services_that_are_gone_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A cluster whose pods move for years keeps so many entries: those that were renewed last."""
+        monkeypatch.setattr("dstl_service.peer_registry.ENTRIES_MAX", 3)
+        clock = FakeClock()
+        store = MemoryStore(clock=clock)
+        for host in ("a", "b", "c", "a", "d", "e"):
+            clock.advance(1)
+            announce(store, f"http://{host}:1")
+
+        kept = {encode_entry(f"http://{host}:1")[0] for host in ("a", "d", "e")}
+        assert {info.key for info in store.list(f"{FOLDER}/")} == kept
+
+    def test_address_is_announced_anew(self) -> None:
+        """A service that takes sets stays among those that were renewed last, and gives its address out meanwhile."""
+        clock, store = FakeClock(), RecordingStore(MemoryStore())
+        with service(store, clock, advertised_url="http://here:7071") as life:
+            life.open()
+            wait_until(lambda: _appended_url(life) == "http://here:7071")
+            assert store.count("put", f"{FOLDER}/*") == 1
+            clock.advance(3_600_000)
+            assert _appended_url(life) == "http://here:7071"
+            wait_until(lambda: store.count("put", f"{FOLDER}/*") == 2)
 
     @pytest.mark.parametrize(
         ("body", "expected"),

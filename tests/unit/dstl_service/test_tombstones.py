@@ -80,12 +80,11 @@ def test_what_was_brought_back_is_not_collected_by_who_slept(world: World) -> No
     world.other.undo("job")
 
     assert world.one.collect(tombstone) is None
-    assert world.one.collect(tombstone, take_over=True) is None
     assert world.keys() != []
 
 
 def test_what_is_being_collected_cannot_be_brought_back(world: World) -> None:
-    """A job of which something may be gone is never opened again, and no second collector joins in by itself."""
+    """A job of which something may be gone is never opened again; the next collector goes on where one was stopped."""
     faulty = FaultyStore(world.store)
     faulty.inject(Fault("delete", FaultKind.FAIL_BEFORE))
     tombstone = world.one.bury("job", "ann", 0)
@@ -94,11 +93,24 @@ def test_what_is_being_collected_cannot_be_brought_back(world: World) -> None:
 
     with pytest.raises(ConflictError, match="being deleted"):
         world.other.undo("job")
-    assert world.other.collect(tombstone) is None
     with pytest.raises(ConflictError):
         world.other.check("job")
-    assert world.other.collect(tombstone, take_over=True) is not None
+    assert [removal.objects for removal in world.other.collect_expired()] == [2]
     assert world.keys() == []
+    world.other.check("job")
+
+
+def test_bringing_back_that_was_interrupted_is_finished(world: World) -> None:
+    """Who died behind the decision leaves a job that can be brought back, and not collected."""
+    faulty = FaultyStore(world.store)
+    faulty.inject(Fault("delete", FaultKind.FAIL_BEFORE))
+    tombstone = world.one.bury("job", "ann", 0)
+    with pytest.raises(UnavailableError):
+        Deletions(faulty, world.clock, FakeIds(3)).undo("job")
+
+    assert world.one.collect(tombstone) is None
+    assert world.other.undo("job") == tombstone
+    world.one.check("job")
 
 
 def test_missing_job_is_not_deleted(world: World) -> None:

@@ -19,9 +19,9 @@ from storage.testing import FakeClock, FakeIds
 class World:
     """A job with a clock of its own, whose checkpoints and orphans are made step by step."""
 
-    def __init__(self, store: ObjectStore | None = None) -> None:
+    def __init__(self, store: ObjectStore | None = None, host: int = 0) -> None:
         self.clock = FakeClock(1_000_000_000)
-        self.ids = FakeIds()
+        self.ids = FakeIds(host)
         self.store = store or MemoryStore(clock=self.clock, ids=self.ids)
         self.jobs = JobStore(self.store, "job", self.clock, self.ids)
         self.jobs.open(None)

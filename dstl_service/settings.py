@@ -127,12 +127,12 @@ class HttpSettings:
     """What clients may take: connections, time, and memory for requests that are not whole yet."""
 
     connections_max: int = 4096
-    """Connections at the same time, or half of the files that the process may open, if that is less. Idle ones make
-    room for new ones."""
+    """Connections at the same time, or half of the files that the process may open, if that is less. Idle ones, and
+    handshakes that do not end, make room for new ones."""
     idle_timeout_s: int = 600
     """How long a connection may be idle between requests; opening one for every batch would cost more than that."""
     head_timeout_s: int = 20
-    """How long the head of a request may take, and the first one of a connection."""
+    """How long the head of a request may take, the first one of a connection, and before it a TLS handshake."""
     body_grace_s: int = 20
     """How long a body may come slowly."""
     body_bytes_per_s_min: int = 4096

@@ -151,7 +151,7 @@ class ActiveJobs:
         batch: When their change sets are uploaded.
         room: What their change sets share.
         maintenance_of: Makes what looks after one of them.
-        in_thread: Runs a blocking call.
+        in_thread: Runs a blocking call of a job.
     """
 
     def __init__(
@@ -222,10 +222,10 @@ class ActiveJobs:
         """Return the job, reading ``job.json`` if this process has not seen it yet."""
         job = self.get(name)
         if not job.store.job_uid:
-            if not await self._in_thread(job.store.exists):
+            if not await self._in_thread(name, job.store.exists):
                 self._drop_unknown(job)
                 raise NotFoundError(f"there is no job {name!r} in {self._store.url}", job=name)
-            await self._in_thread(job.store.open, None)
+            await self._in_thread(name, job.store.open, None)
         return job
 
     def _drop_unknown(self, job: ActiveJob) -> None:
@@ -263,7 +263,7 @@ class ActiveJobs:
         job = self._jobs.get(name)
         if job is None or not job.store.job_uid:
             return False
-        stored = await self._in_thread(job.store.stored_uid)
+        stored = await self._in_thread(name, job.store.stored_uid)
         if stored in ("", job.store.job_uid):
             return False
         if self._jobs.get(name) is job:
@@ -278,12 +278,12 @@ class ActiveJobs:
             if job is not None and job.knows(epoch) and job.is_of(job_uid):
                 return
             store = JobStore(self._store, name, self._clock, self._ids) if job is None else job.store
-            if not epoch or not await self._in_thread(store.has_epoch, epoch):
+            if not epoch or not await self._in_thread(name, store.has_epoch, epoch):
                 raise _no_such_epoch(name, epoch)
             await self.is_another(name)
             job = self.get(name)
-            if job_uid and not job.store.job_uid and await self._in_thread(job.store.exists):
-                await self._in_thread(job.store.open, None)
+            if job_uid and not job.store.job_uid and await self._in_thread(name, job.store.exists):
+                await self._in_thread(name, job.store.open, None)
             if not job.is_of(job_uid):
                 raise _no_such_job(name, job_uid)
             job.learn_epoch(epoch)

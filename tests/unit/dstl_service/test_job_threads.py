@@ -32,7 +32,7 @@ def with_threads(total: int, story: Callable[[JobThreads, threading.Event], Awai
     async def tell() -> None:
         threads = JobThreads(total, "test")
         try:
-            await asyncio.wait_for(story(threads, let_go), 20)
+            await asyncio.wait_for(story(threads, let_go), 8)
         finally:
             let_go.set()
             threads.close()
@@ -113,8 +113,8 @@ def test_restores_of_one_job_leave_threads_to_others() -> None:
         slow += [create(streamed("slow", hung())) for _ in range(RESTORE_THREADS)]
         await asyncio.sleep(0)
         try:
-            assert await asyncio.wait_for(own.joined("other", iter([b"a", b"b"])), 20) == b"ab"
-            assert await asyncio.wait_for(streamed("other", iter([b"a", b"b"])), 20) == b"ab"
+            assert await asyncio.wait_for(own.joined("other", iter([b"a", b"b"])), 8) == b"ab"
+            assert await asyncio.wait_for(streamed("other", iter([b"a", b"b"])), 8) == b"ab"
         finally:
             let_go.set()
         assert await asyncio.gather(*slow) == [b"slow"] * 2 * RESTORE_THREADS

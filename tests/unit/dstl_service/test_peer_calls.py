@@ -407,7 +407,7 @@ class TestPlaces:
                 return []
 
         with ThreadPoolExecutor(32) as threads:
-            calls = PeerCalls(Peer(), cast("PeerRegistry", None), threads, 64, 4, 10)
+            calls = PeerCalls(Peer(), cast("PeerRegistry", None), threads, 64, 4, 5)
             try:
                 asyncio.run(story())
             finally:

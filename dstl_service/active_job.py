@@ -158,7 +158,7 @@ class ActiveJobs:
         batch: When their change sets are uploaded.
         room: What their change sets share.
         maintenance_of: Makes what looks after one of them.
-        in_thread: Runs a blocking call.
+        in_thread: Runs a blocking call of a job.
     """
 
     def __init__(
@@ -231,10 +231,10 @@ class ActiveJobs:
         if not job.store.job_uid:
             if await self.forget_ended(name):
                 job = self.get(name)
-            if not await self._in_thread(job.store.exists):
+            if not await self._in_thread(name, job.store.exists):
                 self._drop_unknown(job)
                 raise NotFoundError(f"there is no job {name!r} in {self._store.url}", job=name)
-            await self._in_thread(job.store.open, None)
+            await self._in_thread(name, job.store.open, None)
         return job
 
     def _drop_unknown(self, job: ActiveJob) -> None:
@@ -270,7 +270,7 @@ class ActiveJobs:
     async def forget_ended(self, name: str) -> bool:
         """Say whether a job that is known here was deleted; what was kept of it is forgotten then."""
         job = self._jobs.get(name)
-        if job is None or not (job.epoch or job.store.job_uid) or not await self._in_thread(job.store.has_ended):
+        if job is None or not (job.epoch or job.store.job_uid) or not await self._in_thread(name, job.store.has_ended):
             return False
         if self._jobs.get(name) is job:
             logger.warning("job was deleted", extra={"job": name, "epoch": job.epoch})
@@ -317,13 +317,13 @@ class ActiveJobs:
             if job is not None and job.knows(epoch) and job.is_of(job_uid):
                 return
             store = JobStore(self._store, name, self._clock, self._ids) if job is None else job.store
-            if not epoch or not await self._in_thread(store.has_epoch, epoch):
+            if not epoch or not await self._in_thread(name, store.has_epoch, epoch):
                 raise _no_such_epoch(name, epoch)
             await self.forget_ended(name)
             job = self.get(name)
             job.store.enter_life_of(epoch)
-            if job_uid and not job.store.job_uid and await self._in_thread(job.store.exists):
-                await self._in_thread(job.store.open, None)
+            if job_uid and not job.store.job_uid and await self._in_thread(name, job.store.exists):
+                await self._in_thread(name, job.store.open, None)
             if not job.is_of(job_uid):
                 raise _no_such_job(name, job_uid)
             job.learn_epoch(epoch)

@@ -43,7 +43,7 @@ class Checkpointer:
         materializer: Knows the snapshots that a checkpoint may take in.
         clock: Dates manifests.
         metrics: The service's.
-        in_thread: Runs a blocking call.
+        in_thread: Runs a blocking call of a job.
     """
 
     def __init__(
@@ -95,13 +95,15 @@ class Checkpointer:
                     raise LostChangesError(
                         f"checkpoint {checkpoint_id} was begun anew or aborted meanwhile", job=job.name
                     )
-                manifest, manifest_bytes = await self._in_thread(self._write_manifest, job, noted, handles, of_note)
+                manifest, manifest_bytes = await self._in_thread(
+                    job.name, self._write_manifest, job, noted, handles, of_note
+                )
         except (LostChangesError, NotFoundError):
             # A complete checkpoint's sets are forgotten, and its base may be: a driver without an answer asks again.
-            made = await self._in_thread(job.store.find, checkpoint_id, request.uid, request.base)
+            made = await self._in_thread(job.name, job.store.find, checkpoint_id, request.uid, request.base)
             if made is None:
                 job.check_epoch(request.epoch)  # sets of an older epoch are forgotten, and collected, as well
-                await self._in_thread(job.store.check_still_newest, request.epoch)
+                await self._in_thread(job.name, job.store.check_still_newest, request.epoch)
                 raise
             return CompleteResponse(made.ref, 0.0, 0.0, 0, 0)
         job.maintenance.checkpoint_completed(manifest)
@@ -143,7 +145,7 @@ class Checkpointer:
         if job.noted is None or not job.noted.is_for(checkpoint_id, request):
             reported = await self._materializer.choose(job.name, job.store, request.base, request.materializations)
             # What replaces the log is chosen here. However long the checkpoint takes, its base lists that as under way.
-            job.noted = await self._in_thread(self._make_note, job, checkpoint_id, request, reported)
+            job.noted = await self._in_thread(job.name, self._make_note, job, checkpoint_id, request, reported)
         return job.noted
 
     def _make_note(

@@ -65,9 +65,10 @@ def serve(options: argparse.Namespace) -> int:
     if settings.socket_path is None:
         sys.stdout.write(f"listening on {describe(listener, tls=tls.certificate_file is not None)}\n")
         sys.stdout.flush()
+    guard = Connections(_bounds_of(settings), Throttle(SystemClock()))
     config = uvicorn.Config(
         app,
-        http=identified(protocol_of(Connections(_bounds_of(settings), Throttle(SystemClock()))), settings.trust),
+        http=identified(protocol_of(guard), settings.trust),
         ws="none",
         log_config=None,
         access_log=False,
@@ -83,7 +84,7 @@ def serve(options: argparse.Namespace) -> int:
         service: ChangelogService = app.state.service  # there since the application began
         service.begin_stop()
 
-    server = StoppingServer(config, begin_stop, settings.shutdown_timeout_s)
+    server = StoppingServer(config, begin_stop, settings.shutdown_timeout_s, guard)
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     return 0

@@ -33,7 +33,7 @@ class Compactor:
         store: Holds the segments.
         cache: Has some of them in memory.
         uploader: Stores results.
-        in_thread: Runs a blocking call.
+        in_thread: Runs a blocking call of a job.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Compactor:
         inputs = {handle for compaction in compactions for handle in compaction.inputs}
         payloads: dict[SegmentHandle, BytesLike] = {}
         if sum(handle.entry.size_bytes for handle in inputs) <= _AT_ONCE_BYTES:
-            payloads = await self._in_thread(self._read, inputs)
+            payloads = await self._in_thread(job, self._read, inputs)
         made: dict[str, list[SegmentHandle]] = {compaction.operator: [] for compaction in compactions}
         waiting: list[Segment] = []
         numbers = count()
         for compaction in compactions:
             for output in compaction.outputs:
-                waiting += await self._in_thread(self._merge, job, epoch, compaction, output, payloads)
+                waiting += await self._in_thread(job, self._merge, job, epoch, compaction, output, payloads)
                 if sum(segment.size_bytes for segment in waiting) >= _OBJECT_BYTES:
                     await self._store_segments(job, f"{uid}={next(numbers)}", waiting, made)
         await self._store_segments(job, f"{uid}={next(numbers)}", waiting, made)

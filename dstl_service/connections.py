@@ -3,8 +3,9 @@ How many clients there are, and how slow they may be: nobody holds a connection,
 
 Once a second all connections are looked at, so that a request that is sent as usual costs nothing here. A client is
 waited for only while it is its turn: not while its request is answered, nor while the service reads nothing more from
-it. Connections that are idle are the server's to close, and the first to go when there are too many. Owned by the event
-loop.
+it. A connection counts from its first moment, its handshake included, until its file is free again. When there are too
+many, those go that are missed least: what ends anyway, who crowds in with handshakes alone, who is idle. Owned by the
+event loop.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ import logging
 import resource
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from dstl_service.logs import Throttle
 
 TICK_S = 1.0
 UNREAD_S = 600.0
 """How long a client may read nothing of an answer. A table that applies what it restores reads on much sooner."""
+ENDING_S = 5.0
+"""How long a connection that was refused may take to end by itself: its last words are to be read."""
 _FILES_MAX = 1 << 20
 
 logger = logging.getLogger("dstl_service")
+
+_Kept = TypeVar("_Kept")
+_About = TypeVar("_About")
 
 
 class Phase(enum.Enum):
@@ -37,7 +43,15 @@ class Phase(enum.Enum):
     """Another request, if it wants to."""
 
 
-class Connection(Protocol):
+class Endable(Protocol):
+    """What is asked of a connection whose handshake has not ended."""
+
+    def end(self) -> None:
+        """Break it off at once, so that its file is free."""
+        ...
+
+
+class Connection(Endable, Protocol):
     """What is asked of a connection."""
 
     @property
@@ -67,10 +81,6 @@ class Connection(Protocol):
 
     def refuse(self, status: int, message: str, headers: str = "") -> None:
         """Answer if that is possible still, and close it."""
-        ...
-
-    def end(self) -> None:
-        """Close it without a word."""
         ...
 
 
@@ -122,35 +132,58 @@ class Connections:
         self._bounds = bounds
         self._refusals = refusals
         self._waited: dict[Connection, _Waited] = {}
+        # For how long; the oldest first.
+        self._handshakes: dict[Endable, float] = {}
+        self._ending: dict[Endable, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        return len(self._waited)
+        return len(self._waited) + len(self._handshakes) + len(self._ending)
 
-    def admit(self, connection: Connection) -> bool:
-        """Take a connection in, in the place of the one that is idle for longest if there is none; or return False."""
-        if len(self._waited) >= self._bounds.connections_max and not self._end_an_idle_one():
-            self.log("too many connections", connection, f"at most {self._bounds.connections_max} are taken")
-            return False
-        self._waited[connection] = _Waited(Phase.HEAD)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        return True
+    @property
+    def handshake_timeout_s(self) -> float:
+        """How long a handshake may take."""
+        return self._bounds.head_timeout_s
 
-    def forget(self, connection: Connection) -> None:
+    def begin_handshake(self, handshake: Endable) -> bool:
+        """Take in what has yet to show that it is a client; see `admit`."""
+        return self._has_room_for(handshake) and self._keep(self._handshakes, handshake, 0.0)
+
+    def admit(self, connection: Connection, handshake: Endable | None = None) -> bool:
+        """
+        Take a connection in, in the place of one that is missed less if there is none; or return False.
+
+        Args:
+            connection: It.
+            handshake: What stood for it until now.
+        """
+        had_place = handshake is not None and self._handshakes.pop(handshake, None) is not None
+        return (had_place or self._has_room_for(connection)) and self._keep(
+            self._waited, connection, _Waited(Phase.HEAD)
+        )
+
+    def forget(self, connection: Endable) -> None:
         """Note that a connection has ended."""
-        self._waited.pop(connection, None)
+        kinds: tuple[dict[Any, Any], ...] = (self._waited, self._handshakes, self._ending)
+        for kept in kinds:
+            kept.pop(connection, None)
 
     def look(self, seconds: float) -> None:
         """Note that time has passed, and end the connections whose client is too slow."""
+        for connection in _late(self._ending, seconds, ENDING_S):
+            self._break_off(connection)
+        for handshake in _late(self._handshakes, seconds, self.handshake_timeout_s):
+            self._break_off(handshake)
+            self.log("slow client", handshake, f"A handshake did not end within {self.handshake_timeout_s:g} s.")
         for connection, waited in list(self._waited.items()):
             message = self._judge(connection, waited, seconds)
             if message is not None:
                 del self._waited[connection]
+                self._ending[connection] = 0.0
                 self.log("slow client", connection, message)
                 connection.refuse(408, message)
 
-    def log(self, event: str, connection: Connection, reason: str) -> None:
+    def log(self, event: str, connection: object, reason: str) -> None:
         """Write a line about a client, at most one a second: it may come by the thousand, and strangers may send it."""
         if count := self._refusals.count():
             client = (getattr(connection, "client", None) or ("",))[0]
@@ -159,7 +192,7 @@ class Connections:
     def _tick(self) -> None:
         self._timer = None
         self.look(TICK_S)
-        if self._waited:
+        if len(self):
             self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def _judge(self, connection: Connection, waited: _Waited, seconds: float) -> str | None:
@@ -184,15 +217,48 @@ class Connections:
             return f"The body of a request comes slower than {bounds.body_bytes_per_s_min} bytes per second."
         return None
 
-    def _end_an_idle_one(self) -> bool:
-        idle = [
-            (waited.seconds, number, connection)
-            for number, (connection, waited) in enumerate(self._waited.items())
-            if connection.phase is Phase.NOTHING and not connection.is_answering
-        ]
-        if not idle:
-            return False
-        _, _, longest = max(idle, key=lambda item: (item[0], -item[1]))
-        del self._waited[longest]
-        longest.end()
+    def _keep(self, kept: dict[_Kept, _About], connection: _Kept, about: _About) -> bool:
+        kept[connection] = about
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
         return True
+
+    def _has_room_for(self, connection: Endable) -> bool:
+        """Say whether there is a place, after the connection that is missed least was broken off if there was none."""
+        if len(self) < self._bounds.connections_max:
+            return True
+        spared = self._missed_least()
+        if spared is not None:
+            if spared in self._handshakes:
+                self.log("too many connections", spared, "the oldest handshake gave its place to a newer one")
+            self._break_off(spared)
+            return True
+        self.log("too many connections", connection, f"at most {self._bounds.connections_max} are taken")
+        return False
+
+    def _missed_least(self) -> Endable | None:
+        oldest_handshake = next(iter(self._handshakes), None)
+        if self._ending:
+            return next(iter(self._ending))
+        if 2 * len(self._handshakes) > self._bounds.connections_max:  # who is served does not make room for a crowd
+            return oldest_handshake
+        return self._longest_idle() or oldest_handshake
+
+    def _longest_idle(self) -> Connection | None:
+        idle = (
+            connection
+            for connection in self._waited
+            if connection.phase is Phase.NOTHING and not connection.is_answering
+        )
+        return max(idle, key=lambda connection: self._waited[connection].seconds, default=None)
+
+    def _break_off(self, connection: Endable) -> None:
+        self.forget(connection)
+        connection.end()
+
+
+def _late(kept: dict[Endable, float], seconds: float, limit_s: float) -> list[Endable]:
+    """Note that time has passed; return what has taken longer than the limit."""
+    for connection in kept:
+        kept[connection] += seconds
+    return [connection for connection, taken_s in kept.items() if taken_s > limit_s]

@@ -16,7 +16,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from dstl_service.connections import Connections, Phase
+from dstl_service.connections import Connections, Endable, Phase
 
 HEAD_BYTES_MAX = 64 * 1024
 """The longest request line with all headers, and the most that may come beside a body's own bytes; what the socket
@@ -63,6 +63,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     guard: Connections | None = None
     """What bounds all connections of a server; set for each server's own class by `protocol_of`."""
 
+    handshake: Endable | None = None
+    """What stood for this connection before; set by who made it."""
+
     _phase = Phase.HEAD
     _body_bytes = 0
     _beside_body_bytes = 0
@@ -71,7 +74,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(GatheredWrites(transport, self.loop))  # type: ignore[arg-type]  # as good as one
-        if self.guard is not None and not self.guard.admit(self):
+        if self.guard is not None and not self.guard.admit(self, self.handshake):
             self.refuse(503, "Too many connections; try again later.", "retry-after: 1\r\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -173,8 +176,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.cycle.message_event.set()
 
     def end(self) -> None:
-        """Close the connection without a word; whoever waits for nothing sends its next request by another one."""
-        self.transport.close()
+        """Break the connection off; whoever waits for nothing sends its next request by another one."""
+        self.transport.abort()
 
     def _log(self, event: str, reason: str) -> None:
         if self.guard is not None:

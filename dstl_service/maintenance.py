@@ -149,7 +149,7 @@ class Maintenance:
 
     async def _take_in(self, manifest: Manifest) -> None:
         if manifest.base is None or self._book.newest != manifest.base:
-            chain = await self._in_thread(lambda: list(self._jobs.stored_chain(manifest.ref)))
+            chain = await self._in_thread(self._job, lambda: list(self._jobs.stored_chain(manifest.ref)))
             self._book.begin(chain)
         else:
             self._book.completed(manifest, self._clock.monotonic_ms())
@@ -159,7 +159,7 @@ class Maintenance:
         if self._completed:
             return  # a newer checkpoint is there already
         is_idle = self._compaction is None and not self._replacements
-        found: _Findings = await self._in_thread(partial(self._look, manifest, is_idle=is_idle))
+        found: _Findings = await self._in_thread(self._job, partial(self._look, manifest, is_idle=is_idle))
         for operator, size in found.sizes.items():
             self._metrics.log_bytes.labels(self._job, operator).set(size.log_bytes)
             self._metrics.table_bytes.labels(self._job, operator).set(size.table_bytes)
@@ -231,7 +231,7 @@ class Maintenance:
         if not due:
             return
         deleted: Deleted = await self._in_thread(
-            delete_subsumed, self._store, self._jobs, due, self._book.spared, self._epoch
+            self._job, delete_subsumed, self._store, self._jobs, due, self._book.spared, self._epoch
         )
         if not deleted.is_owner:
             self._book.drop()

@@ -56,7 +56,8 @@ class MaterializationSettings:
     bandwidth_bytes_per_s: int = 0
     """Limit for the upload of snapshots of this host; 0 none."""
     threads: int = 2
-    """Files of snapshots that are read and uploaded at the same time."""
+    """Files of one job's snapshots that are read and uploaded at the same time; those of all jobs are half as many
+    more."""
     upload_attempts_max: int = 5
     """How often the upload of one file is tried."""
     failures_reported: int = 3

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
+from weakref import WeakValueDictionary
 
 from dstl_service.fair_slots import FairSlots
 from dstl_service.peer_registry import PeerRegistry
@@ -29,7 +30,7 @@ class PeerCalls:
         registry: Says who may be asked.
         threads: Runs calls; a thread each.
         calls_max: Calls that run at a time, of which a job has half.
-        calls_per_host_max: Those to one address.
+        calls_per_host_max: Those to one address, of which a job has half as well.
         patience_s: How long a call may wait for its turn.
     """
 
@@ -46,7 +47,8 @@ class PeerCalls:
         self._registry = registry
         self._threads = threads
         self._of_jobs = FairSlots(calls_max, max(1, calls_max // 2))
-        self._of_hosts = FairSlots(calls_max * calls_per_host_max, calls_per_host_max)
+        self._calls_per_host_max = calls_per_host_max
+        self._of_hosts: WeakValueDictionary[str, FairSlots] = WeakValueDictionary()  # there while they are of use
         self._patience_s = patience_s
 
     async def origin_of(self, job: str, url: str) -> str:
@@ -62,9 +64,12 @@ class PeerCalls:
         Raises:
             UnavailableError: So many calls are under way that it was not asked; nothing is lost, ask again.
         """
+        of_host = self._of_hosts.setdefault(
+            origin, FairSlots(self._calls_per_host_max, max(1, self._calls_per_host_max // 2))
+        )
         try:
             async with asyncio.timeout(self._patience_s):
-                await self._take_places(origin, job)
+                await self._take_places(of_host, job)
         except TimeoutError:
             raise UnavailableError(
                 f"service {origin} was not asked: other calls to it, or of job {job!r}, have waited for "
@@ -75,24 +80,24 @@ class PeerCalls:
         try:
             call = asyncio.get_running_loop().run_in_executor(self._threads, ask)
         except BaseException:  # a system may have no thread left
-            self._give_places_back(origin, job)
+            self._give_places_back(of_host, job)
             raise
         # The places are the thread's: who waited for it may be gone long before it ends.
-        call.add_done_callback(lambda _: self._give_places_back(origin, job))
+        call.add_done_callback(lambda _: self._give_places_back(of_host, job))
         return await asyncio.shield(call)
 
-    async def _take_places(self, origin: str, job: str) -> None:
+    async def _take_places(self, of_host: FairSlots, job: str) -> None:
         """Take both places together: who waits for one keeps the other from nobody."""
         while True:
-            await self._of_hosts.acquire(origin)
+            await of_host.acquire(job)
             if self._of_jobs.acquire_at_once(job):
                 return
-            self._of_hosts.release(origin)
+            of_host.release(job)
             await self._of_jobs.acquire(job)
-            if self._of_hosts.acquire_at_once(origin):
+            if of_host.acquire_at_once(job):
                 return
             self._of_jobs.release(job)
 
-    def _give_places_back(self, origin: str, job: str) -> None:
+    def _give_places_back(self, of_host: FairSlots, job: str) -> None:
         self._of_jobs.release(job)
-        self._of_hosts.release(origin)
+        of_host.release(job)

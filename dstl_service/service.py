@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -25,10 +24,12 @@ from dstl_service.garbage_collector import GarbageReport, collect_garbage
 from dstl_service.handle_check import HandleCheck
 from dstl_service.intake import Intake
 from dstl_service.job_store import JobStore
+from dstl_service.job_threads import NO_JOB, JobThreads
 from dstl_service.maintenance import Maintenance
 from dstl_service.manifest import Manifest
 from dstl_service.materializer import Materializer, Offer
 from dstl_service.metrics import ServiceMetrics
+from dstl_service.notes import received_segment
 from dstl_service.peer_calls import PeerCalls
 from dstl_service.peer_registry import Announcement, PeerRegistry
 from dstl_service.peers import PeerClient
@@ -69,6 +70,8 @@ logger = logging.getLogger("dstl_service")
 
 _T = TypeVar("_T")
 
+RESTORE_THREADS = 40
+"""Threads that read what restores give: each waits for the store most of the time."""
 _BACKGROUND_TIMEOUT_MS = 60_000
 
 
@@ -84,7 +87,9 @@ class ChangelogService:
         self._ids = ids
         self._deletions = Deletions(store, clock, ids)
         self._upload_threads = ThreadPerCall("upload")
-        self._io_threads = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="io")
+        self._io_threads = JobThreads(settings.io_threads, "io")
+        self._in_thread = self._io_threads.run
+        self._restore_threads = JobThreads(RESTORE_THREADS, "restore")
         looks = max(1, settings.io_threads // 2)
         self._looks = FairSlots(looks, max(1, looks // 2))
         self._cache = SegmentCache(settings.cache.bytes_max)
@@ -132,7 +137,7 @@ class ChangelogService:
             self.metrics.refused.inc,
         )
         self._jobs = ActiveJobs(store, clock, ids, settings.batch, room, self._maintenance_of, self._in_thread)
-        self._announcement = Announcement(settings.advertised_url, store, self._in_thread, clock)
+        self._announcement = Announcement(settings.advertised_url, store, partial(self._in_thread, NO_JOB), clock)
         self._intake = Intake(
             settings,
             self._jobs,
@@ -165,19 +170,19 @@ class ChangelogService:
         """Say whether something is done that no request waits for."""
         return self._materializer.is_busy or any(job.maintenance.is_busy for job in self._jobs)
 
-    async def check_storage(self) -> None:
+    async def check_storage(self, job: str = NO_JOB) -> None:
         """
-        Write and delete a probe object.
+        Write and delete a probe object, for a job or for the service itself.
 
         Raises:
             DstlError: The storage cannot be written; says what to do.
         """
-        await self._in_thread(self._store.check_writable)
+        await self._in_thread(job, self._store.check_writable)
 
     async def job(self, name: str) -> JobInfo:
         """Return what is stored of a job; nobody is fenced."""
         job = await self._jobs.opened(name)
-        latest, epoch = await self._in_thread(job.store.frontier)
+        latest, epoch = await self._in_thread(name, job.store.frontier)
         return JobInfo(
             job=name,
             job_uid=job.store.job_uid,
@@ -196,17 +201,19 @@ class ChangelogService:
         job = self._jobs.get(name)
         # One after the other: a request that was repeated must not get a higher epoch than the one that is answered.
         async with job.opening:
-            await self.check_storage()
-            await self._in_thread(self._deletions.check, name)
-            if job.store.job_uid != "" and await self._in_thread(job.store.has_ended):
+            await self.check_storage(name)
+            await self._in_thread(name, self._deletions.check, name)
+            if job.store.job_uid != "" and await self._in_thread(name, job.store.has_ended):
                 job = self._jobs.begin_anew(name)
-            await self._in_thread(job.store.open, request.max_parallelism)
-            epoch, latest = await self._in_thread(job.store.claim, request.owner)
+            await self._in_thread(name, job.store.open, request.max_parallelism)
+            epoch, latest = await self._in_thread(name, job.store.claim, request.owner)
             job.learn_epoch(epoch)
             # Whoever deletes puts the tombstone and then claims an epoch, so one of the two sees the other.
-            await self._in_thread(self._deletions.check, name)
-            await self._in_thread(job.store.check_not_ended)  # its tombstone goes when all is gone
-            await self._in_thread(job.store.check_still_newest, epoch)  # that took a while: `latest` may be old by now
+            await self._in_thread(name, self._deletions.check, name)
+            await self._in_thread(name, job.store.check_not_ended)  # its tombstone goes when all is gone
+            await self._in_thread(
+                name, job.store.check_still_newest, epoch
+            )  # that took a while: `latest` may be old by now
             job.check_epoch(epoch)
             job.owned_epoch = epoch
         self._start_collector(job)
@@ -257,6 +264,10 @@ class ChangelogService:
         job = await self._jobs.known(name, max(epochs))
         return await self._persister.persist(job, refs, wait=wait, note=note)
 
+    async def read_note(self, name: str, text: str) -> Segment:
+        """Return the segment of a note that was sent; one of megabytes takes as long to read as a hundred requests."""
+        return await self._in_thread(name, received_segment, name, text)
+
     async def read_sets(
         self, name: str, epoch: int, refs: Sequence[ChangeSetRef]
     ) -> Iterator[tuple[ChangeSetId, int, BytesLike]]:
@@ -306,12 +317,12 @@ class ChangelogService:
     async def checkpoints(self, name: str) -> list[CheckpointInfo]:
         """Return all completed checkpoints, oldest first."""
         job = await self._jobs.opened(name)
-        return await self._in_thread(lambda: [manifest.info() for manifest in job.store.completed()])
+        return await self._in_thread(name, lambda: [manifest.info() for manifest in job.store.completed()])
 
     async def checkpoint(self, name: str, checkpoint_id: int) -> Manifest:
         """Return the newest generation of one checkpoint."""
         job = await self._jobs.opened(name)
-        manifest = await self._in_thread(job.store.newest_of, checkpoint_id)
+        manifest = await self._in_thread(name, job.store.newest_of, checkpoint_id)
         if manifest is None:
             raise NotFoundError(f"job {name!r} has no checkpoint {checkpoint_id}", job=name)
         return manifest
@@ -319,18 +330,18 @@ class ChangelogService:
     async def create_savepoint(self, name: str, savepoint: str, checkpoint_id: int | None) -> CheckpointInfo:
         """Keep a retained checkpoint, by default the newest, under a name; see `dstl_service.savepoints`."""
         job = await self._jobs.opened(name)
-        created = await self._in_thread(job.store.make_savepoint, savepoint, checkpoint_id)
+        created = await self._in_thread(name, job.store.make_savepoint, savepoint, checkpoint_id)
         return created.info()
 
     async def savepoints(self, name: str) -> dict[str, CheckpointInfo]:
         """Return all savepoints of a job by name."""
         job = await self._jobs.opened(name)
-        return await self._in_thread(lambda: {key: found.info() for key, found in job.store.savepoints.all()})
+        return await self._in_thread(name, lambda: {key: found.info() for key, found in job.store.savepoints.all()})
 
     async def delete_savepoint(self, name: str, savepoint: str) -> None:
         """Delete a savepoint; what only it named is collected later."""
         job = await self._jobs.opened(name)
-        await self._in_thread(job.store.savepoints.delete, savepoint)
+        await self._in_thread(name, job.store.savepoints.delete, savepoint)
 
     async def plan_restore(
         self, name: str, operator: str, key_groups: KeyGroupRange, have: CheckpointRef | None, want: CheckpointRef
@@ -342,12 +353,12 @@ class ChangelogService:
         plan = plan_step(job.store, operator, key_groups, have, want)
         if plan is None:
             try:
-                plan = await self._in_thread(plan_restore, job.store, operator, key_groups, have, want)
+                plan = await self._in_thread(name, plan_restore, job.store, operator, key_groups, have, want)
             except (NotFoundError, CorruptDataError):
                 if not await self._jobs.forget_ended(name):
                     raise
                 job = await self._jobs.opened(name)
-                plan = await self._in_thread(plan_restore, job.store, operator, key_groups, have, want)
+                plan = await self._in_thread(name, plan_restore, job.store, operator, key_groups, have, want)
         self.metrics.restore_planned_bytes.labels(name).inc(plan.size_bytes)
         return plan, await self._materializer.offer(table_id, job.store, plan, want)
 
@@ -375,7 +386,7 @@ class ChangelogService:
             dry_run=dry_run,
         )
         try:
-            report = await self._in_thread(collect)
+            report = await self._in_thread(job.name, collect)
         except Exception:
             if not dry_run:
                 self.metrics.collections_failed.labels(job.name).inc()
@@ -401,6 +412,14 @@ class ChangelogService:
         """Yield the files of a plan's materializations; blocking, for threads."""
         return read_snapshots(plan, self._downloads)
 
+    async def joined(self, name: str, pieces: Iterator[bytes]) -> bytes:
+        """Read what a job restores, in a thread."""
+        return await self._restore_threads.run(name, b"".join, pieces)
+
+    def in_turn(self, name: str, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield what a job restores, each piece read in a thread when it is the job's turn."""
+        return self._restore_threads.each(name, pieces)
+
     def begin_stop(self) -> None:
         """Take no change set in from now on, and upload all that wait; requests that were begun are still answered."""
         self._intake.begin_stop()
@@ -415,7 +434,8 @@ class ChangelogService:
         await self._materializer.close()
         self._intake.close()
         self._upload_threads.shutdown(wait=False, cancel_futures=True)
-        self._io_threads.shutdown(wait=False, cancel_futures=True)
+        self._io_threads.close()
+        self._restore_threads.close()
         self._downloads.close()
         self._store.close()
 
@@ -452,12 +472,12 @@ class ChangelogService:
             is_driven = job.used_ms >= self._clock.monotonic_ms() - IDLE_MS
             # Whatever fails, the next round tries again; nothing waits for it.
             try:
-                if await self._in_thread(job.store.has_newer_epoch, job.owned_epoch):
+                if await self._in_thread(job.name, job.store.has_newer_epoch, job.owned_epoch):
                     logger.info("another service coordinates the job now", extra={"job": job.name})
                     break
                 await self._collect(job, dry_run=False)
                 job.maintenance.wake()
-                for removal in await self._in_thread(self._deletions.collect_expired):
+                for removal in await self._in_thread(job.name, self._deletions.collect_expired):
                     logger.info("deleted job collected", extra={"job": removal.job, "objects": removal.objects})
             except DstlError as error:
                 logger.warning("garbage collection failed", extra={"job": job.name, "error": str(error)})
@@ -483,7 +503,4 @@ class ChangelogService:
     async def _look(self, job: str, function: Callable[..., _T], *args: Any) -> _T:
         """Look something up in the store that a request claims, and leave most threads to others meanwhile."""
         async with self._looks.held(job):
-            return await self._in_thread(function, *args)
-
-    async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._io_threads, function, *args)
+            return await self._in_thread(job, function, *args)

@@ -24,6 +24,7 @@ from dstl_service.materialization_policy import MaterializationSettings
 from dstl_service.peer_registry import origin_of, parse_allowed
 from dstl_service.retention import RetentionSettings
 from dstl_service.tombstones import DELAY_S
+from dstl_service.uploads import slots_in_all
 from dstl_service.wire import JSON_BYTES_MAX, URL_PATTERN
 from storage.errors import InvalidInputError
 from storage.model import validate_name
@@ -45,7 +46,7 @@ class UploadSettings(RetryPolicy):
     """How batches reach the store: attempts that may overlap (I6), and how many uploads run."""
 
     threads: int = 5
-    """Uploads that run at the same time."""
+    """Uploads of one job that run at the same time; those of all jobs are half as many more."""
 
     def __post_init__(self) -> None:
         RetryPolicy.__post_init__(self)  # `super()` does not know a class with slots
@@ -127,12 +128,12 @@ class HttpSettings:
     """What clients may take: connections, time, and memory for requests that are not whole yet."""
 
     connections_max: int = 4096
-    """Connections at the same time, or half of the files that the process may open, if that is less. Idle ones make
-    room for new ones."""
+    """Connections at the same time, or half of the files that the process may open, if that is less. Idle ones, and
+    handshakes that do not end, make room for new ones."""
     idle_timeout_s: int = 600
     """How long a connection may be idle between requests; opening one for every batch would cost more than that."""
     head_timeout_s: int = 20
-    """How long the head of a request may take, and the first one of a connection."""
+    """How long the head of a request may take, the first one of a connection, and before it a TLS handshake."""
     body_grace_s: int = 20
     """How long a body may come slowly."""
     body_bytes_per_s_min: int = 4096
@@ -159,7 +160,7 @@ class PeerSettings:
     calls_max: int = 128
     """Calls that run at the same time; one job has half of them."""
     calls_per_host_max: int = 8
-    """Calls to one address that run at the same time."""
+    """Calls to one address that run at the same time; one job has half of them."""
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "timeout_s", "calls_max", "calls_per_host_max")
@@ -232,7 +233,7 @@ class ServiceSettings:
     host_id: str = field(default_factory=default_host_id)
     """Names this host in object keys; by default from the host's name."""
     io_threads: int = 16
-    """Threads for manifests, restores and compactions."""
+    """Threads for manifests and compactions; one job has three quarters of them."""
     checkpoint_timeout_s: int = 600
     """The longest that a checkpoint may take; uploads must have given up by then."""
     idle_exit_s: int = 0
@@ -326,7 +327,7 @@ class ServiceSettings:
         if not self.storage.startswith("s3:"):
             return {}
         given = {item.name: getattr(self.s3, item.name) for item in fields(self.s3)}
-        threads = self.upload.threads * self.upload.attempts_max + self.io_threads
+        threads = slots_in_all(self.upload.threads) * self.upload.attempts_max + self.io_threads
         return {
             **{name: value for name, value in given.items() if value is not None},
             "connections_max": self.s3.connections_max or threads,

@@ -1,5 +1,5 @@
 """
-How a service process ends: within its time, with an answer to everybody who waits.
+The server of a service process, and how it ends: within its time, with an answer to everybody who waits.
 
 On SIGTERM (or Ctrl-C) the service takes nothing more in and uploads what it holds, while requests that were begun are
 answered. Shares of the time are kept for what comes after: at `ANSWERED_BY` whoever still waits is told to ask again,
@@ -19,6 +19,9 @@ from typing import Any
 
 import uvicorn
 
+from dstl_service.connections import Connections, Endable
+from dstl_service.http_protocol import BoundedHttpProtocol
+from dstl_service.tls_listener import TlsListener
 from storage.errors import ClosedError
 
 ANSWERED_BY = 0.8
@@ -41,13 +44,32 @@ class StoppingServer(uvicorn.Server):
         config: Its grace is set here.
         begin_stop: Called on the event loop as soon as the signal is seen.
         timeout_s: The whole time, from the signal to the end of the process.
+        guard: Bounds the connections; with TLS from before their handshakes.
     """
 
-    def __init__(self, config: uvicorn.Config, begin_stop: Callable[[], None], timeout_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, begin_stop: Callable[[], None], timeout_s: float, guard: Connections
+    ) -> None:
         config.timeout_graceful_shutdown = timeout_s * ANSWERED_BY  # type: ignore[assignment]  # goes to wait_for
         super().__init__(config)
         self._begin_stop = begin_stop
         self._timeout_s = timeout_s
+        self._guard = guard
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; called by the server's main loop."""
+        context = self.config.ssl
+        await super().startup(sockets if context is None else [])
+        if context is not None:
+            listeners = [TlsListener(item, context, self._protocol, self._guard) for item in sockets or ()]
+            self.servers.extend(listeners)  # type: ignore[arg-type]  # are closed and waited for as others are
+
+    def _protocol(self, handshake: Endable) -> asyncio.Protocol:
+        protocol: BoundedHttpProtocol = self.config.http_protocol_class(  # type: ignore[call-arg, assignment]  # ours
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        protocol.handshake = handshake
+        return protocol
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop; called by the server's main loop."""

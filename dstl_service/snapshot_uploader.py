@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from dstl_service.fair_slots import FairSlots
 from dstl_service.job_store import JobStore
 from dstl_service.materialization_index import (
     MaterializationIndex,
@@ -31,6 +32,7 @@ from dstl_service.materialization_policy import MaterializationSettings
 from dstl_service.snapshot_folder import FoundFile, SnapshotFolder
 from dstl_service.table_file_check import DamagedFileError, check_table_file
 from dstl_service.under_way import UnderWaySnapshot
+from dstl_service.uploads import slots_in_all
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
 from storage.clock import Clock
@@ -108,7 +110,7 @@ class SnapshotUploader:
         self._clock = clock
         self._executor = executor
         self._throttle = Throttle(settings.bandwidth_bytes_per_s)
-        self._slots = asyncio.Semaphore(settings.threads)
+        self._slots = FairSlots(slots_in_all(settings.threads), settings.threads)
 
     async def store(
         self,
@@ -154,7 +156,7 @@ class SnapshotUploader:
             files=tuple(files),
         )
         uploads = [
-            asyncio.get_running_loop().create_task(self._upload(folder, found[file.name], file))
+            asyncio.get_running_loop().create_task(self._upload(table.job, folder, found[file.name], file))
             for file in missing.values()
         ]
         try:
@@ -179,7 +181,7 @@ class SnapshotUploader:
         """Return how a file is called in the store; only files that are new here are read for it."""
         checksum = known.checksums.get(file.identity)
         if checksum is None:
-            async with self._slots:
+            async with self._slots.held(table.job):
                 checksum = await self._in_thread(verified, file)
             if file.name.endswith(".sst"):  # the others may be written in place
                 known.checksums[file.identity] = checksum
@@ -187,8 +189,8 @@ class SnapshotUploader:
         key = shared.get((checksum, file.size_bytes), own)
         return SnapshotFile(file.name, key, file.size_bytes, checksum)
 
-    async def _upload(self, folder: SnapshotFolder, found: FoundFile, file: SnapshotFile) -> None:
-        async with self._slots:
+    async def _upload(self, job: str, folder: SnapshotFolder, found: FoundFile, file: SnapshotFile) -> None:
+        async with self._slots.held(job):
             await asyncio.sleep(self._throttle.delay_ms(file.size_bytes, self._clock.monotonic_ms()) / 1000)
             attempt = 1
             while True:

@@ -6,18 +6,22 @@ write the same bytes to the same key, a loser needs no clean-up (I6). Errors are
 that will not go away. A handle exists only after the store acknowledged the close of the object (I5).
 
 What a store that hangs can take from others is bounded: an upload gives its slot back as soon as an attempt is late,
-and only so many attempts run at once, each of which the store's own time-outs end at last. What an upload's attempts
-hold in memory they hold until `Upload.ended`, and an attempt that succeeds after its upload was given up still counts.
+and only so many attempts run at once, of one job and of all, each of which the store's own time-outs end at last. What
+an upload's attempts hold in memory they hold until `Upload.ended`, and an attempt that succeeds after its upload was
+given up still counts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Any
 
+from dstl_service.fair_slots import FairSlots
 from storage.checksum import BytesLike
 from storage.clock import IdSource
 from storage.errors import DstlError, UnavailableError
@@ -28,6 +32,11 @@ from storage.segment_format import encode_object
 
 ATTEMPTS_RUNNING_MAX = 64
 """Attempts, and so threads, that may run at once; far more than the slots need unless the store hangs."""
+
+
+def slots_in_all(slots: int) -> int:
+    """Return how many uploads run at the same time where those of one job are so many: another job finds a place."""
+    return slots + max(1, slots // 2)
 
 
 class ThreadPerCall(Executor):
@@ -66,8 +75,8 @@ class Uploader:
         policy: When an attempt is late, and how many there may be.
         ids: Names the objects.
         host_id: Goes into their keys.
-        slots: Uploads that run at the same time, those with a late attempt not counted.
-        attempts_running_max: Attempts that run at the same time.
+        slots: Uploads of one job that run at the same time, those with a late attempt not counted; see `slots_in_all`.
+        attempts_running_max: Attempts that run at the same time; one job has three quarters of them.
     """
 
     def __init__(
@@ -82,13 +91,19 @@ class Uploader:
         attempts_running_max: int = ATTEMPTS_RUNNING_MAX,
     ) -> None:
         self.policy = policy
-        self.slots = asyncio.Semaphore(slots)
-        self.attempts_running = 0
+        self.slots = FairSlots(slots_in_all(slots), slots)
+        self._running: Counter[str] = Counter()
         self._store = store
         self._executor = executor
         self._ids = ids
         self._host_id = host_id
         self._attempts_running_max = attempts_running_max
+        self._attempts_of_job_max = max(1, attempts_running_max * 3 // 4)
+
+    @property
+    def attempts_running(self) -> int:
+        """Attempts that run now, of all jobs."""
+        return self._running.total()
 
     def begin(self, job: str, segments: Sequence[Segment], name: str | None = None) -> Upload:
         """
@@ -106,18 +121,19 @@ class Uploader:
         object_size_bytes = sum(len(buffer) for buffer in buffers)
         key = f"{job}/segments/{self._host_id}/{name or self._ids.unique_id()}.seg"
         handles = [SegmentHandle(key, object_size_bytes, entry) for entry in entries]
-        return Upload(self, key, buffers, handles)
+        return Upload(self, job, key, buffers, handles)
 
-    def attempt(self, key: str, buffers: Sequence[BytesLike]) -> asyncio.Future[str | None]:
+    def attempt(self, job: str, key: str, buffers: Sequence[BytesLike]) -> asyncio.Future[str | None]:
         """Begin to put an object; the result is None or, for an error that may pass, its text."""
         loop = asyncio.get_running_loop()
-        if self.attempts_running >= self._attempts_running_max:
+        of_job, in_all = self._running[job], self.attempts_running
+        if of_job >= self._attempts_of_job_max or in_all >= self._attempts_running_max:
             refused: asyncio.Future[str | None] = loop.create_future()
-            refused.set_result(f"{self.attempts_running} attempts hang already; the store does not answer")
+            refused.set_result(f"{in_all} attempts hang already, {of_job} of this job; the store does not answer")
             return refused
         running = loop.run_in_executor(self._executor, self._put, key, buffers)
-        self.attempts_running += 1
-        running.add_done_callback(self._attempt_ended)
+        self._running[job] += 1
+        running.add_done_callback(partial(self._attempt_ended, job))
         return running
 
     def _put(self, key: str, buffers: Sequence[BytesLike]) -> str | None:
@@ -129,8 +145,10 @@ class Uploader:
             return str(error)  # not the error: its traceback would keep the bytes in memory
         return None
 
-    def _attempt_ended(self, attempt: asyncio.Future[str | None]) -> None:
-        self.attempts_running -= 1
+    def _attempt_ended(self, job: str, attempt: asyncio.Future[str | None]) -> None:
+        self._running[job] -= 1
+        if not self._running[job]:
+            del self._running[job]
         if not attempt.cancelled():
             attempt.exception()  # a loser's outcome is nobody's question
 
@@ -139,7 +157,7 @@ class Upload:
     """One object on its way. Made by `Uploader.begin`; first `stored`, then `ended`."""
 
     def __init__(
-        self, uploader: Uploader, key: str, buffers: Sequence[BytesLike], handles: list[SegmentHandle]
+        self, uploader: Uploader, job: str, key: str, buffers: Sequence[BytesLike], handles: list[SegmentHandle]
     ) -> None:
         self.handles = handles
         self.attempts = 0
@@ -147,6 +165,7 @@ class Upload:
         self.winner = 0
         """Number of the attempt that stored the object, 1 for the first; 0 while there is none."""
         self._uploader = uploader
+        self._job = job
         self._key = key
         self._buffers = buffers
         self._running: dict[asyncio.Future[str | None], int] = {}
@@ -158,7 +177,7 @@ class Upload:
         Raises:
             DstlError: All attempts failed or are late; nothing of the batch counts as stored.
         """
-        await self._uploader.slots.acquire()
+        await self._uploader.slots.acquire(self._job)
         has_slot = True
         policy = self._uploader.policy
         last_error: str | None = None
@@ -166,7 +185,7 @@ class Upload:
             while True:
                 if self.attempts < policy.attempts_max:
                     self.attempts += 1
-                    self._running[self._uploader.attempt(self._key, self._buffers)] = self.attempts
+                    self._running[self._uploader.attempt(self._job, self._key, self._buffers)] = self.attempts
                 elif not self._running:
                     raise UnavailableError(
                         f"object {self._key} could not be stored in {self.attempts} attempts: {last_error}"
@@ -179,7 +198,7 @@ class Upload:
                     last_error = errors[-1]
                 elif has_slot:
                     # Late: from now on it waits beside the others, not before them.
-                    self._uploader.slots.release()
+                    self._uploader.slots.release(self._job)
                     has_slot = False
                 if not done and self.attempts >= policy.attempts_max:
                     raise UnavailableError(
@@ -190,7 +209,7 @@ class Upload:
                     await asyncio.sleep(policy.delay_after_error_ms / 1000)
         finally:
             if has_slot:
-                self._uploader.slots.release()
+                self._uploader.slots.release(self._job)
 
     async def ended(self) -> bool:
         """Wait until no attempt runs any more; tell whether a late one has stored the object after all."""

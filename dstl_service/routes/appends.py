@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
-from dstl_service.notes import received_segment
 from dstl_service.routes.common import IN_DIGITS, JobName, Service, take_in
 from dstl_service.wire import NAME, NAME_PATTERN, ChangeSetRef, PersistRequest, PersistResponse
 from storage.model import COUNT_MAX, KEY_GROUP_MAX, NUMBER_MAX, ChangeSetId, KeyGroupRange, Writer
@@ -67,8 +65,6 @@ async def append(
 @router.post("/persist")
 async def persist(job: JobName, body: PersistRequest, service: Service) -> PersistResponse:
     """Make change sets durable and return their handles, or only start to with `wait` false."""
-    note = None
-    if body.note is not None:  # one of megabytes takes as long to read as a hundred requests
-        note = await asyncio.to_thread(received_segment, job, body.note)
+    note = None if body.note is None else await service.read_note(job, body.note)
     handles = await service.persist(job, body.refs, wait=body.wait, note=note)
     return PersistResponse([handle.to_dict() for handle in handles])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
@@ -70,7 +69,7 @@ async def read(job: JobName, body: ReadRequest, service: Service) -> Response:
     Frames: one ``segment`` for each, in the order of the request, then ``end``; or one ``error``.
     """
     sets = await service.read_sets(job, body.epoch, body.refs)
-    return StreamingResponse(_set_frames(sets), media_type=_MEDIA_TYPE)
+    return StreamingResponse(service.in_turn(job, _set_frames(sets)), media_type=_MEDIA_TYPE)
 
 
 def _set_frames(sets: Iterator[tuple[ChangeSetId, int, BytesLike]]) -> Iterator[bytes]:
@@ -95,16 +94,16 @@ async def answer_restore(
     running = service.metrics.restores_running.labels(job)
     frames = _frames(service, plan, offer, service.metrics.restored_bytes.labels(job).inc)
     if plan.size_bytes > _AT_ONCE_BYTES_MAX:
-        return _Stream(frames, running)
+        return _Stream(service.in_turn(job, frames), running)
     with running.track_inprogress():
-        body = b"".join(frames) if service.is_at_hand(plan) else await asyncio.to_thread(b"".join, frames)
+        body = b"".join(frames) if service.is_at_hand(plan) else await service.joined(job, frames)
     return Response(body, media_type=_MEDIA_TYPE)
 
 
 class _Stream(StreamingResponse):
     """A restore that runs until its end, or until its client is gone."""
 
-    def __init__(self, frames: Iterator[bytes], running: Gauge) -> None:
+    def __init__(self, frames: AsyncIterator[bytes], running: Gauge) -> None:
         super().__init__(frames, media_type=_MEDIA_TYPE)
         self._running = running
 

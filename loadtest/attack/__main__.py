@@ -55,6 +55,7 @@ def run(only: str = "", *, is_short: bool = False) -> Iterator[Result]:
     opened, of_users = wanted(opened), wanted(users.cases())
     guarded, peers = wanted([*tokens.cases(), *hung.cases()]), wanted(hung.of_known_peers())
     many, waiting, crowded = wanted(slow.alone()), wanted(slow.together()), wanted(slow.out_of_files())
+    shaking = wanted(slow.of_handshakes())
     with tempfile.TemporaryDirectory(prefix="attack-") as name:
         folder = Path(name)
         if opened or of_users:
@@ -75,6 +76,10 @@ def run(only: str = "", *, is_short: bool = False) -> Iterator[Result]:
             limit = f"ulimit -n {slow.FILES_MAX}"
             with Attacked(folder / "files", slow.SETTINGS, token=True, limit=limit) as target:
                 yield from _each(crowded, target)
+        if shaking:
+            limit = f"ulimit -n {slow.FILES_MAX}"
+            with Attacked(folder / "tls", slow.SETTINGS, token=True, limit=limit, tls=True) as target:
+                yield from _each(shaking, target)
 
 
 def _each(cases: Sequence[Case], target: Attacked) -> Iterator[Result]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -54,9 +55,9 @@ def request(
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 
-def ask(address: Address, *pieces: bytes, wait_s: float = 5.0) -> Answer:
+def ask(address: Address, *pieces: bytes, wait_s: float = 5.0, tls: ssl.SSLContext | None = None) -> Answer:
     """Send pieces on a connection of their own and return what comes back within a time."""
-    with connected(address) as connection:
+    with connected(address) as plain, _secured(plain, tls) as connection:
         return talk(connection, pieces, wait_s)
 
 
@@ -77,6 +78,10 @@ def connected(address: Address) -> Iterator[socket.socket]:
     """Give a connection."""
     with socket.create_connection(address, timeout=5.0) as connection:
         yield connection
+
+
+def _secured(plain: socket.socket, tls: ssl.SSLContext | None) -> socket.socket:
+    return plain if tls is None else tls.wrap_socket(plain, server_hostname="localhost")
 
 
 def closed_within(connections: Sequence[socket.socket], seconds: float) -> int:

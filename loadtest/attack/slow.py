@@ -23,6 +23,8 @@ SETTINGS = {
 CUT_WITHIN_S = 15.0
 """How long a client that makes no progress may stay."""
 FILES_MAX = 96
+_HALF_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+"""A record of 512 bytes of which the first come."""
 _OPEN = "/v1/jobs/claimer/epochs"
 
 _Data = Callable[[Attacked], bytes]
@@ -182,6 +184,34 @@ def _out_of_files(target: Attacked) -> str | None:
         return "no request with a token was answered"
     said = any(words in log for words in ("too many open files", "connections"))
     return None if said else "the log says nothing of connections or files"
+
+
+def of_handshakes() -> list[Case]:
+    """Return the cases for a service with TLS and few files, `FILES_MAX`: those that never end their handshake."""
+    return [
+        Case(GROUP, "handshakes that never begin", _handshakes(b"")),
+        Case(GROUP, "handshakes that never end", _handshakes(_HALF_HELLO), is_short=False),
+    ]
+
+
+def _handshakes(data: bytes) -> Callable[[Attacked], str | None]:
+    """Begin three times as many handshakes as there are files, and end none: others are served all the time."""
+
+    def run(target: Attacked) -> str | None:
+        with ExitStack() as stack:
+            connections = []
+            for number in range(3 * FILES_MAX):
+                connections += _open_many(target.address, 1, stack)
+                with suppress(OSError):
+                    connections[-1].send(data)
+                if number % 32 == 0 and not (_asked(target) and target.answers(2.0)):
+                    return f"nobody else was answered beside {number} handshakes"
+            if (files := target.open_files()) > FILES_MAX * 3 // 4:
+                return f"{files} of {FILES_MAX} files are open"
+            closed = closed_within(connections, CUT_WITHIN_S)
+        return None if closed == len(connections) else f"{len(connections) - closed} are still there"
+
+    return run
 
 
 def _asked(target: Attacked) -> bool:

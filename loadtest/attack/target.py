@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -60,6 +61,7 @@ class Attacked:
         token: Whether requests need `TOKEN`.
         limit: Commands of a shell before it starts, such as a limit of open files.
         beside: Another service, whose storage and token it shares; it has no neighbour of its own then.
+        tls: Whether it has a certificate.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Attacked:
         token: bool = False,
         limit: str = "",
         beside: Attacked | None = None,
+        tls: bool = False,
     ) -> None:
         folder.mkdir()
         self.log_path = folder / "log"
@@ -87,7 +90,9 @@ class Attacked:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address: Address = free.getsockname()
-        self.url = f"http://{self.address[0]}:{self.address[1]}"
+        self.url = f"http{'s' if tls else ''}://{self.address[0]}:{self.address[1]}"
+        self._authority_file = self._certified(folder) if tls else None
+        self._trust = ssl.create_default_context(cafile=self._authority_file) if tls else None
         if beside is not None:
             self._environment["DSTL_ADVERTISED_URL"] = self.url
         self.neighbour: Neighbour | None = None
@@ -109,7 +114,7 @@ class Attacked:
                 raise ServerError(f"the service did not start: {self.log_path.read_text(errors='replace')[-2000:]}")
             time.sleep(0.02)
         if self._beside is None:
-            self.neighbour = Neighbour(self.url, self.token)
+            self.neighbour = Neighbour(self.url, self.token, self._authority_file)
         self._watch = _Watch(psutil.Process(self._process.pid))
         return self
 
@@ -129,14 +134,18 @@ class Attacked:
     def answers(self, within_s: float) -> bool:
         """Say whether the process is alive and says so in time."""
         try:
-            return ask(self.address, request("GET", "/health"), wait_s=within_s).status == 200
+            return ask(self.address, request("GET", "/health"), wait_s=within_s, tls=self._trust).status == 200
         except OSError:
             return False
 
     def ask(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
         """Send a well-formed request with the token, if one is needed."""
         own = {} if self.token is None else {"authorization": f"Bearer {self.token}"}
-        return ask(self.address, request(method, path, body, {**own, **(headers or {})}))
+        return ask(self.address, request(method, path, body, {**own, **(headers or {})}), tls=self._trust)
+
+    def open_files(self) -> int:
+        """Return how many files the process has open."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def begin(self) -> None:
         """Measure from now on."""
@@ -157,6 +166,17 @@ class Attacked:
         seen = self.neighbour
         beside = (0.0, 0, "") if seen is None else (seen.ms_max(), seen.errors, seen.last_error)
         return State(self._watch.growth(), *beside, tuple(stored))
+
+    def _certified(self, folder: Path) -> str:
+        """Have a certificate made for it; return the file of who vouches for it."""
+        import trustme  # of the tests: only this needs it
+
+        authority = trustme.CA()
+        pem = folder / "service.pem"
+        authority.issue_cert("localhost", self.address[0]).private_key_and_cert_chain_pem.write_to_path(pem)
+        authority.cert_pem.write_to_path(folder / "ca.pem")
+        self._environment["DSTL_TLS_CERTIFICATE_FILE"] = str(pem)
+        return str(folder / "ca.pem")
 
     def _objects(self) -> set[str]:
         if not self.storage.exists():
@@ -196,8 +216,8 @@ class _Watch:
 class Neighbour:
     """A job that hands over a small set and completes a checkpoint some times a second, and measures how long."""
 
-    def __init__(self, url: str, token: str | None) -> None:
-        self._client = ServiceClient(url, token, patience_s=60.0)
+    def __init__(self, url: str, token: str | None, ca_file: str | None = None) -> None:
+        self._client = ServiceClient(url, token, patience_s=60.0, ca_file=ca_file)
         self._path = f"/v1/jobs/{NEIGHBOUR}"
         self.epoch = self._open()
         self._base: dict[str, Any] | None = None

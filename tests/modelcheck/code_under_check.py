@@ -314,9 +314,8 @@ def made_small() -> Iterator[None]:
     with (
         mock.patch("dstl_service.manifest.COMPLETE_EVERY", COMPLETE_EVERY),
         mock.patch(f"{MANIFESTS_READ_IN}.decode_manifest", _decoded_manifest),
-        mock.patch.multiple(
-            "dstl_service.service", ServiceMetrics=_NoMetrics, ThreadPerCall=_Inline, ThreadPoolExecutor=_Inline
-        ),
+        mock.patch.multiple("dstl_service.service", ServiceMetrics=_NoMetrics, ThreadPerCall=_Inline),
+        mock.patch("dstl_service.job_threads.ThreadPoolExecutor", _Inline),
         mock.patch("dstl_service.materializer.MaterializationMetrics", _NoMetrics),
         mock.patch.object(logging.getLogger("dstl_service"), "disabled", new=True),
     ):

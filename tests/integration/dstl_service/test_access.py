@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -208,6 +208,18 @@ class TestTls:
             os.replace(folder / "new.pem", folder / "service.pem")
 
             wait_until(lambda: serial(address) != before)
+
+    def test_silent_connections_make_room(self, tls: tuple[list[str], str], folder: Path) -> None:
+        """B12: who connects and begins no handshake counts: the oldest are closed for new ones; clients are served."""
+        arguments, ca_file = tls
+        with running(folder, *arguments, "--set", "http.connections_max=4") as process, ExitStack() as stack:
+            address = address_of(process)
+            wait_until(lambda: accepts_health(address, ca_file))
+            host, _, port = address.removeprefix("https://").partition(":")
+            silent = [stack.enter_context(socket.create_connection((host, int(port)), 20)) for _ in range(20)]
+
+            assert accepts_health(address, ca_file)
+            assert [connection.recv(1) for connection in silent[:16]] == [b""] * 16
 
     def test_services_talk_over_tls(
         self, tls: tuple[list[str], str], folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dstl_service.connections import UNREAD_S, Bounds, Connections, Phase
+from dstl_service.connections import ENDING_S, UNREAD_S, Bounds, Connections, Phase
 from dstl_service.logs import Throttle
 from storage.testing import FakeClock
 
@@ -59,7 +59,7 @@ def test_request_that_never_ends_is_ended(phase: Phase) -> None:
             connections.look(1.0)
         assert client.ended == []
         connections.look(1.0)
-        assert (client.ended, len(connections)) == ([408], 0)
+        assert client.ended == [408]
 
     with_clients(client, story=story)
 
@@ -73,7 +73,7 @@ def test_body_must_keep_a_rate() -> None:
             drops.body_bytes += 1
             steady.body_bytes += 100
             connections.look(1.0)
-        assert (drops.ended, steady.ended) == ([408], [])
+        assert (drops.ended[:1], steady.ended) == ([408], [])
 
     with_clients(drops, steady, story=story)
 
@@ -104,7 +104,7 @@ def test_answer_that_is_not_read_is_ended() -> None:
             connections.look(1.0)
             assert stuck.ended == []
         connections.look(1.0)
-        assert (stuck.ended, slow.ended, len(connections)) == ([408], [], 1)
+        assert (stuck.ended, slow.ended) == ([408], [])
 
     with_clients(stuck, slow, story=story)
 
@@ -134,6 +134,89 @@ def test_idle_connection_makes_room() -> None:
         assert (busy.ended, older.ended, newer.ended) == ([], [0], [])
 
     with_clients(busy, older, newer, story=story)
+
+
+def test_refused_connection_counts_until_its_file_is_free() -> None:
+    """B12: a client that was refused and does not let go is broken off, and its place is not given away before."""
+    stays, goes, busy = Client(), Client(), Client(Phase.NOTHING, is_answering=True)
+
+    def story(connections: Connections) -> None:
+        connections.look(21.0)
+        assert (stays.ended, goes.ended, len(connections)) == ([408], [408], 3)
+        connections.forget(goes)
+        connections.look(ENDING_S)
+        assert (stays.ended, len(connections)) == ([408], 2)
+        connections.look(1.0)
+        assert (stays.ended, goes.ended, len(connections)) == ([408, 0], [408], 1)
+
+    with_clients(stays, goes, busy, story=story)
+
+
+def test_refused_connection_makes_room_first() -> None:
+    """B12: what ends anyway is missed less than who is idle."""
+    refused, idle, busy = Client(), Client(Phase.NOTHING), Client(Phase.NOTHING, is_answering=True)
+
+    def story(connections: Connections) -> None:
+        connections.look(21.0)
+        assert connections.admit(Client())
+        assert (refused.ended, idle.ended, busy.ended) == ([408, 0], [], [])
+
+    with_clients(refused, idle, busy, story=story)
+
+
+def test_handshakes_count_and_make_room_for_newer_ones() -> None:
+    """B12: who connects and says nothing takes no place from who is served, nor from who comes later."""
+    idle, crowd = Client(Phase.NOTHING), [Client() for _ in range(100)]
+
+    def story(connections: Connections) -> None:
+        for handshake in crowd:
+            assert connections.begin_handshake(handshake)
+            assert len(connections) <= BOUNDS.connections_max
+        assert idle.ended == []
+        assert [handshake.ended for handshake in crowd] == [[0]] * 98 + [[]] * 2
+
+    with_clients(idle, story=story)
+
+
+def test_few_handshakes_are_not_broken_off_for_the_idle() -> None:
+    """Two clients that connect at the same moment, where all others are idle, both get a place."""
+    idle = [Client(Phase.NOTHING) for _ in range(3)]
+    first, second = Client(), Client()
+
+    def story(connections: Connections) -> None:
+        assert connections.begin_handshake(first)
+        assert connections.begin_handshake(second) is True
+        assert (first.ended, second.ended, len(connections)) == ([], [], 3)
+
+    with_clients(*idle, story=story)
+
+
+def test_handshake_has_the_time_of_a_head() -> None:
+    """B12: a handshake that does not end is ended, and its place is free."""
+    handshake = Client()
+
+    def story(connections: Connections) -> None:
+        assert connections.begin_handshake(handshake)
+        connections.look(20.0)
+        assert handshake.ended == []
+        connections.look(1.0)
+        assert (handshake.ended, len(connections)) == ([0], 0)
+
+    with_clients(story=story)
+
+
+def test_handshake_hands_its_place_over() -> None:
+    """A connection that has ended its handshake has a place already, however many there are."""
+    busy = [Client(Phase.NOTHING, is_answering=True) for _ in range(2)]
+    handshake, client = Client(), Client()
+
+    def story(connections: Connections) -> None:
+        assert connections.begin_handshake(handshake)
+        assert connections.admit(client, handshake)
+        assert (len(connections), handshake.ended) == (3, [])
+        assert not connections.begin_handshake(Client())
+
+    with_clients(*busy, story=story)
 
 
 def test_refusal_at_limit_is_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from dstl_service.fair_slots import FairSlots
 from dstl_service.uploads import ThreadPerCall, Uploader
 from storage.errors import DstlError, InvalidInputError, UnavailableError
 from storage.memory_store import MemoryStore
@@ -172,7 +173,33 @@ def test_attempt_that_cannot_start_is_an_error() -> None:
         with pytest.raises(RuntimeError, match="after shutdown"):
             made.upload()
         assert made.uploader.attempts_running == 0
-        assert not made.uploader.slots.locked()
+        assert all(made.uploader.slots.acquire_at_once("job") for _ in range(5))
+
+
+def test_job_whose_uploads_hang_leaves_others_their_places() -> None:
+    """I6, B13: neither the slots nor the attempts of one job are all there are."""
+
+    async def run(made: Bench) -> list[bool]:
+        uploads = [asyncio.create_task(made.uploader.begin("hanging", SETS).stored()) for _ in range(20)]
+        await asyncio.sleep(0)
+        stored = [bool(await asyncio.wait_for(made.uploader.begin("other", SETS).stored(), 10))]
+        for upload in uploads:
+            upload.cancel()
+        await asyncio.gather(*uploads, return_exceptions=True)
+        made.uploader.slots = FairSlots(20)  # the threads hang on
+        refused = [asyncio.ensure_future(made.uploader.attempt("hanging", "hanging/x", [b"x"])) for _ in range(8)]
+        await asyncio.sleep(0)
+        assert any(attempt.done() and "hang already" in str(attempt.result()) for attempt in refused)
+        return [*stored, bool(await asyncio.wait_for(made.uploader.begin("other", SETS).stored(), 10))]
+
+    with bench(
+        PATIENT,
+        Fault("put", FaultKind.DELAY, "hanging/*", times=None),
+        threads=16,
+        slots=5,
+        attempts_running_max=8,
+    ) as made:
+        assert asyncio.run(run(made)) == [True, True]
 
 
 def test_winner_is_named() -> None:
@@ -294,7 +321,7 @@ def test_threads_of_hung_attempts_are_bounded() -> None:
     """I6: a store that hangs altogether costs only so many threads; what comes then fails and is kept."""
 
     async def run(made: Bench) -> None:
-        hung = [asyncio.create_task(made.uploader.begin("job", SETS).stored()) for _ in range(4)]
+        hung = [asyncio.create_task(made.uploader.begin(job, SETS).stored()) for job in ("job", "other") * 2]
         await asyncio.wait(hung)
         with pytest.raises(UnavailableError, match="hang already"):
             await made.uploader.begin("job", SETS).stored()

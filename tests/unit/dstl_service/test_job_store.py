@@ -399,5 +399,5 @@ class TestRead:
         created = completed(jobs, jobs.claim("owner")[0], 0)
         store.delete(["job/job.json"])
 
-        with pytest.raises(CorruptDataError, match="another job"):
+        with pytest.raises(CorruptDataError, match="of a job of uid"):
             opened(store, host=2).resolve(created.ref)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from backend_client.progress import BatchProgress as BatchProgress
-    from backend_client.spark.backend import ChangelogStateBackend as ChangelogStateBackend
-    from backend_client.spark.stream_join import join_streams as join_streams
+    from backend_client.spark.api.backend import ChangelogStateBackend as ChangelogStateBackend
+    from backend_client.spark.api.stream_join import join_streams as join_streams
     from backend_client.testing import StateTester as StateTester
 
 __all__ = ["BatchProgress", "ChangelogStateBackend", "StateTester", "join_streams"]
@@ -20,7 +20,7 @@ __all__ = ["BatchProgress", "ChangelogStateBackend", "StateTester", "join_stream
 
 def __getattr__(name: str) -> Any:
     if name == "ChangelogStateBackend":
-        from backend_client.spark.backend import ChangelogStateBackend
+        from backend_client.spark.api.backend import ChangelogStateBackend
 
         return ChangelogStateBackend
     if name == "BatchProgress":
@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
 
         return StateTester
     if name == "join_streams":
-        from backend_client.spark.stream_join import join_streams
+        from backend_client.spark.api.stream_join import join_streams
 
         return join_streams
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

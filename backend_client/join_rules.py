@@ -1,5 +1,5 @@
 """
-Which rows of several inputs belong together: the rules of `backend_client.spark.stream_join` for the rows of one key.
+Which rows of several inputs belong together: the rules of `stream_join` for the rows of one key.
 
 A row lives from its event time until its input's wait is over, both moments included. Rows that live at one moment
 meet. A combination takes at most one row of each input, and all of them meet; it is *complete* with a row of every

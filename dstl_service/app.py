@@ -14,22 +14,22 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from dstl_service import __version__
-from dstl_service.access import Access
-from dstl_service.audit import AuditTrail
-from dstl_service.certificates import client_context
-from dstl_service.idle import IdleWatch
-from dstl_service.logs import Throttle
-from dstl_service.peers import PeerClient
-from dstl_service.routes import appends, checkpoints, jobs, materializations, restore, savepoints
-from dstl_service.routes.body_room import BodyRoom
-from dstl_service.routes.description import describe_access
-from dstl_service.routes.errors import RESPONSES, install
-from dstl_service.routes.gate import Gate
-from dstl_service.routes.recorder import Recorder, RecordWriter
-from dstl_service.routes.shortcut import Shortcut
+from dstl_service.access.audit import AuditTrail
+from dstl_service.access.certificates import client_context
+from dstl_service.access.tokens import Access
+from dstl_service.http.access_middleware import Gate
+from dstl_service.http.audit_middleware import Recorder, RecordWriter
+from dstl_service.http.body_limiter import BodyRoom
+from dstl_service.http.errors import RESPONSES, install
+from dstl_service.http.routes import appends, checkpoints, jobs, materializations, restore, savepoints
+from dstl_service.http.routes.description import describe_access
+from dstl_service.http.routes.fast_path import Shortcut
+from dstl_service.http.shutdown import AnswerBeforeEnd
+from dstl_service.peers.client import PeerClient
+from dstl_service.process.idle import IdleWatch
+from dstl_service.process.logs import Throttle
 from dstl_service.service import ChangelogService
 from dstl_service.settings import ServiceSettings
-from dstl_service.shutdown import AnswerBeforeEnd
 from storage.clock import Clock, IdSource, SystemClock, SystemIds
 from storage.object_store import ObjectStore
 from storage.open import open_store

@@ -13,26 +13,26 @@ from datetime import UTC, datetime
 import uvicorn
 
 from dstl_service import __version__
+from dstl_service.access.audit import AuditTrail, this_user
+from dstl_service.access.callers import identified
+from dstl_service.access.certificates import server_context
 from dstl_service.app import create_app
-from dstl_service.audit import AuditTrail, this_user
-from dstl_service.callers import identified
-from dstl_service.certificates import server_context
-from dstl_service.connections import Bounds, Connections, open_files_max
-from dstl_service.fsck import check_job
-from dstl_service.garbage_collector import collect_garbage
-from dstl_service.http_protocol import protocol_of
-from dstl_service.job_store import MAX_PARALLELISM_DEFAULT, JobStore
-from dstl_service.jobs import delete_job, has_leftovers, job_names
-from dstl_service.listening import describe, open_listener
-from dstl_service.logs import Throttle, configure_logging
-from dstl_service.memory import keep_what_is_there, reuse_freed_memory
-from dstl_service.rebuild import describe_rebuild, rebuild_registry
-from dstl_service.rewind import describe_rewind, rewind
+from dstl_service.checkpoints.rewind import describe_rewind, rewind
+from dstl_service.collection.garbage_collector import collect_garbage
+from dstl_service.collection.tombstones import Deletions, Tombstone
+from dstl_service.http.connections import Bounds, Connections, open_files_max
+from dstl_service.http.http_protocol import protocol_of
+from dstl_service.http.listening import describe, open_listener
+from dstl_service.http.shutdown import StoppingServer
+from dstl_service.process.logs import Throttle, configure_logging
+from dstl_service.process.memory import keep_what_is_there, reuse_freed_memory
+from dstl_service.registry.job_store import MAX_PARALLELISM_DEFAULT, JobStore
+from dstl_service.registry.jobs import delete_job, has_leftovers, job_names
+from dstl_service.repair.fsck import check_job
+from dstl_service.repair.rebuild import describe_rebuild, rebuild_registry
 from dstl_service.service import ChangelogService
 from dstl_service.settings import ServiceSettings
 from dstl_service.settings_sources import known_settings, load_settings
-from dstl_service.shutdown import StoppingServer
-from dstl_service.tombstones import Deletions, Tombstone
 from storage.clock import SystemClock, SystemIds
 from storage.errors import ConflictError, DstlError, InvalidInputError, NotFoundError
 from storage.model import validate_name

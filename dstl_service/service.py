@@ -15,26 +15,28 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from dstl_service.active_job import IDLE_MS, ActiveJob, ActiveJobs
-from dstl_service.checkpointer import Checkpointer
-from dstl_service.compactor import Compactor
-from dstl_service.download_cache import DownloadCache
-from dstl_service.fair_slots import FairSlots
-from dstl_service.garbage_collector import GarbageReport, collect_garbage
-from dstl_service.handle_check import HandleCheck
-from dstl_service.intake import Intake
-from dstl_service.job_store import JobStore
-from dstl_service.job_threads import NO_JOB, JobThreads
-from dstl_service.maintenance import Maintenance
-from dstl_service.manifest import Manifest
-from dstl_service.materializer import Materializer, Offer
-from dstl_service.metrics import ServiceMetrics
-from dstl_service.notes import received_segment
-from dstl_service.peer_calls import PeerCalls
-from dstl_service.peer_registry import Announcement, PeerRegistry
-from dstl_service.peers import PeerClient
-from dstl_service.persister import Persister
-from dstl_service.restore import (
+from dstl_service.checkpoints.checkpointer import Checkpointer
+from dstl_service.checkpoints.records import received_segment
+from dstl_service.collection.garbage_collector import GarbageReport, collect_garbage
+from dstl_service.collection.maintenance import Maintenance
+from dstl_service.collection.tombstones import Deletions
+from dstl_service.compaction.compactor import Compactor
+from dstl_service.intake.active_job import IDLE_MS, ActiveJob, ActiveJobs
+from dstl_service.intake.handle_check import HandleCheck
+from dstl_service.intake.in_flight_limiter import Place, Room
+from dstl_service.intake.intake import Intake
+from dstl_service.intake.persister import Persister
+from dstl_service.materialization.materializer import Materializer, Offer
+from dstl_service.materialization.snapshot_uploader import TableId
+from dstl_service.metrics.service import ServiceMetrics
+from dstl_service.peers.calls import PeerCalls
+from dstl_service.peers.client import PeerClient
+from dstl_service.peers.registry import Announcement, PeerRegistry
+from dstl_service.process.job_threads import NO_JOB, JobThreads
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.manifest import Manifest
+from dstl_service.restore.download_cache import DownloadCache
+from dstl_service.restore.plan import (
     RestorePlan,
     SnapshotStream,
     plan_restore,
@@ -43,12 +45,10 @@ from dstl_service.restore import (
     read_plan,
     read_snapshots,
 )
-from dstl_service.room import Place, Room
-from dstl_service.segment_cache import SegmentCache
+from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.settings import ServiceSettings
-from dstl_service.snapshot_uploader import TableId
-from dstl_service.tombstones import Deletions
-from dstl_service.uploads import ThreadPerCall, Uploader
+from dstl_service.uploads.fair_slots import FairSlots
+from dstl_service.uploads.uploader import ThreadPerCall, Uploader
 from dstl_service.wire import (
     BatchFigures,
     ChangeSetRef,
@@ -328,7 +328,7 @@ class ChangelogService:
         return manifest
 
     async def create_savepoint(self, name: str, savepoint: str, checkpoint_id: int | None) -> CheckpointInfo:
-        """Keep a retained checkpoint, by default the newest, under a name; see `dstl_service.savepoints`."""
+        """Keep a retained checkpoint, by default the newest, under a name, see `checkpoints.savepoints`."""
         job = await self._jobs.opened(name)
         created = await self._in_thread(name, job.store.make_savepoint, savepoint, checkpoint_id)
         return created.info()
@@ -365,13 +365,13 @@ class ChangelogService:
     async def take_snapshot(
         self, name: str, operator: str, key_groups: KeyGroupRange, version: CheckpointRef, path: str
     ) -> None:
-        """Store a table's snapshot in the background; see `dstl_service.materializer`."""
+        """Store a table's snapshot in the background; see `dstl_service.materialization.materializer`."""
         validate_name("operator", operator)
         job = await self._jobs.opened(name)
         await self._materializer.take(TableId(name, operator, key_groups), job.store, version, path)
 
     async def collect_garbage(self, name: str, *, dry_run: bool) -> GarbageReport:
-        """Delete the job's orphans, or only report them; see `dstl_service.garbage_collector`."""
+        """Delete the job's orphans, or only report them; see `dstl_service.collection.garbage_collector`."""
         return await self._collect(await self._jobs.opened(name), dry_run=dry_run)
 
     async def _collect(self, job: ActiveJob, *, dry_run: bool) -> GarbageReport:

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from dstl_service.change_sets import BatchSettings
-from dstl_service.garbage_collector import ORPHAN_AGE_MIN_MS
-from dstl_service.log_compaction import CompactionSettings
-from dstl_service.materialization_policy import MaterializationSettings
-from dstl_service.peer_registry import origin_of, parse_allowed
-from dstl_service.retention import RetentionSettings
-from dstl_service.tombstones import DELAY_S
-from dstl_service.uploads import slots_in_all
+from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS
+from dstl_service.collection.retention import RetentionSettings
+from dstl_service.collection.tombstones import DELAY_S
+from dstl_service.compaction.plan import CompactionSettings
+from dstl_service.intake.change_sets import BatchSettings
+from dstl_service.materialization.policy import MaterializationSettings
+from dstl_service.peers.registry import origin_of, parse_allowed
+from dstl_service.uploads.uploader import slots_in_all
 from dstl_service.wire import JSON_BYTES_MAX, URL_PATTERN
 from storage.errors import InvalidInputError
 from storage.model import validate_name

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from backend_client.service_client import ServiceClient
+from backend_client.service.client import ServiceClient
 from examples.flights import ENGINES, RouteFiles, open_backend, read_lines
 from examples.flights_answer import answer, differences
 from examples.flights_data import prepare, read_flights, read_weather

@@ -34,9 +34,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from backend_client import ChangelogStateBackend
-from backend_client.spark.checkpoint_log import CheckpointLog
-from backend_client.spark.driver import BatchRunner
-from backend_client.spark.plan import StatefulDataFrame
+from backend_client.spark.api.plan import StatefulDataFrame
+from backend_client.spark.driver.driver import BatchRunner
+from backend_client.spark.driver.spark_checkpoint import CheckpointLog
 from loadtest.report import Figure, Goal, is_strict, strict_exit_code, write_report_json
 
 KILLS = 20

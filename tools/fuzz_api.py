@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from backend_client.log_writer import LogTarget
-from backend_client.service_client import ServiceClient
+from backend_client.service.client import ServiceClient
+from backend_client.service.log_writer import LogTarget
 from dstl_service.wire import CompleteRequest
 from storage.checksum import checksum64
 from storage.model import KeyGroupRange

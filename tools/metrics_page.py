@@ -9,9 +9,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from dstl_service.download_cache import DownloadCache
-from dstl_service.materialization_metrics import MaterializationMetrics
-from dstl_service.metrics import ServiceMetrics
+from dstl_service.metrics.materialization import MaterializationMetrics
+from dstl_service.metrics.service import ServiceMetrics
+from dstl_service.restore.download_cache import DownloadCache
 from storage.clock import SystemClock, SystemIds
 from storage.memory_store import MemoryStore
 

@@ -1,5 +1,5 @@
 """
-The keys of a batch as bytes and back, all at once: the same bytes as `backend_client.codec.KeyCodec` makes of each.
+The keys of a batch as bytes and back, all at once: the same bytes as `KeyCodec` makes of each.
 
 No I/O.
 """
@@ -13,8 +13,8 @@ from typing import Any
 import msgpack
 import pyarrow as pa
 
-from backend_client.codec import KeyCodec
 from backend_client.columnar.packing import pack_rows
+from backend_client.state.codec import KeyCodec
 from storage.errors import CorruptDataError
 
 

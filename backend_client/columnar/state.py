@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from backend_client.columnar.packing import joined, of_equal_width
 from backend_client.columnar.values import Bools, Ints, StateColumns, split_heads
-from backend_client.keyed_state import table_key
+from backend_client.state.keyed_state import table_key
 from storage.change_set import ChangeColumns
 from storage.errors import CorruptDataError
 from storage.model import KeyGroupRange

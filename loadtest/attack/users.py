@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from backend_client.service_client import ServiceClient
-from backend_client.service_launcher import EmbeddedService
+from backend_client.service.client import ServiceClient
+from backend_client.service.launcher import EmbeddedService
 from loadtest.attack.case import Case
 from loadtest.attack.target import TOKEN, Attacked
 from loadtest.service_figures.load_job import LoadJob

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-from backend_client.log_writer import LogTarget
-from backend_client.service_client import ServiceClient
+from backend_client.service.client import ServiceClient
+from backend_client.service.log_writer import LogTarget
 from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OperatorInfo
 from loadtest.chaos.phases import Phases
 from loadtest.chaos.rewinding import Fate, Rewinding

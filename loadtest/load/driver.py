@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from gevent.queue import Queue
 
-from backend_client.coordinator import JobSession
-from backend_client.service_client import ServiceClient
+from backend_client.service.client import ServiceClient
+from backend_client.service.job_session import JobSession
 from backend_client.settings import BackendSettings
 from dstl_service.wire import OperatorInfo
 from loadtest.load.hosts import ATTEMPTS_PER_TASK, OPERATOR, Batch, Record, SimulatedHost, TaskResult, measured

@@ -16,8 +16,8 @@ import gevent
 from gevent.pool import Group
 from gevent.queue import Empty, Queue
 
-from backend_client.log_writer import LogTarget
-from backend_client.service_client import ServiceClient
+from backend_client.service.client import ServiceClient
+from backend_client.service.log_writer import LogTarget
 from dstl_service.wire import ChangeSetRef
 from loadtest.load.settings import LoadSettings
 from loadtest.load.workload import Changes, PlannedSet, SimulatedTable, TaskPlan, Workload, WrongDataError

@@ -13,8 +13,8 @@ import uuid
 from dataclasses import asdict
 from typing import Any
 
-from backend_client.log_writer import LogTarget
-from backend_client.service_client import ServiceClient
+from backend_client.service.client import ServiceClient
+from backend_client.service.log_writer import LogTarget
 from dstl_service.wire import CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
 from loadtest.report import Figure, Goal, percentile
 from loadtest.stack.s3_server import S3Server

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from backend_client.service_client import ServiceClient
+from backend_client.service.client import ServiceClient
 from loadtest.stack.programs import ServerProcess
 from loadtest.stack.s3_server import S3Server
 from loadtest.stack.service_process import ServiceProcess

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from dstl_service.job_store import JobStore
+from dstl_service.registry.job_store import JobStore
 from loadtest.chaos.jumping_clock import HOUR_MS, ClockOffset
 from storage.clock import SystemClock, SystemIds
 from storage.open import open_store

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from backend_client import ChangelogStateBackend
-from backend_client.coordinator import JobSession
+from backend_client.service.job_session import JobSession
 from tests.e2e.support import INPUT, OUTPUT, Totals
 
 PARTITIONS = 2

@@ -16,11 +16,11 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 from pyspark.sql.types import DoubleType, LongType, StructType
 
-from backend_client.codec import ValueCodec
-from backend_client.snapshot import IncomingSnapshot
-from dstl_service.job_store import JobStore
-from dstl_service.restore import plan_restore, read_plan, read_snapshots
-from dstl_service.segment_cache import SegmentCache
+from backend_client.state.codec import ValueCodec
+from backend_client.table.snapshot import IncomingSnapshot
+from dstl_service.registry.job_store import JobStore
+from dstl_service.restore.plan import plan_restore, read_plan, read_snapshots
+from dstl_service.restore.segment_cache import SegmentCache
 from storage.change_set import decode_change_set
 from storage.clock import SystemClock, SystemIds
 from storage.key_group_sets import KeyGroups

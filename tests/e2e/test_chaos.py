@@ -25,10 +25,10 @@ from pathlib import Path
 
 import pytest
 
-from dstl_service.garbage_collector import collect_garbage
-from dstl_service.job_store import JobStore
-from dstl_service.retention import object_keys
-from dstl_service.under_way import uid_in_key
+from dstl_service.collection.garbage_collector import collect_garbage
+from dstl_service.collection.retention import object_keys
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.under_way import uid_in_key
 from loadtest.chaos.jumping_clock import ClockOffset
 from loadtest.report import Figure, Goal, write_report_json
 from storage.clock import SystemClock, SystemIds

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from backend_client.service_client import ServiceClient
+from backend_client.service.client import ServiceClient
 from storage.open import open_store
 from tests.e2e.support import expected_output, expected_state, random_input, stored_totals, write_input
 from tests.stack.servers import free_port

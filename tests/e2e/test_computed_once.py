@@ -16,8 +16,8 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import LongType, StructType
 
 from backend_client import ChangelogStateBackend
-from backend_client.codec import ValueCodec
-from backend_client.spark.task import MARKER_COLUMN, Receipt
+from backend_client.spark.task.task import MARKER_COLUMN, Receipt
+from backend_client.state.codec import ValueCodec
 from tests.e2e.support import random_input, read_input, run_to_end, stored_state, write_input
 
 pytestmark = pytest.mark.e2e
@@ -99,7 +99,7 @@ def test_lost_block_repeats_the_batch(spark: SparkSession, make_backend: Backend
 
 def test_rows_of_another_attempt_are_refused_behind_any_filter(spark: SparkSession) -> None:
     """Rows of a second attempt are an error even for a limit or a filter that would drop the markers (I18)."""
-    from backend_client.spark import driver
+    from backend_client.spark.driver import driver
 
     receipt = Receipt("dice-0", 0, attempt=7, rows=2, keys=2, changes=2, refs=[])
     rows = [(None, None, "{attempt}"), ("a", 1, None), ("b", 2, None), (None, None, "{attempt} receipt")]
@@ -126,7 +126,7 @@ def test_clearing_the_cache_costs_nothing(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Spark's cache is the user's: who clears it, between reads or between operators, reads the same rows (I18)."""
-    from backend_client.spark import driver
+    from backend_client.spark.driver import driver
 
     write_input(tmp_path / "in", FILES)
     backend, seen = make_backend(batch_tries_max=1), []
@@ -160,7 +160,7 @@ def test_lost_block_between_operators(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block of the first operator that is lost before the second has read it makes the batch run again (I18)."""
-    from backend_client.spark import driver
+    from backend_client.spark.driver import driver
 
     write_input(tmp_path / "in", FILES)
     backend, lost = make_backend(), []

@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
 from backend_client import ChangelogStateBackend
-from backend_client.coordinator import JobSession, connect
-from backend_client.spark import start_checks
-from backend_client.spark.plan import StatefulDataFrame
+from backend_client.service.job_session import JobSession, connect
+from backend_client.spark.api.plan import StatefulDataFrame
+from backend_client.spark.driver import start_checks
 from dstl_service.cli import main
 from dstl_service.wire import OperatorInfo
 from storage.errors import ConflictError, DstlError, InvalidInputError
@@ -129,7 +129,7 @@ def test_spark_checkpoint_one_batch_behind(
             path.unlink()
     write_input(tmp_path / "in", [FILES[0], FILES[1] + FILES[2]])
     if found == "in the batch":  # lost behind the check
-        monkeypatch.setattr("backend_client.spark.driver.check_start", _unchecked)
+        monkeypatch.setattr("backend_client.spark.driver.driver.check_start", _unchecked)
 
     with pytest.raises((ConflictError, StreamingQueryException), match=r"dstl rewind .* --checkpoint 0 --write job"):
         run_to_end(totals(make_backend(), stream).writeStream, location, Collected())

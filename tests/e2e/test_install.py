@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
 
 from backend_client import ChangelogStateBackend
-from backend_client.spark.plan import StatefulDataFrame
+from backend_client.spark.api.plan import StatefulDataFrame
 from storage.errors import InvalidInputError
 from tests.e2e.support import INPUT, OUTPUT, Collected, Totals, random_input, read_input, write_input
 

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 
 from backend_client import ChangelogStateBackend
-from backend_client.spark.plan import StatefulDataFrame
+from backend_client.spark.api.plan import StatefulDataFrame
 from storage.open import open_store
 from tests.e2e.support import (
     INPUT,

@@ -22,7 +22,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from backend_client import ChangelogStateBackend
 from backend_client.columnar import Aggregate, Count, Deduplicate, tumbling
 from dstl_service.cli import main
-from dstl_service.job_store import JobStore
+from dstl_service.registry.job_store import JobStore
 from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
 from tests.e2e.differential.history import SCHEMA, START_S, Event, Feed, History, Run
@@ -133,7 +133,9 @@ def test_nothing_due_costs_nothing(
 ) -> None:
     """Where the watermark passes no timer, there is no second pass."""
     passes: list[Any] = []
-    monkeypatch.setattr("backend_client.spark.driver.BatchRunner._second_pass", lambda *given: passes.append(given))
+    monkeypatch.setattr(
+        "backend_client.spark.driver.driver.BatchRunner._second_pass", lambda *given: passes.append(given)
+    )
     backend = make_backend()
     rows.put(5)
     rows.put(5)

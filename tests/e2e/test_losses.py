@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from backend_client import ChangelogStateBackend
-from dstl_service.fsck import check_job
-from dstl_service.rebuild import rebuild_registry
+from dstl_service.repair.fsck import check_job
+from dstl_service.repair.rebuild import rebuild_registry
 from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
 from tests.e2e.support import (

@@ -21,8 +21,8 @@ from backend_client import ChangelogStateBackend
 from backend_client.batch_time import TimeMode
 from backend_client.columnar import Aggregate, Count, Sum
 from backend_client.key_groups import order_expression
-from backend_client.spark.late_rows import DELAY_KEY, EventTimes
-from backend_client.spark.plan import Operator
+from backend_client.spark.api.plan import Operator
+from backend_client.spark.task.late_rows import DELAY_KEY, EventTimes
 from loadtest.bench.processors import PandasTotals, Totals
 from tests.e2e.support import Collected, run_to_end
 

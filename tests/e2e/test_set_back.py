@@ -18,7 +18,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from backend_client import ChangelogStateBackend
 from dstl_service.cli import main
-from dstl_service.job_store import JobStore
+from dstl_service.registry.job_store import JobStore
 from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
 from tests.e2e.support import Collected, read_input, run_to_end, write_input

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from backend_client import ChangelogStateBackend
-from backend_client.spark.pinning import Anchors
+from backend_client.spark.driver.pinning import Anchors
 from tests.e2e.support import OUTPUT, Totals, expected_output, random_input, read_input, write_input
 from tests.waiting import wait_until
 

@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backend_client import ChangelogStateBackend
-from backend_client.coordinator import JobSession
-from backend_client.spark.plan import StatefulDataFrame
+from backend_client.service.job_session import JobSession
+from backend_client.spark.api.plan import StatefulDataFrame
 from storage.errors import InvalidInputError, LostChangesError
 from tests.e2e.support import OUTPUT, Collected, Totals, expected_output, random_input, read_input, write_input
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import LongType, StructType
 
-from backend_client.codec import ValueCodec
+from backend_client.state.codec import ValueCodec
 from storage.open import open_store
 from tests.e2e.support import stored_state
 from tests.waiting import wait_until

@@ -17,7 +17,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import LongType, StringType, StructType
 
 from backend_client import ChangelogStateBackend
-from backend_client.ddl import parse_schema
+from backend_client.state.ddl import parse_schema
 from storage.errors import InvalidInputError
 from tests.e2e.support import Collected, read_input, run_to_end, write_input
 

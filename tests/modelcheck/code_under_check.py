@@ -17,19 +17,19 @@ from functools import lru_cache
 from typing import Any, TypeVar
 from unittest import mock
 
-from dstl_service.job_store import JobStore
-from dstl_service.log_compaction import CompactionSettings
-from dstl_service.manifest import Manifest, decode_manifest
-from dstl_service.peers import PeerClient
-from dstl_service.restore import plan_restore, read_plan, read_snapshots
-from dstl_service.retention import RetentionSettings
-from dstl_service.rewind import rewind
-from dstl_service.segment_cache import SegmentCache
+from dstl_service.checkpoints.rewind import rewind
+from dstl_service.collection.retention import RetentionSettings
+from dstl_service.collection.tombstones import Deletions, Tombstone
+from dstl_service.compaction.plan import CompactionSettings
+from dstl_service.materialization.snapshot_folder import FoundFile
+from dstl_service.peers.client import PeerClient
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.manifest import Manifest, decode_manifest
+from dstl_service.registry.under_way import uid_in_key
+from dstl_service.restore.plan import plan_restore, read_plan, read_snapshots
+from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.service import ChangelogService
 from dstl_service.settings import GcSettings, ServiceSettings
-from dstl_service.snapshot_folder import FoundFile
-from dstl_service.tombstones import Deletions, Tombstone
-from dstl_service.under_way import uid_in_key
 from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
 from storage.change_set import decode_change_set, encode_change_set
 from storage.model import ChangeSetId, KeyGroupRange, Segment, Writer
@@ -44,7 +44,7 @@ GROUPS = KeyGroupRange(0, 127)
 COMPLETE_EVERY = 3
 COLLECTIONS_LAST = 2
 """After so many collections of a world that is at rest nothing is left that nobody names."""
-MANIFESTS_READ_IN = "dstl_service.manifest_log"
+MANIFESTS_READ_IN = "dstl_service.registry.manifest_log"
 _NO_PEERS = PeerClient(lambda: None, 1)
 _T = TypeVar("_T")
 
@@ -146,7 +146,7 @@ class Process:
     def _take(self, version: CheckpointRef) -> None:
         path = f"/{version.to_text()}"
         folder = _Folder(path, self.world.oracle.contents(self.world.oracle.manifest(version)))
-        with mock.patch("dstl_service.materializer.SnapshotFolder.open", return_value=folder):
+        with mock.patch("dstl_service.materialization.materializer.SnapshotFolder.open", return_value=folder):
             self._do(self.service.take_snapshot(JOB, OPERATOR, GROUPS, version, path))
 
     # --- Others ------------------------------------------------------------------------------------------------------
@@ -312,11 +312,11 @@ def made_small() -> Iterator[None]:
     is counted or is logged.
     """
     with (
-        mock.patch("dstl_service.manifest.COMPLETE_EVERY", COMPLETE_EVERY),
+        mock.patch("dstl_service.registry.manifest.COMPLETE_EVERY", COMPLETE_EVERY),
         mock.patch(f"{MANIFESTS_READ_IN}.decode_manifest", _decoded_manifest),
         mock.patch.multiple("dstl_service.service", ServiceMetrics=_NoMetrics, ThreadPerCall=_Inline),
-        mock.patch("dstl_service.job_threads.ThreadPoolExecutor", _Inline),
-        mock.patch("dstl_service.materializer.MaterializationMetrics", _NoMetrics),
+        mock.patch("dstl_service.process.job_threads.ThreadPoolExecutor", _Inline),
+        mock.patch("dstl_service.materialization.materializer.MaterializationMetrics", _NoMetrics),
         mock.patch.object(logging.getLogger("dstl_service"), "disabled", new=True),
     ):
         yield

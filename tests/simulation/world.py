@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from dstl_service.change_sets import BatchSettings
-from dstl_service.log_compaction import CompactionSettings
-from dstl_service.notes import read_note
-from dstl_service.peers import PeerClient
-from dstl_service.retention import RetentionSettings
+from dstl_service.checkpoints.records import read_note
+from dstl_service.collection.retention import RetentionSettings
+from dstl_service.compaction.plan import CompactionSettings
+from dstl_service.intake.change_sets import BatchSettings
+from dstl_service.peers.client import PeerClient
 from dstl_service.service import ChangelogService
 from dstl_service.settings import GcSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CheckpointRef

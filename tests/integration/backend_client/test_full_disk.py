@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from backend_client.local_disk import LocalDiskError
-from backend_client.restore import advance_to_base
-from backend_client.spare_table import SpareTable, open_advanced
-from backend_client.state_table import StateTable
+from backend_client.service.restore import advance_to_base
+from backend_client.table.local_disk import LocalDiskError
+from backend_client.table.memory_table import SpareTable, open_advanced
+from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
 from storage.model import KeyGroupRange

@@ -20,7 +20,7 @@ import pytest
 
 from backend_client.settings import BackendSettings
 from dstl_service import cli
-from dstl_service.change_sets import BatchSettings
+from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.settings import CacheSettings, UploadSettings
 from examples import cluster_totals
 from loadtest.stack.spark_cluster import master_command, worker_command

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from backend_client.service_client import ServiceClient
-from dstl_service.peers import PeerClient
+from backend_client.service.client import ServiceClient
+from dstl_service.peers.client import PeerClient
 from dstl_service.wire import ChangeSetRef
 from storage.errors import DstlError, InvalidInputError, LostChangesError, UnauthorizedError, UnavailableError
 from tests.waiting import wait_until
@@ -225,7 +225,7 @@ class TestTls:
         self, tls: tuple[list[str], str], folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A coordinator reaches the service of another host by the same authority, and only by it."""
-        monkeypatch.setattr("dstl_service.peers.CONNECT_TIMEOUT_S", 60.0)  # the service has only begun to listen
+        monkeypatch.setattr("dstl_service.peers.client.CONNECT_TIMEOUT_S", 60.0)  # the service has only begun to listen
         arguments, ca_file = tls
         ref = ChangeSetRef("op", 0, 1, 1, 0, 0, 1, "gone")
         with running(folder, *arguments, DSTL_TOKEN="secret") as process:

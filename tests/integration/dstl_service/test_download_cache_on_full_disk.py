@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dstl_service.download_cache import DownloadCache
+from dstl_service.restore.download_cache import DownloadCache
 from storage.clock import SystemClock, SystemIds
 from storage.memory_store import MemoryStore
 from storage.testing import RecordingStore

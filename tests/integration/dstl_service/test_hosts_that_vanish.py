@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from backend_client.log_writer import LogTarget, LogWriter
-from backend_client.service_client import ServiceClient
-from dstl_service.peers import PeerClient
+from backend_client.service.client import ServiceClient
+from backend_client.service.log_writer import LogTarget, LogWriter
+from dstl_service.peers.client import PeerClient
 from dstl_service.wire import ChangeSetRef
 from storage.errors import LostChangesError
 from storage.model import KeyGroupRange

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from backend_client.log_writer import LogTarget
-from backend_client.service_client import ServiceClient
+from backend_client.service.client import ServiceClient
+from backend_client.service.log_writer import LogTarget
 from dstl_service.wire import ChangeSetRef, CheckpointRef
 from storage.checksum import checksum64
 from storage.errors import LostChangesError, UnavailableError

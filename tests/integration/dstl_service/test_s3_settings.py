@@ -17,8 +17,8 @@ from pathlib import Path
 import boto3
 import pytest
 
-from backend_client.coordinator import connect, embedded_service
-from backend_client.log_writer import LogTarget
+from backend_client.service.job_session import connect, embedded_service
+from backend_client.service.log_writer import LogTarget
 from backend_client.settings import BackendSettings
 from storage.checksum import checksum64
 from storage.errors import UnavailableError
@@ -109,7 +109,7 @@ def test_missing_credentials_are_said(folder: Path, monkeypatch: pytest.MonkeyPa
     """A profile without credentials stops the first request with a message that says so."""
     (folder / "credentials").write_text("[streaming]\n", encoding="utf-8")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr("backend_client.service_client._LAST_TRY_S", 60.0)  # the first answer is the one that counts
+    monkeypatch.setattr("backend_client.service.client._LAST_TRY_S", 60.0)  # the first answer is the one that counts
     settings = BackendSettings(
         "s3://bucket/none", "job", local_dir=str(folder), sidecar_config_file=f"{folder}/dstl.toml", patience_s=1
     )

@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from backend_client.log_writer import LogTarget
-from backend_client.service_client import ServiceClient
+from backend_client.service.client import ServiceClient
+from backend_client.service.log_writer import LogTarget
 from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef
 from loadtest.stack.s3_server import S3Server
 from loadtest.stack.service_process import ServiceProcess
@@ -270,7 +270,7 @@ def test_open_restore_does_not_delay_stop(folder: str) -> None:
 
 def test_stop_under_load_keeps_what_it_received(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every set that was answered before or during a stop is durable after it, although nobody asked for it (I7)."""
-    monkeypatch.setattr("backend_client.service_client._LAST_TRY_S", 60.0)  # a slow answer is none of the stop's
+    monkeypatch.setattr("backend_client.service.client._LAST_TRY_S", 60.0)  # a slow answer is none of the stop's
     with driver_of(folder, **PATIENT) as driver:
         received: list[ChangeSetRef] = []
         ended = threading.Event()

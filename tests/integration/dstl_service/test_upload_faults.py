@@ -245,7 +245,7 @@ class TestAnswers:
         self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """An error that a repetition cannot heal ends an upload after one attempt; the sets are kept all the same."""
-        monkeypatch.setattr("backend_client.service_client._LAST_TRY_S", 60.0)
+        monkeypatch.setattr("backend_client.service.client._LAST_TRY_S", 60.0)
         job = open_job(serve(fault_proxy.endpoint_url, **PATIENT))
         payloads, refs = append_some(job)
         fault_proxy.set_rules(Rule("refuse", path=SEGMENTS, status=400, times=1))
@@ -269,7 +269,7 @@ class TestMachines:
                 payloads, refs = append_some(job, MIB, 3)
                 filler.write_bytes(b"x" * 6 * MIB)
                 with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="space"):
-                    patch.setattr("backend_client.service_client._LAST_TRY_S", 60.0)
+                    patch.setattr("backend_client.service.client._LAST_TRY_S", 60.0)
                     patch.setattr(job.client, "_patience_s", 0.0)
                     job.complete(0, None, refs)
                 objects = list((disk / "storage" / "job" / "segments").rglob("*.seg"))

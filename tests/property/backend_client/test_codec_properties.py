@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend_client.codec import KeyCodec, ValueCodec
+from backend_client.state.codec import KeyCodec, ValueCodec
 from storage.errors import CorruptDataError, InvalidInputError
 from tests.unit.backend_client.schemas import array, mapping, struct
 

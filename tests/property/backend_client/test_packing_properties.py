@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from backend_client.codec import KeyCodec
 from backend_client.columnar.packing import joined, of_equal_width, pack_integers, pack_rows
+from backend_client.state.codec import KeyCodec
 
 EDGES = [
     edge + by for power in (5, 7, 8, 15, 16, 31, 32, 63) for edge in (1 << power, -(1 << power)) for by in (-1, 0, 1)

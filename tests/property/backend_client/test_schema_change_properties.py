@@ -14,8 +14,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend_client.codec import ValueCodec
-from backend_client.declared_states import merge_states
+from backend_client.state.codec import ValueCodec
+from backend_client.state.declared_states import merge_states
 from dstl_service.wire import StateInfo
 from tests.unit.backend_client.schemas import array, mapping
 

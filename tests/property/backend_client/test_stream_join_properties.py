@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StringType, StructType
 
 from backend_client.batch_time import BatchTime, TimeMode
-from backend_client.declared_states import merge_states
-from backend_client.keyed_state import KeyedState
-from backend_client.spark.processor import declare_states
-from backend_client.spark.row_calls import RowCalls, Timing
-from backend_client.spark.rows import KeyRows
-from backend_client.spark.stream_join import HOW, JoinInput, StreamJoin
-from backend_client.state_table import StateTable
+from backend_client.spark.api.stream_join import HOW, JoinInput, StreamJoin
+from backend_client.spark.task.row_calls import RowCalls, Timing
+from backend_client.spark.task.rows import KeyRows
+from backend_client.spark.task.state_handle import declare_states
+from backend_client.state.declared_states import merge_states
+from backend_client.state.keyed_state import KeyedState
+from backend_client.table.state_table import StateTable
 from storage.model import KeyGroupRange
 
 GROUPS = KeyGroupRange(2, 5)

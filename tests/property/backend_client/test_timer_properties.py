@@ -19,10 +19,10 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StringType, StructType
 
 from backend_client.batch_time import BatchTime, TimeMode
-from backend_client.keyed_state import KeyedState
-from backend_client.spark.row_calls import RowCalls, Timing
-from backend_client.spark.rows import KeyRows
-from backend_client.state_table import StateTable
+from backend_client.spark.task.row_calls import RowCalls, Timing
+from backend_client.spark.task.rows import KeyRows
+from backend_client.state.keyed_state import KeyedState
+from backend_client.table.state_table import StateTable
 from storage.model import KeyGroupRange
 
 KEYS = "abcdef"

@@ -13,16 +13,16 @@ from dataclasses import replace
 
 import pytest
 
-from dstl_service.compactor import Compactor
-from dstl_service.log_compaction import (
+from dstl_service.compaction.compactor import Compactor
+from dstl_service.compaction.plan import (
     CompactionSettings,
     Replacement,
     apply,
     choose_compactions,
     log_size,
 )
-from dstl_service.manifest import StateView
-from dstl_service.segment_cache import SegmentCache
+from dstl_service.registry.manifest import StateView
+from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.wire import OperatorInfo
 from storage.change_set import decode_change_set, encode_change_set
 from storage.key_group_sets import KeyGroups, without_all

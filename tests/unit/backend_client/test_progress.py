@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from backend_client.coordinator import figures_of
 from backend_client.progress import BatchProgress
 from backend_client.progress_line import ProgressLine
+from backend_client.service.job_session import figures_of
 from storage.errors import InvalidInputError
 
 PROGRESS = BatchProgress(

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from dstl_service.app import create_app
-from dstl_service.change_sets import BatchSettings
+from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.settings import ServiceSettings, UploadSettings
 from dstl_service.wire import decode_frames
 from storage.checksum import checksum64

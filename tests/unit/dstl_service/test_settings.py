@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dstl_service.change_sets import BatchSettings
+from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.settings import (
     CacheSettings,
     GcSettings,

@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from backend_client.columnar import Aggregate, ColumnarProcessor, Count, KeyBatch, KeyResults, Sum, chunks, tumbling
 from backend_client.columnar.keys import KeyColumns
-from backend_client.declared_states import merge_states
+from backend_client.state.declared_states import merge_states
 from storage.errors import InvalidInputError
 from tests.unit.backend_client.columnar.columnar_task import Task
 

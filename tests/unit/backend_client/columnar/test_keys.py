@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from backend_client.codec import KeyCodec
 from backend_client.columnar.keys import KeyColumns
+from backend_client.state.codec import KeyCodec
 from storage.errors import CorruptDataError
 
 COLUMNS = {

@@ -1,0 +1,222 @@
+"""
+The driver's side of checkpoints: takes the job over, and begins, completes or aborts checkpoints.
+
+Talks to the coordinator, which is the service on the driver's host. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import stat
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields, replace
+from functools import cache, partial
+from typing import Any
+
+from backend_client.progress import BatchProgress
+from backend_client.service.client import ServiceClient
+from backend_client.service.launcher import EmbeddedService
+from backend_client.settings import BackendSettings
+from dstl_service.wire import (
+    BatchFigures,
+    ChangeSetRef,
+    CheckpointInfo,
+    CheckpointRef,
+    CompleteRequest,
+    CompleteResponse,
+    JobInfo,
+    OpenedJob,
+    OpenJob,
+    OperatorInfo,
+    StateInfo,
+    parse_tokens,
+)
+from storage.errors import DstlError, InvalidInputError, NotFoundError
+
+logger = logging.getLogger("backend_client")
+
+
+def connect(settings: BackendSettings, patience_s: float | None = None) -> ServiceClient:
+    """Return a client of this host's service; one that may start it, if it is an embedded one."""
+    patience_s = settings.patience_s if patience_s is None else patience_s
+    token = partial(_token, settings)
+    address = settings.host_service
+    if address is not None:
+        return ServiceClient(
+            address,
+            token,
+            patience_s,
+            ca_file=settings.host_ca_file,
+            trust=settings.host_trust,
+            certificate=settings.host_certificate,
+        )
+    embedded = embedded_service(settings)
+    embedded = replace(embedded, answer_timeout_s=max(1.0, min(embedded.answer_timeout_s, patience_s / 2)))
+    ensure: Callable[[], None] = embedded.ensure
+    embedded.check_folder()  # whoever made it first could be the one who answers there
+    return ServiceClient(embedded.address, token, patience_s, ensure, trust=settings.host_trust)
+
+
+def embedded_service(settings: BackendSettings) -> EmbeddedService:
+    """Return where this host's embedded sidecar for the settings' storage lives."""
+    return EmbeddedService(
+        settings.storage,
+        settings.host_folder,
+        settings.sidecar_idle_exit_s,
+        settings.sidecar_config_file,
+        settings.host_trust,
+    )
+
+
+class JobSession:
+    """One driver's ownership of a job."""
+
+    def __init__(self, client: ServiceClient, settings: BackendSettings, opened: OpenedJob) -> None:
+        self._client = client
+        self._settings = settings
+        self._path = f"/v1/jobs/{settings.job}"
+        self.job_uid = opened.job_uid
+        self.epoch = opened.epoch
+        self.max_parallelism = opened.max_parallelism
+        self.latest: CheckpointInfo | None = opened.latest
+
+    @classmethod
+    def look(cls, client: ServiceClient, settings: BackendSettings) -> JobInfo | None:
+        """Return what is stored of the job without taking it over, None if there is none yet."""
+        try:
+            answer = client.get(f"/v1/jobs/{settings.job}")
+        except NotFoundError:
+            return None
+        return JobInfo(**_with_latest(answer))
+
+    @classmethod
+    def open(cls, client: ServiceClient, settings: BackendSettings) -> JobSession:
+        """
+        Take the job over; every older driver of it is fenced.
+
+        Raises:
+            DstlError: The storage cannot be written, or `max_parallelism` is not the job's.
+        """
+        owner = f"{platform.node()}:{os.getpid()}"
+        request = OpenJob(owner, settings.max_parallelism)
+        answer = client.post(f"/v1/jobs/{settings.job}/epochs", asdict(request))
+        return cls(client, settings, OpenedJob(**_with_latest(answer)))
+
+    @property
+    def base(self) -> CheckpointRef | None:
+        """The checkpoint on which the next batch builds."""
+        return self.latest.ref if self.latest else None
+
+    def begin(self, checkpoint_id: int) -> str:
+        """
+        Start a checkpoint; return the id of the coordinator's process, which is new with every start of it.
+
+        Raises:
+            FencedError: Another driver took the job over.
+        """
+        answer = self._client.post(f"{self._path}/checkpoints/{checkpoint_id}/begin", {"epoch": self.epoch})
+        return str(answer["service_id"])
+
+    def plan(
+        self,
+        refs: list[ChangeSetRef],
+        operators: list[OperatorInfo],
+        query_id: str,
+        offsets: str,
+        materializations: Sequence[dict[str, Any]] = (),
+        closed_ms: int | None = None,
+    ) -> CompleteRequest:
+        """Say what the next checkpoint consists of: on the base, these sets; for `flush`, then `complete`."""
+        taken = list(materializations)
+        return CompleteRequest(
+            self.epoch, uuid.uuid4().hex, self.base, refs, operators, query_id, offsets, taken, closed_ms
+        )
+
+    def flush(self, checkpoint_id: int, plan: CompleteRequest) -> None:
+        """Start the upload of the checkpoint's sets without waiting for it."""
+        self._client.post(f"{self._path}/checkpoints/{checkpoint_id}/flush", asdict(plan))
+
+    def complete(self, checkpoint_id: int, plan: CompleteRequest) -> CompleteResponse:
+        """
+        Make the checkpoint exist, waiting for a slow store up to the checkpoint's timeout.
+
+        Raises:
+            FencedError: Another driver took the job over; this one must stop.
+            LostChangesError: A sidecar died with a set that was not durable; execute the batch again.
+        """
+        answer = self._client.post(
+            f"{self._path}/checkpoints/{checkpoint_id}/complete",
+            asdict(plan),
+            patience_s=self._settings.checkpoint_timeout_s,
+        )
+        response = CompleteResponse(**{**answer, "ref": CheckpointRef(**answer["ref"])})
+        self.latest = CheckpointInfo(
+            ref=response.ref,
+            base=plan.base,
+            epoch=self.epoch,
+            created_ms=0,
+            query_id=plan.query_id,
+            offsets=plan.offsets,
+            operators=plan.operators,
+            segments=len(plan.refs),
+            segment_bytes=sum(ref.size_bytes for ref in plan.refs),
+            closed_ms=plan.closed_ms,
+        )
+        return response
+
+    def tell(self, progress: BatchProgress) -> None:
+        """Tell the coordinator of a finished batch, for its metrics; a batch does not fail for them."""
+        try:
+            self._client.post(f"{self._path}/batches", asdict(figures_of(progress)), patience_s=0.0)
+        except DstlError as error:
+            logger.warning("the figures of batch %d were not counted: %s", progress.batch_id, error)
+
+    def abort(self, checkpoint_id: int) -> None:
+        """Give the checkpoint up."""
+        self._client.post(f"{self._path}/checkpoints/{checkpoint_id}/abort", {"epoch": self.epoch})
+
+
+def figures_of(progress: BatchProgress) -> BatchFigures:
+    """Return what the coordinator is told of a batch: whole numbers."""
+    return BatchFigures(**{field.name: round(getattr(progress, field.name)) for field in fields(BatchFigures)})
+
+
+def _token(settings: BackendSettings) -> str | None:
+    path = settings.token_file or os.environ.get("DSTL_TOKEN_FILE")
+    if not path:
+        return os.environ.get("DSTL_TOKEN") or None
+    try:
+        with open(path, encoding="utf-8") as file:
+            _warn_if_readable(path, os.fstat(file.fileno()).st_mode)
+            return parse_tokens(file.read())[0]
+    except OSError as error:
+        raise InvalidInputError(f"token_file {path} cannot be read: {error.strerror}") from error
+
+
+@cache
+def _warn_if_readable(path: str, mode: int) -> None:
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        logger.warning("token_file %s can be read by other users: chmod 600 keeps them out", path)
+
+
+def _with_latest(answer: dict[str, Any]) -> dict[str, Any]:
+    latest = answer["latest"]
+    return {**answer, "latest": _checkpoint(latest) if latest else None}
+
+
+def _checkpoint(data: dict[str, Any]) -> CheckpointInfo:
+    return CheckpointInfo(
+        **{
+            **data,
+            "ref": CheckpointRef(**data["ref"]),
+            "base": CheckpointRef(**data["base"]) if data["base"] else None,
+            "rewound_from": CheckpointRef(**data["rewound_from"]) if data.get("rewound_from") else None,
+            "operators": [
+                OperatorInfo(**{**item, "states": {name: StateInfo(**state) for name, state in item["states"].items()}})
+                for item in data["operators"]
+            ],
+        }
+    )

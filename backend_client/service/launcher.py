@@ -1,0 +1,223 @@
+"""
+Starts the embedded sidecar: one per host, user and storage, by whoever needs it first.
+
+A lock file decides who starts it; the others wait until it answers. The process outlives its starter (its session is
+its own), and goes away after a time without requests. Its log and its process id lie beside its socket.
+
+Nobody else looks after it, so one that hangs is ended here: it takes connections and answers none of them, and without
+this every query of the host would fail until a person came. What it held is lost as by a crash, and sent again.
+"""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from backend_client.service.client import check_listener
+from storage.errors import InvalidInputError, UnavailableError
+from storage.private_folder import OWN, Trust, check_folder, make_folder, open_lock
+from storage.unix_peer import peer_pid
+
+_START_TIMEOUT_S = 30.0
+_SOCKET_PATH_MAX = 100  # the kernel's limit is 107 bytes
+_END_TIMEOUT_S = 10.0
+_QUICK_ANSWER_S = 1.0
+_HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+
+
+class _Found(enum.Enum):
+    """What is at the sidecar's socket."""
+
+    NOBODY = enum.auto()
+    HUNG = enum.auto()
+    """A process that takes connections and answers none of them."""
+    WELL = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedService:
+    """
+    Where the sidecar of one storage lives on this host, and how to start it.
+
+    Args:
+        storage: URL of the object store.
+        folder: Holds its socket, log, lock and process id.
+        idle_exit_s: After how long without a request it stops; 0: never.
+        config_file: Its configuration, if any.
+        trust: Whose processes may listen on its socket.
+        answer_timeout_s: One that does not tell its health for so long hangs.
+    """
+
+    storage: str
+    folder: str
+    idle_exit_s: int
+    config_file: str | None = None
+    trust: Trust = OWN
+    answer_timeout_s: float = 15.0
+
+    @property
+    def socket_path(self) -> str:
+        """The Unix socket on which it listens."""
+        return str(self._path("sock"))
+
+    @property
+    def log_path(self) -> str:
+        """Its log."""
+        return str(self._path("log"))
+
+    @property
+    def pid_path(self) -> str:
+        """A file with its process id."""
+        return str(self._path("pid"))
+
+    @property
+    def address(self) -> str:
+        """Its address for a `ServiceClient`."""
+        return f"unix://{self.socket_path}"
+
+    def ensure(self) -> None:
+        """
+        Start the sidecar unless one answers; end one that hangs before.
+
+        Raises:
+            UnavailableError: It does not come up; the message has the end of its log. Or it hangs and cannot be ended.
+            InvalidInputError: The folder cannot hold its socket, or another user may decide what is in it.
+        """
+        self._prepare_folder()
+        if self._probe(_QUICK_ANSWER_S) is _Found.WELL:
+            return
+        lock = open_lock(self._path("lock"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = self._probe(self.answer_timeout_s)
+            if found is _Found.HUNG:
+                self._end()
+            if found is not _Found.WELL:
+                self._start()
+        finally:
+            os.close(lock)
+
+    def check_folder(self) -> None:
+        """
+        Return if nobody else decides what the folder holds.
+
+        Raises:
+            UntrustedFolderError: Another user may.
+        """
+        check_folder(self.folder, self.trust)
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "dstl_service", "serve", "--storage", self.storage]
+        command += ["--socket", self.socket_path, "--idle-exit-s", str(self.idle_exit_s)]
+        command += ["--log-file", self.log_path]  # it opens it itself, for it begins it anew when it is full
+        command += ["--config", self.config_file] if self.config_file else []
+        uids = ",".join(str(uid) for uid in sorted(self.trust.uids))
+        command += ["--set", f"trusted_uids={uids}", "--set", f"trusted_dir={self.trust.folder}"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        # A shell that ends at once starts it, so that it is nobody's child: it stays when its starter goes, and leaves
+        # no zombie when it is killed.
+        with open(self._path("log"), "ab") as log:
+            shell = subprocess.run(
+                ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                cwd="/",
+                start_new_session=True,
+                check=True,
+            )
+        pid = int(shell.stdout)
+        self._path("pid").write_text(f"{pid}\n", encoding="utf-8")
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not self._answers():
+            if not _runs(pid) or time.monotonic() > deadline:
+                tail = self._path("log").read_text(encoding="utf-8", errors="replace")[-2000:]
+                raise UnavailableError(f"the sidecar for {self.storage} did not start; its log ends: {tail}")
+            time.sleep(0.02)
+
+    def _end(self) -> None:
+        """Kill the sidecar that hangs, unless what listens is not the process that was started here."""
+        recorded = self._recorded_pid()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_QUICK_ANSWER_S)
+            with suppress(OSError):  # it has ended meanwhile, or its queue of connections is full
+                connection.connect(self.socket_path)
+            with suppress(OSError):
+                if peer_pid(connection.fileno()) not in (None, 0, recorded):
+                    recorded = None
+        if recorded is None or not _is_sidecar(recorded):
+            raise UnavailableError(
+                f"what listens on {self.socket_path} does not answer, and is not the sidecar that was started here "
+                f"(see {self.pid_path}): end it by hand"
+            )
+        with suppress(ProcessLookupError):
+            os.kill(recorded, signal.SIGKILL)
+        deadline = time.monotonic() + _END_TIMEOUT_S
+        while _runs(recorded):
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"the sidecar hangs, and process {recorded} cannot be killed: see its state")
+            time.sleep(0.02)
+
+    def _recorded_pid(self) -> int | None:
+        try:
+            return int(self._path("pid").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def _answers(self) -> bool:
+        return self._probe(_QUICK_ANSWER_S) is _Found.WELL
+
+    def _probe(self, timeout_s: float) -> _Found:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(timeout_s)
+            try:
+                probe.connect(self.socket_path)
+                check_listener(probe, self.socket_path, self.trust)
+                probe.sendall(_HEALTH)
+                return _Found.WELL if probe.recv(1) else _Found.NOBODY
+            except (TimeoutError, BlockingIOError):
+                return _Found.HUNG
+            except OSError:
+                return _Found.NOBODY
+
+    def _prepare_folder(self) -> None:
+        if len(self.socket_path.encode()) > _SOCKET_PATH_MAX:
+            raise InvalidInputError(
+                f"local_dir {self.folder} is too long for a Unix socket "
+                f"({_SOCKET_PATH_MAX} bytes with the file's name); set local_dir to a shorter path"
+            )
+        try:
+            make_folder(self.folder, self.trust)
+        except OSError as error:
+            raise UnavailableError(f"local_dir {self.folder} cannot be created: {error.strerror}") from error
+
+    def _path(self, suffix: str) -> Path:
+        name = hashlib.blake2b(self.storage.encode(), digest_size=6).hexdigest()
+        return Path(self.folder) / f"service-{name}.{suffix}"
+
+
+def _runs(pid: int) -> bool:
+    """Say whether a process is there that may still do something: one that waits to be reaped may not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _is_sidecar(pid: int) -> bool:
+    """Say whether the process is a service: ids are given again, and the file with this one may be old."""
+    try:
+        return b"dstl_service" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False

@@ -1,0 +1,86 @@
+"""
+One task's end of the log: seals change sets under rising sequence numbers and hands them to the sidecar.
+
+When the changes of the running set pass a threshold, the set is sealed and sent while rows still flow, so that the end
+of the task only has a tail to send. A sent set is *received*; what makes it durable is decided by the coordinator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from backend_client.service.client import ServiceClient
+from dstl_service.wire import ChangeSetRef
+from storage.change_set import ChangeColumns, encode_change_set, encode_columns
+from storage.checksum import checksum64
+from storage.model import KeyGroupRange
+
+
+@dataclass(frozen=True, slots=True)
+class LogTarget:
+    """Whose changes a writer logs."""
+
+    job: str
+    operator: str
+    checkpoint_id: int
+    epoch: int
+    attempt: int
+    partition: int
+    key_groups: KeyGroupRange
+    job_uid: str = ""
+    """Tells the job from others that had or will have its name; a sidecar may remember an earlier one."""
+
+
+class LogWriter:
+    """
+    Sends the change sets of one attempt. Single-threaded, used once.
+
+    Args:
+        client: Reaches the sidecar.
+        target: Whose changes they are.
+        first_sqn: How many sets the attempt has before it upon which this one goes on: in the second pass of a batch,
+            numbers go on, so that sets of attempts that do not follow each other are told by them.
+    """
+
+    def __init__(self, client: ServiceClient, target: LogTarget, first_sqn: int = 0) -> None:
+        self._client = client
+        self._target = target
+        self._first_sqn = first_sqn
+        self.refs: list[ChangeSetRef] = []
+        self.changes = 0
+
+    def append(self, changes: dict[bytes, bytes | None], *, preemptive: bool) -> None:
+        """
+        Seal `changes` as the next change set and send it; nothing happens if there are none.
+
+        Raises:
+            DstlError: The sidecar did not take it within the client's patience.
+        """
+        if not changes:
+            return
+        self._send(encode_change_set(changes), len(changes), preemptive=preemptive)
+
+    def append_columns(self, changes: ChangeColumns, *, preemptive: bool) -> None:
+        """
+        Do the same with columns.
+
+        Raises:
+            DstlError: As `append`.
+        """
+        if len(changes.keys):
+            self._send(encode_columns(changes), len(changes.keys), preemptive=preemptive)
+
+    def _send(self, payload: bytes, changes: int, *, preemptive: bool) -> None:
+        ref = self._client.append(
+            self._target, self._first_sqn + len(self.refs), payload, checksum64(payload), changes, preemptive=preemptive
+        )
+        self.refs.append(ref)
+        self.changes += changes
+
+    def make_durable(self) -> None:
+        """Wait until all sets are durable and put their handles into `refs`; for sidecars nobody else can reach."""
+        pending = [ref for ref in self.refs if ref.handle is None]
+        if pending:
+            handles = self._client.persist(self._target.job, self._target.epoch, pending)
+            found = dict(zip((ref.sqn for ref in pending), handles, strict=True))
+            self.refs = [replace(ref, handle=found.get(ref.sqn, ref.handle)) for ref in self.refs]

@@ -1,0 +1,209 @@
+"""
+Advance the table to the base: the one way in which a table gets its content.
+
+It serves the normal case (the previous batch's change set, from the sidecar's memory), retries, speculative copies,
+moves to another executor, cold starts and changed parallelism alike. A table that begins anew gets snapshots first, if
+there are any: one of exactly its key groups becomes the table, from others its own key groups are copied.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, takewhile
+from typing import Any, TypeAlias
+
+from backend_client.service.client import ServiceClient
+from backend_client.table.local_disk import LocalDiskError
+from backend_client.table.snapshot import IncomingSnapshot
+from backend_client.table.state_table import StateTable
+from dstl_service.wire import ChangeSetRef, CheckpointRef
+from storage.change_set import ChangeColumns, decode_columns, in_columns
+from storage.checksum import checksum64
+from storage.errors import CorruptDataError, UnavailableError, error_from_dict
+from storage.model import KeyGroupRange
+
+_KEY_GROUP = struct.Struct(">H")
+_BROKEN_STREAMS_MAX = 2
+
+Frames: TypeAlias = Iterator[tuple[dict[str, Any], bytes]]
+Changes: TypeAlias = Iterable[ChangeColumns]
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """
+    What came of advancing a table.
+
+    Args:
+        changes: How many changes were applied.
+        materialize: The sidecar wants a snapshot of the table as it is now.
+        materialized: What the driver has to learn of the table's snapshot: its announcement, or a stored one's handle.
+    """
+
+    changes: int
+    materialize: bool = False
+    materialized: dict[str, Any] | None = None
+
+
+class _GoneError(Exception):
+    """The table is so old that what leads from it to the base is no longer stored."""
+
+
+def advance_to_base(
+    table: StateTable,
+    client: ServiceClient,
+    job: str,
+    operator: str,
+    key_groups: KeyGroupRange,
+    base: CheckpointRef | None,
+) -> Advance:
+    """
+    Bring the table to checkpoint `base` (None: before the first).
+
+    Raises:
+        CorruptDataError: Stored state is damaged; names the object. The table keeps no part of it under a version.
+        UnavailableError: The sidecar or its store does not answer.
+        LocalDiskError: The table's folder cannot be used; another try there would fail, too.
+    """
+    if base is None:
+        # Whatever is here belongs to no checkpoint of this job.
+        table.clear()
+        return Advance(0)
+    for _ in range(_BROKEN_STREAMS_MAX):
+        try:
+            return _advance(table, client, job, operator, key_groups, base.to_text())
+        except LocalDiskError:
+            raise
+        except UnavailableError:
+            continue
+    return _advance(table, client, job, operator, key_groups, base.to_text())
+
+
+def read_change_sets(client: ServiceClient, job: str, epoch: int, refs: Sequence[ChangeSetRef]) -> Changes:
+    """
+    Yield change sets of a checkpoint that does not exist yet, in order; one at a time is in memory.
+
+    Raises:
+        LostChangesError: One is gone; the batch must be executed again.
+        UnavailableError: The sidecar or its store does not answer.
+    """
+    done = broken = 0
+    while done < len(refs):
+        try:
+            with client.read(job, epoch, refs[done:]) as frames:
+                for header, payload in frames:
+                    if header["kind"] == "error":
+                        raise _reported(header)
+                    if header["kind"] == "segment":
+                        yield _decoded(header, payload)
+                        done += 1
+            if done < len(refs):
+                raise CorruptDataError(f"{len(refs) - done} change sets are missing in a stream of the sidecar")
+        except UnavailableError:
+            broken += 1
+            if broken > _BROKEN_STREAMS_MAX:
+                raise
+
+
+def _advance(
+    table: StateTable, client: ServiceClient, job: str, operator: str, key_groups: KeyGroupRange, want: str
+) -> Advance:
+    """Try once. A sidecar that dies meanwhile breaks the stream; the table's version tells where to begin again."""
+    have = table.version
+    if have == want:
+        return Advance(0)
+    try:
+        return _apply(table, client, job, operator, key_groups, have, want)
+    except _GoneError:
+        table.clear()
+        return _apply(table, client, job, operator, key_groups, None, want)
+
+
+def _apply(
+    table: StateTable,
+    client: ServiceClient,
+    job: str,
+    operator: str,
+    key_groups: KeyGroupRange,
+    have: str | None,
+    want: str,
+) -> Advance:
+    with client.restore(job, operator, key_groups, have, want) as frames:
+        plan, _ = next(frames)
+        if plan["kind"] != "plan":
+            raise _reported(plan)
+        if plan["full"]:
+            table.clear()
+        left = _adopted(table, frames, key_groups) if plan.get("snapshots") == 1 else frames
+        changes = table.advance_columns(_changes(table, left), want)
+        return Advance(changes, plan.get("materialize") is True, plan.get("materialized"))
+
+
+def _adopted(table: StateTable, frames: Frames, key_groups: KeyGroupRange) -> Frames:
+    """Let a snapshot of exactly the table's key groups become the table; return the frames that are left."""
+    header, payload = next(frames)
+    whole = [[key_groups.first, key_groups.last]]
+    if header["kind"] != "snapshot" or [[header["first"], header["last"]]] != whole or header["counted"] != whole:
+        return chain([(header, payload)], frames)
+    with table.receiving(header["index"], header["version"]) as incoming:
+        _receive(incoming, header, frames)
+        table.adopt(incoming)
+    return frames
+
+
+def _changes(table: StateTable, frames: Frames) -> Changes:
+    for header, payload in frames:
+        if header["kind"] == "end":
+            return
+        if header["kind"] == "gone":
+            raise _GoneError
+        if header["kind"] == "snapshot":
+            with table.receiving(header["index"], header["version"]) as incoming:
+                _receive(incoming, header, frames)
+                for part in _counted(header):
+                    yield from _of_snapshot(incoming, part)
+        elif header["kind"] == "segment":
+            yield from _segment(header, payload)
+        else:
+            raise _reported(header)
+
+
+def _receive(incoming: IncomingSnapshot, header: dict[str, Any], frames: Frames) -> None:
+    while incoming.files < header["files"]:
+        piece, payload = next(frames)
+        if piece["kind"] != "file":
+            raise _reported(piece)
+        incoming.take(piece, payload)
+
+
+def _of_snapshot(incoming: IncomingSnapshot, key_groups: KeyGroupRange) -> Changes:
+    behind = _KEY_GROUP.pack(key_groups.last + 1)
+    items = takewhile(lambda item: item[0] < behind, incoming.items(_KEY_GROUP.pack(key_groups.first)))
+    return in_columns(items)
+
+
+def _segment(header: dict[str, Any], payload: bytes) -> Changes:
+    changes = _decoded(header, payload)
+    if header["counted"] == [[header["first"], header["last"]]]:
+        return [changes]
+    return map(changes.of_key_groups, _counted(header))
+
+
+def _decoded(header: dict[str, Any], payload: bytes) -> ChangeColumns:
+    source = str(header["object"])
+    if f"{checksum64(payload):016x}" != header["checksum"]:
+        raise CorruptDataError(f"a segment of object {source} was damaged on its way", object_key=source)
+    return decode_columns(payload, source)
+
+
+def _counted(header: dict[str, Any]) -> list[KeyGroupRange]:
+    return [KeyGroupRange(first, last) for first, last in header["counted"]]
+
+
+def _reported(header: dict[str, Any]) -> Exception:
+    error = header.get("error")
+    if header["kind"] == "error" and isinstance(error, dict):
+        return error_from_dict(error)
+    return CorruptDataError(f"unexpected frame {header['kind']!r} in a restore stream")

@@ -1,0 +1,85 @@
+"""
+The one-line switch: a session's own ``transformWithState`` methods lead to a backend.
+
+Spark's ``GroupedData`` is one class for all sessions, so its two methods are replaced once, and ask for the session
+each time; those of other sessions, and of this one after `uninstall`, do what they always did.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+from pyspark.sql import GroupedData, SparkSession
+
+from backend_client.spark.private.session import grouped_frame, is_classic, session_id_of
+from storage.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from backend_client.spark.api.backend import ChangelogStateBackend
+
+_METHODS = {
+    "transformWithState": "transform_with_state",
+    "transformWithStateInPandas": "transform_with_state_in_pandas",
+}
+_installed: dict[str, ChangelogStateBackend] = {}
+_originals: dict[str, Callable[..., Any]] = {}
+
+
+class Installation:
+    """Undoes an installation, by `uninstall` or at the end of a ``with`` block."""
+
+    def __init__(self, session_id: str, backend: ChangelogStateBackend) -> None:
+        self._session_id = session_id
+        self._backend = backend
+
+    def uninstall(self) -> None:
+        """Give the session Spark's own operator back; queries that run go on. Doing it twice is fine."""
+        if _installed.get(self._session_id) is self._backend:
+            del _installed[self._session_id]
+        if not _installed:
+            for name, original in _originals.items():
+                setattr(GroupedData, name, original)
+            _originals.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.uninstall()
+
+
+def install(spark: SparkSession, backend: ChangelogStateBackend) -> Installation:
+    """
+    Lead the session's ``transformWithState`` methods to a backend.
+
+    Raises:
+        InvalidInputError: It is a session of Spark Connect, or has another backend installed.
+    """
+    if not is_classic(spark):
+        raise InvalidInputError(
+            f"install takes a Spark session of this process, not {type(spark).__module__}.{type(spark).__name__}; "
+            "Spark Connect is not served: start the driver with spark-submit, or without SPARK_REMOTE and remote(…)"
+        )
+    session_id = session_id_of(spark)
+    if session_id in _installed:
+        raise InvalidInputError("a backend is installed in this session already; uninstall it first")
+    _installed[session_id] = backend
+    if not _originals:
+        for name, method in _METHODS.items():
+            original = getattr(GroupedData, name)
+            _originals[name] = original
+            setattr(GroupedData, name, _switched(original, method))
+    return Installation(session_id, backend)
+
+
+def _switched(original: Callable[..., Any], method: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: GroupedData, *args: Any, **kwargs: Any) -> Any:
+        backend = _installed.get(session_id_of(grouped_frame(self).sparkSession))
+        if backend is None:
+            return original(self, *args, **kwargs)
+        return getattr(backend, method)(self, *args, **kwargs)
+
+    return call

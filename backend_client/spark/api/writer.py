@@ -1,0 +1,201 @@
+"""
+The writer of a stateful result: the methods of Spark's ``DataStreamWriter``; `start` returns Spark's query.
+
+Under it lies a ``foreachBatch`` query on the first operator's input. A user's function gets each batch of the result as
+an ordinary DataFrame; what it does with it runs at least once per batch, and the same batch id always means the same
+input. Spark's own sinks are in `sinks`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+
+from backend_client.spark.driver.driver import BatchRunner
+from backend_client.spark.driver.idle_ticks import with_idle_ticks
+from backend_client.spark.driver.sinks import (
+    BatchFunction,
+    ForeachRows,
+    SinkRequest,
+    open_sink,
+    open_table,
+    option_texts,
+    partition_names,
+)
+from backend_client.spark.driver.spark_checkpoint import CheckpointLog
+from backend_client.spark.driver.worker_python import check_worker_python
+from backend_client.spark.private.session import setting
+from storage.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from backend_client.spark.api.plan import StatefulDataFrame
+
+_OUTPUT_MODES = ("append", "update")
+
+
+class StatefulStreamWriter:
+    """Collects what a query is to do; `start` starts it."""
+
+    def __init__(self, frame: StatefulDataFrame) -> None:
+        self._frame = frame
+        source = with_idle_ticks(frame.source, frame.backend.settings.idle_timers)
+        self._writer: DataStreamWriter = source.writeStream
+        self._format: str | None = None
+        self._options: dict[str, Any] = {}
+        self._function: BatchFunction | ForeachRows | None = None
+        self._output_mode = "append"
+        self._query_name: str | None = None
+        self._partition_by: tuple[str, ...] = ()
+
+    def outputMode(self, outputMode: str) -> StatefulStreamWriter:
+        """Accept "append" and "update": each batch's output rows are written, whichever is named."""
+        if outputMode.lower() not in _OUTPUT_MODES:
+            raise InvalidInputError(f"output mode {outputMode!r} is not possible here; use one of {_OUTPUT_MODES}")
+        self._output_mode = outputMode.lower()
+        return self
+
+    def format(self, source: str) -> StatefulStreamWriter:
+        """Name a sink of Spark's: a file format, "kafka", "memory", "console", "noop", or that of a package."""
+        self._format = source
+        return self
+
+    def option(self, key: str, value: Any) -> StatefulStreamWriter:
+        """Set an option; ``checkpointLocation`` is required."""
+        self._options[key] = value
+        return self
+
+    def options(self, **options: Any) -> StatefulStreamWriter:
+        """Set several options."""
+        self._options.update(options)
+        return self
+
+    def queryName(self, queryName: str) -> StatefulStreamWriter:
+        """Name the query."""
+        self._writer = self._writer.queryName(queryName)
+        self._query_name = queryName
+        return self
+
+    def trigger(self, **kwargs: Any) -> StatefulStreamWriter:
+        """Set the trigger as in Spark: ``processingTime``, ``availableNow`` or ``once``."""
+        if kwargs.get("continuous") is not None:
+            raise InvalidInputError("continuous processing has no batches; use trigger(processingTime='0 seconds')")
+        self._writer = self._writer.trigger(**kwargs)
+        return self
+
+    def partitionBy(self, *cols: Any) -> StatefulStreamWriter:
+        """Partition the files of a file sink or of a new table by columns."""
+        self._partition_by = partition_names(cols)
+        return self
+
+    def clusterBy(self, *_: Any) -> StatefulStreamWriter:
+        """Refuse: no sink here clusters."""
+        raise InvalidInputError("clusterBy is not served on a stateful result; use partitionBy, or foreachBatch")
+
+    def foreachBatch(self, func: BatchFunction) -> StatefulStreamWriter:
+        """Call `func(batch, batch_id)` for every batch; it may run any number of actions on the batch."""
+        if not callable(func):
+            raise InvalidInputError("foreachBatch takes a function of a DataFrame and a batch id")
+        self._function = func
+        return self
+
+    def foreach(self, f: Any) -> StatefulStreamWriter:
+        """Call `f` for every row, or its ``open``, ``process`` and ``close`` for every partition, in the workers."""
+        self._function = ForeachRows(f)
+        return self
+
+    def toTable(
+        self,
+        tableName: str,
+        format: str | None = None,  # noqa: A002 - Spark's name
+        outputMode: str | None = None,
+        partitionBy: Any = None,
+        queryName: str | None = None,
+        **options: Any,
+    ) -> StreamingQuery:
+        """Append to a table, which is created if it does not exist, and start the query. Raises as `start` does."""
+        self._take(format, outputMode, partitionBy, queryName, options)
+        self._location()
+        spark = self._frame.source.sparkSession
+        return self._start(open_table(spark, tableName, self._request(self._format or _default_format(spark))))
+
+    def start(
+        self,
+        path: str | None = None,
+        format: str | None = None,  # noqa: A002 - Spark's name
+        outputMode: str | None = None,
+        partitionBy: Any = None,
+        queryName: str | None = None,
+        **options: Any,
+    ) -> StreamingQuery:
+        """
+        Take the job over and start the query.
+
+        Raises:
+            InvalidInputError: An option is missing or impossible, or the Spark checkpoint does not belong to the state.
+            DstlError: The storage cannot be written, or the sidecar does not start.
+        """
+        self._take(format, outputMode, partitionBy, queryName, options)
+        if path is not None:
+            self._options["path"] = path
+        self._location()
+        if self._function is not None:
+            return self._start(self._function)
+        spark = self._frame.source.sparkSession
+        if self._format is None and "path" not in self._options:
+            raise InvalidInputError("name a sink: foreachBatch(…), foreach(…), format(…), toTable(…) or start(path)")
+        return self._start(open_sink(spark, self._request(self._format or _default_format(spark))))
+
+    def _take(
+        self, source: str | None, mode: str | None, partition_by: Any, query_name: str | None, options: dict[str, Any]
+    ) -> None:
+        self.options(**options)
+        if source is not None:
+            self.format(source)
+        if mode is not None:
+            self.outputMode(mode)
+        if partition_by is not None:
+            self.partitionBy(partition_by)
+        if query_name is not None:
+            self.queryName(query_name)
+
+    def _request(self, source: str) -> SinkRequest:
+        options = option_texts({name: v for name, v in self._options.items() if name != "checkpointLocation"})
+        return SinkRequest(source, self._frame.schema, self._output_mode, self._query_name, self._partition_by, options)
+
+    def _location(self) -> str:
+        location = self._options.get("checkpointLocation")
+        if location:
+            return str(location)
+        root = self._frame.source.sparkSession.conf.get("spark.sql.streaming.checkpointLocation", None)
+        if root and self._query_name:
+            return f"{root.rstrip('/')}/{self._query_name}"
+        raise InvalidInputError(
+            "the option checkpointLocation is required: Spark keeps the offsets of the stream there, "
+            "and the state belongs to them"
+        )
+
+    def _start(self, function: BatchFunction | ForeachRows) -> StreamingQuery:
+        location = self._location()
+        spark = self._frame.source.sparkSession
+        if self._query_name and any(query.name == self._query_name for query in spark.streams.active):
+            # Spark would say so too, but only when the one that runs has lost its job to this one.
+            raise InvalidInputError(f"a query with the name {self._query_name!r} is active in this session already")
+        backend = self._frame.backend.for_query(self._query_name)
+        check_worker_python(spark)
+        runner = BatchRunner.open(self._frame.on(backend), function, CheckpointLog(spark, location))
+        try:
+            query = (
+                self._writer.option("checkpointLocation", location).outputMode("append").foreachBatch(runner).start()
+            )
+        except BaseException:
+            runner.close()
+            raise
+        runner.close_behind(query)
+        backend.started(query)
+        return query
+
+
+def _default_format(spark: SparkSession) -> str:
+    return setting(spark, "spark.sql.sources.default", "parquet")

@@ -1,0 +1,1 @@
+"""What runs on the driver for each batch of a query."""

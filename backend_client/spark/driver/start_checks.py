@@ -1,0 +1,151 @@
+"""
+What is checked before a query takes its job over: that it, its Spark checkpoint and the stored state belong together.
+
+Reads only. It runs before the job is taken over, so that a start that is refused leaves a running query alone, and once
+more behind it, for what was stored in between.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from backend_client.spark.driver.idle_ticks import check_idle_ticks
+from backend_client.spark.driver.operator_modes import COLUMNS, ROWS, check_modes
+from backend_client.spark.driver.planned_batch import is_same_plan
+from backend_client.spark.driver.spark_checkpoint import CheckpointLog
+from backend_client.spark.task.columnar_calls import ColumnarPlan
+from backend_client.state.declared_states import merge_states
+from backend_client.state.schema_change import key_difference
+from dstl_service.wire import CheckpointInfo, OperatorInfo
+from storage.errors import ConflictError, InvalidInputError
+from storage.key_groups import check_parallelism
+
+if TYPE_CHECKING:
+    from backend_client.settings import BackendSettings
+    from backend_client.spark.api.plan import Operator, StatefulDataFrame
+
+
+def check_start(
+    frame: StatefulDataFrame, log: CheckpointLog, latest: CheckpointInfo | None, max_parallelism: int
+) -> list[OperatorInfo]:
+    """
+    Return the query's operators, joined with what the newest checkpoint says of them.
+
+    Args:
+        frame: The query.
+        log: Its Spark checkpoint.
+        latest: The job's newest checkpoint, None for a new job.
+        max_parallelism: The job's number of key groups.
+
+    Raises:
+        InvalidInputError: The Spark checkpoint is that of another query, a key, a state schema or a mode differs, or
+            an operator with state is missing.
+        ConflictError: The Spark checkpoint and the state went apart.
+    """
+    infos = _operator_infos(frame, latest, max_parallelism)
+    _check_checkpoint(frame, log, latest)
+    return infos
+
+
+def _check_checkpoint(frame: StatefulDataFrame, log: CheckpointLog, latest: CheckpointInfo | None) -> None:
+    """Refuse a Spark checkpoint of another query than the one that made the state, and the reverse."""
+    settings, query_id = frame.backend.settings, log.query_id()
+    job, location = settings.job, log.location
+    check_idle_ticks(latest.offsets if latest else log.offsets(0), settings.idle_timers, job)
+    if latest is None:
+        if query_id is not None and log.offsets(1) is not None:
+            raise InvalidInputError(
+                f"the Spark checkpoint {location} has batches already, but job {job!r} has no state in "
+                f"{settings.storage}: use a new checkpointLocation, or the storage and job name it belongs to"
+            )
+        return
+    if query_id is None:
+        raise InvalidInputError(
+            f"job {job!r} has state up to batch {latest.ref.id}, but the Spark checkpoint {location} is new: "
+            "use the checkpointLocation that this job was started with, or another job name"
+        )
+    if latest.query_id and query_id != latest.query_id:
+        raise InvalidInputError(
+            f"the Spark checkpoint {location} belongs to query {query_id}, the state of job {job!r} to query "
+            f"{latest.query_id}: use the checkpointLocation that this job was started with, or another job name"
+        )
+    # A job that was set back takes the Spark checkpoint with it, see `CheckpointLog.set_back`.
+    if latest.rewound_from is None:
+        check_plan(log, latest, settings)
+
+
+def check_plan(log: CheckpointLog, latest: CheckpointInfo, settings: BackendSettings) -> None:
+    """
+    Check that Spark has the newest checkpoint's batch as it was executed, so that it goes on behind it.
+
+    Raises:
+        ConflictError: Its offsets entry is lost or another one: the rows that Spark plans, or has planned, for this
+            batch number are not those that the state has seen. Taken for done, rows would be lost.
+    """
+    offsets, batch_id, job = log.offsets(latest.ref.id), latest.ref.id, settings.job
+    if offsets is None:
+        newest = log.newest()
+        stands = "has no batch" if newest is None else f"ends with batch {newest}"
+        raise ConflictError(
+            f"the state of job {job!r} has batch {batch_id}, but the Spark checkpoint {log.location} {stands}: it is "
+            f"older than the state, or files of it were lost. Spark would plan batch {batch_id} anew, with other rows "
+            f"that would be taken for done. Restore the newest copy of it{_or_rewind(settings, newest)}"
+        )
+    if latest.offsets and not is_same_plan(offsets, latest.offsets):
+        raise ConflictError(
+            f"the Spark checkpoint {log.location} does not belong to the state of job {job!r}: batch {batch_id} has "
+            "other offsets there, so its rows are not those that the state has seen. Use the checkpointLocation that "
+            "this job was started with, or another job name; if it was restored from an older copy, or lost files, "
+            f"restore the newest copy{_or_rewind(settings, batch_id - 1)}"
+        )
+
+
+def _or_rewind(settings: BackendSettings, batch_id: int | None) -> str:
+    if batch_id is None or batch_id < 0:
+        return ""
+    command = f"dstl rewind --storage {settings.storage} --checkpoint {batch_id} --write {settings.job}"
+    return f", or set the state back, too: {command}"
+
+
+def _operator_infos(
+    frame: StatefulDataFrame, latest: CheckpointInfo | None, max_parallelism: int
+) -> list[OperatorInfo]:
+    stored = {info.name: info for info in latest.operators} if latest else {}
+    missing = stored.keys() - {operator.name for operator in frame.operators}
+    if missing:
+        raise InvalidInputError(
+            f"job {frame.backend.settings.job!r} has state of the operator(s) {', '.join(sorted(missing))}, which this "
+            "query does not have: give operators the names that they had (name=…), or use another job name"
+        )
+    default = frame.backend.settings.parallelism
+    if default is None:
+        default = min(frame.source.sparkSession.sparkContext.defaultParallelism, max_parallelism)
+    return [
+        _operator_info(operator, stored.get(operator.name), default, max_parallelism) for operator in frame.operators
+    ]
+
+
+def _operator_info(
+    operator: Operator, known: OperatorInfo | None, parallelism_default: int, max_parallelism: int
+) -> OperatorInfo:
+    parallelism = parallelism_default if operator.parallelism is None else operator.parallelism
+    check_parallelism(parallelism, max_parallelism)
+    is_columnar = isinstance(operator.processor, ColumnarPlan)
+    modes = (operator.time_mode.value, operator.output_mode, COLUMNS if is_columnar else ROWS)
+    info = OperatorInfo(operator.name, parallelism, operator.key_schema.json(), operator.states, *modes)
+    if known is not None:
+        check_modes(known, info)
+        if isinstance(operator.processor, ColumnarPlan):
+            operator.processor.check_stored(operator.name, known.states)
+    info = replace(info, states=merge_states(operator.name, known.states if known else {}, operator.states))
+    if known is None:
+        return info
+    difference = key_difference(json.loads(known.key_schema), json.loads(info.key_schema))
+    if difference is not None:
+        raise InvalidInputError(
+            f"the key of operator {operator.name!r} {difference}; "
+            "a key's columns never change: group by the columns it was started with, or use another job name"
+        )
+    return replace(info, key_schema=known.key_schema)

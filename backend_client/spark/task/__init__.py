@@ -1,0 +1,1 @@
+"""What runs in a task: a partition of an operator for one batch."""

@@ -1,0 +1,284 @@
+"""
+Between Arrow batches and the pandas frames of a user's function.
+
+A batch becomes one frame, of which each key gets its part; pandas' own ways of taking parts cost ten times what a state
+call does, so parts are put together from the frame's blocks. Columns have the types that Spark's own pandas API gives
+them: whole numbers of any width are 64 bits wide, those with nulls are floats, timestamps are in the session's zone and
+without one. Frames that come back are converted many at once, as long as they are alike.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from keyword import iskeyword
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import DataType, StructType
+
+from backend_client.spark.driver.initial_state import InitialRows
+from backend_client.spark.private.frames import (
+    SlicedFrame,
+    arrow_type,
+    column_arrays,
+    converter_from_pandas,
+    converter_to_pandas,
+    spark_type,
+)
+from backend_client.spark.task.pandas_settings import PandasSettings
+from backend_client.spark.task.rows import GroupedRows
+from storage.errors import InvalidInputError
+
+
+class GroupedFrames(GroupedRows):
+    """
+    Splits sorted Arrow batches by key; the rows of a key are an iterator of frames, one for each batch.
+
+    With `initial`, the rows have the initial state among them, and the iterator is one of `FramePair`s.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[pa.RecordBatch],
+        key_count: int,
+        names: Sequence[str],
+        timezone: str,
+        initial: InitialFrames | None = None,
+    ) -> None:
+        super().__init__(batches, key_count, names)
+        self._names = names
+        self._timezone = timezone
+        self._initial = initial
+
+    def _rows(self, columns: Sequence[pa.Array]) -> Any:
+        if self._initial is None:
+            return _Parts(self._frame(columns, self._names))
+        inputs, marker, initials = self._initial.divide(columns)
+        return _Pairs(
+            np.concatenate(([0], np.cumsum(marker.to_numpy(zero_copy_only=False)))),
+            _Parts(self._frame(initials, self._initial.initial_names)),
+            _Parts(self._frame(inputs, self._initial.input_names)),
+        )
+
+    def _frame(self, columns: Sequence[pa.Array], names: Sequence[str]) -> pd.DataFrame:
+        frame = pd.DataFrame(dict(enumerate(self._series(column) for column in columns)))
+        frame.columns = pd.Index(_attribute_names(names))
+        return frame
+
+    def _series(self, column: pa.Array) -> Any:
+        kind = column.type
+        if pa.types.is_timestamp(kind):
+            if kind.tz is not None:
+                column = pc.local_timestamp(column.cast(pa.timestamp(kind.unit, self._timezone)))
+            return column.cast(pa.timestamp("ns")).to_pandas()
+        if pa.types.is_integer(kind):
+            series = column.to_pandas()
+            return series if series.dtype == np.float64 else series.astype(np.int64)
+        if pa.types.is_floating(kind):
+            return column.to_pandas().astype(np.float64)
+        series = column.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True, integer_object_nulls=True)
+        return converter_to_pandas(spark_type(kind), self._timezone)(series)
+
+
+class _Parts:
+    """A frame that can be sliced quickly; what is sliced yields one frame, with an index from 0."""
+
+    __slots__ = ("_frame", "_infer")
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self._frame = SlicedFrame(frame)
+        # A column of true and false with nulls is one of objects; where a part has no nulls, Spark makes it boolean.
+        self._infer = any(
+            series.dtype == object and pd.api.types.infer_dtype(series, skipna=True) == "boolean"
+            for _, series in frame.items()
+        )
+
+    def __iter__(self) -> Iterator[pd.DataFrame]:
+        yield self._part(0, len(self._frame))
+
+    def __getitem__(self, rows: slice) -> tuple[pd.DataFrame]:
+        start, stop, _ = rows.indices(len(self._frame))
+        return (self._part(start, stop),)
+
+    def _part(self, start: int, stop: int) -> pd.DataFrame:
+        part = self._frame.part(start, stop)
+        return part.infer_objects() if self._infer else part
+
+
+class FramePair(NamedTuple):
+    """A key's rows of the initial state in a batch, and those of the input."""
+
+    initial: pd.DataFrame | None
+    input: pd.DataFrame | None
+
+
+class _Pairs:
+    """Rows of the initial state, and behind them those of the input: sliced by rows, yields one pair."""
+
+    def __init__(self, inputs_before: np.ndarray[Any, Any], initial: _Parts, inputs: _Parts) -> None:
+        self._inputs_before = inputs_before
+        self._initial = initial
+        self._inputs = inputs
+
+    def __iter__(self) -> Iterator[FramePair]:
+        return iter(self[:])
+
+    def __getitem__(self, rows: slice) -> tuple[FramePair]:
+        start, stop, _ = rows.indices(len(self._inputs_before) - 1)
+        first, last = int(self._inputs_before[start]), int(self._inputs_before[stop])
+        initial = self._initial[start - first : stop - last][0] if stop - last > start - first else None
+        return (FramePair(initial, self._inputs[first:last][0] if last > first else None),)
+
+
+@dataclass(frozen=True, slots=True)
+class InitialFrames(InitialRows):
+    """Takes frames of initial and input rows apart."""
+
+    def divide(self, columns: Sequence[pa.Array]) -> tuple[list[pa.Array], pa.Array, list[pa.Array]]:
+        """Return the input rows' columns, which rows are input rows, and the initial rows' columns."""
+        inputs = len(self.input_names)
+        marker = columns[inputs]
+        other = pc.invert(marker)
+        initials = columns[inputs + 1 + self.key_count :]
+        return (
+            [column.filter(marker) for column in columns[:inputs]],
+            marker,
+            [column.filter(other) for column in initials],
+        )
+
+    def splitter(self) -> Callable[[Iterable[Any], Callable[[Any], None]], Iterator[Any] | None]:
+        """Return a function that gives a key's initial frames to another one, and returns its input frames or None."""
+
+        def split(pairs: Iterable[FramePair], take: Callable[[pd.DataFrame], None]) -> Iterator[Any] | None:
+            left = iter(pairs)
+            for pair in left:
+                if pair.initial is not None:
+                    take(pair.initial)
+                if pair.input is not None:
+                    return chain([pair.input], (behind.input for behind in left))
+            return None
+
+        return split
+
+
+class FramesToArrow:
+    """
+    Builds Arrow columns of the frames that a user's function yields, by name as Spark does.
+
+    Args:
+        schema: The operator's output schema.
+        settings: Those of the session.
+    """
+
+    def __init__(self, schema: StructType, settings: PandasSettings) -> None:
+        self.names = schema.names
+        arrow = arrow_type(schema)
+        self.types = [arrow.field(position).type for position in range(arrow.num_fields)]
+        self._settings = settings
+        self._convert = [_from_pandas(field.dataType, settings.timezone) for field in schema.fields]
+
+    def columns(self, frames: Sequence[Any]) -> list[pa.Array]:
+        """
+        Return one array per field.
+
+        Raises:
+            InvalidInputError: Something else than a frame was yielded, a column is missing, or a value does not fit.
+        """
+        alike: dict[Any, list[int]] = defaultdict(list)
+        parts: list[list[Any]] = []
+        for position, frame in enumerate(frames):
+            parts.append(self._arrays(frame))
+            alike[tuple(array.dtype for array in parts[-1])].append(position)
+        if not parts:
+            return [pa.nulls(0, kind) for kind in self.types]
+        pieces: list[list[pa.Array]] = []
+        for positions in alike.values():
+            try:
+                columns = zip(*(parts[at] for at in positions), strict=True)
+                pieces.append(self._to_arrow([_joined(arrays) for arrays in columns]))
+            except InvalidInputError:  # objects that are alike only within their frames
+                pieces += [self._to_arrow(parts[at]) for at in positions]
+        joined = [pa.concat_arrays(arrays) for arrays in zip(*pieces, strict=True)]
+        if len(alike) == 1:
+            return joined
+        lengths = [len(arrays[0]) for arrays in parts]
+        starts = np.cumsum([0, *lengths])
+        order = np.concatenate(
+            [np.arange(starts[at], starts[at + 1]) for positions in alike.values() for at in positions]
+        )
+        places = pa.array(np.argsort(order, kind="stable"))
+        return [array.take(places) for array in joined]
+
+    def _arrays(self, frame: Any) -> list[Any]:
+        if not isinstance(frame, pd.DataFrame):
+            raise InvalidInputError(
+                f"the processor yielded {type(frame).__name__}; in the pandas API it must yield pandas.DataFrame"
+            )
+        arrays = column_arrays(frame)
+        labels = frame.columns.tolist()
+        if labels == self.names:
+            return arrays
+        if not labels:
+            return [np.full(len(frame), None, dtype=object) for _ in self.names]
+        if self._settings.by_name and any(isinstance(label, str) for label in labels):
+            missing = [name for name in self.names if name not in labels]
+            if missing:
+                raise InvalidInputError(
+                    f"the processor yielded a frame with the columns {', '.join(map(str, labels))}, without "
+                    f"{', '.join(missing)} of the output schema"
+                )
+            return [arrays[labels.index(name)] for name in self.names]
+        if len(arrays) < len(self.names):
+            raise InvalidInputError(
+                f"the processor yielded a frame of {len(arrays)} columns, the output schema has {len(self.names)}"
+            )
+        return arrays[: len(self.names)]
+
+    def _to_arrow(self, arrays: Sequence[Any]) -> list[pa.Array]:
+        converted = []
+        for name, kind, convert, array in zip(self.names, self.types, self._convert, arrays, strict=True):
+            try:
+                converted.append(self._column(convert(pd.Series(array)), kind))
+            except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+                raise InvalidInputError(f"output column {name!r} is of type {kind}: {error}") from error
+        return converted
+
+    def _column(self, series: pd.Series[Any], kind: pa.DataType) -> pa.Array:
+        mask = None if hasattr(series.array, "__arrow_array__") else series.isna()
+        safely = self._settings.safely
+        try:
+            return pa.Array.from_pandas(series, mask=mask, type=kind, safe=safely)
+        except pa.ArrowInvalid:
+            return pa.Array.from_pandas(series, mask=mask).cast(kind, safe=safely)
+
+
+def _from_pandas(kind: DataType, timezone: str) -> Callable[[pd.Series[Any]], pd.Series[Any]]:
+    convert = converter_from_pandas(kind, timezone)
+
+    def whole(series: pd.Series[Any]) -> pd.Series[Any]:
+        if isinstance(series.dtype, pd.CategoricalDtype):
+            series = series.astype(series.dtype.categories.dtype)
+        return convert(series)  # type: ignore[no-any-return]
+
+    return whole
+
+
+def _joined(arrays: Sequence[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _attribute_names(names: Sequence[str]) -> list[str]:
+    """Return the columns' names as Spark's frames have them: what is no Python name is called by its position."""
+    seen: set[str] = set()
+    result = []
+    for position, name in enumerate(names):
+        usable = name.isidentifier() and not iskeyword(name) and not name.startswith("_") and name not in seen
+        result.append(name if usable else f"_{position}")
+        seen.add(name)
+    return result

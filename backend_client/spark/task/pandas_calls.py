@@ -1,0 +1,80 @@
+"""
+How a processor of the pandas API is called: as one of the Row API, with frames in place of rows.
+
+`RowCalls` does the calling; what differs is what it is given (`GroupedFrames`), the key as pandas has it, and how the
+output becomes Arrow (`FramesToArrow`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from backend_client.spark.task.frames import FramesToArrow, GroupedFrames, InitialFrames
+from backend_client.spark.task.pandas_settings import PandasSettings
+from backend_client.spark.task.row_calls import RowCalls
+
+_FRAMES = 500
+"""Output frames are collected up to this number: enough to convert them cheaply, few enough to hold."""
+
+
+def pandas_calls(
+    calls: RowCalls,
+    batches: Iterable[pa.RecordBatch],
+    key_count: int,
+    names: Sequence[str],
+    output: StructType,
+    settings: PandasSettings,
+) -> tuple[RowCalls, GroupedFrames, FramesToArrow]:
+    """Return what calls the processor, what it is called with, and what becomes of its output."""
+    processor = calls.processor
+    if '"timestamp"' in calls.key_schema:
+        processor = PandasKeys(processor, settings.timezone)
+    given = calls.initial
+    initial = None if given is None else InitialFrames(given.key_count, given.input_names, given.initial_names)
+    return (
+        replace(calls, processor=processor, output_max=_FRAMES, initial=initial),
+        GroupedFrames(batches, key_count, names, settings.timezone, initial),
+        FramesToArrow(output, settings),
+    )
+
+
+class PandasKeys(StatefulProcessor):
+    """A processor whose keys have pandas' timestamps, in the session's time zone and without one, as on Spark."""
+
+    def __init__(self, processor: StatefulProcessor, timezone: str) -> None:
+        self._processor = processor
+        self._timezone = timezone
+
+    def init(self, handle: Any) -> None:
+        """Pass on."""
+        self._processor.init(handle)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        """Pass on, with the key as pandas has it."""
+        return self._processor.handleInputRows(tuple(map(self._part, key)), rows, timerValues)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        """Pass on; here Spark, too, gives the key as Python has it."""
+        return self._processor.handleExpiredTimer(key, timerValues, expiredTimerInfo)
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        """Pass on, with the key as pandas has it."""
+        self._processor.handleInitialState(tuple(map(self._part, key)), initialState, timerValues)
+
+    def close(self) -> None:
+        """Pass on."""
+        self._processor.close()
+
+    def _part(self, value: Any) -> Any:
+        if not isinstance(value, datetime):
+            return value
+        stamp = pd.Timestamp(value)
+        return stamp if stamp.tz is None else stamp.tz_convert(self._timezone).tz_localize(None)

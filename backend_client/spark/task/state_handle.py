@@ -1,0 +1,195 @@
+"""
+What a user's ``StatefulProcessor`` gets from this backend: PySpark's handle, on the driver and in tasks.
+
+On the driver, `declare_states` runs ``init`` once to learn the state variables; in tasks `TaskHandle` gives them out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import StructField, StructType
+
+from backend_client.batch_time import TimeMode
+from backend_client.spark.shipping import copy_of
+from backend_client.spark.task.rows import row_factory
+from backend_client.state.codec import ValueCodec
+from backend_client.state.declared_states import DELETED, map_schemas
+from backend_client.state.expiry import ExpiringValue, Expiry, check_ttl
+from backend_client.state.keyed_collections import ListVariable, MapVariable
+from backend_client.state.keyed_state import KeyedState, ValueVariable
+from backend_client.state.timers import Timers
+from dstl_service.wire import StateInfo
+from storage.errors import InvalidInputError
+
+ParseSchema = Callable[[str], StructType]
+
+_TIMERS_IN_INIT = "set timers in handleInputRows or handleExpiredTimer, where there is a key"
+
+
+class _DeclaringHandle:
+    """Records the variables that ``init`` asks for; their values cannot be used."""
+
+    def __init__(self, operator: str, parse: ParseSchema, time_mode: TimeMode) -> None:
+        self._operator = operator
+        self._parse = parse
+        self._time_mode = time_mode
+        self.states: dict[str, StateInfo] = {}
+        self.begin_anew: set[str] = set()
+
+    def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> None:
+        """Record a value state."""
+        self._declare("value", stateName, self._struct(schema), ttlDurationMs)
+
+    def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> None:
+        """Record a list state."""
+        self._declare("list", stateName, self._struct(schema), ttlDurationMs)
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: StructType | str,
+        valueSchema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> None:
+        """Record a map state; its schema is a struct of key and value."""
+        key, value = self._struct(userKeySchema), self._struct(valueSchema)
+        pair = StructType([StructField("key", key, False), StructField("value", value, False)])
+        self._declare("map", stateName, pair, ttlDurationMs)
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Record that a state is to be deleted; one that is asked for behind that begins anew with every batch."""
+        if stateName in self.states:
+            raise InvalidInputError(
+                f"operator {self._operator!r} asks for state {stateName!r} and deletes it; to remove it, do not ask "
+                "for it any more"
+            )
+        self.states[stateName] = StateInfo(0, DELETED, "")
+
+    def registerTimer(self, *_: Any) -> NoReturn:
+        """Refuse: a timer belongs to a key."""
+        raise InvalidInputError(_TIMERS_IN_INIT)
+
+    deleteTimer = listTimers = registerTimer
+
+    def _struct(self, schema: StructType | str) -> StructType:
+        return self._parse(schema) if isinstance(schema, str) else schema
+
+    def _declare(self, kind: str, name: str, schema: StructType, ttl_ms: int | None) -> None:
+        if ttl_ms:
+            check_ttl(name, ttl_ms)
+            if self._time_mode is not TimeMode.PROCESSING:
+                raise InvalidInputError(
+                    f"state {name!r} has a TTL, which counts processing time, but the timeMode is "
+                    f"{self._time_mode.value!r}: use timeMode 'ProcessingTime', or leave ttlDurationMs out"
+                )
+        known = self.states.get(name)
+        if known is not None and known.kind != DELETED:
+            raise InvalidInputError(f"operator {self._operator!r} asks for state {name!r} twice")
+        if known is not None:
+            self.begin_anew.add(name)
+        ValueCodec(schema.json(), name)  # refuses what state cannot hold, now rather than in a task
+        self.states[name] = StateInfo(0, kind, schema.json(), ttl_ms=ttl_ms or None)
+
+
+class TaskHandle:
+    """Gives out the variables of one task."""
+
+    def __init__(self, operator: str, states: dict[str, StateInfo], state: KeyedState) -> None:
+        self._operator = operator
+        self._states = states
+        self._state = state
+        self.timers: Timers | None = None
+        """Set behind ``init``, unless the time mode is None."""
+
+    def getValueState(
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
+    ) -> ValueVariable:
+        """Return a value state that was declared on the driver."""
+        info = self._declared("value", stateName)
+        codec, expiry = ValueCodec(info.schema, stateName, row_factory, info.earlier), self._expiry(info)
+        if expiry is None:
+            return ValueVariable(self._state, info.id, codec)
+        return ExpiringValue(self._state, info.id, codec, expiry)
+
+    def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ListVariable:
+        """Return a list state that was declared on the driver."""
+        info = self._declared("list", stateName)
+        codec = ValueCodec(info.schema, stateName, row_factory, info.earlier)
+        return ListVariable(self._state, info.id, codec, self._expiry(info))
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: StructType | str,
+        valueSchema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> MapVariable:
+        """Return a map state that was declared on the driver."""
+        info = self._declared("map", stateName)
+        key, value = map_schemas(info.schema)
+        return MapVariable(
+            self._state,
+            info.id,
+            ValueCodec(key, f"{stateName}.key", row_factory),
+            ValueCodec(value, f"{stateName}.value", row_factory, [map_schemas(text)[1] for text in info.earlier]),
+            row_factory([field["name"] for field in json.loads(value)["fields"]]),
+            self._expiry(info),
+        )
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Set a timer of the current key."""
+        self._timers().register(expiryTimestampMs)
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Remove a timer of the current key; one that is not there is fine."""
+        self._timers().delete(expiryTimestampMs)
+
+    def listTimers(self) -> Iterator[int]:
+        """Return the moments of the current key's timers, in the order of time."""
+        return self._timers().timestamps()
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Do nothing: the driver has seen it, and the task has deleted the state by now."""
+
+    def _timers(self) -> Timers:
+        if self.timers is None:
+            raise InvalidInputError(
+                f"operator {self._operator!r} has no timers: {_TIMERS_IN_INIT}, and say timeMode 'ProcessingTime' or "
+                "'EventTime' where you call transformWithState"
+            )
+        return self.timers
+
+    def _expiry(self, info: StateInfo) -> Expiry | None:
+        return None if info.ttl_ms is None else Expiry(self._state, info.ttl_ms)
+
+    def _declared(self, kind: str, name: str) -> StateInfo:
+        info = self._states.get(name)
+        if info is None or info.kind != kind:
+            raise InvalidInputError(
+                f"{kind} state {name!r} of operator {self._operator!r} was not asked for when init ran on the driver; "
+                "init must ask for the same states every time"
+            )
+        return info
+
+
+def declare_states(
+    operator: str, processor: StatefulProcessor, parse: ParseSchema, time_mode: TimeMode = TimeMode.NONE
+) -> tuple[dict[str, StateInfo], frozenset[str]]:
+    """
+    Run ``init`` on the driver, as Spark does; return the variables that it asks for, and which begin anew every time.
+
+    Those that it deletes are of the kind `DELETED`; `merge_states` says what becomes of all of them. As on Spark,
+    ``init`` may make what cannot be sent to tasks: it runs on a copy, and tasks get the processor as it was given.
+
+    Raises:
+        InvalidInputError: It asks for something that this backend does not serve, or cannot be sent to tasks.
+    """
+    handle = _DeclaringHandle(operator, parse, time_mode)
+    declaring = copy_of(processor)
+    declaring.init(handle)
+    declaring.close()
+    return handle.states, frozenset(handle.begin_anew)

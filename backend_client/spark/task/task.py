@@ -1,0 +1,283 @@
+"""
+What runs in a Spark task: one partition of one operator in one batch.
+
+The task advances its table to the base, runs the user's processor key by key, sends its changes to the sidecar and
+yields the output rows. The output of each attempt is framed by two marker rows: the first names the attempt, the last
+also carries its *receipt* (references of its change sets, counts). Because the receipt travels in the same block as the
+rows, what the driver learns of an attempt is always about the very rows that Spark kept of it (I2, I18).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import StringType, StructField, StructType
+
+from backend_client.batch_time import BatchTime, TimeMode
+from backend_client.service.client import ServiceClient
+from backend_client.service.hand_over import hand_over_snapshot
+from backend_client.service.job_session import connect
+from backend_client.service.log_writer import LogTarget, LogWriter
+from backend_client.service.restore import advance_to_base, read_change_sets
+from backend_client.settings import BackendSettings
+from backend_client.spark.driver.initial_state import InitialRows
+from backend_client.spark.shipping import Parcel
+from backend_client.spark.task.columnar_calls import ColumnarCalls, ColumnarPlan, fitted
+from backend_client.spark.task.late_rows import OnTime
+from backend_client.spark.task.mixed_keys import KeysApart, with_key_groups, with_keys
+from backend_client.spark.task.pandas_settings import PandasSettings
+from backend_client.spark.task.row_calls import OUTPUT_ROWS, RowCalls, Timing
+from backend_client.spark.task.rows import GroupedRows, RowsToArrow
+from backend_client.spark.task.worker import rare_garbage_collection, spare_garbage_collection
+from backend_client.state.codec import KeyCodec
+from backend_client.state.keyed_state import CountedReads, KeyedState
+from backend_client.state.state_deletion import deletions, hide
+from backend_client.state.timers import Upcoming
+from backend_client.table.local_disk import is_damage
+from backend_client.table.memory_table import open_advanced
+from backend_client.table.state_table import StateTable
+from dstl_service.wire import ChangeSetRef, CheckpointRef, StateInfo
+from storage.key_groups import key_group_range
+from storage.model import KeyGroupRange
+
+if TYPE_CHECKING:
+    from backend_client.spark.task.frames import FramesToArrow, GroupedFrames
+
+MARKER_COLUMN = "__dstl_marker"
+_SECOND_PASS_PARTS = 1 << 31
+"""Behind all parts of lists that a first pass may have written."""
+_clients: dict[BackendSettings, ServiceClient] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchContext:
+    """What all tasks of one execution of a batch are told by the driver."""
+
+    settings: BackendSettings
+    job_uid: str
+    epoch: int
+    checkpoint_id: int
+    base: CheckpointRef | None
+    coordinator_id: str
+    time: BatchTime | None = None
+    """Set where an operator of the query has a time mode."""
+    is_second_pass: bool = False
+    """Whether what was due at its end is done for a batch whose rows were processed, see `closing`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """
+    What an attempt did; `refs` are of its change sets in order, `materialized` is what its sidecar tells of a snapshot.
+
+    `late_rows` came behind the watermark and were dropped. `next_due_ms` is when the first timer is due, or the first
+    state ends, that is left, or earlier; None without any, and where they do not go by event time.
+    """
+
+    operator: str
+    partition: int
+    attempt: int
+    rows: int
+    keys: int
+    changes: int
+    refs: list[ChangeSetRef]
+    materialized: dict[str, Any] | None = None
+    late_rows: int = 0
+    state_reads: int = 0
+    table_bytes: int = 0
+    next_due_ms: int | None = None
+
+    @classmethod
+    def from_json(cls, text: str) -> Receipt:
+        """Read what a task wrote into its last row."""
+        document = json.loads(text)
+        return cls(**{**document, "refs": [ChangeSetRef(**ref) for ref in document["refs"]]})
+
+    def to_json(self) -> str:
+        """Return the text that `from_json` reads."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class OperatorTask:
+    """
+    The function that ``mapInArrow`` runs.
+
+    Input columns: those of `Operator.place`, where the rows' are `row_names`, or with `initial` those that it takes
+    apart. `deleted` are the numbers of variables whose entries are to be deleted. `earlier` are the change sets of the
+    batch's first pass, by partition, which the second pass goes on from.
+    Output columns: those of `output`, then `MARKER_COLUMN`, which is null but in marker rows: there it is the attempt's
+    number, and in the last row a space and its receipt behind that.
+    """
+
+    operator: str
+    processor: Parcel
+    """With a `StatefulProcessor` or a `ColumnarPlan`."""
+    states: dict[str, StateInfo]
+    key_schema: str
+    key_places: tuple[int | None, ...]
+    """Where among the rows' columns each key column is; None for one of its own before them."""
+    row_names: tuple[str, ...]
+    output: StructType
+    parallelism: int
+    max_parallelism: int
+    batch: BatchContext
+    time_mode: TimeMode = TimeMode.NONE
+    has_early: bool = False
+    """Whether a column before the rows' says which rows are not early (`late_rows.EventTimes`)."""
+    initial: InitialRows | None = None
+    deleted: tuple[int, ...] = ()
+    earlier: Mapping[int, Sequence[ChangeSetRef]] = field(default_factory=dict)
+    pandas: PandasSettings | None = None
+    """Set for a processor of the pandas API."""
+
+    def output_schema(self) -> StructType:
+        """Return the schema of what the function yields; marker rows make every field nullable."""
+        fields = [StructField(field.name, field.dataType, True, field.metadata) for field in self.output.fields]
+        return StructType([*fields, StructField(MARKER_COLUMN, StringType())])
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Process one partition."""
+        context = TaskContext.get()
+        assert context is not None
+        partition, attempt = context.partitionId(), context.taskAttemptId()
+        settings = self.batch.settings
+        key_groups = key_group_range(partition, self.parallelism, self.max_parallelism)
+        client = _client(settings)
+        target = LogTarget(
+            settings.job,
+            self.operator,
+            self.batch.checkpoint_id,
+            self.batch.epoch,
+            attempt,
+            partition,
+            key_groups,
+            self.batch.job_uid,
+        )
+        writer = LogWriter(client, target, first_sqn=len(self.earlier.get(partition, ())))
+        base = self.batch.base
+        table, advance = open_advanced(
+            settings.private_folder("tables", self.batch.job_uid, self.operator, key_groups.to_text()),
+            lambda table: advance_to_base(table, client, settings.job, self.operator, key_groups, base),
+            settings.local_idle_s,
+        )
+        try:
+            if advance.materialize and base is not None:
+                hand_over_snapshot(table, client, settings.job, self.operator, key_groups, base)
+            if partition in self.earlier:
+                earlier = self.earlier[partition]
+                table.lay_over(read_change_sets(client, settings.job, self.batch.epoch, earlier))
+            to_arrow = RowsToArrow(self.output)
+            yield self._marker(to_arrow, str(attempt))
+            for changes in deletions(table.scan, key_groups, self.deleted, settings.preemptive_bytes):
+                writer.append(changes, preemptive=True)
+            on_time = OnTime(with_keys(batches, self.key_places, behind=self.has_early))
+            work = self._work(on_time, table, key_groups, writer, to_arrow)
+            for columns in work.outputs:
+                for start in range(0, len(columns[0]), OUTPUT_ROWS):
+                    part = [column.slice(start, OUTPUT_ROWS) for column in columns]
+                    yield self._batch(part, pa.nulls(len(part[0]), pa.string()), to_arrow)
+            if any(ref.service_id != self.batch.coordinator_id and ref.service_url is None for ref in writer.refs):
+                # The coordinator cannot reach the sidecar that took these sets, so nobody else can ask for them.
+                writer.make_durable()
+            receipt = Receipt(
+                operator=self.operator,
+                partition=partition,
+                attempt=attempt,
+                rows=work.input.rows_seen,
+                keys=work.input.keys_seen,
+                changes=writer.changes,
+                refs=writer.refs,
+                materialized=advance.materialized,
+                late_rows=work.input.late_rows if isinstance(work.input, ColumnarCalls) else on_time.late_rows,
+                state_reads=work.state_reads(),
+                table_bytes=table.size_bytes(),
+                next_due_ms=work.next_due_ms(),
+            )
+            yield self._marker(to_arrow, f"{attempt} {receipt.to_json()}")
+        except Exception as error:
+            if is_damage(error):
+                table.discard()
+            raise
+        finally:
+            table.close()
+            spare_garbage_collection()
+
+    def _work(
+        self, on_time: OnTime, table: StateTable, key_groups: KeyGroupRange, writer: LogWriter, to_arrow: RowsToArrow
+    ) -> _Work:
+        settings = self.batch.settings
+        key_count = len(self.key_places)
+        batches = with_key_groups(KeysApart(on_time, key_count, KeyCodec(self.key_schema).encode))
+        processor: StatefulProcessor | ColumnarPlan = self.processor.unpack()
+        if isinstance(processor, ColumnarPlan):
+            moments = processor.moments(self.batch.time)
+            columnar = ColumnarCalls(
+                processor, self.key_schema, self.states, key_groups, moments, settings.preemptive_bytes
+            )
+            outputs = columnar.run(batches, table, writer)
+            fit = (fitted(output, to_arrow.names, to_arrow.types) for output in outputs)
+            return _Work(columnar, fit, lambda: columnar.keys_seen, lambda: columnar.next_end_ms)
+        time = self.batch.time if self.time_mode is not TimeMode.NONE else None
+        reads = CountedReads(table.get)
+        get, scan = hide(reads, table.scan, self.deleted)
+        timestamp_ms = 0 if time is None else time.timestamp_ms
+        parts_from = _SECOND_PASS_PARTS if self.batch.is_second_pass else 0
+        state = KeyedState(get, key_groups, scan, self.batch.checkpoint_id, timestamp_ms, parts_from)
+        calls = RowCalls(
+            operator=self.operator,
+            processor=processor,
+            states=self.states,
+            key_schema=self.key_schema,
+            preemptive_bytes=settings.preemptive_bytes,
+            timing=None if time is None else Timing(self.time_mode, time, self.has_early, self.batch.is_second_pass),
+            initial=self.initial,
+        )
+        key_count += self.has_early
+        names = self.row_names if self.initial is None else self.initial.names
+        grouped: GroupedRows | GroupedFrames = GroupedRows(batches, key_count, names)
+        convert: RowsToArrow | FramesToArrow = to_arrow
+        if self.pandas is not None:
+            from backend_client.spark.task.pandas_calls import pandas_calls  # who has no pandas needs none
+
+            calls, grouped, convert = pandas_calls(calls, batches, key_count, names, self.output, self.pandas)
+
+        def run() -> Iterator[list[pa.Array]]:
+            # Frames may be garbage by the gigabyte before they are so many objects.
+            with rare_garbage_collection() if self.pandas is None else nullcontext():
+                for rows in calls.run(grouped, state, writer):
+                    yield convert.columns(rows)
+            writer.append(state.take_changes(), preemptive=False)
+
+        upcoming = calls.upcoming if self.time_mode is TimeMode.EVENT else Upcoming()
+        return _Work(grouped, run(), lambda: reads.count, lambda: upcoming.ms)
+
+    def _marker(self, to_arrow: RowsToArrow, text: str) -> pa.RecordBatch:
+        return self._batch([pa.nulls(1, kind) for kind in to_arrow.types], pa.array([text], pa.string()), to_arrow)
+
+    def _batch(self, columns: list[pa.Array], markers: pa.Array, to_arrow: RowsToArrow) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([*columns, markers], [*to_arrow.names, MARKER_COLUMN])
+
+
+class _Work(NamedTuple):
+    """How a partition is processed: what counts its input, its output, how often state is read, what is due."""
+
+    input: GroupedRows | GroupedFrames | ColumnarCalls
+    outputs: Iterator[list[pa.Array]]
+    state_reads: Callable[[], int]
+    next_due_ms: Callable[[], int | None]
+
+
+def _client(settings: BackendSettings) -> ServiceClient:
+    """Return this worker process's connection; workers serve many tasks, so it is kept."""
+    client = _clients.get(settings)
+    if client is None:
+        client = _clients[settings] = connect(settings)
+    return client

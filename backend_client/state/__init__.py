@@ -1,0 +1,1 @@
+"""State variables, their types, expiry and timers, as the bytes that a table stores."""

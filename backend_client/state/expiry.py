@@ -1,0 +1,129 @@
+"""
+Time to live: stored entries that carry the moment at which they end.
+
+Of an expired entry nothing is seen any more, from the first batch at or behind its end on; it is removed later, a
+bounded number per batch, by an index of ends that is logged as all state is. The end belongs to the stored entry, not
+to its variable: another duration, or none, holds for what is written from then on, and entries that were written
+without one live on. Moments are those of batches, so all of it is the same when a batch is executed again (I14).
+"""
+
+from __future__ import annotations
+
+import struct
+
+from backend_client.state.codec import ValueCodec
+from backend_client.state.keyed_state import KeyedState, ValueVariable, table_key
+from storage.errors import InvalidInputError
+
+EXPIRY = 0xFFFD
+"""Number of the index in table keys; no processor's variable can have it."""
+
+_MARK = b"\xc1"  # the one byte with which no MessagePack value begins
+_MOMENT = struct.Struct(">Q")
+_INDEX = EXPIRY.to_bytes(2, "big")
+_INDEX_BEGIN = 2 + 2 + _MOMENT.size
+_VALUE_BEGIN = 1 + _MOMENT.size
+# Ends are indexed by slots of this part of a TTL, so that a value that is written in every batch has few index entries.
+_SLOTS = 16
+
+
+def check_ttl(name: str, ttl_ms: int) -> None:
+    """
+    Check a duration.
+
+    Raises:
+        InvalidInputError: It is no positive number.
+    """
+    if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or ttl_ms <= 0:
+        raise InvalidInputError(f"ttlDurationMs of state {name!r} must be a positive whole number, it is {ttl_ms!r}")
+
+
+class Expiry:
+    """
+    Puts ends on what is written, and looks at them when it is read.
+
+    Args:
+        state: Of the partition.
+        ttl_ms: How long what is written now shall live; 0 for ever, where that was different once.
+    """
+
+    __slots__ = ("_slot_ms", "_state", "_ttl_ms")
+
+    def __init__(self, state: KeyedState, ttl_ms: int) -> None:
+        self._state = state
+        self._ttl_ms = ttl_ms
+        self._slot_ms = max(1, ttl_ms // _SLOTS)
+
+    def put(self, entry: bytes, value: bytes) -> bytes:
+        """Return `value` with its end, which is entered into the index."""
+        if not self._ttl_ms:
+            return value
+        state = self._state
+        end = state.timestamp_ms + self._ttl_ms
+        slot = -(-end // self._slot_ms) * self._slot_ms
+        index = entry[:2] + _INDEX + _MOMENT.pack(slot) + entry[2:]
+        state.changes[index] = b""
+        state.changed_bytes += len(index)
+        state.ends_written += 1
+        return _MARK + _MOMENT.pack(end) + value
+
+    def alive(self, data: bytes) -> bytes | None:
+        """Return the value of a stored entry, or None if it has expired."""
+        end = _end(data)
+        if end is None:
+            return data
+        return None if end <= self._state.timestamp_ms else data[_VALUE_BEGIN:]
+
+
+class ExpiringValue(ValueVariable):
+    """A value state with a TTL."""
+
+    __slots__ = ("_expiry",)
+
+    def __init__(self, state: KeyedState, state_id: int, codec: ValueCodec, expiry: Expiry) -> None:
+        super().__init__(state, state_id, codec)
+        self._expiry = expiry
+
+    def update(self, newValue: tuple[object, ...]) -> None:
+        """Set the current key's value, which lives for the TTL from now on. Raises as `ValueVariable.update` does."""
+        state = self._state
+        key = self._heads[state.key_group] + state.key
+        data = state.changes[key] = self._expiry.put(key, self._codec.encode(newValue))
+        state.changed_bytes += len(data) + len(key)
+
+    def _read(self) -> bytes | None:
+        data = super()._read()
+        return None if data is None else self._expiry.alive(data)
+
+
+def remove_expired(state: KeyedState, key_group: int, limit: int) -> int:
+    """
+    Remove entries of a key group that have expired, at most `limit`, before any of its keys is visited.
+
+    What expired long ago goes first. Returns the number of index entries that were looked at.
+    """
+    seen = 0
+    head = table_key(key_group, EXPIRY, b"")
+    now = _MOMENT.pack(state.timestamp_ms)
+    for index, _ in state.scan(head):
+        if seen == limit or index[len(head) : _INDEX_BEGIN] > now:
+            break
+        seen += 1
+        entry = head[:2] + index[_INDEX_BEGIN:]
+        data = state.read(entry)
+        end = None if data is None else _end(data)
+        # An entry that was written again since then has a later end, and another index entry for it.
+        if end is not None and end <= state.timestamp_ms:
+            state.changes[entry] = None
+            state.changed_bytes += len(entry)
+        state.changes[index] = None
+        state.changed_bytes += len(index)
+    return seen
+
+
+def _end(data: bytes) -> int | None:
+    """Return the moment at which a stored entry ends, or None if it has no end."""
+    if data[:1] != _MARK:
+        return None
+    end: int = _MOMENT.unpack_from(data, 1)[0]
+    return end

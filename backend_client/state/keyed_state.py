@@ -1,0 +1,148 @@
+"""
+State as a user's function sees it: the current key's variables, read through what was written before.
+
+Writes stay in an overlay over the table, the last value per key (I1: the table itself is not touched); the overlay is
+what the log writer seals. Reads look into the overlay first. One task, one thread.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+
+from backend_client.state.codec import ValueCodec
+from storage.model import KeyGroupRange
+
+_HEAD = struct.Struct(">HH")
+_MISSING = object()
+
+
+def table_key(key_group: int, state_id: int, key: bytes) -> bytes:
+    """Return the key under which a value lies in the table: key group, state id (2 bytes each, big-endian), key."""
+    return _HEAD.pack(key_group, state_id) + key
+
+
+class CountedReads:
+    """Reads of a table, counted."""
+
+    __slots__ = ("_get", "count")
+
+    def __init__(self, get: Callable[[bytes], bytes | None]) -> None:
+        self._get = get
+        self.count = 0
+
+    def __call__(self, key: bytes) -> bytes | None:
+        """Return a table entry's value."""
+        self.count += 1
+        return self._get(key)
+
+
+class KeyedState:
+    """
+    The current key and the changes made so far.
+
+    Args:
+        read: Returns a table entry's value.
+        key_groups: Those of the partition.
+        scan: Yields the table entries whose keys begin with a prefix, by ascending keys.
+        checkpoint_id: The running batch.
+        timestamp_ms: Its processing time; what has a TTL asks for it.
+        parts_from: The first number of what is appended to lists in this batch: greater in its second pass.
+
+    `changes` and `changed_bytes` are what was written since the last `take_changes`, `ends_written` counts writes with
+    a TTL, `before_taking` is called before changes are taken, to write what is held back until then; the attributes are
+    public because the hot path below reads and writes them for every state call.
+    """
+
+    __slots__ = (
+        "before_taking",
+        "changed_bytes",
+        "changes",
+        "checkpoint_id",
+        "ends_written",
+        "key",
+        "key_group",
+        "key_groups",
+        "parts_from",
+        "read",
+        "scan",
+        "timestamp_ms",
+    )
+
+    def __init__(
+        self,
+        read: Callable[[bytes], bytes | None],
+        key_groups: KeyGroupRange,
+        scan: Callable[[bytes], Iterator[tuple[bytes, bytes]]],
+        checkpoint_id: int,
+        timestamp_ms: int = 0,
+        parts_from: int = 0,
+    ) -> None:
+        self.parts_from = parts_from
+        self.read = read
+        self.scan = scan
+        self.checkpoint_id = checkpoint_id
+        self.timestamp_ms = timestamp_ms
+        self.key_groups = key_groups
+        self.key_group = key_groups.first
+        self.key = b""
+        self.changes: dict[bytes, bytes | None] = {}
+        self.changed_bytes = 0
+        self.ends_written = 0
+        self.before_taking: list[Callable[[], None]] = []
+
+    def take_changes(self) -> dict[bytes, bytes | None]:
+        """
+        Hand the changes over and begin anew.
+
+        Only between keys: a batch visits each key once, so what was taken is not read again in this batch.
+        """
+        for write in self.before_taking:
+            write()
+        changes, self.changes, self.changed_bytes = self.changes, {}, 0
+        return changes
+
+
+class ValueVariable:
+    """A single value per key: the methods of PySpark's ``ValueState``."""
+
+    __slots__ = ("_codec", "_heads", "_state")
+
+    def __init__(self, state: KeyedState, state_id: int, codec: ValueCodec) -> None:
+        self._state = state
+        self._codec = codec
+        groups = state.key_groups
+        self._heads = {group: table_key(group, state_id, b"") for group in range(groups.first, groups.last + 1)}
+
+    def exists(self) -> bool:
+        """Say whether the current key has a value."""
+        return self._read() is not None
+
+    def get(self) -> tuple[object, ...] | None:
+        """Return the current key's value, or None."""
+        data = self._read()
+        return None if data is None else self._codec.decode(data)
+
+    def update(self, newValue: tuple[object, ...]) -> None:
+        """
+        Set the current key's value.
+
+        Raises:
+            InvalidInputError: The value does not fit the schema; names the field. The state is as before.
+        """
+        state = self._state
+        data = self._codec.encode(newValue)
+        state.changes[self._heads[state.key_group] + state.key] = data
+        state.changed_bytes += len(data) + len(state.key) + 4
+
+    def clear(self) -> None:
+        """Remove the current key's value."""
+        state = self._state
+        state.changes[self._heads[state.key_group] + state.key] = None
+        state.changed_bytes += len(state.key) + 4
+
+    def _read(self) -> bytes | None:
+        state = self._state
+        key = self._heads[state.key_group] + state.key
+        data = state.changes.get(key, _MISSING)
+        return state.read(key) if data is _MISSING else data  # type: ignore[return-value]

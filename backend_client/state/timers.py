@@ -1,0 +1,137 @@
+"""
+Timers: for each key any number of moments at which the processor wants to be called.
+
+A timer is two entries of the table, both logged as all state is: one below its key, for `Timers.timestamps`, and one
+below its moment, so that what is due lies at the front of its key group. One task, one thread.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from operator import index
+
+from backend_client.state.keyed_collections import Entries
+from backend_client.state.keyed_state import KeyedState, table_key
+from storage.errors import InvalidInputError
+
+# Numbers of variables that no processor's can have.
+BY_KEY = 0xFFFE
+BY_TIME = 0xFFFF
+
+_MOMENT = struct.Struct(">Q")
+_BIAS = 1 << 63  # moments before 1970 sort before those after it
+_HEAD_BYTES = 4
+
+
+class Upcoming:
+    """
+    When the first timer is due that a batch leaves behind; no later than that, for a deleted one counts, too.
+
+    `ms` is None without any.
+    """
+
+    __slots__ = ("ms",)
+
+    def __init__(self) -> None:
+        self.ms: int | None = None
+
+    def note(self, timestamp_ms: int) -> None:
+        """Take a timer into account that is left."""
+        if self.ms is None or timestamp_ms < self.ms:
+            self.ms = timestamp_ms
+
+
+def due_timers(
+    state: KeyedState, key_group: int, until_ms: int, upcoming: Upcoming | None = None
+) -> dict[bytes, list[int]]:
+    """
+    Return the stored timers of a key group up to a moment: each key's, in the order of time.
+
+    The first one behind that moment is noted as upcoming.
+    """
+    due: dict[bytes, list[int]] = {}
+    begin = _HEAD_BYTES + _MOMENT.size
+    end = _pack(until_ms)
+    for entry, _ in state.scan(table_key(key_group, BY_TIME, b"")):
+        moment = entry[_HEAD_BYTES:begin]
+        if moment > end:
+            if upcoming is not None:
+                upcoming.note(_unpack(moment))
+            break
+        due.setdefault(entry[begin:], []).append(_unpack(moment))
+    return due
+
+
+class Timers(Entries):
+    """
+    The timers of the current key.
+
+    Args:
+        state: The current key.
+        until_ms: Timers up to this moment are due in this batch.
+        upcoming: Told of those that are due later.
+    """
+
+    __slots__ = ("_by_time", "_due", "_until_ms", "_upcoming")
+
+    def __init__(self, state: KeyedState, until_ms: int, upcoming: Upcoming | None = None) -> None:
+        super().__init__(state, BY_KEY)
+        self._until_ms = until_ms
+        self._upcoming = upcoming or Upcoming()
+        self._by_time = {group: table_key(group, BY_TIME, b"") for group in self._heads}
+        self._due: set[int] = set()
+
+    def register(self, timestamp_ms: int) -> None:
+        """Set a timer; one for each moment, however often it is set."""
+        self._set(timestamp_ms, b"")
+        if timestamp_ms <= self._until_ms:
+            self._due.add(timestamp_ms)
+        else:
+            self._upcoming.note(timestamp_ms)
+
+    def delete(self, timestamp_ms: int) -> None:
+        """Remove a timer; one that is not there is fine."""
+        self._set(timestamp_ms, None)
+        self._due.discard(timestamp_ms)
+
+    def timestamps(self) -> Iterator[int]:
+        """Return the moments of the timers, in the order of time."""
+        behind = len(self._enter())
+        return iter(sorted(_unpack(entry[behind:]) for entry, _ in self._items()))
+
+    def add_due(self, timestamps: Iterable[int]) -> None:
+        """Let stored timers fire with those that are set in this batch."""
+        self._due.update(timestamps)
+
+    def take_due(self) -> list[int]:
+        """Return the timers that were set for this batch and not deleted, in the order of time; only once."""
+        due = sorted(self._due)
+        self._due.clear()
+        return due
+
+    def leave_due(self) -> None:
+        """Leave what is due by now to the next batch."""
+        for timestamp_ms in self.take_due():
+            self._upcoming.note(timestamp_ms)
+
+    def _set(self, timestamp_ms: int, value: bytes | None) -> None:
+        state = self._state
+        moment = _pack(timestamp_ms)
+        self._write(self._enter() + moment, value)
+        state.changes[self._by_time[state.key_group] + moment + state.key] = value
+        state.changed_bytes += _HEAD_BYTES + _MOMENT.size + len(state.key)
+
+
+def _pack(timestamp_ms: int) -> bytes:
+    try:
+        return _MOMENT.pack(index(timestamp_ms) + _BIAS)
+    except (TypeError, struct.error) as error:
+        raise InvalidInputError(
+            f"a timer is a whole number of milliseconds since 1970 in 64 bits, not {timestamp_ms!r}"
+        ) from error
+
+
+def _unpack(moment: bytes) -> int:
+    value: int = _MOMENT.unpack(moment)[0]
+    return value - _BIAS

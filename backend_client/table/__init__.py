@@ -1,0 +1,1 @@
+"""A partition's local RocksDB table: its files, journal and snapshots."""

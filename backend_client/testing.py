@@ -1,7 +1,0 @@
-"""For the unit tests of users: `StateTester` runs a ``StatefulProcessor`` without Spark, on real tables."""
-
-from __future__ import annotations
-
-from backend_client.spark.state_tester import StateTester
-
-__all__ = ["StateTester"]

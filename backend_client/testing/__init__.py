@@ -1,0 +1,7 @@
+"""For the unit tests of users: `StateTester` runs a ``StatefulProcessor`` without Spark, on real tables."""
+
+from __future__ import annotations
+
+from backend_client.testing.state_tester import StateTester
+
+__all__ = ["StateTester"]

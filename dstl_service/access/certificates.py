@@ -1,0 +1,67 @@
+"""
+This service's certificates, as a server and as a client of other services; read again when their files change.
+
+A connection that begins takes what the files say then, so a certificate is exchanged without a restart.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from dstl_service.access.reread import Reread, warn_if_readable
+from dstl_service.settings import TlsSettings
+from storage.clock import Clock
+
+
+def server_context(tls: TlsSettings, clock: Clock) -> ssl.SSLContext:
+    """
+    Return what a listener with a certificate needs.
+
+    Raises:
+        InvalidInputError: A file cannot be read, or is no certificate or key.
+    """
+    current = Reread("certificate", _files(tls), lambda: _server_context(tls), clock, secret=False)
+
+    def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = current.value
+
+    context = _server_context(tls)
+    context.sni_callback = choose  # called in each handshake, with or without a name
+    return context
+
+
+def client_context(tls: TlsSettings, clock: Clock) -> Callable[[], ssl.SSLContext]:
+    """
+    Return what gives the context of a connection to another service.
+
+    Raises:
+        InvalidInputError: A file cannot be read, or is no certificate or key.
+    """
+    current = Reread("certificate", _files(tls), lambda: _client_context(tls), clock, secret=False)
+    return lambda: current.value
+
+
+def _server_context(tls: TlsSettings) -> ssl.SSLContext:
+    assert tls.certificate_file is not None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(tls.certificate_file, tls.key_file)
+    warn_if_readable("key of the certificate", [tls.key_file or tls.certificate_file])
+    if tls.client_ca_file is not None:
+        context.load_verify_locations(tls.client_ca_file)
+        context.verify_mode = ssl.CERT_OPTIONAL  # who shows none may have a token
+    return context
+
+
+def _client_context(tls: TlsSettings) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=tls.ca_file)
+    if tls.certificate_file is not None:
+        context.load_cert_chain(tls.certificate_file, tls.key_file)
+    return context
+
+
+def _files(tls: TlsSettings) -> list[Path]:
+    named = (tls.certificate_file, tls.key_file, tls.client_ca_file, tls.ca_file)
+    return [path for path in named if path is not None]

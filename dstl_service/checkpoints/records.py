@@ -1,0 +1,263 @@
+"""
+The note: by which segment objects alone say what a checkpoint consists of (I10).
+
+Segment objects hold the change sets of many attempts, also of such as no checkpoint accepted. So the coordinator adds a
+small segment of the reserved operator `NOTE_OPERATOR` to the sets of each checkpoint, in the same upload. It says what
+the manifest is going to say: the accepted sets, the checkpoint before, and where the manifest is to be a complete one,
+all that came before, so that no note needs those of more than `COMPLETE_EVERY` checkpoints. The manifest is then made
+from the note. A restore never reads notes; `dstl_service.repair.rebuild` does.
+
+A note is written before its checkpoint exists: that some later note names the checkpoint as its base proves that it
+came to exist.
+
+No I/O.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dstl_service.registry.manifest import (
+    Manifest,
+    StateView,
+    closed_from_json,
+    flatten_objects,
+    group_by_object,
+    operators_from_json,
+    operators_to_json,
+)
+from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef, CheckpointRef, CompleteRequest, OperatorInfo
+from storage.checksum import BytesLike
+from storage.errors import CorruptDataError, DstlError, InvalidInputError
+from storage.model import ChangeSetId, KeyGroupRange, MaterializationHandle, Segment, SegmentHandle, Writer
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NotedSet:
+    """An accepted change set, and the checksum of its payload if whoever asked for it knew."""
+
+    id: ChangeSetId
+    checksum: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """
+    What a checkpoint is going to be.
+
+    Args:
+        job: Name of the job.
+        job_uid: Tells apart lives of jobs of one name.
+        max_parallelism: Number of the job's key groups.
+        checkpoint_id: Its id.
+        uid: That of the manifest to come.
+        epoch: Of the driver that makes it.
+        base: The checkpoint before, which exists.
+        query_id: Spark's.
+        offsets: Spark's offsets entry of the batch.
+        operators: As in the manifest.
+        sets: The accepted sets, each of this checkpoint and epoch.
+        start: All that came before, if the manifest is to be a complete one; for its first checkpoint nothing.
+        closed_ms: As in the manifest.
+        rewound_from: As in the manifest. What a job is set back to adds nothing: all of it is in `start`.
+    """
+
+    job: str
+    job_uid: str
+    max_parallelism: int
+    checkpoint_id: int
+    uid: str
+    epoch: int
+    base: CheckpointRef | None
+    query_id: str
+    offsets: str
+    operators: tuple[OperatorInfo, ...]
+    sets: tuple[NotedSet, ...]
+    start: StateView | None = None
+    closed_ms: int | None = None
+    rewound_from: CheckpointRef | None = None
+
+    def to_segment(self) -> Segment:
+        """Return the segment that carries it."""
+        return Segment.of(*self.id_and_groups, 1, encode_note(self))
+
+    @property
+    def id_and_groups(self) -> tuple[ChangeSetId, KeyGroupRange]:
+        """Identity and key groups of the segment that carries it."""
+        set_id = ChangeSetId(self.job, NOTE_OPERATOR, self.checkpoint_id, Writer(self.epoch, 0), 0, 0)
+        return set_id, KeyGroupRange(0, self.max_parallelism - 1)
+
+
+def note_of(
+    job: str,
+    job_uid: str,
+    max_parallelism: int,
+    checkpoint_id: int,
+    request: CompleteRequest,
+    start: StateView | None,
+) -> Note:
+    """Return the note of a checkpoint that is asked for; see `Note`."""
+    return Note(
+        job=job,
+        job_uid=job_uid,
+        max_parallelism=max_parallelism,
+        checkpoint_id=checkpoint_id,
+        uid=request.uid,
+        epoch=request.epoch,
+        base=request.base,
+        query_id=request.query_id,
+        offsets=request.offsets,
+        operators=tuple(request.operators),
+        sets=tuple(_noted(job, ref) for ref in request.refs),
+        start=start,
+        closed_ms=request.closed_ms,
+    )
+
+
+def note_of_rewind(job: str, max_parallelism: int, manifest: Manifest) -> Note:
+    """Return the note of what a job is set back to, by which a lost registry is not rebuilt into what was given up."""
+    return Note(
+        job=job,
+        job_uid=manifest.job_uid,
+        max_parallelism=max_parallelism,
+        checkpoint_id=manifest.id,
+        uid=manifest.uid,
+        epoch=manifest.epoch,
+        base=manifest.base,
+        query_id=manifest.query_id,
+        offsets=manifest.offsets,
+        operators=manifest.operators,
+        sets=(),
+        start=StateView(manifest.materializations, [*manifest.earlier, *manifest.segments]),
+        closed_ms=manifest.closed_ms,
+        rewound_from=manifest.rewound_from,
+    )
+
+
+def encode_note(note: Note) -> bytes:
+    """Return the payload of the note's segment: one JSON document, which its segment's checksum covers."""
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "job": note.job,
+            "job_uid": note.job_uid,
+            "max_parallelism": note.max_parallelism,
+            "id": note.checkpoint_id,
+            "uid": note.uid,
+            "epoch": note.epoch,
+            "base": note.base.to_text() if note.base else None,
+            "query_id": note.query_id,
+            "offsets": note.offsets,
+            "operators": operators_to_json(note.operators),
+            "sets": [_set_to_json(noted) for noted in note.sets],
+            "start": _start_to_json(note.start) if note.start else None,
+            **({} if note.closed_ms is None else {"closed_ms": note.closed_ms}),
+            **({"rewound_from": note.rewound_from.to_text()} if note.rewound_from else {}),
+        },
+        separators=(",", ":"),
+    ).encode()
+
+
+def decode_note(data: BytesLike, source: str) -> Note:
+    """
+    Read a note.
+
+    Raises:
+        CorruptDataError: It is none, or of a newer format; names `source`.
+    """
+    try:
+        document = json.loads(bytes(data))
+        if document["format"] > FORMAT:
+            raise ValueError(f"its format {document['format']} is newer than {FORMAT}, the newest this program reads")
+        return _from_json(document)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, DstlError) as error:
+        raise CorruptDataError(f"the note in {source} cannot be read: {error}", source=source) from error
+
+
+def read_note(job: str, text: str) -> Note:
+    """
+    Read the note that a coordinator sent.
+
+    Raises:
+        InvalidInputError: It is none, or of another job.
+    """
+    try:
+        note = decode_note(text.encode(errors="replace"), "a request")
+    except CorruptDataError as error:
+        raise InvalidInputError(error.message) from error
+    if note.job != job:
+        raise InvalidInputError(f"a note of job {note.job!r} was sent to job {job!r}")
+    return note
+
+
+def received_segment(job: str, text: str) -> Segment:
+    """Return the segment that carries the note that a coordinator sent, as it came; see `read_note`."""
+    sent = read_note(job, text).id_and_groups
+    return Segment.of(*sent, 1, text.encode(errors="replace"))
+
+
+def _from_json(document: dict[str, Any]) -> Note:
+    job, checkpoint_id, epoch = document["job"], document["id"], document["epoch"]
+    KeyGroupRange(0, document["max_parallelism"] - 1)  # refuses what no job can have
+    ref = CheckpointRef.parse(f"{checkpoint_id}.0.{document['uid']}")
+    return Note(
+        job=job,
+        job_uid=str(document["job_uid"]),
+        max_parallelism=document["max_parallelism"],
+        checkpoint_id=ref.id,
+        uid=ref.uid,
+        epoch=epoch,
+        base=CheckpointRef.parse(document["base"]) if document["base"] else None,
+        query_id=str(document["query_id"]),
+        offsets=str(document["offsets"]),
+        operators=operators_from_json(document["operators"]),
+        sets=tuple(_set_from_json(job, checkpoint_id, epoch, item) for item in document["sets"]),
+        start=_start_from_json(document["start"]) if document["start"] else None,
+        closed_ms=closed_from_json(document),
+        rewound_from=CheckpointRef.parse(document["rewound_from"]) if document.get("rewound_from") else None,
+    )
+
+
+def _noted(job: str, ref: ChangeSetRef) -> NotedSet:
+    if ref.handle is not None:
+        entry = SegmentHandle.from_dict(ref.handle).entry
+        return NotedSet(entry.id, entry.checksum)
+    return NotedSet(ref.change_set_id(job), _checksum(ref.checksum))
+
+
+def _checksum(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return int(text, 16)
+    except ValueError:
+        raise InvalidInputError(f"a checksum is 16 hexadecimal digits, not {text[:20]!r}") from None
+
+
+def _set_to_json(noted: NotedSet) -> Sequence[str | int | None]:
+    # Job, checkpoint and epoch are the note's. There may be thousands of sets, so they are written without names.
+    checksum = None if noted.checksum is None else f"{noted.checksum:016x}"
+    return [noted.id.operator, noted.id.partition, noted.id.writer.attempt, noted.id.sqn, checksum]
+
+
+def _set_from_json(job: str, checkpoint_id: int, epoch: int, item: Sequence[Any]) -> NotedSet:
+    operator, partition, attempt, sqn, checksum = item
+    set_id = ChangeSetId(job, operator, checkpoint_id, Writer(epoch, attempt), partition, sqn)
+    return NotedSet(set_id, _checksum(checksum))
+
+
+def _start_to_json(start: StateView) -> dict[str, Any]:
+    return {
+        "materializations": [handle.to_dict() for handle in start.materializations],
+        "earlier": group_by_object(start.log),
+    }
+
+
+def _start_from_json(document: dict[str, Any]) -> StateView:
+    materializations = tuple(MaterializationHandle.from_dict(data) for data in document["materializations"])
+    return StateView(materializations, list(flatten_objects(document["earlier"])))

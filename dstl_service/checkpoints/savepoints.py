@@ -1,0 +1,187 @@
+"""
+Savepoints: complete manifests under a name, which keep all that they name until they are deleted.
+
+A savepoint is a copy of a checkpoint's manifest, so a table is restored from it as from the checkpoint, whether or not
+the checkpoint itself was subsumed meanwhile. Blocking I/O; the service calls it in threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+from dstl_service.collection.retention import object_keys
+from dstl_service.registry.keys import manifest_key
+from dstl_service.registry.known_indexes import KnownIndexes
+from dstl_service.registry.lives import LifeFolder
+from dstl_service.registry.manifest import Manifest, ManifestKind, StateView, decode_manifest, encode_manifest
+from dstl_service.registry.under_way import NOTHING
+from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
+from storage.model import validate_name
+from storage.object_store import ObjectStore, exists
+
+_LOOKS_MAX = 5
+
+logger = logging.getLogger("dstl_service")
+
+
+class SavepointStore:
+    """Reads and writes ``savepoints/`` in the folder of a job's life."""
+
+    def __init__(self, store: ObjectStore, folder: LifeFolder) -> None:
+        self._store = store
+        self._folder = folder
+        self._job = folder.job
+
+    def create(self, name: str, manifest: Manifest, before: StateView | None, call_uid: str) -> Manifest:
+        """
+        Keep a checkpoint under a name; the same checkpoint under the same name again changes nothing.
+
+        Three requests, however many tables there are. Why they do (I11): whoever deletes goes from manifests - all
+        that are stored and not needed - to a look at the savepoints, to objects that none of them names. Here the
+        savepoint is written, then its checkpoint's manifest is looked for. If that is still there, it was not deleted
+        before the savepoint was written; so either it is needed, and its objects stay, or who deletes it looks at the
+        savepoints later, and spares them. The objects need no look: a manifest goes before its objects, so all of them
+        are there while it is.
+
+        Args:
+            name: See `storage.model.validate_name`.
+            manifest: The checkpoint's own.
+            before: What its base consists of; None for a complete manifest and for a job's first.
+            call_uid: Names this call, so that it takes no other one's savepoint for its own, and deletes that.
+
+        Raises:
+            ConflictError: The name is taken by another checkpoint.
+            NotFoundError: The checkpoint's manifest is gone: it was subsumed meanwhile.
+        """
+        savepoint = replace(manifest, kind=ManifestKind.COMPLETE, kept_by=call_uid, under_way=NOTHING)
+        if before is not None:
+            savepoint = replace(savepoint, earlier=tuple(before.log), materializations=before.materializations)
+        return self._create(name, savepoint, manifest_key(self._folder.path, manifest.id, manifest.generation))
+
+    def copy(self, name: str, copied: str, call_uid: str) -> Manifest:
+        """
+        Keep under another name what a savepoint holds; the same call again changes nothing.
+
+        As in `create`, with the other savepoint in place of the manifest: while it is there, so are its objects.
+
+        Raises:
+            NotFoundError: There is none of this name, or it was deleted meanwhile.
+        """
+        return self._create(name, replace(self.load(copied), kept_by=call_uid), self._key(copied))
+
+    def _create(self, name: str, savepoint: Manifest, proof_key: str) -> Manifest:
+        key, data = self._key(validate_name("savepoint", name)), encode_manifest(savepoint)
+        is_new = True
+        try:
+            self._store.put(key, data, if_absent=True)
+        except ConflictError:
+            is_new, there = False, self.load(name)
+            if there.ref != savepoint.ref:
+                raise ConflictError(
+                    f"savepoint {name!r} of job {self._job!r} exists already, of checkpoint {there.id}; "
+                    "delete it first, or choose another name"
+                ) from None
+            self._store.put(key, data)  # who made it, and has not looked for the manifest yet, leaves it alone
+        try:
+            self._store.head(proof_key)
+        except NotFoundError as error:
+            # One that was there may be whole. So is one that another call took over: it looks for the manifest, too.
+            if is_new and self.load(name).kept_by == savepoint.kept_by:
+                self.discard(name)
+            raise NotFoundError(
+                f"checkpoint {savepoint.id} of job {self._job!r} was subsumed while the savepoint was made", name=name
+            ) from error
+        return savepoint
+
+    def load(self, name: str) -> Manifest:
+        """
+        Return a savepoint.
+
+        Raises:
+            NotFoundError: There is none of this name.
+            CorruptDataError: It cannot be read.
+        """
+        key = self._key(validate_name("savepoint", name))
+        try:
+            return decode_manifest(self._store.get(key), key)
+        except NotFoundError as error:
+            raise NotFoundError(f"job {self._job!r} has no savepoint {name!r}", job=self._job) from error
+
+    def names(self) -> list[str]:
+        """Return the names of all savepoints."""
+        prefix = self._prefix
+        return [info.key.removeprefix(prefix).removesuffix(".json") for info in self._store.list(prefix)]
+
+    def all(self) -> Iterator[tuple[str, Manifest]]:
+        """
+        Yield all savepoints by name, as they were at one moment of the call.
+
+        Raises:
+            CorruptDataError: One cannot be read.
+            UnavailableError: They are made and deleted faster than they can be read.
+        """
+        for _ in range(_LOOKS_MAX):
+            # One that vanished may have been copied under a name that was not listed.
+            with suppress(NotFoundError):
+                yield from [(name, self.load(name)) for name in self.names()]
+                return
+        raise UnavailableError(f"savepoints of job {self._job!r} change faster than they can be read; ask again")
+
+    def delete(self, name: str) -> None:
+        """Delete a savepoint; what only it named becomes an orphan. `NotFoundError` if there is none."""
+        self._store.head(self._key(validate_name("savepoint", name)))
+        self.discard(name)
+
+    def discard(self, name: str) -> None:
+        """Delete a savepoint that may be gone already."""
+        self._store.delete([self._key(name)])
+
+    def object_keys(self) -> set[str]:
+        """
+        Return the keys of all objects that savepoints name.
+
+        Raises:
+            CorruptDataError: A savepoint cannot be read, so what it names is not known: delete nothing.
+        """
+        return {key for _, manifest in self.all() for key in object_keys(manifest)}
+
+    def named(self, indexes: KnownIndexes) -> set[str]:
+        """
+        Return the keys of all objects that savepoints name, those of their snapshots too.
+
+        A snapshot whose index is gone can be restored by nobody, so its files are nobody's. Such a savepoint was left
+        by a process that died before it saw that its checkpoint was gone, or came back with a file system's loss of
+        power. It is reported, and keeps what else it names; it must not keep all garbage for ever.
+
+        Args:
+            indexes: Reads the indexes of snapshots, and remembers them.
+
+        Raises:
+            CorruptDataError: A savepoint, or an index that is there, cannot be read: delete nothing.
+        """
+        named: set[str] = set()
+        for name, manifest in self.all():
+            named |= object_keys(manifest)
+            for handle in manifest.materializations:
+                try:
+                    named |= indexes.named_by([handle])
+                except CorruptDataError:
+                    if exists(self._store, handle.index_key):
+                        raise
+                else:
+                    continue
+                logger.error(
+                    "a savepoint cannot be restored: delete it",
+                    extra={"job": self._job, "savepoint": name, "missing": handle.index_key},
+                )
+        return named
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self._folder.path}/savepoints/"
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}{name}.json"

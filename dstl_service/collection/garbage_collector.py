@@ -1,0 +1,217 @@
+"""
+Finds and deletes orphans: objects that neither a retained checkpoint nor a savepoint names (I12), whoever crashed when.
+
+No age and no clock decides what is safe (I11): a minimum age only saves requests for what is about to be named. Objects
+are listed *before* the manifests are read, so one that becomes part of a checkpoint in between is of the next one, and
+one that was part of a checkpoint before is named. What no manifest names yet is kept if a later one may name it:
+
+- An object of a snapshot or a compaction carries a uid. It was put after a manifest had listed the uid as under way. If
+  the newest manifest neither lists nor names it, no later one will (`dstl_service.registry.under_way`).
+- Any other object holds change sets. A checkpoint names only sets of its own id and of its driver's epoch, so those of
+  a completed checkpoint's id, or of an epoch that can complete no checkpoint any more, are never named again. After a
+  rewind the epoch is a newer one.
+
+Manifests of subsumed checkpoints that their coordinator left behind are deleted before objects, so that none names what
+is gone. Between the two the savepoints are read again: one that was made of such a checkpoint meanwhile is seen then,
+or its maker sees that the manifest is gone (`SavepointStore.create`).
+
+What a rewind sets a job back to is named by a savepoint before and by a manifest after it. A collection during which a
+newer epoch began may have seen neither, and deletes nothing.
+
+Objects of a later job of the same name lie in the same folders. Behind the listing it is asked whether the job was
+deleted: if it was not, none of them was listed (`dstl_service.registry.lives`).
+
+`choose_orphans` is pure; `collect_garbage` does blocking I/O.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from dstl_service.collection.retention import CHECKPOINTS_MAX, manifests_to_keep, object_keys
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.manifest import Manifest, ManifestKind
+from dstl_service.registry.under_way import uid_in_key
+from dstl_service.wire import CheckpointRef
+from storage.clock import Clock
+from storage.errors import CorruptDataError, NotFoundError
+from storage.leftovers import remove_empty_folders, remove_leftovers
+from storage.model import ObjectInfo
+from storage.object_store import ObjectStore
+
+ORPHAN_AGE_MIN_MS = 30 * 60 * 1000
+_DELETED_AT_ONCE = 500
+
+logger = logging.getLogger("dstl_service")
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageReport:
+    """
+    What a collection found and did.
+
+    `young` are unnamed objects that are not old enough yet, or that a later checkpoint may come to name.
+    `subsumed` counts manifests that no retained checkpoint needs.
+    Without any checkpoint all objects count as named: they may be all that is left.
+    With `dry_run` the orphans were left where they are.
+    """
+
+    job: str
+    dry_run: bool
+    objects: int
+    named: int
+    young: int
+    subsumed: int
+    orphans: list[str]
+    orphan_bytes: int
+
+
+def choose_orphans(
+    objects: Iterable[ObjectInfo],
+    named: AbstractSet[str],
+    under_way: AbstractSet[str],
+    now_ms: int,
+    age_min_ms: int,
+) -> tuple[list[ObjectInfo], int]:
+    """
+    Return the objects that nothing keeps as far as their keys tell, and how many unnamed ones are kept (I11).
+
+    Args:
+        objects: All that there are, listed before the manifests were read.
+        named: Keys that manifests and savepoints name.
+        under_way: Uids that the newest manifest lists.
+        now_ms: The time.
+        age_min_ms: Younger ones are not looked at.
+    """
+    unnamed = [info for info in objects if info.key not in named]
+    orphans = [
+        info for info in unnamed if now_ms - info.modified_ms >= age_min_ms and uid_in_key(info.key) not in under_way
+    ]
+    return orphans, len(unnamed) - len(orphans)
+
+
+def collect_garbage(
+    store: ObjectStore,
+    jobs: JobStore,
+    job: str,
+    clock: Clock,
+    *,
+    age_min_ms: int = ORPHAN_AGE_MIN_MS,
+    checkpoints_max: int = CHECKPOINTS_MAX,
+    dry_run: bool = False,
+) -> GarbageReport:
+    """
+    Delete a job's orphans, or only report them with `dry_run`.
+
+    Args:
+        store: Holds the job.
+        jobs: The job's manifests.
+        job: Its name.
+        clock: Compared with the store's times of modification; a wrong one costs requests, or delays a deletion.
+        age_min_ms: Younger objects are left alone. What killed processes left anywhere in the store goes by the default
+            at the earliest.
+        checkpoints_max: How many checkpoints are retained; a service that retains fewer deletes the others by itself.
+        dry_run: Delete nothing.
+
+    Raises:
+        CorruptDataError: A manifest or a savepoint cannot be read; no object was deleted.
+        NotFoundError: The job was deleted; the collector deleted nothing.
+    """
+    now_ms = clock.now_ms()
+    begun = 0 if dry_run else jobs.settled_epoch()
+    objects = [info for folder in ("segments", "materialized") for info in store.list(f"{job}/{folder}/")]
+    newest, epoch = jobs.frontier()
+    jobs.check_not_ended()
+    kept = manifests_to_keep(jobs.stored_chain(newest.ref), checkpoints_max) if newest else []
+    subsumed: list[CheckpointRef] = []
+    if kept:
+        subsumed, staying = _divide_subsumed(jobs, kept, now_ms - age_min_ms)
+        # A manifest that stays is whole, also where nobody needs it any more.
+        named = _named(jobs, [*kept, *staying])
+    else:
+        # Either nothing was completed yet, or the manifests were lost and these objects are all that is left.
+        named = {info.key for info in objects}
+    orphans, young = choose_orphans(objects, named, newest.under_way.uids if newest else set(), now_ms, age_min_ms)
+    if newest is not None:
+        unnamed = len(orphans) + young
+        unfinished = jobs.unfinished.among(filter(_holds_change_sets, orphans), newest.id, epoch)
+        orphans = [info for info in orphans if info not in unfinished]
+        young = unnamed - len(orphans)
+    if not dry_run:
+        jobs.delete_manifests(subsumed)
+        if orphans:
+            saved = _named(jobs, [])
+            orphans = [info for info in orphans if info.key not in saved]
+        if orphans and jobs.has_newer_epoch(begun):  # the job may have been set back to what was not named
+            young, orphans = young + len(orphans), []
+    keys = [info.key for info in orphans]
+    if not dry_run:
+        for begin in range(0, len(keys), _DELETED_AT_ONCE):
+            store.delete(keys[begin : begin + _DELETED_AT_ONCE])
+        # Of the whole store: other jobs' calls may run, whatever is known of this job.
+        remove_leftovers(store, clock, max(age_min_ms, ORPHAN_AGE_MIN_MS))
+        remove_empty_folders(store, f"{job}/segments", max(age_min_ms, ORPHAN_AGE_MIN_MS))  # of hosts that are gone
+    logger.info(
+        "garbage collected",
+        extra={
+            "job": job,
+            "orphans": len(keys),
+            "young": young,
+            "objects": len(objects),
+            "subsumed": len(subsumed),
+            "dry_run": dry_run,
+        },
+    )
+    return GarbageReport(
+        job=job,
+        dry_run=dry_run,
+        objects=len(objects),
+        named=len(objects) - len(orphans) - young,
+        young=young,
+        subsumed=len(subsumed),
+        orphans=keys,
+        orphan_bytes=sum(info.size_bytes for info in orphans),
+    )
+
+
+def _named(jobs: JobStore, manifests: Sequence[Manifest]) -> set[str]:
+    """Return the keys of all objects that these manifests and all savepoints name."""
+    keys = jobs.savepoints.named(jobs.indexes).union(*(object_keys(manifest) for manifest in manifests))
+    for handle in dict.fromkeys(handle for manifest in manifests for handle in manifest.materializations):
+        try:
+            keys |= jobs.indexes.named_by([handle])
+        except CorruptDataError:
+            # Who deletes an index has deleted all manifests before that named it.
+            if any(handle in item.materializations and jobs.is_stored(item.ref) for item in manifests):
+                raise
+    return keys
+
+
+def _divide_subsumed(
+    jobs: JobStore, kept: Sequence[Manifest], modified_ms_max: int
+) -> tuple[list[CheckpointRef], list[Manifest]]:
+    """Return which subsumed manifests may go, and which stay: young ones, with all that makes them whole."""
+    older: list[tuple[CheckpointRef, Manifest]] = []
+    staying_from: int | None = None
+    complete_at = 0
+    for ref, info in jobs.subsumed([manifest.ref for manifest in kept]):
+        try:
+            manifest = jobs.load(ref.id, ref.generation)
+        except NotFoundError:  # its coordinator deletes it just now
+            continue
+        if manifest.kind is ManifestKind.COMPLETE:
+            complete_at = len(older)
+        if info.modified_ms > modified_ms_max and staying_from is None:
+            staying_from = complete_at
+        older.append((ref, manifest))
+    if staying_from is None:
+        staying_from = len(older)
+    return [ref for ref, _ in older[:staying_from]], [manifest for _, manifest in older[staying_from:]]
+
+
+def _holds_change_sets(info: ObjectInfo) -> bool:
+    """Say whether an object is neither of a snapshot nor of a compaction."""
+    return info.key.endswith(".seg") and uid_in_key(info.key) is None

@@ -1,0 +1,119 @@
+"""
+Performs compactions: reads the segments of each partition, merges them, and stores the results as segment objects.
+
+One partition is merged at a time, so its log, uncompressed, has to fit into memory; a small log is read all at once.
+Reading and merging are blocking and run in a thread; what is stored goes through the same uploads as change sets, with
+a time-out for large objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from dstl_service.compaction.plan import Compaction, Output, Replacement
+from dstl_service.restore.plan import read_handles
+from dstl_service.restore.segment_cache import SegmentCache
+from dstl_service.uploads.uploader import Uploader
+from storage.checksum import BytesLike
+from storage.model import ChangeSetId, Segment, SegmentHandle, SegmentKind, Writer
+from storage.object_store import ObjectStore
+
+_OBJECT_BYTES = 32 * 1024 * 1024
+_SEGMENT_BYTES = 8 * 1024 * 1024
+_AT_ONCE_BYTES = 64 * 1024 * 1024
+
+
+class Compactor:
+    """
+    Compacts the logs of any job of one service.
+
+    Args:
+        store: Holds the segments.
+        cache: Has some of them in memory.
+        uploader: Stores results.
+        in_thread: Runs a blocking call of a job.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cache: SegmentCache,
+        uploader: Uploader,
+        in_thread: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._store = store
+        self._cache = cache
+        self._uploader = uploader
+        self._in_thread = in_thread
+
+    async def run(self, job: str, epoch: int, compactions: Sequence[Compaction], uid: str) -> list[Replacement]:
+        """
+        Do these compactions; their results share objects.
+
+        Args:
+            job: Whose logs they are.
+            epoch: Of the driver behind whose checkpoint this runs.
+            compactions: What to do.
+            uid: In the keys of all objects. A completed manifest lists it as under way, so that the garbage collector
+                knows them (`dstl_service.registry.under_way`).
+
+        Raises:
+            CorruptDataError: A segment is damaged, or is no change set; names its object.
+            UnavailableError: The store does not answer.
+        """
+        inputs = {handle for compaction in compactions for handle in compaction.inputs}
+        payloads: dict[SegmentHandle, BytesLike] = {}
+        if sum(handle.entry.size_bytes for handle in inputs) <= _AT_ONCE_BYTES:
+            payloads = await self._in_thread(job, self._read, inputs)
+        made: dict[str, list[SegmentHandle]] = {compaction.operator: [] for compaction in compactions}
+        waiting: list[Segment] = []
+        numbers = count()
+        for compaction in compactions:
+            for output in compaction.outputs:
+                waiting += await self._in_thread(job, self._merge, job, epoch, compaction, output, payloads)
+                if sum(segment.size_bytes for segment in waiting) >= _OBJECT_BYTES:
+                    await self._store_segments(job, f"{uid}={next(numbers)}", waiting, made)
+        await self._store_segments(job, f"{uid}={next(numbers)}", waiting, made)
+        return [Replacement(compaction, tuple(made[compaction.operator]), uid) for compaction in compactions]
+
+    def _read(self, handles: Iterable[SegmentHandle]) -> dict[SegmentHandle, BytesLike]:
+        """Read segments object by object; partition by partition, each object would be asked for many times."""
+        ordered = sorted(handles, key=lambda handle: (handle.entry.id.checkpoint_id, handle.object_key))
+        return dict(read_handles(ordered, self._store, self._cache))
+
+    def _merge(
+        self,
+        job: str,
+        epoch: int,
+        compaction: Compaction,
+        output: Output,
+        payloads: Mapping[SegmentHandle, BytesLike],
+    ) -> list[Segment]:
+        # Arrow is large and few services of a cluster compact, so it is only loaded then.
+        from storage.change_set import merge_change_sets
+
+        unread = [handle for handle, _ in output.inputs if handle not in payloads]
+        found = {**payloads, **dict(read_handles(unread, self._store, self._cache))} if unread else payloads
+        sets = ((found[handle], handle.object_key, key_groups) for handle, key_groups in output.inputs)
+        keep_deleted = output.kind is not SegmentKind.BASE
+        merged = merge_change_sets(sets, keep_deleted=keep_deleted, size_bytes_max=_SEGMENT_BYTES)
+        segments = []
+        for sqn, (payload, changes) in enumerate(merged):
+            set_id = ChangeSetId(
+                job, compaction.operator, compaction.checkpoint_id, Writer(epoch, 0), output.partition, sqn
+            )
+            segments.append(Segment.of(set_id, output.key_groups, changes, payload, output.kind))
+        return segments
+
+    async def _store_segments(
+        self, job: str, name: str, waiting: list[Segment], made: dict[str, list[SegmentHandle]]
+    ) -> None:
+        """Store what waits as one object, and let nothing wait any more."""
+        if not waiting:
+            return
+        for handle, segment in zip(await self._uploader.begin(job, waiting, name).stored(), waiting, strict=True):
+            made[segment.id.operator].append(handle)
+            self._cache.put(handle, segment.payload)  # the next compaction reads it
+        waiting.clear()

@@ -1,0 +1,239 @@
+"""
+Log compaction, as decisions: when an operator's log is rewritten to the last change per key, and how the result enters.
+
+Without a materialization the result is a *base*: all that is there, without deletions. On top of materializations it is
+a *compacted* log, which keeps deletions, for the key may be in a materialization.
+The log that counts against the bound is everything but bases; the table's size is estimated by the bases and the
+materializations. A compaction that ends while others complete checkpoints replaces exactly the segments it read; it
+enters with a later checkpoint, whose manifest is a complete one, while its base lists the compaction as under way
+(`dstl_service.registry.under_way`).
+What is merged has to fit into memory, so a partition with too long a log is left to materializations, and with it all
+that share segments with it. What is left alone does not count when it is asked whether the rest is due: else the rest
+would be compacted again at every checkpoint. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+
+from dstl_service.registry.manifest import StateView
+from dstl_service.restore.truncation import counted_of_segment
+from dstl_service.wire import OperatorInfo
+from storage.errors import InvalidInputError
+from storage.key_group_sets import KeyGroups
+from storage.key_groups import key_group_range
+from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle, SegmentKind
+
+_FRESH_SHARE_MIN = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionSettings:
+    """When logs are compacted."""
+
+    enabled: bool = True
+    """Off: the log grows until a materialization replaces it."""
+    log_ratio_max: float = 1.0
+    """Bound of an operator's log, as a multiple of its table's stored size."""
+    floor_bytes: int = 4 * 1024 * 1024
+    """A log up to this size is left alone: its storage costs less than the requests."""
+    segments_max: int = 2048
+    """A log of more segments is compacted whatever its size: manifests name each of them."""
+    base_bytes_max: int = 512 * 1024 * 1024
+    """
+    An operator with more than this is not rewritten whole, nor, behind materializations, a partition whose log is
+    longer; such a log waits for materializations.
+    """
+
+    def __post_init__(self) -> None:
+        if not self.log_ratio_max > 0:
+            raise InvalidInputError(f"compaction log_ratio_max must be above 0, it is {self.log_ratio_max}")
+        for name in ("floor_bytes", "segments_max", "base_bytes_max"):
+            if getattr(self, name) < 1:
+                raise InvalidInputError(f"compaction {name} must be at least 1, it is {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class LogSize:
+    """What an operator's state weighs: compressed bytes as stored, and segments that compaction could merge."""
+
+    table_bytes: int
+    log_bytes: int
+    fresh_bytes: int
+    segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One partition's part of a compaction: what it makes, and of which segments, with the key groups that count."""
+
+    partition: int
+    key_groups: KeyGroupRange
+    kind: SegmentKind
+    inputs: tuple[tuple[SegmentHandle, KeyGroups], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """
+    A compaction to be done: the segments that an operator's state has up to `checkpoint_id`.
+
+    Either all segments of a partition are among its inputs or none is.
+    """
+
+    operator: str
+    checkpoint_id: int
+    inputs: frozenset[SegmentHandle]
+    materializations: frozenset[MaterializationHandle]
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A compaction that was done: `added` stands for `compaction.inputs`, `uid` is in the keys of its objects."""
+
+    compaction: Compaction
+    added: tuple[SegmentHandle, ...]
+    uid: str
+
+
+def log_size(view: StateView, operator: str) -> LogSize:
+    """Weigh an operator's state."""
+    table = sum(handle.size_bytes for handle in view.materializations if handle.operator == operator)
+    log = fresh = segments = 0
+    for handle in view.log:
+        if handle.entry.id.operator != operator:
+            continue
+        size = handle.entry.size_bytes
+        if handle.entry.kind is SegmentKind.BASE:
+            table += size
+            continue
+        log += size
+        if handle.entry.kind is SegmentKind.CHANGES:
+            fresh += size
+            segments += 1
+    return LogSize(table, log, fresh, segments)
+
+
+def choose_compactions(
+    view: StateView,
+    operators: Iterable[OperatorInfo],
+    sizes: Mapping[str, LogSize],
+    checkpoint_id: int,
+    max_parallelism: int,
+    settings: CompactionSettings,
+) -> list[Compaction]:
+    """
+    Return what is to be compacted of a checkpoint's state; a log that is within its bound is left alone.
+
+    Args:
+        view: The state.
+        operators: Its operators.
+        sizes: What `log_size` says of each of them.
+        checkpoint_id: The checkpoint's.
+        max_parallelism: Number of the job's key groups.
+        settings: The bounds.
+    """
+    if not settings.enabled:
+        return []
+    due = [operator for operator in operators if _is_due(sizes[operator.name], settings)]
+    planned = (_plan(view, operator, checkpoint_id, max_parallelism, settings) for operator in due)
+    return [compaction for compaction in planned if compaction is not None]
+
+
+def apply(view: StateView, replacement: Replacement) -> StateView | None:
+    """Return the view with a compaction's result, or None if the view no longer has what the compaction read."""
+    compaction = replacement.compaction
+    if _materializations(view, compaction.operator) != compaction.materializations:
+        return None  # a deletion that the result no longer holds may be missing from the new materialization
+    remaining = [handle for handle in view.log if handle not in compaction.inputs]
+    if len(remaining) + len(compaction.inputs) != len(view.log):
+        return None
+    return replace(view, log=[*replacement.added, *remaining])
+
+
+def _is_due(size: LogSize, settings: CompactionSettings) -> bool:
+    if size.segments > settings.segments_max:
+        return True
+    # A log that was compacted and still is as large as the table shrinks no further until much of it is new.
+    is_worthwhile = size.fresh_bytes >= _FRESH_SHARE_MIN * size.log_bytes
+    return is_worthwhile and size.log_bytes > max(settings.floor_bytes, settings.log_ratio_max * size.table_bytes)
+
+
+def _plan(
+    view: StateView, operator: OperatorInfo, checkpoint_id: int, max_parallelism: int, settings: CompactionSettings
+) -> Compaction | None:
+    handles = [handle for handle in view.log if handle.entry.id.operator == operator.name]
+    materializations = _materializations(view, operator.name)
+    if not materializations and sum(handle.entry.size_bytes for handle in handles) > settings.base_bytes_max:
+        return None
+    by_partition = _by_partition(handles, operator.parallelism, max_parallelism)
+    outputs: list[Output] = []
+    too_large: set[int] = set()
+    for partition in range(operator.parallelism):
+        key_groups = key_group_range(partition, operator.parallelism, max_parallelism)
+        counted = ((h, counted_of_segment(h, materializations, key_groups)) for h in by_partition[partition])
+        inputs = [(handle, counting) for handle, counting in counted if counting]
+        is_materialized = any(m.key_groups.intersects(key_groups) for m in materializations)
+        if is_materialized and any(handle.entry.kind is SegmentKind.BASE for handle, _ in inputs):
+            # Half of the range has a base without deletions, half a materialization: wait until the latter is whole.
+            return None
+        if sum(handle.entry.size_bytes for handle, _ in inputs) > settings.base_bytes_max:
+            too_large.add(partition)
+        elif inputs:
+            kind = SegmentKind.COMPACTED if is_materialized else SegmentKind.BASE
+            outputs.append(Output(partition, key_groups, kind, tuple(inputs)))
+    if too_large:
+        left_alone, staying = _with_neighbours(too_large, by_partition)
+        handles = [handle for handle in handles if handle not in staying]
+        if not _is_due(log_size(replace(view, log=handles), operator.name), settings):
+            return None
+        outputs = [output for output in outputs if output.partition not in left_alone]
+    return Compaction(operator.name, checkpoint_id, frozenset(handles), materializations, tuple(outputs))
+
+
+def _with_neighbours(
+    partitions: AbstractSet[int], by_partition: Sequence[Sequence[SegmentHandle]]
+) -> tuple[set[int], set[SegmentHandle]]:
+    """
+    Return these partitions with all that share segments with them, and their segments.
+
+    A segment of two partitions that stayed for one of them would be applied to the other one again, below its base,
+    which no longer knows what was deleted.
+    """
+    found: set[int] = set()
+    segments: set[SegmentHandle] = set()
+    new = set(partitions)
+    while new:
+        found |= new
+        segments.update(handle for partition in new for handle in by_partition[partition])
+        new = {
+            partition
+            for partition, handles in enumerate(by_partition)
+            if partition not in found and not segments.isdisjoint(handles)
+        }
+    return found, segments
+
+
+def _by_partition(
+    handles: Sequence[SegmentHandle], parallelism: int, max_parallelism: int
+) -> list[list[SegmentHandle]]:
+    """Return the handles that concern each partition, in the order in which they apply; each is looked at once."""
+
+    def position(handle: SegmentHandle) -> tuple[int, int, int, int]:
+        set_id = handle.entry.id
+        return set_id.checkpoint_id, set_id.writer.epoch, set_id.writer.attempt, set_id.sqn
+
+    found: list[list[SegmentHandle]] = [[] for _ in range(parallelism)]
+    for handle in sorted(handles, key=position):
+        owned = handle.entry.key_groups
+        first, last = (key_group * parallelism // max_parallelism for key_group in (owned.first, owned.last))
+        for partition in range(first, min(last, parallelism - 1) + 1):
+            found[partition].append(handle)
+    return found
+
+
+def _materializations(view: StateView, operator: str) -> frozenset[MaterializationHandle]:
+    return frozenset(handle for handle in view.materializations if handle.operator == operator)

@@ -1,0 +1,92 @@
+"""
+Puts on record what requests did to jobs, see `dstl_service.access.audit`: one table says which are worth it.
+
+A plain ASGI middleware behind the gate, which knows who asks. Nobody waits for the record.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import parse_qs
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dstl_service.access.audit import AuditTrail
+from dstl_service.http.access_middleware import IDENTITY
+from dstl_service.wire import NAME
+
+_ACTS: Mapping[str, re.Pattern[str]] = {
+    "open": re.compile(rf"POST /v1/jobs/(?P<job>{NAME})/epochs"),
+    "abort": re.compile(rf"POST /v1/jobs/(?P<job>{NAME})/checkpoints/(?P<checkpoint_id>\d{{1,19}})/abort"),
+    "create savepoint": re.compile(rf"PUT /v1/jobs/(?P<job>{NAME})/savepoints/(?P<savepoint>{NAME})"),
+    "delete savepoint": re.compile(rf"DELETE /v1/jobs/(?P<job>{NAME})/savepoints/(?P<savepoint>{NAME})"),
+    "collect garbage": re.compile(rf"POST /v1/jobs/(?P<job>{NAME})/garbage-collection"),
+}
+_ENDS = ("/epochs", "/abort", "/garbage-collection")
+_WAITING_MAX = 1_000
+
+logger = logging.getLogger("dstl_service")
+
+
+class RecordWriter:
+    """Writes entries one after the other in a thread of its own; what a slow store lets pile up is dropped."""
+
+    def __init__(self, trail: AuditTrail) -> None:
+        self._trail = trail
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="audit")
+        self._waiting = 0
+
+    def write(self, who: str, act: str, job: str, facts: dict[str, str]) -> None:
+        """Have an act recorded soon."""
+        if self._waiting >= _WAITING_MAX:
+            logger.warning("an act is on record in the log only", extra={"who": who, "act": act, "job": job, **facts})
+            return
+        self._waiting += 1
+        self._thread.submit(self._trail.record, who, act, job, **facts).add_done_callback(self._written)
+
+    def close(self) -> None:
+        """Give the thread back; what waits is written, as long as the process lives."""
+        self._thread.shutdown(wait=False)
+
+    def _written(self, _: object) -> None:
+        self._waiting -= 1
+
+
+class Recorder:
+    """Passes requests on, and records those of the table that were answered with success."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        found = _act_of(scope) if scope["type"] == "http" else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        act, job, facts = found
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] < 300:
+                scope["app"].state.record.write(scope[IDENTITY].name, act, job, facts)
+            await send(message)
+
+        await self._app(scope, receive, watched)
+
+
+def _act_of(scope: Scope) -> tuple[str, str, dict[str, str]] | None:
+    """Return what a request does, to which job, and what else is worth knowing; None if it is not worth a record."""
+    path: str = scope["path"]
+    if not path.endswith(_ENDS) and "/savepoints/" not in path:
+        return None
+    for act, pattern in _ACTS.items():
+        found = pattern.fullmatch(f"{scope['method']} {path}")
+        if found is not None:
+            facts = found.groupdict()
+            dry_run = parse_qs(scope["query_string"].decode("latin-1")).get("dry_run", ["true"])[-1]
+            is_dry = act == "collect garbage" and dry_run.lower() in ("true", "1", "on", "yes", "t", "y")
+            return None if is_dry else (act, facts.pop("job"), facts)
+    return None

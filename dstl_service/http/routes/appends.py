@@ -1,0 +1,70 @@
+"""Routes by which tasks hand their change sets over and have them made durable; see `shortcut` as well."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+
+from dstl_service.http.requests import IN_DIGITS, JobName, Service, take_in
+from dstl_service.wire import NAME, NAME_PATTERN, ChangeSetRef, PersistRequest, PersistResponse
+from storage.model import COUNT_MAX, KEY_GROUP_MAX, NUMBER_MAX, ChangeSetId, KeyGroupRange, Writer
+
+router = APIRouter(prefix="/v1/jobs/{job}", tags=["change sets"])
+
+_Number = Annotated[int, IN_DIGITS, Query(ge=0, le=NUMBER_MAX)]
+_KeyGroup = Annotated[int, IN_DIGITS, Query(ge=0, le=KEY_GROUP_MAX)]
+
+
+@router.post(
+    "/change-sets",
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+async def append(
+    job: JobName,
+    request: Request,
+    service: Service,
+    operator: Annotated[str, Query(pattern=NAME_PATTERN)],
+    checkpoint_id: _Number,
+    epoch: _Number,
+    attempt: _Number,
+    partition: Annotated[int, IN_DIGITS, Query(ge=0, le=KEY_GROUP_MAX)],
+    sqn: _Number,
+    first_key_group: _KeyGroup,
+    last_key_group: _KeyGroup,
+    count: Annotated[int, IN_DIGITS, Query(ge=0, le=COUNT_MAX)],
+    checksum: Annotated[str, Query(pattern=r"^[0-9a-f]{16}$", description="XXH3-64 of the body, 16 hex digits.")],
+    preemptive: bool = False,
+    job_uid: Annotated[str, Query(pattern=rf"^({NAME})?$", description="Of the job that is meant.")] = "",
+) -> ChangeSetRef:
+    """
+    Take one change set in. The answer means *received*: it dies with this process until it is persisted.
+
+    Sending the same set again is harmless. A `preemptive` set is uploaded without waiting for the checkpoint.
+    """
+    set_id = ChangeSetId(job, operator, checkpoint_id, Writer(epoch, attempt), partition, sqn)
+    key_groups = KeyGroupRange(first_key_group, last_key_group)
+    return await take_in(
+        service,
+        request.scope,
+        request.receive,
+        set_id,
+        key_groups,
+        count,
+        int(checksum, 16),
+        preemptive=preemptive,
+        job_uid=job_uid,
+    )
+
+
+@router.post("/persist")
+async def persist(job: JobName, body: PersistRequest, service: Service) -> PersistResponse:
+    """Make change sets durable and return their handles, or only start to with `wait` false."""
+    note = None if body.note is None else await service.read_note(job, body.note)
+    handles = await service.persist(job, body.refs, wait=body.wait, note=note)
+    return PersistResponse([handle.to_dict() for handle in handles])

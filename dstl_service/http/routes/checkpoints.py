@@ -1,0 +1,65 @@
+"""Routes of the coordinator: begin, complete, abort, list and show checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, status
+
+from dstl_service.http.requests import CheckpointId, JobName, Service
+from dstl_service.wire import BeginResponse, CheckpointInfo, CompleteRequest, CompleteResponse, EpochRequest
+
+router = APIRouter(prefix="/v1/jobs/{job}/checkpoints", tags=["checkpoints"])
+
+
+@router.get("")
+async def list_checkpoints(job: JobName, service: Service) -> list[CheckpointInfo]:
+    """All completed checkpoints, oldest first."""
+    return await service.checkpoints(job)
+
+
+@router.get("/{checkpoint_id}")
+async def show_checkpoint(job: JobName, checkpoint_id: CheckpointId, service: Service) -> dict[str, Any]:
+    """One checkpoint with the handles of what it added."""
+    manifest = await service.checkpoint(job, checkpoint_id)
+    handles = [handle.to_dict() for handle in manifest.segments]
+    info = manifest.info()
+    return {
+        "checkpoint": info.ref.to_text(),
+        "base": info.base.to_text() if info.base else None,
+        "kind": manifest.kind.value,
+        "epoch": info.epoch,
+        "created_ms": info.created_ms,
+        "query_id": info.query_id,
+        "offsets": info.offsets,
+        "operators": {operator.name: operator.parallelism for operator in info.operators},
+        "segment_bytes": info.segment_bytes,
+        "handles": handles,
+    }
+
+
+@router.post("/{checkpoint_id}/begin")
+async def begin(job: JobName, checkpoint_id: CheckpointId, body: EpochRequest, service: Service) -> BeginResponse:
+    """Start a checkpoint; what was received for an earlier try at it is forgotten."""
+    await service.begin(job, checkpoint_id, body.epoch)
+    return BeginResponse(service.service_id)
+
+
+@router.post("/{checkpoint_id}/flush", status_code=status.HTTP_204_NO_CONTENT)
+async def flush(job: JobName, checkpoint_id: CheckpointId, body: CompleteRequest, service: Service) -> None:
+    """Start the upload of the checkpoint's sets without waiting; the same request completes it later."""
+    await service.flush(job, checkpoint_id, body)
+
+
+@router.post("/{checkpoint_id}/complete")
+async def complete(
+    job: JobName, checkpoint_id: CheckpointId, body: CompleteRequest, service: Service
+) -> CompleteResponse:
+    """Wait until all sets are durable, then create the manifest: from then on the checkpoint exists."""
+    return await service.complete(job, checkpoint_id, body)
+
+
+@router.post("/{checkpoint_id}/abort", status_code=status.HTTP_204_NO_CONTENT)
+async def abort(job: JobName, checkpoint_id: CheckpointId, body: EpochRequest, service: Service) -> None:
+    """Give a checkpoint up."""
+    await service.abort(job, checkpoint_id, body.epoch)

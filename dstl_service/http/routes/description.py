@@ -1,0 +1,25 @@
+"""What the OpenAPI document says besides the routes: that every one but the open paths asks for a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from dstl_service.access.rights import OPEN_PATHS
+
+
+def describe_access(app: FastAPI) -> None:
+    """Add the token to the OpenAPI document; the gate, not FastAPI, asks for it, for that is quicker."""
+    make = app.openapi
+
+    def document() -> dict[str, Any]:
+        made = make()
+        made.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        made["security"] = [{"token": []}]
+        for path in OPEN_PATHS:
+            for operation in made["paths"][path].values():
+                operation["security"] = []
+        return made
+
+    app.openapi = document  # type: ignore[method-assign]  # FastAPI's documented way of extending the document

@@ -1,0 +1,176 @@
+"""The route by which a table gets what it lacks: a stream of frames, see `dstl_service.wire.encode_frame`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import StreamingResponse
+from prometheus_client import Gauge
+from starlette.types import Receive, Scope, Send
+
+from dstl_service.http.requests import IN_DIGITS, JobName, Service
+from dstl_service.materialization.materializer import Offer
+from dstl_service.restore.plan import RestorePlan
+from dstl_service.service import ChangelogService
+from dstl_service.wire import NAME_PATTERN, CheckpointRef, ReadRequest, encode_frame
+from storage.checksum import BytesLike
+from storage.errors import DstlError, NotFoundError
+from storage.key_group_sets import to_pairs
+from storage.model import KEY_GROUP_MAX, ChangeSetId, KeyGroupRange
+
+router = APIRouter(prefix="/v1/jobs/{job}", tags=["restore"])
+
+_KeyGroup = Annotated[int, IN_DIGITS, Query(ge=0, le=KEY_GROUP_MAX)]
+_RefText = Annotated[str, Query(pattern=r"^[0-9]{1,19}\.[0-9]{1,18}\.[0-9A-Za-z_-]{1,64}$")]
+_MEDIA_TYPE = "application/vnd.dstl.frames"
+_AT_ONCE_BYTES_MAX = 1 << 20
+"""What is not larger, such as the change set of the last batch, is answered at once: a stream costs thrice as much."""
+
+
+@router.get("/restore", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
+async def restore(
+    job: JobName,
+    service: Service,
+    operator: Annotated[str, Query(pattern=NAME_PATTERN)],
+    first_key_group: _KeyGroup,
+    last_key_group: _KeyGroup,
+    to: _RefText,
+    have: _RefText | None = None,
+) -> Response:
+    """
+    Stream what leads a table of these key groups from version `have` (none: empty) to checkpoint `to`.
+
+    Frames, in this order:
+
+    - ``plan``: with ``full`` true, empty the table first. With ``materialize`` true, make a snapshot of the table when
+      it stands at the checkpoint, and post it to ``materializations``. ``materialized``: what to report to the driver
+      of the table's snapshot, the announcement of one or the handle of a stored one, or null.
+    - for each materialization that counts one ``snapshot``, then its files, each as one or more ``file``: verify them
+      against their checksum, take the key groups ``counted``.
+    - one ``segment`` per change set, in the order in which they must be applied; only its key groups ``counted``.
+    - ``end``.
+
+    Instead of the rest there may be one ``error``; or one ``gone``: what led from `have` was deleted with checkpoints
+    that were subsumed, so the table must be emptied and everything asked for.
+    """
+    key_groups = KeyGroupRange(first_key_group, last_key_group)
+    return await answer_restore(
+        service, job, operator, key_groups, CheckpointRef.parse(have) if have else None, CheckpointRef.parse(to)
+    )
+
+
+@router.post("/read", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
+async def read(job: JobName, body: ReadRequest, service: Service) -> Response:
+    """
+    Give change sets back whose checkpoint does not exist yet, to who goes on from them.
+
+    Frames: one ``segment`` for each, in the order of the request, then ``end``; or one ``error``.
+    """
+    sets = await service.read_sets(job, body.epoch, body.refs)
+    return StreamingResponse(service.in_turn(job, _set_frames(sets)), media_type=_MEDIA_TYPE)
+
+
+def _set_frames(sets: Iterator[tuple[ChangeSetId, int, BytesLike]]) -> Iterator[bytes]:
+    try:
+        for set_id, checksum, payload in sets:
+            yield _joined({"kind": "segment", "object": str(set_id), "checksum": f"{checksum:016x}"}, payload)
+    except DstlError as error:
+        yield _joined({"kind": "error", "error": error.to_dict()})
+    yield _joined({"kind": "end"})
+
+
+async def answer_restore(
+    service: ChangelogService,
+    job: str,
+    operator: str,
+    key_groups: KeyGroupRange,
+    have: CheckpointRef | None,
+    want: CheckpointRef,
+) -> Response:
+    """Return the answer to a restore: the stream, or in one piece what is small."""
+    plan, offer = await service.plan_restore(job, operator, key_groups, have, want)
+    running = service.metrics.restores_running.labels(job)
+    frames = _frames(service, plan, offer, service.metrics.restored_bytes.labels(job).inc)
+    if plan.size_bytes > _AT_ONCE_BYTES_MAX:
+        return _Stream(service.in_turn(job, frames), running)
+    with running.track_inprogress():
+        body = b"".join(frames) if service.is_at_hand(plan) else await service.joined(job, frames)
+    return Response(body, media_type=_MEDIA_TYPE)
+
+
+class _Stream(StreamingResponse):
+    """A restore that runs until its end, or until its client is gone."""
+
+    def __init__(self, frames: AsyncIterator[bytes], running: Gauge) -> None:
+        super().__init__(frames, media_type=_MEDIA_TYPE)
+        self._running = running
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._running.track_inprogress():
+            await super().__call__(scope, receive, send)
+
+
+def _frames(
+    service: ChangelogService, plan: RestorePlan, offer: Offer, count_sent: Callable[[int], None]
+) -> Iterator[bytes]:
+    """Yield the frames of an answer; a payload is counted when the next one is asked for, so that it was taken."""
+    header: dict[str, Any] = {
+        "kind": "plan",
+        "full": plan.is_full,
+        "snapshots": len(plan.materializations),
+        "segments": len(plan.handles),
+        "bytes": plan.size_bytes,
+        "materialize": offer.materialize,
+        "materialized": offer.report,
+    }
+    yield _joined(header)
+    try:
+        yield from _snapshot_frames(service, plan, count_sent)
+        for handle, payload in service.read_plan(plan):
+            entry = handle.entry
+            header = {
+                "kind": "segment",
+                "object": handle.object_key,
+                "checkpoint_id": entry.id.checkpoint_id,
+                "first": entry.key_groups.first,
+                "last": entry.key_groups.last,
+                "counted": to_pairs(plan.counted(handle)),
+                "count": entry.count,
+                "checksum": f"{entry.checksum:016x}",
+            }
+            yield _joined(header, payload)
+            count_sent(entry.size_bytes)
+    except DstlError as error:
+        if not plan.is_full and isinstance(error.__cause__, NotFoundError):
+            yield _joined({"kind": "gone"})
+        else:
+            yield _joined({"kind": "error", "error": error.to_dict()})
+    yield _joined({"kind": "end"})
+
+
+def _snapshot_frames(
+    service: ChangelogService, plan: RestorePlan, count_sent: Callable[[int], None]
+) -> Iterator[bytes]:
+    for planned, index, pieces in service.read_snapshots(plan):
+        yield _joined(
+            {
+                "kind": "snapshot",
+                "index": planned.handle.index_key,
+                "version": index.version.to_text(),
+                "first": index.key_groups.first,
+                "last": index.key_groups.last,
+                "counted": to_pairs(planned.counted),
+                "files": len(index.files),
+            }
+        )
+        for file, offset, data in pieces:
+            place = {"name": file.name, "object": file.object_key, "offset": offset}
+            header = {"kind": "file", **place, "file_size": file.size_bytes, "checksum": file.checksum}
+            yield _joined(header, data)
+            count_sent(len(data))
+
+
+def _joined(header: dict[str, Any], payload: BytesLike = b"") -> bytes:
+    return b"".join(encode_frame(header, payload))

@@ -1,0 +1,1 @@
+"""Change sets from their arrival until they are durable."""

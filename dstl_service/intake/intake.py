@@ -1,0 +1,293 @@
+"""
+The way of change sets into a service and on to durability: room, the job's book, batches, uploads.
+
+Owned by the event loop; attempts to upload run in the uploader's threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
+
+from dstl_service.http.shutdown import STORED_BY
+from dstl_service.intake.active_job import ActiveJob, ActiveJobs
+from dstl_service.intake.in_flight_limiter import FIRST_BYTES_MAX, Place, Room
+from dstl_service.metrics.service import ServiceMetrics
+from dstl_service.restore.segment_cache import SegmentCache
+from dstl_service.settings import ServiceSettings
+from dstl_service.uploads.uploader import Upload, Uploader
+from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef
+from storage.checksum import checksum64
+from storage.clock import Clock
+from storage.errors import ClosedError, CorruptDataError, DstlError, InvalidInputError, UnavailableError
+from storage.model import SEGMENT_BYTES_MAX, ChangeSetId, Segment, SegmentHandle
+
+logger = logging.getLogger("dstl_service")
+
+
+class Intake:
+    """
+    Takes change sets in and uploads them.
+
+    Args:
+        settings: The service's.
+        jobs: Whose sets they are.
+        room: How much may be taken in; who waits for some calls `hurry`.
+        uploader: Stores batches.
+        cache: Keeps what was uploaded, within what the sets in flight leave of it.
+        clock: Tells when a batch is due.
+        metrics: The service's.
+        service_id: Goes into references, so that they are not taken for those of another process.
+        service_url: Tells where other hosts reach this service; None as long as they would not ask there.
+    """
+
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        jobs: ActiveJobs,
+        room: Room,
+        uploader: Uploader,
+        cache: SegmentCache,
+        clock: Clock,
+        metrics: ServiceMetrics,
+        service_id: str,
+        service_url: Callable[[], str | None],
+    ) -> None:
+        self._settings = settings
+        self._jobs = jobs
+        self._room = room
+        self._uploader = uploader
+        self._cache = cache
+        self._clock = clock
+        self._metrics = metrics
+        self._service_id = service_id
+        self._service_url = service_url
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._late: set[asyncio.Task[None]] = set()
+        self._stopping: asyncio.Task[None] | None = None
+        self._stop_by = 0.0
+
+    @property
+    def change_set_bytes_max(self) -> int:
+        """The largest change set that can ever be taken in."""
+        return min(SEGMENT_BYTES_MAX, self._settings.batch.in_flight_bytes_max)
+
+    def room_for(self, set_id: ChangeSetId, size_bytes: int) -> AbstractAsyncContextManager[Place]:
+        """
+        Return the context in which a change set arrives and is appended; entering it waits for room (I9).
+
+        Raises:
+            InvalidInputError: It can never fit; the client must send smaller change sets.
+            ClosedError: The service is being stopped.
+            FencedError: A newer epoch is known here.
+            OverloadedError: On entering: too much waits for its upload; send it again after a while.
+        """
+        self._check_running()
+        if size_bytes > self.change_set_bytes_max:
+            raise InvalidInputError(
+                f"a change set has at most {self.change_set_bytes_max} bytes here, not {size_bytes}; send several "
+                "smaller ones (preemptive_bytes of the client), or raise in_flight_bytes_max"
+            )
+        if self._jobs.writable(set_id).book.holds(set_id) and size_bytes <= FIRST_BYTES_MAX:
+            # Sent again after a lost response; its bytes are counted already.
+            return nullcontext(Place(None, set_id.job, size_bytes))
+        return self._room.reserved(set_id.job, size_bytes)
+
+    def append(self, segment: Segment, *, preemptive: bool) -> ChangeSetRef:
+        """
+        Take a change set in, within the context of `room_for`: *received*, not durable.
+
+        Raises:
+            CorruptDataError: The bytes are not those that were sent.
+            FencedError: A newer epoch is known here.
+            ClosedError: The service is being stopped.
+        """
+        self._check_running()
+        set_id = segment.id
+        if checksum64(segment.payload) != segment.checksum:
+            raise CorruptDataError(f"change set {set_id} was damaged on its way to the service", job=set_id.job)
+        job = self._jobs.writable(set_id)
+        job.book.receive(segment, self._clock.monotonic_ms(), preemptive=preemptive)
+        self._cache.leave_room(self._jobs.in_flight_bytes)
+        self._schedule(job)
+        self._metrics.change_sets.labels(set_id.job).inc()
+        self._metrics.change_set_bytes.labels(set_id.job).inc(len(segment.payload))
+        return ChangeSetRef(
+            operator=set_id.operator,
+            checkpoint_id=set_id.checkpoint_id,
+            epoch=set_id.writer.epoch,
+            attempt=set_id.writer.attempt,
+            partition=set_id.partition,
+            sqn=set_id.sqn,
+            size_bytes=len(segment.payload),
+            service_id=self._service_id,
+            service_url=self._service_url(),
+            checksum=f"{segment.checksum:016x}",
+        )
+
+    def request(self, job: ActiveJob, ids: Sequence[ChangeSetId], note: Segment | None) -> list[ChangeSetId]:
+        """
+        Upload these sets now, and a note in the same object; return all their ids, that of the note last.
+
+        Raises:
+            LostChangesError: A set is not here.
+        """
+        wanted = list(ids)
+        if wanted:
+            job.book.request(wanted, self._clock.monotonic_ms())
+        if note is not None:
+            wanted.append(job.book.take_note(note))
+            job.book.request(wanted[-1:], self._clock.monotonic_ms())
+        self._schedule(job)
+        return wanted
+
+    async def durable(self, job: ActiveJob, ids: Sequence[ChangeSetId]) -> list[SegmentHandle]:
+        """
+        Wait until these sets are durable; return their handles.
+
+        Raises:
+            LostChangesError: One was forgotten meanwhile.
+            UnavailableError: The store did not take them; nothing is lost, ask again.
+        """
+        waiting = deque(ids)
+        while True:
+            changed = job.changed
+            # Each upload wakes all who wait; none of them looks again at what it has seen to be durable.
+            while waiting and job.book.is_durable(waiting[0]):
+                waiting.popleft()
+            if not waiting and (handles := job.book.handles(ids)) is not None:
+                return handles
+            if not job.book.is_uploading(waiting):
+                raise UnavailableError(
+                    f"the log of job {job.name!r} could not be stored: {job.last_error}", job=job.name
+                )
+            await changed.wait()
+
+    def hurry(self) -> None:
+        """Upload all that waits, of all jobs: somebody needs its room."""
+        for job in self._jobs:
+            job.book.release_all(self._clock.monotonic_ms())
+            self._schedule(job)
+
+    def begin_stop(self) -> None:
+        """Take no change set in from now on, and upload all that wait; requests that were begun are still answered."""
+        if self._stopping is None:
+            loop = asyncio.get_running_loop()
+            self._stop_by = loop.time() + self._settings.shutdown_timeout_s * STORED_BY
+            self._stopping = loop.create_task(self._upload_rest())
+
+    async def stopped(self) -> None:
+        """Stop, and wait for the uploads within the time that a stop may take."""
+        self.begin_stop()
+        assert self._stopping is not None
+        await asyncio.wait([self._stopping], timeout=max(0.0, self._stop_by - asyncio.get_running_loop().time()))
+        self._stopping.cancel()
+
+    def close(self) -> None:
+        """Give up what is not stored."""
+        for job in self._jobs:
+            lost = sum(set_id.operator != NOTE_OPERATOR for set_id in job.book.unstored)
+            if lost:
+                logger.warning(
+                    "change sets were given up at the stop; batches that need them are executed again",
+                    extra={"job": job.name, "change_sets": lost},
+                )
+        for late in self._late:
+            late.cancel()
+
+    async def _upload_rest(self) -> None:
+        """Upload until nothing is left to upload; what fails is sent again."""
+        while any(job.book.unstored for job in self._jobs):
+            self.hurry()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            if any(job.book.unstored for job in self._jobs):
+                await asyncio.sleep(self._settings.upload.delay_after_error_ms / 1000)
+
+    def _check_running(self) -> None:
+        if self._stopping is not None:
+            raise ClosedError("this service is being stopped and takes nothing more in; send the change set again")
+
+    def _schedule(self, job: ActiveJob) -> None:
+        """Make sure that a batch that is due gets taken; called whenever the book may have changed."""
+        due_ms = job.book.due_ms
+        if job.timer is not None:
+            job.timer.cancel()
+            job.timer = None
+        if due_ms is None:
+            return
+        delay_s = max(0, due_ms - self._clock.monotonic_ms()) / 1000
+        if delay_s > 0:
+            job.timer = asyncio.get_running_loop().call_later(delay_s, self._schedule, job)
+            return
+        while batch := job.book.take_batch(self._clock.monotonic_ms()):
+            self._start(self._upload(job, batch), self._tasks)
+
+    async def _upload(self, job: ActiveJob, batch: list[Segment]) -> None:
+        self._metrics.uploads.labels(job.name).inc()
+        self._metrics.batch_sets.observe(sum(segment.id.operator != NOTE_OPERATOR for segment in batch))
+        started_ms = self._clock.monotonic_ms()
+        upload: Upload | None = None
+        try:
+            upload = self._uploader.begin(job.name, batch)
+            handles = await upload.stored()
+        except Exception as error:  # a programming error must reach the waiters too, or they would wait for ever
+            self._metrics.upload_failures.labels(job.name).inc()
+            job.last_error = str(error)  # not the error itself: its traceback would keep the bytes in memory
+            logger.warning(
+                "upload failed",
+                extra={**_fields_of(batch), "error": job.last_error},
+                exc_info=None if isinstance(error, DstlError) else error,
+            )
+            job.book.failed(batch)
+        else:
+            self._uploaded(job, batch, handles)
+            self._metrics.upload_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
+            self._metrics.upload_bytes.observe(handles[0].object_size_bytes)
+            self._metrics.upload_attempts.observe(upload.attempts)
+            self._metrics.winning_attempt.observe(upload.winner)
+            level = logging.INFO if upload.attempts > 1 else logging.DEBUG
+            if logger.isEnabledFor(level):
+                facts = {"object": handles[0].object_key, "upload_attempts": upload.attempts}
+                logger.log(level, "change sets uploaded", extra={**_fields_of(batch), **facts})
+        job.wake()
+        self._start(self._release(job, batch, upload), self._late)
+
+    async def _release(self, job: ActiveJob, batch: list[Segment], upload: Upload | None) -> None:
+        """Wait for the attempts of an upload that still run; one of an upload that was given up may yet succeed."""
+        if upload is not None:
+            if await upload.ended():
+                self._uploaded(job, batch, upload.handles)
+                job.wake()
+            self._metrics.loser_attempts.labels(job.name).inc(upload.attempts - (upload.winner > 0))
+        job.book.released(batch)
+        self._room.freed()
+
+    def _uploaded(self, job: ActiveJob, batch: list[Segment], handles: list[SegmentHandle]) -> None:
+        for handle, segment in zip(handles, batch, strict=True):
+            if segment.id.operator != NOTE_OPERATOR:  # no table asks for notes
+                self._cache.put(handle, segment.payload)
+        job.book.uploaded(handles)
+        self._cache.leave_room(self._jobs.in_flight_bytes)
+
+    def _start(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+def _fields_of(batch: Sequence[Segment]) -> dict[str, Any]:
+    """Return what a log line says of change sets: of their newest checkpoint, and of the attempts that sent them."""
+    ids = [segment.id for segment in batch]
+    sent = [set_id for set_id in ids if set_id.operator != NOTE_OPERATOR]  # a checkpoint's note is nobody's change set
+    return {
+        "job": ids[0].job,
+        "checkpoint_id": max(set_id.checkpoint_id for set_id in ids),
+        "epoch": max(set_id.writer.epoch for set_id in ids),
+        "attempts": sorted({set_id.writer.attempt for set_id in sent}),
+        "change_sets": len(sent),
+    }

@@ -1,0 +1,187 @@
+"""
+The coordinator's gate: what of the snapshots that tasks report a checkpoint takes into its state, and what it lists.
+
+A stored snapshot is taken only while the base lists it as under way (`dstl_service.registry.under_way`), and while the
+base's state has all that it is built upon (I11). What does not belong to the state is refused and counted, never an
+error: a checkpoint does not depend on it (I13). Only what is neither an announcement nor a handle of any snapshot is an
+error of who asks (`check_form`). What is refused for good leaves the list, so that its table is stored anew.
+
+A handle costs one request, and that only once: an index never changes, and it is remembered. The oldest snapshots come
+first, whatever their key groups, so each has its turn. Blocking I/O.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.materialization_index import index_key
+from dstl_service.registry.under_way import Announcement, UnderWaySnapshot, followed, is_announcement
+from dstl_service.restore.truncation import Counting
+from dstl_service.wire import CheckpointRef, OperatorInfo
+from storage.clock import Clock
+from storage.errors import CorruptDataError, DstlError, InvalidInputError, UnavailableError
+from storage.model import MaterializationHandle
+
+AT_ONCE_MAX = 16
+
+logger = logging.getLogger("dstl_service")
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What a checkpoint makes of the snapshots that tasks reported: takes, lists from now on, and will never take."""
+
+    taken: Sequence[MaterializationHandle] = ()
+    announced: Sequence[Announcement] = ()
+    refused: Collection[str] = ()
+    refusals: int = 0
+
+    def under_way(
+        self,
+        jobs: JobStore,
+        base: CheckpointRef,
+        operators: Sequence[OperatorInfo],
+        materializations: Iterable[MaterializationHandle],
+    ) -> tuple[UnderWaySnapshot, ...]:
+        """Return the snapshots that the checkpoint after `base` lists; `materializations` are those of its state."""
+        gone = {*self.refused, *(handle.uid for handle in self.taken)}
+        before = jobs.resolve(base).under_way
+        return followed(before, base, self.announced, gone, operators, materializations, jobs.max_parallelism)
+
+
+def choose_materializations(
+    jobs: JobStore,
+    job: str,
+    base: CheckpointRef,
+    reported: Sequence[dict[str, Any]],
+    clock: Clock,
+    patience_ms: int,
+    at_once: int = AT_ONCE_MAX,
+) -> Reported:
+    """
+    Return what the checkpoint after `base` makes of what was reported.
+
+    Args:
+        jobs: The job's manifests.
+        job: Its name.
+        base: The checkpoint on which the new one builds.
+        reported: Announcements, and handles of stored snapshots; of several attempts the same one may come twice.
+        clock: For `patience_ms`.
+        patience_ms: No further index is read after this time; handles that are left are reported again.
+        at_once: Indexes that are read at the same time.
+    """
+    gate = _Gate(jobs, job, base)
+    handles: dict[str, MaterializationHandle] = {}
+    announced: list[Announcement] = []
+    refused: set[str] = set()
+    refusals = 0
+    for data in reported:
+        try:
+            if is_announcement(data):
+                announced.append(gate.announced(data))
+            elif (handle := MaterializationHandle.from_dict(data)).uid not in gate.taken:
+                gate.check_listed(handle)
+                handles[handle.uid] = handle
+        except DstlError as error:
+            refusals += 1
+            logger.warning("materialization refused", extra={"job": job, "error": str(error)})
+    until_ms = clock.monotonic_ms() + patience_ms
+
+    def check(handle: MaterializationHandle) -> DstlError | None:
+        if clock.monotonic_ms() > until_ms and not jobs.indexes.knows(handle):
+            return UnavailableError("there was no time to look at it")
+        try:
+            gate.check_index(handle)
+        except DstlError as error:
+            return error
+        return None
+
+    oldest_first = sorted(handles.values(), key=lambda handle: (handle.checkpoint_id, handle.uid))
+    taken = []
+    for handle, why_not in zip(oldest_first, _each(check, oldest_first, at_once), strict=True):
+        if why_not is None:
+            taken.append(handle)
+        elif isinstance(why_not, InvalidInputError | CorruptDataError):
+            refused.add(handle.uid)
+            logger.warning("materialization refused", extra={"job": job, "error": str(why_not)})
+    return Reported(taken, announced, refused, refusals + len(refused))
+
+
+def check_form(reported: Sequence[Any]) -> None:
+    """
+    Check that what is reported are announcements and handles of snapshots.
+
+    Raises:
+        InvalidInputError: One is neither; says which.
+    """
+    for number, data in enumerate(reported):
+        try:
+            Announcement.from_dict(data) if is_announcement(data) else MaterializationHandle.from_dict(data)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"materializations.{number} of the request is not valid: {error}") from error
+
+
+class _Gate:
+    """Knows the base of a checkpoint, and raises what speaks against what was reported."""
+
+    def __init__(self, jobs: JobStore, job: str, base: CheckpointRef) -> None:
+        state = jobs.state(base)
+        self._jobs = jobs
+        self._job = job
+        self._base = base
+        self._counting = Counting(state)
+        self._listed = {item.uid: item for item in jobs.resolve(base).under_way.snapshots}
+        self.taken = {item.uid for item in state.materializations}
+
+    def announced(self, data: dict[str, Any]) -> Announcement:
+        """Return an announcement of a table that stood at this history's checkpoint."""
+        announcement = Announcement.from_dict(data)
+        version = announcement.snapshot.version
+        if announcement.base != self._base:
+            raise InvalidInputError(
+                f"materialization {announcement.snapshot.uid} was announced for the checkpoint after "
+                f"{announcement.base.to_text()}, not after {self._base.to_text()}"
+            )
+        if not self._jobs.is_ancestor(version, self._base):
+            raise InvalidInputError(
+                f"materialization {announcement.snapshot.uid} is of checkpoint {version.to_text()}, which is no "
+                f"ancestor of {self._base.to_text()}"
+            )
+        return announcement
+
+    def check_listed(self, handle: MaterializationHandle) -> None:
+        """Raise what the manifests say against a handle; costs no request."""
+        listed = self._listed.get(handle.uid)
+        if listed is None or not listed.is_of(handle):
+            raise InvalidInputError(
+                f"materialization {handle.uid} is not under way at checkpoint {self._base.to_text()}, so its objects "
+                "may be gone"
+            )
+        if handle.index_key != index_key(self._job, handle.operator, handle.key_groups, handle.uid):
+            raise InvalidInputError(f"{handle.index_key} is no index of job {self._job!r}")
+
+    def check_index(self, handle: MaterializationHandle) -> None:
+        """Raise what the index says against a handle that is listed; the first time that takes one request."""
+        if not self._counting.would_count(handle):
+            raise InvalidInputError(f"materialization {handle.uid} is no newer than what the state has")
+        index = self._jobs.indexes.read(handle)
+        if index.job_uid != self._jobs.job_uid or index.version != self._listed[handle.uid].version:
+            raise InvalidInputError(f"materialization {handle.uid} is not the one that was announced")
+        if not self.taken.issuperset(index.parents):
+            raise InvalidInputError(f"materialization {handle.uid} is built upon one that the state has no more")
+
+
+def _each(check: Callable[[T], R], items: Sequence[T], at_once: int) -> Iterable[R]:
+    """Yield what `check` says of each item, in order."""
+    if at_once <= 1 or len(items) <= 1:
+        return map(check, items)
+    with ThreadPoolExecutor(min(at_once, len(items)), thread_name_prefix="check") as threads:
+        return list(threads.map(check, items))

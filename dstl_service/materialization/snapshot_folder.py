@@ -1,0 +1,128 @@
+"""
+A snapshot as a task hands it over: a folder on this host with hard links to a table's files.
+
+What comes from a client is a path, so it is only used if it leads to a real folder of this process's own user that
+holds nothing but regular files with the names of a table's files; files are opened below the checked folder, never by
+path again. While a folder is held it is locked (shared), which tells the owner of the table that it is still needed;
+the lock goes with the process. Blocking I/O.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from dstl_service.registry.materialization_index import is_table_file
+from storage.errors import InvalidInputError, UnavailableError
+
+_FILES_MAX = 100_000
+_DISK = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """One file of a snapshot; `identity` changes whenever its content may have."""
+
+    name: str
+    size_bytes: int
+    identity: tuple[int, ...]
+
+
+class SnapshotFolder:
+    """A checked, locked folder. Close it or remove it."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    @classmethod
+    def open(cls, path: str, root: Path | None) -> SnapshotFolder:
+        """
+        Take a folder over.
+
+        Args:
+            path: What the client said.
+            root: The folder must lie below this one, if given.
+
+        Raises:
+            InvalidInputError: The folder may not be read by this service; says why.
+        """
+        if not os.path.isabs(path) or os.path.normpath(path) != path or "\0" in path:
+            raise _refused(path, "it must be an absolute path without '.', '..' and doubled '/'")
+        if root is not None and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
+            raise _refused(path, "it does not lie below the root that this service is set to (materialization root)")
+        try:
+            fd = os.open(path, _DISK | os.O_DIRECTORY)
+        except OSError as error:
+            raise _refused(path, f"{error.strerror}; the service must run on the task's host") from error
+        folder = cls(path, fd)
+        try:
+            if os.fstat(fd).st_uid != os.getuid():
+                raise _refused(path, "it belongs to another user")
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            folder.files()
+        except BlockingIOError as error:
+            folder.close()
+            raise _refused(path, "it is being removed") from error
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def files(self) -> list[FoundFile]:
+        """
+        Return what is in the folder.
+
+        Raises:
+            InvalidInputError: Something is that no snapshot has.
+        """
+        names = sorted(os.listdir(self._fd))
+        if len(names) > _FILES_MAX or "CURRENT" not in names:
+            raise _refused(self.path, "it is no snapshot of a table")
+        found = []
+        for name in names:
+            info = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+            if not is_table_file(name) or not stat.S_ISREG(info.st_mode) or info.st_uid != os.getuid():
+                raise _refused(self.path, f"it holds {name[:100]!r}, which no snapshot has")
+            found.append(FoundFile(name, info.st_size, (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)))
+        return found
+
+    def read(self, file: FoundFile) -> bytes:
+        """
+        Return a file's bytes.
+
+        Raises:
+            UnavailableError: It is gone or has changed.
+        """
+        try:
+            fd = os.open(file.name, _DISK, dir_fd=self._fd)
+            with open(fd, "rb") as stream:
+                data = stream.read()
+        except OSError as error:
+            raise UnavailableError(f"file {file.name} of snapshot {self.path} cannot be read: {error}") from error
+        if len(data) != file.size_bytes:
+            raise UnavailableError(f"file {file.name} of snapshot {self.path} has changed")
+        return data
+
+    def remove(self) -> None:
+        """Delete the files and the folder, as far as that goes, and close it."""
+        try:
+            for name in os.listdir(self._fd):
+                os.unlink(name, dir_fd=self._fd)
+            os.rmdir(self.path)
+        except OSError:  # who opens the table next removes what is left
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """Give the lock back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _refused(path: str, why: str) -> InvalidInputError:
+    return InvalidInputError(f"snapshot folder {path[:300]!r} cannot be taken: {why}")

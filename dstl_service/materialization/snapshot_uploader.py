@@ -1,0 +1,243 @@
+"""
+Stores a snapshot: hashes its files, uploads those that its parent does not have, and writes the index behind them.
+
+A file is uploaded only if it is as RocksDB wrote it (`dstl_service.materialization.table_file_check`): of one that the
+local disk had damaged, a hash would make valid state, for which the log is cut off. The very bytes that are hashed are
+verified.
+
+Whoever calls this has seen a completed manifest that lists the snapshot's uid as under way, so that the garbage
+collector knows whatever is put (I11, see `dstl_service.registry.under_way`). All keys carry the uid: nothing that was
+ever there is put again. A file counts as stored without an upload only if a materialization of the checkpoint's state
+names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from dstl_service.materialization.policy import MaterializationSettings
+from dstl_service.materialization.snapshot_folder import FoundFile, SnapshotFolder
+from dstl_service.materialization.table_file_check import DamagedFileError, check_table_file
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.materialization_index import (
+    MaterializationIndex,
+    SnapshotFile,
+    encode_index,
+    file_key,
+    index_key,
+    read_index,
+)
+from dstl_service.registry.under_way import UnderWaySnapshot
+from dstl_service.uploads.fair_slots import FairSlots
+from dstl_service.uploads.uploader import slots_in_all
+from dstl_service.wire import CheckpointRef
+from storage.checksum import checksum128
+from storage.clock import Clock
+from storage.errors import CorruptDataError
+from storage.model import KeyGroupRange, MaterializationHandle
+from storage.object_store import ObjectStore
+from storage.retry_policy import is_retryable
+
+_T = TypeVar("_T")
+_RETRY_DELAY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class TableId:
+    """Whose table it is."""
+
+    job: str
+    operator: str
+    key_groups: KeyGroupRange
+
+
+@dataclass(slots=True)
+class KnownFiles:
+    """What one process knows of a table's files from earlier snapshots: a cache."""
+
+    checksums: dict[tuple[int, ...], str] = field(default_factory=dict)
+    """By a file's identity; hard links of one file share it. Of the files of the last snapshot only."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A snapshot that is stored, and what it cost."""
+
+    handle: MaterializationHandle
+    uploaded_bytes: int
+    reused_bytes: int
+
+
+class Throttle:
+    """Spreads bytes over time; without a limit it lets all through. No clock: the caller says the time, and waits."""
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_ms = 0.0
+
+    def delay_ms(self, size_bytes: int, now_ms: int) -> float:
+        """Return how long to wait before sending so many bytes; they count as sent."""
+        if not self._bytes_per_s:
+            return 0.0
+        begin_ms = max(float(now_ms), self._free_ms)
+        self._free_ms = begin_ms + size_bytes * 1000 / self._bytes_per_s
+        return begin_ms - now_ms
+
+
+class SnapshotUploader:
+    """
+    Stores snapshots of all tables of a host.
+
+    Args:
+        settings: How fast, and how often an upload is tried.
+        store: Where snapshots go.
+        clock: For delays.
+        executor: Runs blocking calls; one that hangs must not take a thread from others.
+    """
+
+    def __init__(
+        self,
+        settings: MaterializationSettings,
+        store: ObjectStore,
+        clock: Clock,
+        executor: Executor,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._clock = clock
+        self._executor = executor
+        self._throttle = Throttle(settings.bandwidth_bytes_per_s)
+        self._slots = FairSlots(slots_in_all(settings.threads), settings.threads)
+
+    async def store(
+        self,
+        table: TableId,
+        jobs: JobStore,
+        snapshot: UnderWaySnapshot,
+        base: CheckpointRef,
+        folder: SnapshotFolder,
+        known: KnownFiles,
+    ) -> StoredSnapshot:
+        """
+        Store a snapshot.
+
+        Args:
+            table: Of which it is.
+            jobs: Its job.
+            snapshot: What the checkpoint `base` lists as under way.
+            base: A completed checkpoint; what its state has of the table is built upon.
+            folder: Where the files are.
+            known: Cache of the table's.
+
+        Raises:
+            DamagedFileError: It is not stored, as the local disk has damaged the table.
+            DstlError: It is not stored as a whole for another reason. Nothing names what is.
+        """
+        parent = await self._in_thread(_parent, self._store, jobs, table, base)
+        found = {file.name: file for file in await self._in_thread(folder.files)}
+        # A table's next snapshot shares files with this one; what is not in this one never comes again.
+        here = {file.identity for file in found.values()}
+        known.checksums = {identity: checksum for identity, checksum in known.checksums.items() if identity in here}
+        shared = {(file.checksum, file.size_bytes): file.object_key for file in parent.files} if parent else {}
+        verified = partial(_verified, folder, found, shared)
+        files = [await self._named(table, snapshot.uid, verified, file, known, shared) for file in found.values()]
+        in_parent = set(shared.values())
+        missing = {file.object_key: file for file in files if file.object_key not in in_parent}
+        index = MaterializationIndex(
+            job_uid=jobs.job_uid,
+            operator=table.operator,
+            key_groups=table.key_groups,
+            version=snapshot.version,
+            uid=snapshot.uid,
+            parents=(parent.uid,) if parent and any(file.object_key in in_parent for file in files) else (),
+            files=tuple(files),
+        )
+        uploads = [
+            asyncio.get_running_loop().create_task(self._upload(table.job, folder, found[file.name], file))
+            for file in missing.values()
+        ]
+        try:
+            await asyncio.gather(*uploads)
+        finally:
+            for task in uploads:
+                task.cancel()
+            await asyncio.gather(*uploads, return_exceptions=True)
+        await self._put_index(table, index)
+        uploaded = sum(file.size_bytes for file in missing.values())
+        return StoredSnapshot(index.handle(table.job), uploaded, index.size_bytes - uploaded)
+
+    async def _named(
+        self,
+        table: TableId,
+        uid: str,
+        verified: Callable[[FoundFile], str],
+        file: FoundFile,
+        known: KnownFiles,
+        shared: Mapping[tuple[str, int], str],
+    ) -> SnapshotFile:
+        """Return how a file is called in the store; only files that are new here are read for it."""
+        checksum = known.checksums.get(file.identity)
+        if checksum is None:
+            async with self._slots.held(table.job):
+                checksum = await self._in_thread(verified, file)
+            if file.name.endswith(".sst"):  # the others may be written in place
+                known.checksums[file.identity] = checksum
+        own = file_key(table.job, table.operator, table.key_groups, uid, file.name, checksum, file.size_bytes)
+        key = shared.get((checksum, file.size_bytes), own)
+        return SnapshotFile(file.name, key, file.size_bytes, checksum)
+
+    async def _upload(self, job: str, folder: SnapshotFolder, found: FoundFile, file: SnapshotFile) -> None:
+        async with self._slots.held(job):
+            await asyncio.sleep(self._throttle.delay_ms(file.size_bytes, self._clock.monotonic_ms()) / 1000)
+            attempt = 1
+            while True:
+                try:
+                    await self._in_thread(self._put_file, folder, found, file)
+                except Exception as error:
+                    if attempt >= self._settings.upload_attempts_max or not is_retryable(error):
+                        raise
+                    await asyncio.sleep(_RETRY_DELAY_S * attempt)
+                    attempt += 1
+                else:
+                    return
+
+    def _put_file(self, folder: SnapshotFolder, found: FoundFile, file: SnapshotFile) -> None:
+        data = folder.read(found)
+        if checksum128(data) != file.checksum:
+            raise DamagedFileError(f"file {file.name} of snapshot {folder.path} has changed, which nobody may write")
+        self._store.put(file.object_key, data)
+
+    async def _put_index(self, table: TableId, index: MaterializationIndex) -> None:
+        key = index_key(table.job, index.operator, index.key_groups, index.uid)
+        await self._in_thread(partial(self._store.put, key, encode_index(index), if_absent=True))
+
+    async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+
+
+def _verified(
+    folder: SnapshotFolder, names: Collection[str], stored: Collection[tuple[str, int]], file: FoundFile
+) -> str:
+    """Return the checksum of a file that is as it was written; what the parent has was verified for that."""
+    data = folder.read(file)
+    checksum = checksum128(data)
+    if (checksum, file.size_bytes) not in stored:
+        check_table_file(file.name, data, names)
+    return checksum
+
+
+def _parent(store: ObjectStore, jobs: JobStore, table: TableId, base: CheckpointRef) -> MaterializationIndex | None:
+    """Return the materialization of the same table that the checkpoint's state has, or None."""
+    found: Iterable[MaterializationHandle] = jobs.state(base).materializations
+    for handle in found:
+        if (handle.operator, handle.key_groups) == (table.operator, table.key_groups):
+            try:
+                return read_index(store, handle)
+            except CorruptDataError:  # it cannot be built upon; the new one replaces it
+                return None
+    return None

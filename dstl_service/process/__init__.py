@@ -1,0 +1,1 @@
+"""What concerns the process as a whole: its log lines, memory, TCP connections and idle time."""

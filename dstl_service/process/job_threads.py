@@ -1,0 +1,61 @@
+"""
+Threads that jobs share: the slow calls of one job leave some to every other.
+
+Owned by the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from dstl_service.uploads.fair_slots import FairSlots
+
+_T = TypeVar("_T")
+
+NO_JOB = ""
+"""Stands for the service itself among the jobs."""
+
+
+class JobThreads:
+    """
+    Runs blocking calls of jobs; three quarters of the threads are the most that one job has.
+
+    Args:
+        total: Threads in all.
+        name: Of the threads.
+    """
+
+    def __init__(self, total: int, name: str) -> None:
+        self._threads = ThreadPoolExecutor(total, thread_name_prefix=name)
+        self._slots = FairSlots(total, max(1, total - max(1, total // 4)))
+
+    async def run(self, job: str, function: Callable[..., _T], *args: Any) -> _T:
+        """Run a call in a thread, when it is this job's turn."""
+        await self._slots.acquire(job)
+        try:
+            call = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        except BaseException:  # a system may have no thread left
+            self._slots.release(job)
+            raise
+        # The place is the thread's: who waited for it may be gone long before it ends.
+        call.add_done_callback(partial(self._ended, job))
+        return await asyncio.shield(call)
+
+    async def each(self, job: str, pieces: Iterator[_T]) -> AsyncIterator[_T]:
+        """Yield what takes a thread to come by; between two pieces none is kept."""
+        end = object()
+        while (piece := await self.run(job, next, pieces, end)) is not end:
+            yield piece
+
+    def close(self) -> None:
+        """Give the threads back when their calls have ended; begin no other."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _ended(self, job: str, call: asyncio.Future[Any]) -> None:
+        self._slots.release(job)
+        if not call.cancelled():
+            call.exception()  # nobody may be left to ask

@@ -1,0 +1,1 @@
+"""A job's metadata on the object store: keys, manifests, epochs, and the indexes of snapshots."""

@@ -1,0 +1,99 @@
+"""
+A job's epochs: who owns it, decided by create-if-absent of the next number.
+
+The number of requests does not grow with the number of epochs: a hint tells about where they end. What a listing shows
+is never taken for the end of them, since a mounted file system may show an old one: the next number is asked for.
+Blocking I/O.
+"""
+
+from __future__ import annotations
+
+from dstl_service.registry.hints import read_hint, write_hint
+from dstl_service.registry.keys import EpochRecord, epoch_key, epoch_prefix, number_of
+from dstl_service.registry.lives import EPOCHS_OF_LIFE, LifeFolder, first_epoch, life_of
+from storage.errors import ConflictError, FencedError, NotFoundError, UnavailableError
+from storage.object_store import ObjectStore
+
+_HINT = "epoch"
+
+
+class EpochStore:
+    """Reads and writes ``epochs/`` in the folder of a job's life."""
+
+    def __init__(self, store: ObjectStore, folder: LifeFolder) -> None:
+        self._store = store
+        self._folder = folder
+        self._seen = 0
+
+    def newest(self) -> EpochRecord | None:
+        """
+        Return the newest epoch's record, or None.
+
+        Raises:
+            CorruptDataError: It cannot be read.
+        """
+        number = self._last_listed()
+        newest = self.load(number) if number else None
+        while (following := self._find(newest.epoch + 1 if newest else self.first)) is not None:
+            newest = following
+        self._seen = newest.epoch if newest else 0
+        return newest
+
+    @property
+    def first(self) -> int:
+        """The number that the first epoch has, begun or not."""
+        return first_epoch(self._folder.life)
+
+    def load(self, epoch: int) -> EpochRecord:
+        """Return an epoch's record; `NotFoundError` if there is none."""
+        key = epoch_key(self._folder.path, epoch)
+        return EpochRecord.decode(self._store.get(key), key)
+
+    def begin(self, record: EpochRecord) -> bool:
+        """
+        Begin an epoch; say whether it was this call that did it, and nobody else was quicker.
+
+        Raises:
+            UnavailableError: The life of the job has had all of its epochs.
+        """
+        if life_of(record.epoch) != self._folder.life:
+            raise UnavailableError(
+                f"job {self._folder.job!r} was taken over {EPOCHS_OF_LIFE} times: go on under another name",
+                job=self._folder.job,
+            )
+        try:
+            self._store.put(epoch_key(self._folder.path, record.epoch), record.encode(), if_absent=True)
+        except ConflictError:
+            return False
+        write_hint(self._store, self._folder.path, _HINT, record.epoch)
+        return True
+
+    def has_newer(self, epoch: int) -> bool:
+        """Say whether another epoch has begun since; one request."""
+        return self._find(epoch + 1) is not None
+
+    def check_newest(self, epoch: int) -> None:
+        """Raise `FencedError` if another epoch has begun since."""
+        if self.has_newer(epoch):
+            raise FencedError(
+                f"job {self._folder.job!r} was taken over by epoch {epoch + 1} while epoch {epoch} was at it",
+                epoch=epoch,
+                newer_epoch=epoch + 1,
+            )
+
+    def _find(self, epoch: int) -> EpochRecord | None:
+        try:
+            return self.load(epoch)
+        except NotFoundError:
+            return None
+
+    def _last_listed(self) -> int:
+        """Return the highest number that a listing shows, from where the hint says on; 0 if there is none."""
+        seen = self._seen or max(read_hint(self._store, self._folder.path, _HINT), default=0)
+        listed = self._listed(seen) if seen > 0 else 0
+        return listed or self._listed(0)  # a hint of a job that was deleted since may tell of more than there are
+
+    def _listed(self, first: int) -> int:
+        after = epoch_key(self._folder.path, first - 1) if first > 0 else ""
+        infos = self._store.list(epoch_prefix(self._folder.path), start_after=after)
+        return max((number_of(info.key) for info in infos), default=0)

@@ -1,0 +1,261 @@
+"""
+The manifest: the one object whose existence is a checkpoint's existence.
+
+A manifest is written once with create-if-absent and never altered (I3).
+It names its predecessor (`base`), what the checkpoint added (`segments`), and in a *complete* manifest also all that
+came before (`materializations` and the log behind them, `earlier`), so that a restore reads at most `COMPLETE_EVERY`
+manifests. Whatever replaces a part of the log (a materialization, a compaction) enters by a complete manifest.
+A *fence* occupies a manifest's place for a newer epoch: an older driver's write collides with it (I4).
+No I/O.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dstl_service.registry.checksummed_json import seal, unseal
+from dstl_service.registry.under_way import NOTHING, UnderWay
+from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, StateInfo
+from storage.errors import CorruptDataError, DstlError
+from storage.model import KeyGroupRange, MaterializationHandle, SegmentEntry, SegmentHandle
+
+FORMAT = 1
+COMPLETE_EVERY = 20
+
+
+class ManifestKind(enum.StrEnum):
+    """What a manifest object is."""
+
+    DELTA = "delta"
+    COMPLETE = "complete"
+    FENCE = "fence"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One manifest. A fence has only `kind`, `job_uid`, `id`, `generation`, `uid`, `epoch` and `created_ms`."""
+
+    kind: ManifestKind
+    job_uid: str
+    id: int
+    generation: int
+    uid: str
+    epoch: int
+    created_ms: int
+    base: CheckpointRef | None = None
+    query_id: str = ""
+    offsets: str = ""
+    operators: tuple[OperatorInfo, ...] = ()
+    segments: tuple[SegmentHandle, ...] = ()
+    earlier: tuple[SegmentHandle, ...] = ()
+    materializations: tuple[MaterializationHandle, ...] = ()
+    note: SegmentHandle | None = None
+    """The checkpoint's note, see `checkpoints.records`, if it lies in an object that `segments` do not name."""
+    rewound_from: CheckpointRef | None = None
+    """The checkpoint that the job was set back from, to this one (see `dstl_service.checkpoints.rewind`)."""
+    kept_by: str = ""
+    """In a savepoint, the call that made it, so that no other one takes it for its own."""
+    under_way: UnderWay = NOTHING
+    """What is being stored for later checkpoints; the whole list in each manifest (see `registry.under_way`)."""
+    closed_ms: int | None = None
+    """The watermark at which the batch was closed, see `dstl_service.wire.CheckpointInfo`."""
+
+    @property
+    def ref(self) -> CheckpointRef:
+        """The name by which other manifests and tables refer to this one."""
+        return CheckpointRef(self.id, self.generation, self.uid)
+
+    def info(self) -> CheckpointInfo:
+        """Return what a listing shows."""
+        return CheckpointInfo(
+            ref=self.ref,
+            base=self.base,
+            epoch=self.epoch,
+            created_ms=self.created_ms,
+            query_id=self.query_id,
+            offsets=self.offsets,
+            operators=list(self.operators),
+            segments=len(self.segments),
+            segment_bytes=sum(handle.entry.size_bytes for handle in self.segments),
+            rewound_from=self.rewound_from,
+            closed_ms=self.closed_ms,
+        )
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the object's bytes; see `dstl_service.registry.checksummed_json`."""
+    return seal("manifest", _to_dict(manifest), ensure_ascii=False)
+
+
+def decode_manifest(data: bytes, object_key: str) -> Manifest:
+    """
+    Read a manifest object.
+
+    Raises:
+        CorruptDataError: Any byte differs from what was written; names the object.
+    """
+    try:
+        return _from_dict(unseal("manifest", data, FORMAT))
+    except (ValueError, LookupError, TypeError, AttributeError, DstlError) as error:
+        raise CorruptDataError(f"manifest {object_key} cannot be read: {error}", object_key=object_key) from error
+
+
+def is_complete_due(checkpoint_id: int) -> bool:
+    """Say whether the checkpoint's manifest is to be a complete one."""
+    return checkpoint_id % COMPLETE_EVERY == 0
+
+
+@dataclass(frozen=True, slots=True)
+class StateView:
+    """
+    All that a checkpoint's state consists of.
+
+    Args:
+        materializations: Snapshots of tables; each stands for its key groups up to its checkpoint.
+        log: Segments, oldest first. For a key group that a materialization holds, those up to its checkpoint do not
+            count: such a segment is only here for its other key groups.
+    """
+
+    materializations: tuple[MaterializationHandle, ...]
+    log: list[SegmentHandle]
+
+
+def state_up_to(newest_first: Sequence[Manifest]) -> StateView:
+    """
+    Return what the newest checkpoint consists of, from manifests that lead from it back to a complete one.
+
+    Raises:
+        CorruptDataError: The sequence neither ends in a complete manifest nor at the job's first checkpoint.
+    """
+    oldest = newest_first[-1]
+    if oldest.kind is not ManifestKind.COMPLETE and oldest.base is not None:
+        raise CorruptDataError(f"the chain of manifests breaks off at checkpoint {oldest.id}")
+    return with_segments(StateView(oldest.materializations, list(oldest.earlier)), newest_first)
+
+
+def with_segments(view: StateView, newest_first: Sequence[Manifest]) -> StateView:
+    """Return the view with what these manifests add to it."""
+    added = [handle for manifest in reversed(newest_first) for handle in manifest.segments]
+    return replace(view, log=[*view.log, *added])
+
+
+def select_handles(handles: Iterable[SegmentHandle], operator: str, key_groups: KeyGroupRange) -> list[SegmentHandle]:
+    """Return the handles that hold changes of the operator's key groups, in the order in which they must be applied."""
+    wanted = [h for h in handles if h.entry.id.operator == operator and h.entry.key_groups.intersects(key_groups)]
+    wanted.sort(key=lambda h: (h.entry.id.checkpoint_id, h.entry.id.partition, h.entry.id.writer, h.entry.id.sqn))
+    return wanted
+
+
+def _to_dict(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "kind": manifest.kind.value,
+        "job_uid": manifest.job_uid,
+        "id": manifest.id,
+        "generation": manifest.generation,
+        "uid": manifest.uid,
+        "epoch": manifest.epoch,
+        "created_ms": manifest.created_ms,
+        "base": manifest.base.to_text() if manifest.base else None,
+        "query_id": manifest.query_id,
+        "offsets": manifest.offsets,
+        "operators": operators_to_json(manifest.operators),
+        "segments": group_by_object(manifest.segments),
+        "earlier": group_by_object(manifest.earlier),
+        "materializations": [handle.to_dict() for handle in manifest.materializations],
+        "note": manifest.note.to_dict() if manifest.note else None,
+        "rewound_from": manifest.rewound_from.to_text() if manifest.rewound_from else None,
+        "kept_by": manifest.kept_by,
+        **({"under_way": manifest.under_way.to_dict()} if manifest.under_way != NOTHING else {}),
+        **({} if manifest.closed_ms is None else {"closed_ms": manifest.closed_ms}),
+    }
+
+
+def _from_dict(document: dict[str, Any]) -> Manifest:
+    return Manifest(
+        kind=ManifestKind(document["kind"]),
+        job_uid=document["job_uid"],
+        id=document["id"],
+        generation=document["generation"],
+        uid=document["uid"],
+        epoch=document["epoch"],
+        created_ms=document["created_ms"],
+        base=CheckpointRef.parse(document["base"]) if document["base"] else None,
+        query_id=document["query_id"],
+        offsets=document["offsets"],
+        operators=operators_from_json(document["operators"]),
+        segments=tuple(flatten_objects(document["segments"])),
+        earlier=tuple(flatten_objects(document["earlier"])),
+        materializations=tuple(MaterializationHandle.from_dict(data) for data in document["materializations"]),
+        note=SegmentHandle.from_dict(document["note"]) if document.get("note") else None,
+        rewound_from=CheckpointRef.parse(document["rewound_from"]) if document.get("rewound_from") else None,
+        kept_by=document.get("kept_by", ""),
+        under_way=UnderWay.from_dict(document["under_way"]) if "under_way" in document else NOTHING,
+        closed_ms=closed_from_json(document),
+    )
+
+
+def closed_from_json(document: dict[str, Any]) -> int | None:
+    """Return the watermark at which a batch was closed; what was written before there was one has none."""
+    closed_ms = document.get("closed_ms")
+    if closed_ms is not None and type(closed_ms) is not int:
+        raise TypeError(f"closed_ms is {closed_ms!r}")
+    return closed_ms
+
+
+def operators_to_json(operators: Iterable[OperatorInfo]) -> list[dict[str, Any]]:
+    """Return what `operators_from_json` reads."""
+    return [
+        {
+            "name": operator.name,
+            "parallelism": operator.parallelism,
+            "key_schema": operator.key_schema,
+            "states": {
+                name: {"id": state.id, "kind": state.kind, "schema": state.schema}
+                | ({"earlier": state.earlier} if state.earlier else {})
+                | ({} if state.ttl_ms is None else {"ttl_ms": state.ttl_ms})
+                for name, state in operator.states.items()
+            },
+        }
+        | ({} if operator.time_mode is None else {"time_mode": operator.time_mode})
+        | ({} if operator.output_mode is None else {"output_mode": operator.output_mode})
+        | ({} if operator.kind is None else {"kind": operator.kind})
+        for operator in operators
+    ]
+
+
+def operators_from_json(documents: Iterable[dict[str, Any]]) -> tuple[OperatorInfo, ...]:
+    """Read what `operators_to_json` returned."""
+    return tuple(
+        OperatorInfo(
+            document["name"],
+            document["parallelism"],
+            document["key_schema"],
+            {name: StateInfo(**state) for name, state in document["states"].items()},
+            document.get("time_mode"),
+            document.get("output_mode"),
+            document.get("kind"),
+        )
+        for document in documents
+    )
+
+
+def group_by_object(handles: Iterable[SegmentHandle]) -> list[dict[str, Any]]:
+    """Return what `flatten_objects` reads; keys are long and shared by all segments of a host: each is written once."""
+    objects: dict[str, dict[str, Any]] = {}
+    for handle in handles:
+        group = objects.setdefault(
+            handle.object_key, {"object": handle.object_key, "size": handle.object_size_bytes, "entries": []}
+        )
+        group["entries"].append(handle.entry.to_dict())
+    return list(objects.values())
+
+
+def flatten_objects(groups: Iterable[dict[str, Any]]) -> Iterator[SegmentHandle]:
+    """Yield the handles that `group_by_object` was given, ordered by object."""
+    for group in groups:
+        for entry in group["entries"]:
+            yield SegmentHandle(group["object"], group["size"], SegmentEntry.from_dict(entry))

@@ -1,0 +1,252 @@
+"""
+A job's manifests and fences as what they are: sequences to which owners append (see `registry_format.Place`).
+
+Nothing is ever overwritten. An owner writes behind the last thing that it saw, with create-if-absent: if somebody was
+quicker, the place is taken. Only checkpoints are deleted, long after others were appended; fences stay for ever, since
+a freed place would admit an owner that was paused in front of it (I4). Of all that lies at one id of a branch only the
+last can be a checkpoint, so fences that pile up need not be read. Blocking I/O.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from dstl_service.registry.keys import Place, branch_prefix, manifests_prefix, place_key, place_of, place_prefix
+from dstl_service.registry.lives import LifeFolder
+from dstl_service.registry.manifest import Manifest, ManifestKind, decode_manifest, encode_manifest
+from dstl_service.wire import CheckpointRef
+from storage.errors import CorruptDataError, NotFoundError, UnavailableError
+from storage.model import ObjectInfo
+from storage.object_store import ObjectStore
+
+_MANIFESTS_CACHED = 64
+_LOOKS_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """
+    Where a branch ends.
+
+    Args:
+        branch: The branch.
+        latest: Its newest checkpoint, or None.
+        last: What lies at the last place, a fence or the newest checkpoint; None if nothing does.
+    """
+
+    branch: int
+    latest: Manifest | None
+    last: Manifest | None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that may write next: no older one can (I4)."""
+        return self.last.epoch if self.last else 0
+
+    @property
+    def next_place(self) -> Place:
+        """Where to write next."""
+        if self.last is None:
+            return Place(self.branch, 0, 0)
+        return place_of_manifest(self.last).behind(is_fence=self.last.kind is ManifestKind.FENCE)
+
+
+class ManifestLog:
+    """Reads and appends to ``checkpoints/`` in the folder of a job's life; may be used by many threads."""
+
+    def __init__(self, store: ObjectStore, folder: LifeFolder) -> None:
+        self.job_uid = ""
+        """
+        Set when it is known; what lies at a place must be of it.
+
+        Nobody who runs can bring about that it is not, however long it was paused: the manifests of another life lie
+        elsewhere (`dstl_service.registry.lives`). Only who copies objects, or replaces ``job.json``, can.
+        """
+        self._store = store
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[Place, Manifest] = OrderedDict()
+        self._loads: dict[Place, Future[Manifest]] = {}
+
+    def forget(self) -> None:
+        """Keep nothing in memory; loads that were begun before this call leave nothing there either."""
+        with self._lock:
+            self._cache.clear()
+            self._loads.clear()
+
+    def append(self, manifest: Manifest) -> int:
+        """
+        Write a manifest at its place, and return the size of its object.
+
+        Raises:
+            ConflictError: Something else lies there.
+        """
+        data = encode_manifest(manifest)
+        self._store.put(place_key(self._folder.path, place_of_manifest(manifest)), data, if_absent=True)
+        self._remember(manifest)
+        return len(data)
+
+    def delete(self, refs: Sequence[CheckpointRef]) -> None:
+        """Delete manifests, the last first: a process that dies in between leaves none whose chain breaks off."""
+        places = sorted((Place.of(ref.id, ref.generation) for ref in refs), reverse=True)
+        self._store.delete([place_key(self._folder.path, place) for place in places])
+        with self._lock:
+            for place in places:
+                self._cache.pop(place, None)
+
+    def load(self, place: Place) -> Manifest:
+        """
+        Return what lies at a place, from memory if it was seen before; one request, however many ask at once.
+
+        Raises:
+            NotFoundError: Nothing lies there.
+            CorruptDataError: It cannot be read.
+        """
+        with self._lock:
+            cached = self._cache.get(place)
+            if cached is not None:
+                self._cache.move_to_end(place)
+                return cached
+            running = self._loads.get(place)
+            mine: Future[Manifest] = Future()
+            if running is None:
+                self._loads[place] = mine
+        return self._fetch(place, mine) if running is None else running.result()
+
+    def find(self, place: Place) -> Manifest | None:
+        """Return what lies at a place, or None if nothing does any more."""
+        try:
+            return self.load(place)
+        except NotFoundError:
+            return None
+
+    def load_anew(self, place: Place) -> Manifest:
+        """Return what lies at a place now: what was seen there may be deleted."""
+        with self._lock:
+            self._cache.pop(place, None)
+        return self.load(place)
+
+    def remembered(self, place: Place) -> Manifest | None:
+        """Return what lies at a place if it is in memory. Never waits."""
+        with self._lock:
+            return self._cache.get(place)
+
+    def places(self, branch: int, first: Place | None = None) -> list[Place]:
+        """Return what is taken in a branch, from a place on."""
+        prefix = branch_prefix(self._folder.path, branch)
+        found: list[Place] = []
+        for info in self._store.list(prefix, start_after=_in_front_of(self._folder.path, first) if first else ""):
+            place = place_of(info.key)
+            if place.branch != branch:  # of branch 0, others come behind
+                break
+            found.append(place)
+        return found
+
+    def first_of(self, branch: int) -> Place | None:
+        """Return the first place that is taken in a branch of a rewind."""
+        infos = self._store.list(branch_prefix(self._folder.path, branch))
+        return next((place_of(info.key) for info in infos), None)
+
+    def last_at(self, branch: int, checkpoint_id: int, first: Place | None = None) -> Place | None:
+        """Return the last place that is taken at an id, from a place on; only there a checkpoint can lie."""
+        after = _in_front_of(self._folder.path, first) if first else ""
+        infos = self._store.list(place_prefix(self._folder.path, branch, checkpoint_id), start_after=after)
+        return max((place_of(info.key) for info in infos), default=None)
+
+    def last_places(self, first: Place | None = None) -> Iterator[tuple[Place, ObjectInfo]]:
+        """Yield the last place of each id in each branch, from a place on: where checkpoints can lie."""
+        before: tuple[Place, ObjectInfo] | None = None
+        after = _in_front_of(self._folder.path, first) if first else ""
+        for info in self._store.list(manifests_prefix(self._folder.path), start_after=after):
+            place = place_of(info.key)
+            if before is not None and before[0][:2] != place[:2]:
+                yield before
+            before = place, info
+        if before is not None:
+            yield before
+
+    def stand(
+        self, branch: int, latest: Place | None = None, tail: Place | None = None, taken: Sequence[Place] = ()
+    ) -> Stand:
+        """
+        Return where a branch ends.
+
+        Args:
+            branch: The branch.
+            latest: The newest checkpoint that was seen, up to `tail`.
+            tail: A place behind which to look.
+            taken: Places known to be taken, though a mounted file system's listing may not show them yet.
+        """
+        for _ in range(_LOOKS_MAX):
+            try:
+                return self._look(branch, latest, tail, taken)
+            except NotFoundError:  # deleted since, so there is something newer
+                latest = tail = None
+        raise UnavailableError(
+            f"the manifests of job {self._folder.job!r} change faster than they can be read; ask again"
+        )
+
+    def _look(self, branch: int, latest: Place | None, tail: Place | None, taken: Sequence[Place]) -> Stand:
+        places = sorted({*self.places(branch, tail), *taken})
+        last = self.load(places[-1]) if places else None
+        for place in reversed(places):
+            manifest = self.load(place)
+            if manifest.kind is not ManifestKind.FENCE:
+                return Stand(branch, manifest, last)
+        return Stand(branch, self.load(latest) if latest else None, last)
+
+    def _fetch(self, place: Place, mine: Future[Manifest]) -> Manifest:
+        """Read a manifest for all who wait for it."""
+        key = place_key(self._folder.path, place)
+        try:
+            manifest = decode_manifest(self._store.get(key), key)
+            if place_of_manifest(manifest) != place:
+                raise CorruptDataError(f"manifest {key} is that of {manifest.ref.to_text()}", object_key=key)
+            if self.job_uid and manifest.job_uid != self.job_uid:
+                raise CorruptDataError(
+                    f"manifest {key} is of a job of uid {manifest.job_uid}, and {self._folder.path}/job.json says "
+                    f"{self.job_uid}: no service writes that, so one of the two was copied or replaced by hand. If "
+                    "job.json is the wrong one, put the former one back; else move the manifest out of the folder, and "
+                    "see `dstl fsck` for others",
+                    object_key=key,
+                )
+        except BaseException as error:
+            with self._lock:
+                self._end(place, mine)
+            mine.set_exception(error)
+            raise
+        with self._lock:
+            if self._end(place, mine):
+                self._keep(place, manifest)
+        mine.set_result(manifest)
+        return manifest
+
+    def _end(self, place: Place, mine: Future[Manifest]) -> bool:
+        """End a load; say whether its result may be kept, which it may not if all was forgotten meanwhile."""
+        if self._loads.get(place) is not mine:
+            return False
+        del self._loads[place]
+        return True
+
+    def _remember(self, manifest: Manifest) -> None:
+        with self._lock:
+            self._keep(place_of_manifest(manifest), manifest)
+
+    def _keep(self, place: Place, manifest: Manifest) -> None:
+        self._cache[place] = manifest
+        while len(self._cache) > _MANIFESTS_CACHED:
+            self._cache.popitem(last=False)
+
+
+def place_of_manifest(manifest: Manifest) -> Place:
+    """Return where a manifest lies."""
+    return Place.of(manifest.id, manifest.generation)
+
+
+def _in_front_of(folder: str, place: Place) -> str:
+    """Return a key behind all places before this one, and before it."""
+    return place_key(folder, place)[:-1]

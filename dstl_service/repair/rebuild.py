@@ -1,0 +1,331 @@
+"""
+Rebuilds a job's registry - ``job.json``, epochs and manifests - from its segment objects, after it was lost or damaged.
+
+What is sound stays as it is: new objects are only created, and damaged ones are moved to ``<job>/damaged/`` to make
+place. A registry without a defect is never written to. A rebuild that was interrupted is simply repeated.
+
+What is decided is in `dstl_service.repair.plan`; here is the blocking I/O.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from dstl_service.checkpoints.records import Note, decode_note
+from dstl_service.registry.hints import forget_hints
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.keys import EpochRecord, Place, encode_job, epoch_key, manifest_key, number_of
+from dstl_service.registry.lives import first_epoch
+from dstl_service.registry.manifest import Manifest, encode_manifest
+from dstl_service.repair.fsck import check_object
+from dstl_service.repair.plan import Choice, Try, choose, join_tries, manifests_of, not_fenced, proven_keys, state_of
+from dstl_service.repair.scan import Registry, read_registry
+from dstl_service.wire import NOTE_OPERATOR, CheckpointRef
+from storage.clock import Clock, IdSource
+from storage.errors import ConflictError, CorruptDataError, InvalidInputError, NotFoundError
+from storage.model import ChangeSetId, ObjectInfo, SegmentHandle
+from storage.object_store import ObjectStore, exists
+from storage.segment_reader import read_index, read_payload
+
+_READ_AT_ONCE = 16
+_CAUSES_MAX = 3
+"""An error names the first few of each kind; the report has all."""
+
+
+@dataclass(slots=True)
+class RebuildReport:
+    """
+    What a rebuild found and did.
+
+    Args:
+        job: Name of the job.
+        is_written: Whether the registry was written; else this is what would be.
+        registry_problems: Why the registry needs to be rebuilt; empty for a sound one.
+        object_problems: Segment objects that cannot be read.
+        objects: Segment objects looked at.
+        notes: Notes found in them.
+        checkpoint: The newest checkpoint that can be restored, as ``id.generation.uid``.
+        is_proven: Whether this checkpoint is known to have been completed. If not, Spark's ``commits`` folder tells.
+        query_id: Spark's id of its query.
+        epoch: The epoch with which the job is taken from older drivers.
+        lost: Newer checkpoints that cannot be restored, with the reason.
+        manifests: Keys of the manifests that are new.
+        moved: Keys of damaged objects that were moved away.
+    """
+
+    job: str
+    is_written: bool = False
+    registry_problems: list[str] = field(default_factory=list)
+    object_problems: list[str] = field(default_factory=list)
+    objects: int = 0
+    notes: int = 0
+    checkpoint: str = ""
+    is_proven: bool = False
+    query_id: str = ""
+    epoch: int = 0
+    lost: list[str] = field(default_factory=list)
+    manifests: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+
+
+def rebuild_registry(
+    store: ObjectStore, job: str, clock: Clock, ids: IdSource, *, up_to: int | None = None, write: bool = False
+) -> RebuildReport:
+    """
+    Find the newest checkpoint that can be restored and, with `write`, make it exist again.
+
+    No query of the job may run meanwhile; one that does is fenced at the end.
+
+    Args:
+        store: Holds the job.
+        job: Its name.
+        clock: For the new epoch's record.
+        ids: Likewise.
+        up_to: Take no newer checkpoint: leaves out one that was never completed.
+        write: Write the registry; without it only say what would be done.
+
+    Raises:
+        NotFoundError: There is nothing of such a job.
+        CorruptDataError: No checkpoint can be restored from what is there.
+        InvalidInputError: The registry is sound, or has a sound manifest that is newer than what can be restored.
+    """
+    registry = read_registry(store, job)
+    survey = _Survey(store, job)
+    survey.read()
+    if registry.is_empty and not survey.objects:
+        raise NotFoundError(f"there is no job {job!r} in {store.url}", job=job)
+    life = _choose_life(registry, survey.notes)
+    tries = join_tries(
+        [Try.of_note(note, handle, stored_ms) for note, handle, stored_ms in survey.notes if note.job_uid == life]
+        + [Try.of_manifest(manifest) for manifest in registry.checkpoints if manifest.job_uid == life]
+        + [Try.of_savepoint(savepoint) for savepoint in registry.savepoints.values() if savepoint.job_uid == life]
+    )
+    report = RebuildReport(
+        job,
+        registry_problems=registry.problems() + _lost_manifests(not_fenced(tries, registry)),
+        object_problems=survey.problems,
+        objects=len(survey.objects),
+        notes=len(survey.notes),
+    )
+    choice = survey.choose_verified(tries, registry, up_to)
+    report.lost = [f"checkpoint {name} is lost: {reason}" for name, reason in choice.lost]
+    if not choice.path:
+        raise CorruptDataError(f"no checkpoint of job {job!r} can be restored: {'; '.join(_causes(report))}", job=job)
+    manifests = manifests_of(choice, registry, life, survey.stored)
+    newest = choice.path[0]
+    made = manifests[-1] if manifests else newest.manifest
+    assert made is not None  # no manifest is needed only where there is one
+    report.checkpoint = made.ref.to_text()
+    report.is_proven, report.query_id = choice.is_proven, newest.query_id
+    report.manifests = [manifest_key(registry.folder, manifest.id, manifest.generation) for manifest in manifests]
+    report.moved = sorted(registry.damaged)
+    before_all = first_epoch(registry.life) - 1
+    report.epoch = max([before_all, registry.epoch_max, *(one.epoch for one in tries), *_damaged_epochs(registry)]) + 2
+    if write:
+        _check_writable(not_fenced(tries, registry), report, newest, registry.folder)
+        _write(store, registry, report, manifests, life, _max_parallelism(registry, survey.notes, life), clock, ids)
+    return report
+
+
+def describe_rebuild(report: RebuildReport) -> str:
+    """Return a report as text."""
+    lines = [*report.object_problems, *report.registry_problems, *report.lost]
+    lines += [f"{key} {'was' if report.is_written else 'would be'} moved away" for key in report.moved]
+    lines += [f"{key} {'was' if report.is_written else 'would be'} written" for key in report.manifests]
+    lines.append(f"{report.notes} notes in {report.objects} objects; newest whole checkpoint: {report.checkpoint}")
+    if not report.is_proven:
+        number = report.checkpoint.partition(".")[0]
+        lines.append(
+            f"Nothing proves that checkpoint {number} was completed. If commits/{number} is missing in the Spark "
+            f"checkpoint of query {report.query_id or 'unknown'}, leave it out with --up-to {int(number) - 1}"
+        )
+    if report.is_written:
+        lines.append(f"the registry was written; the job is at epoch {report.epoch}")
+    elif report.registry_problems:
+        lines.append("nothing was written; --write does it")
+    else:
+        lines.append("the registry is sound: there is nothing to rebuild")
+    return "\n".join(lines)
+
+
+class _Survey:
+    """What the segment objects of a job hold, as their indexes tell; payloads are verified when they are chosen."""
+
+    def __init__(self, store: ObjectStore, job: str) -> None:
+        self._store = store
+        self._job = job
+        self._verified: set[str] = set()
+        self.objects: list[ObjectInfo] = []
+        self.stored: dict[ChangeSetId, list[SegmentHandle]] = {}
+        self.notes: list[tuple[Note, SegmentHandle, int]] = []
+        self.problems: list[str] = []
+
+    def read(self) -> None:
+        """Read all indexes and notes."""
+        self.objects = list(self._store.list(f"{self._job}/segments/"))
+        with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
+            for info, (handles, notes, problems) in zip(
+                self.objects, threads.map(self._read_object, self.objects), strict=True
+            ):
+                for handle in handles:
+                    self.stored.setdefault(handle.entry.id, []).append(handle)
+                self.notes += [(note, handle, info.modified_ms) for note, handle in notes]
+                self.problems += problems
+
+    def choose_verified(self, tries: Sequence[Try], registry: Registry, up_to: int | None) -> Choice:
+        """Choose, read all that was chosen, and choose again without what is damaged, until all is sound."""
+        missing_indexes = self._missing_indexes(tries)
+        while True:
+            choice = choose(tries, registry, self.stored, missing_indexes, up_to)
+            if not choice.path:
+                return choice
+            handles_of: dict[str, list[SegmentHandle]] = {}
+            for handle in state_of(choice, self.stored).log:
+                if handle.object_key not in self._verified:
+                    handles_of.setdefault(handle.object_key, []).append(handle)
+            damaged = {key for key, handles in handles_of.items() if not self._verify(key, handles)}
+            if not damaged:
+                return choice
+            for handles in self.stored.values():
+                handles[:] = [handle for handle in handles if handle.object_key not in damaged]
+
+    def _read_object(self, info: ObjectInfo) -> tuple[list[SegmentHandle], list[tuple[Note, SegmentHandle]], list[str]]:
+        try:
+            entries = read_index(self._store, info.key, info.size_bytes)
+        except (CorruptDataError, NotFoundError) as error:
+            return [], [], [error.message]
+        handles, notes, problems = [], [], []
+        for entry in entries:
+            handle = SegmentHandle(info.key, info.size_bytes, entry)
+            if entry.id.job != self._job:
+                problems.append(f"object {info.key} holds a segment of job {entry.id.job!r}")
+            elif entry.id.operator != NOTE_OPERATOR:
+                handles.append(handle)
+            else:
+                try:
+                    notes.append((decode_note(read_payload(self._store, handle), info.key), handle))
+                except (CorruptDataError, NotFoundError) as error:
+                    problems.append(error.message)
+        return handles, notes, problems
+
+    def _verify(self, key: str, handles: Sequence[SegmentHandle]) -> bool:
+        try:
+            check_object(self._store, key, handles)
+        except CorruptDataError as error:
+            self.problems.append(error.message)
+            return False
+        self._verified.add(key)
+        return True
+
+    def _missing_indexes(self, tries: Sequence[Try]) -> frozenset[str]:
+        keys = {handle.index_key for one in tries if one.start for handle in one.start.materializations}
+        return frozenset(key for key in keys if not exists(self._store, key))
+
+
+def _write(
+    store: ObjectStore,
+    registry: Registry,
+    report: RebuildReport,
+    manifests: Sequence[Manifest],
+    uid: str,
+    max_parallelism: int,
+    clock: Clock,
+    ids: IdSource,
+) -> None:
+    """Write what is missing; ``job.json``, by which others see that the job exists, after the manifests."""
+    job = registry.job
+    for key in report.moved:
+        store.put(f"{job}/damaged/{ids.unique_id()}/{key.removeprefix(f'{job}/')}", store.get(key))
+        store.delete([key])
+    forget_hints(
+        store, registry.folder
+    )  # checkpoints that come back may lie in front of what they tell to be passed over
+    for manifest in manifests:
+        key = manifest_key(registry.folder, manifest.id, manifest.generation)
+        store.put(key, encode_manifest(manifest), if_absent=True)
+    epoch = report.epoch - 1
+    newest = CheckpointRef.parse(report.checkpoint)
+    branch = Place.of(newest.id, newest.generation).branch
+    record = EpochRecord(epoch, "fsck --rebuild", ids.unique_id(), clock.now_ms(), branch)
+    store.put(epoch_key(registry.folder, epoch), record.encode(), if_absent=True)
+    if registry.uid is None:
+        store.put(registry.record_key, encode_job(uid, max_parallelism), if_absent=True)
+    # As any new owner does: fences who may still run, and shows that the registry can be read again.
+    jobs = JobStore(store, job, clock, ids)
+    jobs.open(None)
+    report.epoch, latest = jobs.claim("fsck --rebuild")
+    if latest is None or latest.ref.to_text() != report.checkpoint:
+        raise ConflictError(f"job {job!r} was written to by somebody else during the rebuild; repeat it", job=job)
+    report.is_written = True
+
+
+def _check_writable(current: Sequence[Try], report: RebuildReport, chosen: Try, folder: str) -> None:
+    if not report.registry_problems:
+        raise InvalidInputError(f"the registry of job {report.job!r} is sound: there is nothing to rebuild")
+    newest = _newest_manifest(current)
+    if newest is not None and newest.id > chosen.id:
+        key = manifest_key(folder, newest.id, newest.generation)
+        raise InvalidInputError(
+            f"manifest {key} is sound, and newer than checkpoint {chosen.id}, the one to bring back: "
+            f"restore what it lacks, or move this manifest away yourself ({'; '.join(_causes(report))})"
+        )
+
+
+def _causes(report: RebuildReport) -> Iterator[str]:
+    found = False
+    for cause in (*report.lost[:_CAUSES_MAX], *report.object_problems[:_CAUSES_MAX], *report.registry_problems):
+        found = True
+        yield cause
+    if not found:
+        yield "there are no notes"
+
+
+def _choose_life(registry: Registry, notes: Sequence[tuple[Note, SegmentHandle, int]]) -> str:
+    """Return the uid of the job to rebuild; without ``job.json``, that of what was stored last."""
+    if registry.uid is not None:
+        return registry.uid
+    newest = max((*registry.checkpoints, *registry.savepoints.values()), key=lambda m: m.created_ms, default=None)
+    if newest is not None:
+        return newest.job_uid
+    return max(((stored_ms, note.job_uid) for note, _, stored_ms in notes), default=(0, ""))[1]
+
+
+def _max_parallelism(registry: Registry, notes: Sequence[tuple[Note, SegmentHandle, int]], life: str) -> int:
+    if registry.max_parallelism is not None:
+        return registry.max_parallelism
+    counts = Counter(note.max_parallelism for note, _, _ in notes if note.job_uid == life)
+    if not counts:
+        raise CorruptDataError(
+            f"{registry.record_key} is lost, and no note tells the job's max_parallelism", job=registry.job
+        )
+    return counts.most_common(1)[0][0]
+
+
+def _newest_manifest(current: Sequence[Try]) -> Manifest | None:
+    """Return the newest manifest of those that no higher epoch has overtaken, as by setting the job back."""
+    manifests = [one.manifest for one in current if one.manifest is not None]
+    return max(manifests, key=lambda one: Place.of(one.id, one.generation), default=None)
+
+
+def _lost_manifests(current: Sequence[Try]) -> list[str]:
+    """Return a problem if a checkpoint that came to exist is newer than all manifests."""
+    newest = _newest_manifest(current)
+    newest_id = -1 if newest is None else newest.id
+    proven_id = max((checkpoint_id for checkpoint_id, _ in proven_keys(current)), default=-1)
+    if proven_id <= newest_id:
+        return []
+    return [f"manifests up to checkpoint {proven_id} are missing"]
+
+
+def _damaged_epochs(registry: Registry) -> list[int]:
+    numbers = []
+    for key in registry.damaged:
+        if key.startswith(f"{registry.folder}/epochs/"):
+            try:
+                numbers.append(number_of(key))
+            except CorruptDataError:
+                continue
+    return numbers

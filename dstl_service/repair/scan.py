@@ -1,0 +1,186 @@
+"""
+A job's registry - ``job.json``, epochs and manifests - read as a whole, as far as it can be read.
+
+`JobStore` reads what it needs and stops at the first damage; this module reads all and collects what is wrong, for
+those who verify and rebuild. `read_registry` does blocking I/O; what a registry says is decided without any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from dstl_service.registry.keys import EpochRecord, Place, decode_job, epoch_key, manifest_key, number_of, place_of
+from dstl_service.registry.lives import Lives, life_folder, record_key
+from dstl_service.registry.manifest import FORMAT, Manifest, ManifestKind, decode_manifest
+from storage.errors import CorruptDataError, InvalidInputError, NotFoundError
+from storage.object_store import ObjectStore
+
+
+@dataclass(slots=True)
+class Registry:
+    """
+    What could be read of a job's registry.
+
+    Args:
+        job: Name of the job.
+        life: Which life of the name was read: the current one.
+        uid: The job's uid, or None if ``job.json`` is missing or damaged.
+        max_parallelism: Likewise.
+        epochs: Numbers of all readable epoch records, ascending.
+        manifests: All readable manifests by place (id, generation), fences too.
+        savepoints: All readable savepoints by name.
+        damaged: Keys of objects that cannot be read, with the reason.
+        damaged_savepoints: Likewise; nothing but their deletion repairs them, which is their owner's to decide.
+    """
+
+    job: str
+    life: int = 0
+    uid: str | None = None
+    max_parallelism: int | None = None
+    epochs: list[int] = field(default_factory=list)
+    manifests: dict[tuple[int, int], Manifest] = field(default_factory=dict)
+    savepoints: dict[str, Manifest] = field(default_factory=dict)
+    damaged: dict[str, str] = field(default_factory=dict)
+    damaged_savepoints: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        """Where it lies."""
+        return life_folder(self.job, self.life)
+
+    @property
+    def record_key(self) -> str:
+        """The key of ``job.json``."""
+        return record_key(self.job, self.life)
+
+    @property
+    def is_empty(self) -> bool:
+        """Say whether nothing at all is there, readable or not."""
+        return self.uid is None and not (self.epochs or self.manifests or self.savepoints or self.damaged)
+
+    @property
+    def checkpoints(self) -> list[Manifest]:
+        """All manifests but fences, by place."""
+        return [self.manifests[place] for place in sorted(self.manifests) if not self._is_fence(place)]
+
+    @property
+    def newest(self) -> Manifest | None:
+        """The newest checkpoint."""
+        return max(self.checkpoints, key=lambda one: Place.of(one.id, one.generation), default=None)
+
+    @property
+    def epoch_max(self) -> int:
+        """The highest epoch that any object tells of; 0 if there is none."""
+        return max((*self.epochs, *(manifest.epoch for manifest in self.manifests.values())), default=0)
+
+    def chain(self, manifest: Manifest) -> Iterator[Manifest]:
+        """
+        Yield the manifest and its predecessors, newest first, as far as they are kept.
+
+        Raises:
+            CorruptDataError: One is missing before a complete one was met, so that the state is not known.
+        """
+        is_known = False
+        step: Manifest | None = manifest
+        while step is not None:
+            yield step
+            is_known = is_known or step.kind is ManifestKind.COMPLETE or step.base is None
+            base = step.base
+            step = None
+            if base is not None:
+                step = self.manifests.get((base.id, base.generation))
+                if step is None or step.uid != base.uid or step.kind is ManifestKind.FENCE:
+                    if not is_known:
+                        key = manifest_key(self.folder, base.id, base.generation)
+                        raise CorruptDataError(f"manifest {key} is missing, on which the newest checkpoint builds")
+                    step = None
+
+    def problems(self) -> list[str]:
+        """Return what is wrong, each with the object's name; nothing for a sound registry."""
+        found = list(self.damaged.values())
+        if self.uid is None and self.record_key not in self.damaged:
+            found.append(f"{self.record_key} is missing")
+        in_manifests = max((manifest.epoch for manifest in self.manifests.values()), default=0)
+        if in_manifests > max(self.epochs, default=0):
+            found.append(f"{epoch_key(self.folder, in_manifests)} is missing: a manifest is of this epoch")
+        if self.newest is not None:
+            try:
+                for _ in self.chain(self.newest):
+                    pass
+            except CorruptDataError as error:
+                found.append(error.message)
+        return found
+
+    def _is_fence(self, place: tuple[int, int]) -> bool:
+        return self.manifests[place].kind is ManifestKind.FENCE
+
+
+def read_registry(store: ObjectStore, job: str) -> Registry:
+    """
+    Read all of a job's registry.
+
+    Raises:
+        InvalidInputError: A manifest is of a newer version of this program, which alone may judge it.
+        UnavailableError: The store does not answer.
+    """
+    registry = Registry(job, Lives(store, job).current())
+    folder, key = registry.folder, registry.record_key
+    try:
+        registry.uid, registry.max_parallelism = decode_job(store.get(key), key)
+    except NotFoundError:
+        pass
+    except CorruptDataError as error:
+        registry.damaged[key] = error.message
+    for key, data in _objects(store, f"{folder}/epochs/"):
+        try:
+            EpochRecord.decode(data, key)
+            registry.epochs.append(number_of(key))
+        except CorruptDataError as error:
+            registry.damaged[key] = error.message
+    for key, data in _objects(store, f"{folder}/checkpoints/"):
+        try:
+            manifest = decode_manifest(data, key)
+            there = place_of(key)
+            place = there.id, there.generation
+            _check_belongs(manifest, place, registry.uid, key)
+        except CorruptDataError as error:
+            _refuse_newer(data, key)
+            registry.damaged[key] = error.message
+        else:
+            registry.manifests[place] = manifest
+    for key, data in _objects(store, f"{folder}/savepoints/"):
+        try:
+            manifest = decode_manifest(data, key)
+            _check_belongs(manifest, (manifest.id, manifest.generation), registry.uid, key)
+        except CorruptDataError as error:
+            registry.damaged_savepoints[key] = error.message
+        else:
+            registry.savepoints[key.rsplit("/", 1)[1].removesuffix(".json")] = manifest
+    return registry
+
+
+def _objects(store: ObjectStore, prefix: str) -> Iterator[tuple[str, bytes]]:
+    for info in store.list(prefix):
+        with suppress(NotFoundError):  # deleted since it was listed
+            yield info.key, store.get(info.key)
+
+
+def _check_belongs(manifest: Manifest, place: tuple[int, int], uid: str | None, key: str) -> None:
+    if (manifest.id, manifest.generation) != place:
+        raise CorruptDataError(f"manifest {key} is that of {manifest.ref.to_text()}", object_key=key)
+    if uid is not None and manifest.job_uid != uid:
+        raise CorruptDataError(
+            f"manifest {key} is of another job, of uid {manifest.job_uid}, not {uid}", object_key=key
+        )
+
+
+def _refuse_newer(data: bytes, key: str) -> None:
+    try:
+        written = int(json.loads(data)["manifest"]["format"])
+    except (ValueError, LookupError, TypeError):
+        return
+    if written > FORMAT:
+        raise InvalidInputError(f"manifest {key} was written by a newer version (format {written}): use that one")

@@ -1,0 +1,433 @@
+"""
+Files of immutable objects on this host's disk, so that tables which are restored together share downloads.
+
+When a host takes over partitions, each of their tables needs its part of the same segment objects. Here an object is
+read from the store once: whoever comes while it is on its way waits for it, whoever comes later reads the file.
+
+Best effort (I16): what is read from a file is compared with checksums kept in memory, and a file that is damaged, gone
+or could never be written only costs a read from the store. Safe to use from several threads.
+
+    <folder>/dstl-downloads-<uid>/      this user's alone, and what is in it follows no link
+      part-<id>.lock                    locked while its process lives
+      part-<id>/                        the files of one process, for they are of no use to another one
+
+Nothing else is ever removed than parts of dead processes: a part is known by its name and its lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dstl_service.registry.materialization_index import fits_checksum, fits_key, is_named_by_content
+from storage.checksum import checksum64, running_checksum128
+from storage.clock import Clock, IdSource
+from storage.errors import CorruptDataError
+from storage.model import ObjectInfo
+from storage.object_store import ObjectReader
+from storage.private_folder import OWN, Trust, UntrustedFolderError, make_folder, open_lock
+from storage.segment_format import decode_object
+
+OBJECT_BYTES_MAX = 64 * 1024 * 1024
+"""Larger objects are never held in memory as a whole."""
+PIECE_BYTES = 16 * 1024 * 1024
+"""In pieces of this size a larger file of a snapshot is downloaded."""
+_SIZES_KNOWN = 100_000
+
+_BLOCK_BYTES = 1024 * 1024
+_PART_LOCK = re.compile(r"(part-[0-9a-f]{32})\.lock")
+
+logger = logging.getLogger("dstl_service")
+
+
+@dataclass(slots=True)
+class _File:
+    path: Path
+    size_bytes: int
+    checksums: list[int]
+    used_ms: int
+
+
+@dataclass(slots=True)
+class _Download:
+    done: threading.Event = field(default_factory=threading.Event)
+    data: bytes | None = None
+
+
+class DownloadCache:
+    """
+    Reads objects of `store`; immutable ones through files below `folder`.
+
+    Args:
+        store: Where the objects are.
+        folder: The files are kept in a folder of this user's in it; None for the system's temporary folder.
+        bytes_max: How much they may take; 0 keeps none, but downloads are still shared.
+        idle_s: After this time without a read a file is removed.
+        clock: Tells when that is.
+        ids: Names this process's part of the folder.
+        trust: Whose folders may lie on the way to the files.
+    """
+
+    def __init__(
+        self,
+        store: ObjectReader,
+        folder: Path | None,
+        bytes_max: int,
+        idle_s: int,
+        clock: Clock,
+        ids: IdSource,
+        trust: Trust = OWN,
+    ) -> None:
+        self._store = store
+        self._home = (folder or Path(tempfile.gettempdir())).absolute() / f"dstl-downloads-{os.geteuid()}"
+        self._bytes_max = bytes_max
+        self._idle_s = idle_s
+        self._clock = clock
+        self._ids = ids
+        self._trust = trust
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, _File] = OrderedDict()
+        self._downloads: dict[str, _Download] = {}
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        self._folder: Path | None = None
+        self._folder_lock = -1
+        self._sweeper: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._last_name = 0
+        self.bytes_kept = 0
+        self.hits = 0
+        self.misses = 0
+        self.failures = 0
+
+    @property
+    def url(self) -> str:
+        """The URL of the store."""
+        return self._store.url
+
+    def get(self, key: str) -> bytes:
+        """Return all bytes of an object; as `ObjectStore.get`."""
+        if not _is_immutable(key):
+            return self._store.get(key)
+        data = self._from_file(key, 0, None)
+        if data is None:
+            data = self._shared(key)
+        return self._store.get(key) if data is None else data
+
+    def get_range(self, key: str, offset: int, size: int) -> bytes:
+        """Return `size` bytes from `offset` on; as `ObjectStore.get_range`."""
+        if _is_immutable(key):
+            part = self._from_file(key, offset, size)
+            if part is not None:
+                return part
+            # Most of an object will be wanted by somebody.
+            object_bytes = self._size_of(key)
+            if object_bytes <= OBJECT_BYTES_MAX:
+                data = self._shared(key)
+                if data is not None and offset + size <= len(data):
+                    return data[offset : offset + size]
+            elif object_bytes <= self._bytes_max and is_named_by_content(key):
+                self._shared_file(key, object_bytes)
+                part = self._from_file(key, offset, size)
+                if part is not None:
+                    return part
+        return self._store.get_range(key, offset, size)
+
+    def head(self, key: str) -> ObjectInfo:
+        """Describe an object; as `ObjectStore.head`."""
+        return self._store.head(key)
+
+    def sweep(self) -> None:
+        """Remove files that were not read for a while."""
+        before_ms = self._clock.monotonic_ms() - self._idle_s * 1000
+        with self._lock:
+            idle = [(key, file) for key, file in self._files.items() if file.used_ms <= before_ms]
+        for key, file in idle:
+            self._drop(key, file)
+
+    def close(self) -> None:
+        """Remove all files; the store stays open. May be called twice, and reads go on without files."""
+        self._closed.set()
+        with self._lock:
+            files, self._files = list(self._files.items()), OrderedDict()
+            self.bytes_kept = 0
+        for _, file in files:
+            _remove(file.path)
+        self._leave_folder()
+
+    def _size_of(self, key: str) -> int:
+        """Return the size of an object, which never changes; asks the store once."""
+        with self._lock:
+            known = self._sizes.get(key)
+        if known is None:
+            known = self._store.head(key).size_bytes
+            with self._lock:
+                self._sizes[key] = known
+                while len(self._sizes) > _SIZES_KNOWN:
+                    self._sizes.popitem(last=False)
+        return known
+
+    def _shared(self, key: str) -> bytes | None:
+        """Download an object, or wait for the one who does; None if that one had no success."""
+
+        def download() -> bytes:
+            # Somebody may have finished it since this reader looked for the file.
+            data = self._from_file(key, 0, None)
+            if data is None:
+                self._count(misses=1)
+                data = self._store.get(key)
+                self._keep(key, data)
+            return data
+
+        return self._led(key, download)
+
+    def _shared_file(self, key: str, size_bytes: int) -> None:
+        """Download a large object into a file, or wait for the one who does; that it failed only costs requests."""
+
+        def download() -> None:
+            with self._lock:
+                if key in self._files:
+                    return
+            self._count(misses=1)
+            self._download_pieces(key, size_bytes)
+
+        self._led(key, download)
+
+    def _led(self, key: str, act: Callable[[], bytes | None]) -> bytes | None:
+        """Do something for an object as the first of those who want it, or wait for that one and get what it got."""
+        with self._lock:
+            download = self._downloads.get(key)
+            leads = download is None
+            if download is None:
+                download = self._downloads[key] = _Download()
+        if not leads:
+            download.done.wait()
+            if download.data is not None:
+                self._count(hits=1)
+            return download.data
+        try:
+            download.data = act()
+        finally:
+            with self._lock:
+                del self._downloads[key]
+            download.done.set()
+        return download.data
+
+    def _from_file(self, key: str, offset: int, size: int | None) -> bytes | None:
+        with self._lock:
+            file = self._files.get(key)
+            if file is None:
+                return None
+            self._files.move_to_end(key)
+            file.used_ms = self._clock.monotonic_ms()
+        end = file.size_bytes if size is None else offset + size
+        if end > file.size_bytes:
+            return None
+        try:
+            data = _read_verified(file, offset, end)
+        except OSError as error:
+            self._failed("read", error)
+            self._drop(key, file)
+            return None
+        self._count(hits=1)
+        return data
+
+    def _keep(self, key: str, data: bytes) -> None:
+        """Write a file, if there is room and the disk takes it."""
+        if len(data) <= min(self._bytes_max, OBJECT_BYTES_MAX) and _is_sound(key, data):
+            self._write(key, len(data), [data])
+
+    def _download_pieces(self, key: str, size_bytes: int) -> None:
+        """Download a file of a snapshot piece by piece; it is kept if it came through whole."""
+        hasher = running_checksum128()
+
+        def pieces() -> Iterator[bytes]:
+            for begin in range(0, size_bytes, PIECE_BYTES):
+                piece = self._store.get_range(key, begin, min(PIECE_BYTES, size_bytes - begin))
+                hasher.update(piece)
+                yield piece
+
+        self._write(key, size_bytes, pieces(), lambda: fits_checksum(key, hasher.hexdigest()))
+
+    def _write(
+        self, key: str, size_bytes: int, pieces: Iterable[bytes], is_sound: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Write a file, if there is room and the disk takes it. All pieces but the last are of whole blocks."""
+        if self._closed.is_set() or not self._reserve(size_bytes):
+            return
+        path: Path | None = None
+        checksums: list[int] = []
+        is_kept = False
+        try:
+            path = self._new_path()
+            with open(path, "xb") as stream:
+                for piece in pieces:
+                    stream.write(piece)
+                    checksums += [checksum64(block) for block in _blocks(piece)]
+            is_kept = is_sound() and self._add(key, _File(path, size_bytes, checksums, self._clock.monotonic_ms()))
+        except OSError as error:
+            self._failed("write", error)
+            if path is not None and not path.parent.exists():  # somebody cleaned up; the next file gets a new one
+                self._leave_folder()
+        finally:
+            if not is_kept:
+                with self._lock:
+                    self.bytes_kept -= 0 if self._closed.is_set() else size_bytes
+                if path is not None:
+                    _remove(path)
+
+    def _add(self, key: str, file: _File) -> bool:
+        """Let others read a file; say whether that is still wanted."""
+        with self._lock:
+            if self._closed.is_set():
+                return False
+            self._files[key] = file
+            self._start_sweeper()
+        return True
+
+    def _reserve(self, size_bytes: int) -> bool:
+        """Make room by removing what was not read for longest; say whether there is room now."""
+        surplus = []
+        with self._lock:
+            excess = self.bytes_kept + size_bytes - self._bytes_max
+            for key, file in self._files.items():
+                if excess <= 0:
+                    break
+                surplus.append((key, file))
+                excess -= file.size_bytes
+            if excess > 0:  # others are being written
+                return False
+            self.bytes_kept += size_bytes
+        for key, file in surplus:
+            self._drop(key, file)
+        return True
+
+    def _new_path(self) -> Path:
+        with self._lock:
+            if self._folder is None:
+                self._folder, self._folder_lock = _open_part(self._home, self._ids.unique_id(), self._trust)
+            self._last_name += 1
+            return self._folder / str(self._last_name)
+
+    def _leave_folder(self) -> None:
+        with self._lock:
+            folder, self._folder = self._folder, None
+            folder_lock, self._folder_lock = self._folder_lock, -1
+        if folder is not None:
+            _remove_part(self._home, folder.name)
+            os.close(folder_lock)
+
+    def _drop(self, key: str, file: _File) -> None:
+        with self._lock:
+            if self._files.get(key) is not file:
+                return
+            del self._files[key]
+            self.bytes_kept -= file.size_bytes
+        _remove(file.path)
+
+    def _failed(self, verb: str, error: OSError) -> None:
+        if not self.failures:
+            logger.warning("downloads cannot be kept on disk", extra={"error": f"cannot {verb}: {error}"})
+        self._count(failures=1)
+
+    def _count(self, hits: int = 0, misses: int = 0, failures: int = 0) -> None:
+        with self._lock:
+            self.hits += hits
+            self.misses += misses
+            self.failures += failures
+
+    def _start_sweeper(self) -> None:
+        if self._sweeper is None:
+            self._sweeper = threading.Thread(target=self._sweep_regularly, name="downloads", daemon=True)
+            self._sweeper.start()
+
+    def _sweep_regularly(self) -> None:
+        while not self._closed.wait(self._idle_s / 4):
+            self.sweep()
+
+
+def _is_immutable(key: str) -> bool:
+    return key.endswith(".seg") or "/materialized/" in key
+
+
+def _is_sound(key: str, data: bytes) -> bool:
+    """Say whether an object came through whole, as far as can be told; the next reader may have more luck."""
+    if key.endswith(".seg"):
+        try:
+            decode_object(data, key)
+        except CorruptDataError:
+            return False
+    return fits_key(key, data)
+
+
+def _blocks(data: bytes) -> Sequence[memoryview]:
+    view = memoryview(data)
+    return [view[begin : begin + _BLOCK_BYTES] for begin in range(0, len(view), _BLOCK_BYTES)]
+
+
+def _read_verified(file: _File, offset: int, end: int) -> bytes:
+    """Read a part of a file, whole blocks of which are compared with their checksums; `OSError` for a damaged one."""
+    first = offset // _BLOCK_BYTES
+    begin = first * _BLOCK_BYTES
+    with open(file.path, "rb") as stream:
+        stream.seek(begin)
+        data = stream.read(min(file.size_bytes, -(-end // _BLOCK_BYTES) * _BLOCK_BYTES) - begin)
+    blocks = _blocks(data)
+    expected = file.checksums[first : first + len(blocks)]
+    if begin + len(data) < end or [checksum64(block) for block in blocks] != expected:
+        raise OSError(f"{file.path} is damaged")
+    return data if (begin, begin + len(data)) == (offset, end) else data[offset - begin : end - begin]
+
+
+def _open_part(home: Path, unique_id: str, trust: Trust) -> tuple[Path, int]:
+    """Make this process's part of the folder, and remove those of dead ones; `OSError` if that cannot be done."""
+    try:
+        make_folder(home, trust)
+    except UntrustedFolderError as error:
+        raise PermissionError(str(error)) from error
+    _remove_stale(home)
+    part = home / f"part-{unique_id}"
+    lock = open_lock(f"{part}.lock", os.O_CREAT | os.O_EXCL)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.fstat(lock).st_nlink:
+            raise FileNotFoundError(f"{part}.lock was removed before it was locked")
+        part.mkdir(mode=0o700)
+    except OSError:
+        os.close(lock)
+        raise
+    return part, lock
+
+
+def _remove_stale(home: Path) -> None:
+    """Remove the parts whose lock nobody holds; a part is made after its lock and removed before it."""
+    for name in os.listdir(home):
+        mark = _PART_LOCK.fullmatch(name)
+        if mark is None:
+            continue
+        with suppress(OSError):
+            lock = open_lock(home / name, 0)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error if its process lives
+                _remove_part(home, mark[1])
+            finally:
+                os.close(lock)
+
+
+def _remove_part(home: Path, name: str) -> None:
+    shutil.rmtree(home / name, ignore_errors=True)  # does not follow links, `name` included
+    _remove(home / f"{name}.lock")
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()

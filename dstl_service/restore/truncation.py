@@ -1,0 +1,132 @@
+"""
+What of a state still counts once tables were materialized: the log is cut off behind the snapshots. No I/O.
+
+A materialization stands for its operator's key groups up to its checkpoint. So for a key group
+1. the newest materialization that holds it counts, no other;
+2. of the log, what is newer than that materialization counts, and nothing older: applied to the snapshot, an old
+   change would bring an old value back;
+3. a segment of kind BASE is all that there was at its checkpoint, and tells nothing of what was deleted before. Where
+   one is newer than a materialization, the materialization does not count.
+A segment whose key groups are all materialized at or behind its checkpoint is dropped from the state; one that is
+materialized in part stays for the rest. What is dropped from a state is deleted when no checkpoint names it any more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from dstl_service.registry.manifest import StateView
+from storage.key_group_sets import KeyGroups, within, without, without_all
+from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle, SegmentKind
+
+
+def truncate(view: StateView, made: Iterable[MaterializationHandle]) -> StateView:
+    """
+    Return the same state with new materializations in it, and without what they replace.
+
+    Without new ones it is the very same view. One that is no newer than what the state has of its key groups does not
+    enter it, so a repetition is harmless.
+    """
+    made = list(made)
+    if not made:
+        return view
+    together = {handle.uid: handle for handle in (*view.materializations, *made)}
+    groups: defaultdict[str, list[MaterializationHandle]] = defaultdict(list)
+    for handle in together.values():
+        groups[handle.operator].append(handle)
+    kept = {operator: _still_counting(group, bases_of(view.log, operator)) for operator, group in groups.items()}
+    beside: dict[tuple[str, KeyGroupRange], list[MaterializationHandle]] = {}
+    log = []
+    for segment in view.log:
+        # A partition's segments share their range, so most of a long log asks for the same few materializations.
+        operator, key_groups = segment.entry.id.operator, segment.entry.key_groups
+        if (operator, key_groups) not in beside:
+            found = kept.get(operator, ())
+            beside[operator, key_groups] = [item for item in found if item.key_groups.intersects(key_groups)]
+        if counted_of_segment(segment, beside[operator, key_groups], key_groups):
+            log.append(segment)
+    ordered = sorted(
+        (handle for group in kept.values() for handle in group),
+        key=lambda handle: (handle.operator, handle.key_groups, handle.checkpoint_id),
+    )
+    return StateView(tuple(ordered), log)
+
+
+def would_count(view: StateView, handle: MaterializationHandle) -> bool:
+    """Tell whether a state would use a materialization: it has nothing newer for all of its key groups."""
+    return Counting(view).would_count(handle)
+
+
+class Counting:
+    """Tells of many materializations whether a state would use them; looks through the state once."""
+
+    def __init__(self, view: StateView) -> None:
+        self._materializations: defaultdict[str, list[MaterializationHandle]] = defaultdict(list)
+        self._bases: defaultdict[str, list[SegmentHandle]] = defaultdict(list)
+        for item in view.materializations:
+            self._materializations[item.operator].append(item)
+        for segment in view.log:
+            if segment.entry.kind is SegmentKind.BASE:
+                self._bases[segment.entry.id.operator].append(segment)
+
+    def would_count(self, handle: MaterializationHandle) -> bool:
+        """See `would_count`."""
+        beside = [
+            item
+            for item in self._materializations.get(handle.operator, ())
+            if item.key_groups.intersects(handle.key_groups) and item.uid != handle.uid
+        ]
+        bases = self._bases.get(handle.operator, [])
+        counted = counted_materializations([*beside, handle], bases, handle.key_groups)
+        return any(item.uid == handle.uid for item, _ in counted)
+
+
+def bases_of(log: Iterable[SegmentHandle], operator: str) -> list[SegmentHandle]:
+    """Return an operator's segments of kind BASE."""
+    return [item for item in log if item.entry.kind is SegmentKind.BASE and item.entry.id.operator == operator]
+
+
+def counted_of_segment(
+    segment: SegmentHandle, materializations: Iterable[MaterializationHandle], wanted: KeyGroupRange
+) -> KeyGroups:
+    """Return the key groups within `wanted` for which a segment counts, beside materializations of its operator."""
+    checkpoint_id = segment.entry.id.checkpoint_id
+    covers = (item.key_groups for item in materializations if item.checkpoint_id >= checkpoint_id)
+    return within(without_all(segment.entry.key_groups, covers), wanted)
+
+
+def counted_materializations(
+    materializations: Iterable[MaterializationHandle], bases: Sequence[SegmentHandle], wanted: KeyGroupRange
+) -> list[tuple[MaterializationHandle, KeyGroups]]:
+    """
+    Return the materializations that count for some of the wanted key groups, newest first, and for which.
+
+    Args:
+        materializations: Those of one operator.
+        bases: The operator's segments of kind BASE.
+        wanted: The key groups of a table.
+    """
+    # Of two at one checkpoint the one made first counts: what names it already stays as it is.
+    by_uid = sorted(materializations, key=lambda handle: handle.uid)
+    left: KeyGroups = (wanted,)
+    counted: list[tuple[MaterializationHandle, KeyGroups]] = []
+    for handle in sorted(by_uid, key=lambda handle: handle.checkpoint_id, reverse=True):
+        part = within(left, handle.key_groups)
+        for base in bases:
+            if base.entry.id.checkpoint_id > handle.checkpoint_id:
+                part = without(part, base.entry.key_groups)
+        if part:
+            counted.append((handle, part))
+        left = without(left, handle.key_groups)
+    return counted
+
+
+def _still_counting(
+    materializations: Sequence[MaterializationHandle], bases: Sequence[SegmentHandle]
+) -> list[MaterializationHandle]:
+    everything = KeyGroupRange(
+        min(handle.key_groups.first for handle in materializations),
+        max(handle.key_groups.last for handle in materializations),
+    )
+    return [handle for handle, _ in counted_materializations(materializations, bases, everything)]

@@ -1,0 +1,1 @@
+"""Uploads of segment objects: batched, hedged and retried."""

@@ -1,0 +1,229 @@
+"""
+Stores batches: each becomes one segment object, put by attempts that may overlap.
+
+An attempt that has not finished in time goes on while the next one starts; the first to finish wins, and since all
+write the same bytes to the same key, a loser needs no clean-up (I6). Errors are retried after a delay, except those
+that will not go away. A handle exists only after the store acknowledged the close of the object (I5).
+
+What a store that hangs can take from others is bounded: an upload gives its slot back as soon as an attempt is late,
+and only so many attempts run at once, of one job and of all, each of which the store's own time-outs end at last. What
+an upload's attempts hold in memory they hold until `Upload.ended`, and an attempt that succeeds after its upload was
+given up still counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any
+
+from dstl_service.uploads.fair_slots import FairSlots
+from storage.checksum import BytesLike
+from storage.clock import IdSource
+from storage.errors import DstlError, UnavailableError
+from storage.model import Segment, SegmentHandle
+from storage.object_store import ObjectStore
+from storage.retry_policy import RetryPolicy, is_retryable
+from storage.segment_format import encode_object
+
+ATTEMPTS_RUNNING_MAX = 64
+"""Attempts, and so threads, that may run at once; far more than the slots need unless the store hangs."""
+
+
+def slots_in_all(slots: int) -> int:
+    """Return how many uploads run at the same time where those of one job are so many: another job finds a place."""
+    return slots + max(1, slots // 2)
+
+
+class ThreadPerCall(Executor):
+    """
+    Runs every call in a thread of its own: one that hangs for ever takes no place from others (I6).
+
+    The threads are daemons, so a hung call does not keep a stopping process alive either.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        future.set_running_or_notify_cancel()
+        threading.Thread(target=run, name=self._name, daemon=True).start()
+        return future
+
+
+class Uploader:
+    """
+    Stores batches of change sets as segment objects of one host. Owned by the event loop.
+
+    Args:
+        store: Where they go.
+        executor: Runs attempts, and must have room for all of them.
+        policy: When an attempt is late, and how many there may be.
+        ids: Names the objects.
+        host_id: Goes into their keys.
+        slots: Uploads of one job that run at the same time, those with a late attempt not counted; see `slots_in_all`.
+        attempts_running_max: Attempts that run at the same time; one job has three quarters of them.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        executor: Executor,
+        policy: RetryPolicy,
+        ids: IdSource,
+        host_id: str,
+        *,
+        slots: int = 5,
+        attempts_running_max: int = ATTEMPTS_RUNNING_MAX,
+    ) -> None:
+        self.policy = policy
+        self.slots = FairSlots(slots_in_all(slots), slots)
+        self._running: Counter[str] = Counter()
+        self._store = store
+        self._executor = executor
+        self._ids = ids
+        self._host_id = host_id
+        self._attempts_running_max = attempts_running_max
+        self._attempts_of_job_max = max(1, attempts_running_max * 3 // 4)
+
+    @property
+    def attempts_running(self) -> int:
+        """Attempts that run now, of all jobs."""
+        return self._running.total()
+
+    def begin(self, job: str, segments: Sequence[Segment], name: str | None = None) -> Upload:
+        """
+        Encode the sets as one object; `Upload.stored` puts it.
+
+        Args:
+            job: Whose sets they are.
+            segments: The sets.
+            name: Of the object in its host's folder, never used before; without it a new id.
+
+        Raises:
+            DstlError: The sets cannot be encoded.
+        """
+        buffers, entries = encode_object(segments)
+        object_size_bytes = sum(len(buffer) for buffer in buffers)
+        key = f"{job}/segments/{self._host_id}/{name or self._ids.unique_id()}.seg"
+        handles = [SegmentHandle(key, object_size_bytes, entry) for entry in entries]
+        return Upload(self, job, key, buffers, handles)
+
+    def attempt(self, job: str, key: str, buffers: Sequence[BytesLike]) -> asyncio.Future[str | None]:
+        """Begin to put an object; the result is None or, for an error that may pass, its text."""
+        loop = asyncio.get_running_loop()
+        of_job, in_all = self._running[job], self.attempts_running
+        if of_job >= self._attempts_of_job_max or in_all >= self._attempts_running_max:
+            refused: asyncio.Future[str | None] = loop.create_future()
+            refused.set_result(f"{in_all} attempts hang already, {of_job} of this job; the store does not answer")
+            return refused
+        running = loop.run_in_executor(self._executor, self._put, key, buffers)
+        self._running[job] += 1
+        running.add_done_callback(partial(self._attempt_ended, job))
+        return running
+
+    def _put(self, key: str, buffers: Sequence[BytesLike]) -> str | None:
+        try:
+            self._store.put(key, buffers)
+        except DstlError as error:
+            if not is_retryable(error):
+                raise
+            return str(error)  # not the error: its traceback would keep the bytes in memory
+        return None
+
+    def _attempt_ended(self, job: str, attempt: asyncio.Future[str | None]) -> None:
+        self._running[job] -= 1
+        if not self._running[job]:
+            del self._running[job]
+        if not attempt.cancelled():
+            attempt.exception()  # a loser's outcome is nobody's question
+
+
+class Upload:
+    """One object on its way. Made by `Uploader.begin`; first `stored`, then `ended`."""
+
+    def __init__(
+        self, uploader: Uploader, job: str, key: str, buffers: Sequence[BytesLike], handles: list[SegmentHandle]
+    ) -> None:
+        self.handles = handles
+        self.attempts = 0
+        """How many were begun."""
+        self.winner = 0
+        """Number of the attempt that stored the object, 1 for the first; 0 while there is none."""
+        self._uploader = uploader
+        self._job = job
+        self._key = key
+        self._buffers = buffers
+        self._running: dict[asyncio.Future[str | None], int] = {}
+
+    async def stored(self) -> list[SegmentHandle]:
+        """
+        Put the object; return its handles, in the order of the sets.
+
+        Raises:
+            DstlError: All attempts failed or are late; nothing of the batch counts as stored.
+        """
+        await self._uploader.slots.acquire(self._job)
+        has_slot = True
+        policy = self._uploader.policy
+        last_error: str | None = None
+        try:
+            while True:
+                if self.attempts < policy.attempts_max:
+                    self.attempts += 1
+                    self._running[self._uploader.attempt(self._job, self._key, self._buffers)] = self.attempts
+                elif not self._running:
+                    raise UnavailableError(
+                        f"object {self._key} could not be stored in {self.attempts} attempts: {last_error}"
+                    )
+                done = await self._end_of_some(policy.timeout_ms / 1000)
+                errors = [attempt.result() for attempt in done]  # raises one that will not pass
+                if self.winner:
+                    return self.handles
+                if errors:
+                    last_error = errors[-1]
+                elif has_slot:
+                    # Late: from now on it waits beside the others, not before them.
+                    self._uploader.slots.release(self._job)
+                    has_slot = False
+                if not done and self.attempts >= policy.attempts_max:
+                    raise UnavailableError(
+                        f"object {self._key} was not stored within {policy.timeout_ms * self.attempts} ms "
+                        f"in {self.attempts} attempts"
+                    )
+                if done and self.attempts < policy.attempts_max:
+                    await asyncio.sleep(policy.delay_after_error_ms / 1000)
+        finally:
+            if has_slot:
+                self._uploader.slots.release(self._job)
+
+    async def ended(self) -> bool:
+        """Wait until no attempt runs any more; tell whether a late one has stored the object after all."""
+        was_stored = self.winner > 0
+        while self._running:
+            await self._end_of_some(None)
+        self._buffers = ()
+        return self.winner > 0 and not was_stored
+
+    async def _end_of_some(self, timeout_s: float | None) -> set[asyncio.Future[str | None]]:
+        """Wait for the end of attempts, if there are some in time; return them, and note the winner."""
+        done, _ = await asyncio.wait(self._running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for attempt in done:
+            number = self._running.pop(attempt)
+            if attempt.exception() is None and attempt.result() is None:
+                self.winner = self.winner or number
+        return done

@@ -1,0 +1,52 @@
+"""How a process of a job reaches its host's service: address, token and certificates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend_client.service import job_session
+from backend_client.service.job_session import connect
+from backend_client.settings import BackendSettings
+from storage.errors import InvalidInputError
+
+
+@pytest.fixture
+def token_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what tells the token that a client of these settings sends."""
+    for name in ("DSTL_TOKEN", "DSTL_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    seen: list[Any] = []
+    monkeypatch.setattr(job_session, "ServiceClient", lambda _address, token, *_args, **_options: seen.append(token))
+
+    def token(**options: Any) -> str | None:
+        connect(BackendSettings("file:///s", "job", **options))
+        found: str | None = seen.pop()()
+        return found
+
+    return token
+
+
+@pytest.mark.parametrize("service", ["unix:///s", None], ids=["given", "embedded"])
+def test_token_comes_from_file_then_environment(
+    service: str | None, token_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The option's file wins over the environment's file, that over the environment's token; the first line counts."""
+    files = [tmp_path / "option", tmp_path / "environment"]
+    for path in files:
+        path.write_text(f"{path.name}-token\nolder\n", encoding="utf-8")
+    assert token_of(service=service) is None
+
+    monkeypatch.setenv("DSTL_TOKEN", "plain-token")
+    assert token_of(service=service) == "plain-token"
+    monkeypatch.setenv("DSTL_TOKEN_FILE", str(files[1]))
+    assert token_of(service=service) == "environment-token"
+    assert token_of(service=service, token_file=str(files[0])) == "option-token"
+
+
+def test_missing_token_file_is_an_error(token_of: Any, tmp_path: Path) -> None:
+    """A token file that was named must be there."""
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        token_of(token_file=str(tmp_path / "none"))

@@ -1,0 +1,225 @@
+"""The sidecar that starts itself: once per host and storage, and again when it was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backend_client.service.client import ServiceClient
+from backend_client.service.launcher import EmbeddedService
+from storage.errors import InvalidInputError, UnavailableError
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def pid_of(service: EmbeddedService) -> int:
+    """Return the process id that the service itself tells."""
+    client = ServiceClient(service.address, patience_s=30)
+    try:
+        return int(client.get("/v1/info")["pid"])
+    finally:
+        client.close()
+
+
+def end(pid: int, how: int = signal.SIGKILL) -> None:
+    """End a process that these tests started, and wait for it where it is a child."""
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, how)
+        os.waitpid(pid, 0)
+
+
+@pytest.fixture
+def service() -> Iterator[EmbeddedService]:
+    """Return where a sidecar is to live, in a folder with a short name; whoever lives there at the end is ended."""
+    with tempfile.TemporaryDirectory(prefix="dl") as folder:
+        made = EmbeddedService(f"file://{folder}/storage", f"{folder}/local", 60)
+        yield made
+        with suppress(UnavailableError):
+            end(pid_of(made))
+
+
+def test_threads_start_one_process(service: EmbeddedService) -> None:
+    """Many who need the sidecar at the same moment get the same one."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: service.ensure(), range(8)))
+
+    assert int(Path(service.pid_path).read_text(encoding="utf-8")) == pid_of(service)
+    assert len(list(Path(service.folder).glob("*.sock"))) == 1
+
+
+STARTER = """
+import sys
+from backend_client.service.client import ServiceClient
+from backend_client.service.launcher import EmbeddedService
+service = EmbeddedService(sys.argv[1], sys.argv[2], 60)
+service.ensure()
+print(ServiceClient(service.address).get("/v1/info")["service_id"])
+"""
+
+
+def test_processes_start_one_process(service: EmbeddedService) -> None:
+    """Worker processes of a host share one sidecar, which outlives whoever started it."""
+    command = [sys.executable, "-c", STARTER, service.storage, service.folder]
+    starters = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    answers = {starter.communicate(timeout=60)[0].strip() for starter in starters}
+
+    assert len(answers) == 1
+    assert {starter.returncode for starter in starters} == {0}
+    assert pid_of(service)
+
+
+def test_running_process_is_kept(service: EmbeddedService) -> None:
+    """Who finds a sidecar that answers starts none."""
+    service.ensure()
+    before = pid_of(service)
+    service.ensure()
+
+    assert pid_of(service) == before
+
+
+def test_killed_process_is_started_again(service: EmbeddedService) -> None:
+    """A client whose sidecar was killed gets its answer from a new one."""
+    service.ensure()
+    client = ServiceClient(service.address, patience_s=30, ensure=service.ensure)
+    before = client.get("/v1/info")
+    end(before["pid"])
+    after = client.get("/v1/info")
+    client.close()
+
+    assert after["pid"] != before["pid"]
+    assert after["service_id"] != before["service_id"]
+
+
+def test_hung_process_is_replaced(service: EmbeddedService) -> None:
+    """A client whose sidecar hangs gets its answer from a new one, within its patience; the old one is gone."""
+    impatient = replace(service, answer_timeout_s=1.0)
+    impatient.ensure()
+    client = ServiceClient(service.address, patience_s=8, ensure=impatient.ensure)
+    before = client.get("/v1/info")
+    os.kill(before["pid"], signal.SIGSTOP)
+    after = client.get("/v1/info")
+    client.close()
+
+    assert after["pid"] != before["pid"]
+    assert not Path(f"/proc/{before['pid']}").exists()
+
+
+def test_slow_answer_is_waited_for() -> None:
+    """A request that takes long is sent once, whatever signs of life its service is asked for meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="dl") as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/s")
+        listener.listen()
+        asked = threading.Semaphore(0)
+
+        def answer_when_asked_thrice() -> bytes:
+            connection, _ = listener.accept()
+            with connection:
+                received = connection.recv(1 << 16)
+                for _ in range(3):
+                    asked.acquire()
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+                connection.settimeout(30)
+                return received + connection.recv(1 << 16)
+
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(answer_when_asked_thrice)
+            client = ServiceClient(f"unix://{folder}/s", patience_s=1.0, ensure=asked.release)
+            client.post("/v1/x", {}, patience_s=60)
+            client.close()
+
+    assert served.result().count(b"POST /v1/x") == 1
+
+
+def test_start_costs_no_patience() -> None:
+    """A request whose service hangs goes to the new one, also where the start took longer than the patience."""
+    patience_s = 0.2
+    with tempfile.TemporaryDirectory(prefix="dl") as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/s")
+        listener.listen()
+        hung: list[socket.socket] = []
+
+        def replace_hung() -> None:
+            if hung:
+                return
+            hung.append(listener.accept()[0])
+            threading.Event().wait(2 * patience_s)
+            hung[0].close()
+
+        def answer_second() -> None:
+            while not hung or hung[0].fileno() >= 0:
+                threading.Event().wait(0.01)
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(answer_second)
+            client = ServiceClient(f"unix://{folder}/s", patience_s=patience_s, ensure=replace_hung)
+            assert client.get("/v1/info") == {}
+            client.close()
+            served.result()
+
+
+def test_foreign_listener_is_left_alone(service: EmbeddedService) -> None:
+    """Who listens without an answer and was not started here is not ended: the error says what to do."""
+    Path(service.folder).mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(service.socket_path)
+        listener.listen()
+        with pytest.raises(UnavailableError, match="end it by hand"):
+            replace(service, answer_timeout_s=0.1).ensure()
+    Path(service.socket_path).unlink()
+    service.ensure()  # for the fixture to end
+
+
+def test_failed_start_shows_log() -> None:
+    """A sidecar that cannot start is an error with the end of its log."""
+    with tempfile.TemporaryDirectory(prefix="dl") as folder, pytest.raises(UnavailableError, match="unknown store URL"):
+        EmbeddedService("strange://x", folder, 60).ensure()
+
+
+def test_long_folder_is_refused(tmp_path: Path) -> None:
+    """A folder whose socket's name is too long for the kernel is refused with the setting to change."""
+    with pytest.raises(InvalidInputError, match="local_dir"):
+        EmbeddedService("file:///s", str(tmp_path / ("x" * 100)), 60).ensure()
+
+
+def test_storages_have_processes_of_their_own() -> None:
+    """Two storages on one host never share a sidecar."""
+    one, other = EmbeddedService("file:///a", "/l", 60), EmbeddedService("file:///b", "/l", 60)
+
+    assert one.socket_path != other.socket_path
+    assert one.address == f"unix://{one.socket_path}"
+
+
+def test_log_of_a_long_life_stays_small(service: EmbeddedService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a sidecar lives, its log is a few files of a bounded size, and its errors go to the newest."""
+    bytes_max = 4096
+    monkeypatch.setenv("DSTL_LOG_FILE_BYTES_MAX", str(bytes_max))
+    service.ensure()
+    log, client = Path(service.log_path), ServiceClient(service.address, patience_s=30)
+    third = log.with_name(f"{log.name}.3")
+
+    for number in range(1000):
+        client.post(f"/v1/jobs/job-{number}/epochs", {"owner": "x" * 500})
+        if third.exists():
+            break
+
+    files = sorted(log.parent.glob(f"{log.name}*"))
+    assert [file.name for file in files] == [log.name, *(f"{log.name}.{number}" for number in (1, 2, 3))]
+    assert all(file.stat().st_size <= bytes_max for file in files)
+    assert os.readlink(f"/proc/{client.get('/v1/info')['pid']}/fd/2") == os.path.realpath(log)
+    client.close()

@@ -1,0 +1,194 @@
+"""Frames of pandas out of Arrow batches and back: as Spark's own worker makes them, from many keys at once."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql.conversion import ArrowBatchTransformer
+from pyspark.sql.types import StructType
+
+from backend_client.spark.task.frames import FramesToArrow, GroupedFrames
+from backend_client.spark.task.pandas_settings import PandasSettings
+from storage.errors import InvalidInputError
+
+ZONE = "America/New_York"
+SETTINGS = PandasSettings(timezone=ZONE, by_name=True, safely=False)
+SECONDS = [0, 1_700_000_000, None, 1_600_000_000, -1]
+COLUMNS: dict[str, pa.Array] = {
+    "k": pa.array(["a", "a", "b", "c", "c"]),
+    "tiny": pa.array([1, 2, 3, 4, 5], pa.int8()),
+    "whole": pa.array([1, None, 3, 4, 5], pa.int64()),
+    "small": pa.array([0.5, 1.5, None, 0.25, 2.0], pa.float32()),
+    "big": pa.array([0.5, 1.5, None, 0.1, 2.0], pa.float64()),
+    "flag": pa.array([True, None, True, False, True]),
+    "even": pa.array([True, False, True, False, True]),
+    "text with space": pa.array(["x", None, "é", "", "z"]),
+    "class": pa.array(["keyword"] * 5),
+    "_hidden": pa.array(["underscore"] * 5),
+    "ts": pa.array([None if s is None else s * 1_000_000 for s in SECONDS], pa.timestamp("us", ZONE)),
+    "wall": pa.array([dt.datetime(2020, 1, 1, 1, 2, 3, n) for n in range(5)], pa.timestamp("us")),
+    "day": pa.array([dt.date(2020, 1, 1), None, dt.date(1, 1, 1), dt.date(2020, 1, 2), dt.date(9999, 1, 1)]),
+    "money": pa.array([Decimal("1.50"), None, Decimal("2.00"), Decimal("3.00"), Decimal("0.00")], pa.decimal128(10, 2)),
+    "raw": pa.array([b"", b"\xff", None, b"a", b"b"]),
+    "items": pa.array([[1, 2], None, [], [None], [3]], pa.list_(pa.int32())),
+    "pair": pa.array([{"a": 1, "b": ["x"]}, None, {"a": None, "b": []}, {"a": 2, "b": None}, {"a": 3, "b": ["y"]}]),
+    "named": pa.array([[("x", 1)], None, [], [("y", None)], [("z", 3)]], pa.map_(pa.string(), pa.int32())),
+    "gap": pa.array([dt.timedelta(n) for n in range(5)], pa.duration("us")),
+    "nothing": pa.nulls(5),
+}
+
+
+def batch_of(columns: dict[str, pa.Array], start: int = 0, stop: int = 5) -> pa.RecordBatch:
+    key = columns["k"]
+    groups = pa.array([0] * len(key), pa.int32())
+    batch = pa.RecordBatch.from_arrays([groups, key, *columns.values()], ["group", "key", *columns])
+    return batch.slice(start, stop - start)
+
+
+def frames_of(*batches: pa.RecordBatch) -> list[tuple[Any, list[pd.DataFrame]]]:
+    names = batches[0].schema.names[2:]
+    return [(key, list(rows)) for _, key, rows in GroupedFrames(batches, 1, names, ZONE)]
+
+
+def spark_frames(batch: pa.RecordBatch) -> Iterator[tuple[Any, pd.DataFrame]]:
+    """What PySpark's worker makes of a batch, in its own words."""
+    data = pd.concat(ArrowBatchTransformer.to_pandas(batch, timezone=ZONE), axis=1)
+    rows = list(data.itertuples(index=False))
+    for key in dict.fromkeys(row[0] for row in rows):
+        yield (key,), pd.DataFrame([row for row in rows if row[0] == key])
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_are_those_of_spark(name: str) -> None:
+    """Values, types, names and index of each key's frame are those that PySpark's worker makes of the same batch."""
+    columns = {"k": COLUMNS["k"], name: COLUMNS[name]}
+    ours = frames_of(batch_of(columns))
+    theirs = list(spark_frames(pa.RecordBatch.from_arrays(list(columns.values()), list(columns))))
+
+    assert [key for key, _ in ours] == [key for key, _ in theirs]
+    for (_, [frame]), (_, expected) in zip(ours, theirs, strict=True):
+        pd.testing.assert_frame_equal(frame, expected, check_column_type=False)
+        assert isinstance(frame.index, pd.RangeIndex)
+        assert [[repr(v) for v in row] for row in frame.itertuples()] == [
+            [repr(v) for v in row] for row in expected.itertuples()
+        ]
+
+
+def test_key_over_several_batches_has_several_frames() -> None:
+    """A key that goes on in the next batches gets one frame for each, and is one key; the next key begins anew."""
+    batch = batch_of(COLUMNS)
+
+    found = frames_of(batch.slice(0, 1), batch.slice(1, 1), batch.slice(2, 2), batch.slice(4, 1))
+
+    assert [(key, [len(frame) for frame in frames]) for key, frames in found] == [
+        (("a",), [1, 1]),
+        (("b",), [1]),
+        (("c",), [1, 1]),
+    ]
+
+
+def test_frames_are_the_processors_own() -> None:
+    """A frame may be changed in place and extended, without a warning and without touching another key's."""
+    columns = {"k": COLUMNS["k"], "big": pa.array([1.0, 2.0, 3.0, 4.0, 5.0])}
+    grouped = iter(GroupedFrames([batch_of(columns)], 1, list(columns), ZONE))
+
+    first = next(next(grouped).rows)
+    first["big"] += 100.0
+    first.loc[0, "big"] = -1.0
+    first["new"] = first["big"] * 2
+    second = next(next(grouped).rows)
+
+    assert first["new"].tolist() == [-2.0, 204.0]
+    assert second["big"].tolist() == [3.0]
+    assert second.columns.tolist() == ["k", "big"]
+
+
+def schema(text: str) -> StructType:
+    fields = [field.split(" ") for field in text.split(", ")]
+    built = StructType()
+    for name, kind in fields:
+        built.add(name, kind)
+    return built
+
+
+def rows_of(converter: FramesToArrow, frames: list[Any]) -> list[tuple[Any, ...]]:
+    return list(zip(*(column.to_pylist() for column in converter.columns(frames)), strict=True))
+
+
+def test_many_frames_become_one_batch_in_order() -> None:
+    """Frames of several types are converted in groups, and their rows stay in the order in which they were yielded."""
+    converter = FramesToArrow(schema("k string, n long"), SETTINGS)
+    frames = [
+        pd.DataFrame({"n": [1, 2], "k": ["a", "b"]}),
+        pd.DataFrame({"k": ["c"], "n": [None]}),
+        pd.DataFrame(),
+        pd.DataFrame({"k": ["d"], "n": [4.0], "more": [0]}),
+        pd.DataFrame({"k": ["e"], "n": [1 << 60]}),
+        pd.DataFrame([["f", 6]]),
+        pd.DataFrame({"k": pd.Categorical(["g"]), "n": pd.array([None], dtype="Int64")}),
+    ]
+
+    rows = rows_of(converter, frames)
+
+    assert rows == [("a", 1), ("b", 2), ("c", None), ("d", 4), ("e", 1 << 60), ("f", 6), ("g", None)]
+    assert rows_of(converter, []) == []
+
+
+def test_objects_that_are_alike_only_within_frames() -> None:
+    """Frames whose objects cannot be converted together are converted one by one, as Spark does all of them."""
+    converter = FramesToArrow(schema("v double"), SETTINGS)
+    frames = [pd.DataFrame({"v": ["1.5"]}, dtype=object), pd.DataFrame({"v": [2.5]}, dtype=object)]
+
+    assert rows_of(converter, frames) == [(1.5,), (2.5,)]
+
+
+def test_output_of_every_type() -> None:
+    """Values of pandas and NumPy become those of the schema; timestamps without zone are of the session's."""
+    converter = FramesToArrow(
+        schema("t timestamp, w timestamp_ntz, d date, m decimal(5,2), b binary, f float"), SETTINGS
+    )
+    stamp = pd.Timestamp("2020-06-01 12:00")
+    frame = pd.DataFrame(
+        {
+            "t": [stamp, pd.NaT],
+            "w": [stamp, pd.NaT],
+            "d": [dt.date(2020, 1, 1), None],
+            "m": [Decimal("1.5"), None],
+            "b": [b"x", None],
+            "f": [np.float32(0.5), np.nan],
+        }
+    )
+
+    assert rows_of(converter, [frame]) == [
+        (
+            dt.datetime(2020, 6, 1, 16, tzinfo=dt.UTC),
+            dt.datetime(2020, 6, 1, 12),
+            dt.date(2020, 1, 1),
+            Decimal("1.50"),
+            b"x",
+            0.5,
+        ),
+        (None, None, None, None, None, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        ({"n": [1]}, "must yield pandas.DataFrame"),
+        (pd.DataFrame({"n": [1]}), "without k of the output schema"),
+        (pd.DataFrame([[1]]), "a frame of 1 columns, the output schema has 2"),
+        (pd.DataFrame({"k": ["a"], "n": ["many"]}), "output column 'n' is of type int64"),
+    ],
+)
+def test_output_that_does_not_fit_is_named(frame: Any, message: str) -> None:
+    """What does not fit the output schema is an error that names the column."""
+    with pytest.raises(InvalidInputError, match=message):
+        FramesToArrow(schema("k string, n long"), SETTINGS).columns([frame])

@@ -1,0 +1,96 @@
+"""What of an operator a restart may change: neither a mode that is stored nor its kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from backend_client.columnar import Aggregate, Count
+from backend_client.spark.api.plan import Operator
+from backend_client.spark.driver.operator_modes import COLUMNS, ROWS, check_modes, kind_of
+from backend_client.spark.driver.start_checks import check_start
+from backend_client.spark.task.columnar_calls import ColumnarPlan
+from dstl_service.wire import OperatorInfo, StateInfo
+from storage.errors import InvalidInputError
+
+STORED = OperatorInfo("sessions", 2, "{}", {}, "EventTime", "Append", ROWS)
+
+
+def test_same_modes_go_on() -> None:
+    """An operator with the modes it was stored with goes on, with any parallelism."""
+    check_modes(STORED, replace(STORED, parallelism=7))
+
+
+@pytest.mark.parametrize("known", ["time_mode", "output_mode", None])
+def test_modes_that_were_not_stored_may_be_any(known: str | None) -> None:
+    """A job of a program that did not store modes goes on, whatever they are now."""
+    before = OperatorInfo("sessions", 2, "{}", {}, **({known: getattr(STORED, known)} if known else {}))
+
+    check_modes(before, STORED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"time_mode": "ProcessingTime"},
+            "'sessions' was started with timeMode 'EventTime', now it has 'ProcessingTime'",
+        ),
+        ({"time_mode": "None"}, "timeMode 'EventTime', now it has 'None'.*go back to 'EventTime', or begin anew"),
+        ({"kind": COLUMNS}, "'sessions' was started with a processor that is of the Row or pandas API, now it is colu"),
+        ({"output_mode": "Update"}, "'sessions' was started with outputMode 'Append', now it has 'Update'"),
+    ],
+)
+def test_other_modes_are_refused(changes: dict[str, str], message: str) -> None:
+    """A mode that changes is an error that names the operator, both modes and what to do."""
+    with pytest.raises(InvalidInputError, match=message):
+        check_modes(STORED, replace(STORED, **changes))
+
+
+ROW_STATES = {"totals": StateInfo(1, "value", "{}")}
+COLUMNAR_STATES = {"columns": StateInfo(1, "columns", "{}"), "ends": StateInfo(2, "ends", "{}")}
+
+
+@pytest.mark.parametrize(
+    ("stored", "states", "kind"),
+    [
+        (ROWS, COLUMNAR_STATES, ROWS),
+        (None, ROW_STATES, ROWS),
+        (None, {"columns": StateInfo(1, "value", "{}")}, ROWS),
+        (None, COLUMNAR_STATES, COLUMNS),
+        (None, {}, None),
+    ],
+)
+def test_kind_is_stored_or_told_by_states(stored: str | None, states: dict[str, StateInfo], kind: str | None) -> None:
+    """What was stored without a kind has one by its states, whatever their names; without any it may be either."""
+    assert kind_of(replace(STORED, kind=stored, states=states)) == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "states", "columnar", "message"),
+    [
+        (ROWS, {}, True, "was started with a processor that is of the Row or pandas API, now it is columnar"),
+        (None, ROW_STATES, True, "now it is columnar.*go back to the former, or begin anew with another job name"),
+        (COLUMNS, COLUMNAR_STATES, False, "with a processor that is columnar, now it is of the Row or pandas API"),
+        (None, COLUMNAR_STATES, False, "now it is of the Row or pandas API"),
+    ],
+)
+def test_operator_of_another_kind_is_refused(
+    kind: str | None, states: dict[str, StateInfo], columnar: bool, message: str
+) -> None:
+    """A start with a columnar processor on state of a processor of rows, or the reverse, is refused before it runs."""
+    rows = StructType([StructField("k", StringType()), StructField("v", LongType())])
+    processor: Any = ColumnarPlan.of(Aggregate(Count(name="n")), "update", rows, ["k"]) if columnar else object()
+    operator = Operator("totals", processor, ("k",), rows, rows, {}, 2, ())
+    stored = OperatorInfo("totals", 2, operator.key_schema.json(), states, "None", "Update", kind)
+    backend = SimpleNamespace(settings=SimpleNamespace(job="job", parallelism=2))
+    frame: Any = SimpleNamespace(operators=[operator], backend=backend)
+    latest: Any = SimpleNamespace(operators=[stored])
+    log: Any = None  # is not asked: the operators come first
+
+    with pytest.raises(InvalidInputError, match=f"operator 'totals' .*{message}"):
+        check_start(frame, log, latest, 32768)

@@ -1,0 +1,296 @@
+"""Between Arrow batches and rows."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterable
+from datetime import date
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import Row
+from pyspark.sql.types import (
+    ArrayType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from backend_client.spark.task.rows import GroupedRows, RowsToArrow, row_factory, to_python
+from storage.errors import InvalidInputError
+
+
+def batch(keys: list[Any], kind: pa.DataType | None = None, begin: int = 0) -> pa.RecordBatch:
+    """Return a batch of one key column whose rows are numbered from `begin` on."""
+    numbers = list(range(begin, begin + len(keys)))
+    columns = [pa.array([0] * len(keys), pa.int32()), pa.array(keys, kind), pa.array(keys, kind), pa.array(numbers)]
+    return pa.RecordBatch.from_arrays(columns, ["kg", "key", "user", "n"])
+
+
+def grouped(batches: Iterable[pa.RecordBatch], take: int | None = None) -> list[tuple[Any, list[int]]]:
+    """Return the keys with the numbers of their rows, of which at most `take` are looked at."""
+    groups = GroupedRows(batches, 1, ["user", "n"])
+    result = []
+    for _, key, rows in groups:
+        numbers = (
+            [row.n for _, row in zip(range(take), rows, strict=False)] if take is not None else [row.n for row in rows]
+        )
+        result.append((key[0], numbers))
+    return result
+
+
+def split(keys: list[Any], cuts: list[int], kind: pa.DataType | None = None) -> list[pa.RecordBatch]:
+    """Return the rows of these keys as batches that are cut at these places."""
+    edges = [0, *sorted(cuts), len(keys)]
+    return [batch(keys[a:b], kind or pa.string(), a) for a, b in pairwise(edges)]
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [2], [3], [1, 2, 3, 4, 5], [2, 2, 2], [0, 6], [5]])
+def test_keys_are_whole_over_batches(cuts: list[int]) -> None:
+    """However the rows are cut into batches, empty ones too, each key is one call with all its rows in order."""
+    assert grouped(split(list("aabbbc"), cuts)) == [("a", [0, 1]), ("b", [2, 3, 4]), ("c", [5])]
+
+
+def test_one_key_may_fill_many_batches() -> None:
+    """A key that goes on over many batches is one call."""
+    assert grouped(split(["a"] * 50, list(range(1, 50)))) == [("a", list(range(50)))]
+
+
+def test_no_rows_are_no_calls() -> None:
+    """Without rows no key is called, and nothing is counted."""
+    groups = GroupedRows(split([], []), 1, ["user", "n"])
+
+    assert (list(groups), groups.rows_seen, groups.keys_seen) == ([], 0, 0)
+
+
+@pytest.mark.parametrize("take", [0, 1])
+@pytest.mark.parametrize("cuts", [[], [1], [3], [1, 2, 3, 4, 5]])
+def test_unread_rows_are_passed_over(take: int, cuts: list[int]) -> None:
+    """A function that does not read all rows of a key does not disturb the next one."""
+    expected = [("a", [0, 1][:take]), ("b", [2, 3, 4][:take]), ("c", [5][:take])]
+
+    assert grouped(split(list("aabbbc"), cuts), take) == expected
+
+
+@given(st.lists(st.integers(1, 5), max_size=8), st.lists(st.integers(0, 40), max_size=6))
+def test_any_cut_gives_same_groups(counts: list[int], cuts: list[int]) -> None:
+    """I14: the groups and the counts depend on the rows alone, not on the batches they come in."""
+    keys = [f"{number:03d}" for number, count in enumerate(counts) for _ in range(count)]
+    groups = GroupedRows(split(keys, [min(cut, len(keys)) for cut in cuts]), 1, ["user", "n"])
+    found = [(key[0], len(list(rows))) for _, key, rows in groups]
+
+    assert found == [(f"{number:03d}", count) for number, count in enumerate(counts)]
+    assert (groups.rows_seen, groups.keys_seen) == (len(keys), len(counts))
+
+
+STRUCT = pa.struct([("a", pa.float64()), ("b", pa.string())])
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "counts"),
+    [
+        (pa.string(), [None, None, "", "a"], [2, 1, 1]),
+        (pa.int64(), [None, 0, 0, 1], [1, 2, 1]),
+        (pa.float64(), [float("nan"), float("nan"), 0.0, -0.0, None], [2, 2, 1]),
+        (pa.float32(), [0.5, float("nan"), float("nan")], [1, 2]),
+        (STRUCT, [{"a": 1.0, "b": "x"}, {"a": 1.0, "b": "x"}, {"a": 1.0, "b": None}, None], [2, 1, 1]),
+        (STRUCT, [{"a": float("nan"), "b": "x"}, {"a": float("nan"), "b": "x"}], [2]),
+        (pa.list_(pa.float64()), [[1.0], [1.0], [1.0, 2.0], [float("nan")], [float("nan")]], [2, 1, 2]),
+        (pa.binary(), [b"", b"\x00", b"\x00"], [1, 2]),
+        (pa.bool_(), [False, True, True], [1, 2]),
+        (pa.date32(), [date(2020, 1, 1), date(2020, 1, 1), date(2020, 1, 2)], [2, 1]),
+        (pa.decimal128(10, 2), [Decimal("1.00"), Decimal("1.00"), Decimal("1.01")], [2, 1]),
+        (pa.timestamp("us", "UTC"), [1, 1, 2], [2, 1]),
+        (pa.null(), [None, None], [2]),
+    ],
+)
+@pytest.mark.parametrize("cuts", [[], [1], [1, 2, 3]])
+def test_equal_keys_are_one_call(kind: pa.DataType, keys: list[Any], counts: list[int], cuts: list[int]) -> None:
+    """Keys are told apart as Spark's grouping does: null is a key, and not-a-number is one too, nested as well."""
+    batches = split(keys, [min(cut, len(keys)) for cut in cuts], kind)
+
+    assert [len(numbers) for _, numbers in grouped(batches)] == counts
+
+
+def test_keys_of_two_columns_are_told_apart() -> None:
+    """A key changes when any of its columns does; the key group comes with it."""
+    columns = [pa.array([1, 1, 2, 2]), pa.array(["a", "a", "b", "c"]), pa.array([1, 2, 2, 2]), pa.array([0, 1, 2, 3])]
+    groups = GroupedRows([pa.RecordBatch.from_arrays(columns, ["kg", "x", "y", "n"])], 2, ["n"])
+
+    assert [(group, key, [row.n for row in rows]) for group, key, rows in groups] == [
+        (1, ("a", 1), [0]),
+        (1, ("a", 2), [1]),
+        (2, ("b", 2), [2]),
+        (2, ("c", 2), [3]),
+    ]
+
+
+class TestRowFactory:
+    """Rows as a user's function gets them."""
+
+    ROW = row_factory(["user", "count", "two words", "class"])(["ann", 5, None, True])
+    PLAIN = Row(**{"user": "ann", "count": 5, "two words": None, "class": True})
+
+    def test_row_equals_spark_row(self) -> None:
+        """A row is a Spark row in all that a function can ask."""
+        assert isinstance(self.ROW, Row)
+        assert self.ROW == self.PLAIN
+        assert hash(self.ROW) == hash(self.PLAIN)
+        assert repr(self.ROW) == repr(self.PLAIN)
+        assert self.ROW.asDict() == self.PLAIN.asDict()
+        assert ("user" in self.ROW, "nobody" in self.ROW) == (True, False)
+        assert [self.ROW["user"], self.ROW["two words"], self.ROW[1]] == ["ann", None, 5]
+        assert (self.ROW.user, getattr(self.ROW, "class")) == ("ann", True)
+
+    @pytest.mark.parametrize(
+        "item", [0, -1, 3, True, slice(1, 3), slice(None, None, 2), "class", 4, -5, "nobody", 1.0, None]
+    )
+    def test_items_are_those_of_spark_row(self, item: Any) -> None:
+        """An item is got by name, number or slice, and what is none is the same error, as of Spark's rows."""
+
+        def got(row: Row) -> Any:
+            try:
+                return row[item]
+            except Exception as error:  # noqa: BLE001 - whatever Spark raises
+                return type(error), error.args
+
+        assert got(self.ROW) == got(self.PLAIN)
+
+    def test_method_names_stay_methods(self) -> None:
+        """A column that is named as a method of rows is read by index, as of Spark's rows."""
+        assert callable(self.ROW.count)
+        assert self.ROW["count"] == 5
+
+    @pytest.mark.parametrize("again", [lambda row: pickle.loads(pickle.dumps(row)), copy.copy, copy.deepcopy])
+    def test_copied_row_is_same(self, again: Any) -> None:
+        """A row survives pickling and copying with its names."""
+        copied = again(self.ROW)
+
+        assert copied == self.ROW
+        assert copied.asDict() == self.ROW.asDict()
+
+    def test_row_is_read_only(self) -> None:
+        """A row cannot be changed."""
+        with pytest.raises(RuntimeError, match="read-only"):
+            self.ROW.user = "bob"
+
+    @pytest.mark.parametrize("name", ["nobody", "__nobody__"])
+    def test_unknown_field_is_an_error(self, name: str) -> None:
+        """A field that does not exist is what Spark's row says it is."""
+        with pytest.raises(AttributeError):
+            getattr(self.ROW, name)
+
+    def test_first_of_equal_names_is_read(self) -> None:
+        """Of two columns of one name, the first is read by name, as of Spark's rows."""
+        assert row_factory(["a", "a"])([1, 2]).a == Row("a", "a")(1, 2).a == 1
+
+
+def columns_of(schema: StructType, *rows: Any) -> list[list[Any]]:
+    """Return what becomes of these rows."""
+    return [column.to_pylist() for column in RowsToArrow(schema).columns(rows)]
+
+
+PAIR = StructType([StructField("user", StringType()), StructField("n", LongType())])
+
+
+class TestRowsToArrow:
+    """Rows that a user's function yields."""
+
+    def test_fields_are_taken_by_name(self) -> None:
+        """Rows of any order of fields, with fields that are missing or not asked for, fill the columns by name."""
+        rows = [Row(user="a", n=1), Row(n=2, user="b"), Row(n=3), Row(user="d", n=4, other=True)]
+
+        assert columns_of(PAIR, *rows) == [["a", "b", None, "d"], [1, 2, 3, 4]]
+
+    def test_no_rows_are_empty_columns(self) -> None:
+        """Without rows the columns are there, and empty."""
+        assert columns_of(PAIR) == [[], []]
+
+    def test_nested_rows_become_structs(self) -> None:
+        """Rows inside rows, lists and maps are structs by name."""
+        inner = StructType([StructField("a", IntegerType()), StructField("b", StringType())])
+        schema = StructType(
+            [
+                StructField("one", inner),
+                StructField("many", ArrayType(inner)),
+                StructField("named", MapType(StringType(), inner)),
+            ]
+        )
+        row = Row(one=Row(b="x", a=1), many=[Row(a=2, b=None), None], named={"k": Row(a=3, b="z")})
+
+        assert columns_of(schema, row) == [
+            [{"a": 1, "b": "x"}],
+            [[{"a": 2, "b": None}, None]],
+            [[("k", {"a": 3, "b": "z"})]],
+        ]
+
+    @pytest.mark.parametrize(
+        ("kind", "value"),
+        [
+            (LongType(), "x"),
+            (LongType(), 1.5),
+            (LongType(), 2**70),
+            (IntegerType(), 2**40),
+            (StringType(), 5),
+            (StringType(), "\ud800"),
+            (DoubleType(), "x"),
+            (DateType(), "2020-01-01"),
+            (TimestampType(), "now"),
+            (DecimalType(5, 2), "1"),
+            (DecimalType(5, 2), Decimal("12345.678")),
+            (ArrayType(LongType()), 5),
+            (ArrayType(LongType()), ["x"]),
+            (MapType(StringType(), LongType()), 5),
+            (StructType([StructField("a", LongType())]), 5),
+            (StructType([StructField("a", LongType())]), Row(a="x")),
+            (LongType(), object()),
+        ],
+    )
+    def test_misfit_names_column(self, kind: Any, value: Any) -> None:
+        """A value that does not fit its column is refused with the column's name."""
+        with pytest.raises(InvalidInputError, match="'wrong'"):
+            columns_of(StructType([StructField("wrong", kind)]), Row(wrong=value))
+
+    @pytest.mark.parametrize("value", [5, ("a", 1), {"user": "a"}, Row("a", 1), None])
+    def test_other_than_named_row_is_refused(self, value: Any) -> None:
+        """What is no row with names is refused, and shown."""
+        with pytest.raises(InvalidInputError, match=r"pyspark\.sql\.Row"):
+            columns_of(PAIR, value)
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Etc/UTC", "Europe/Berlin", "+05:30"])
+@pytest.mark.parametrize(
+    "moments",
+    [
+        [1_700_000_000_123_456, None, 0, -1, 1_688_000_000_000_000],
+        [1_698_537_600_000_000 + 600_000_000 * number for number in range(20)],  # an hour comes twice in Berlin
+        [None],
+        [],
+        [-62_135_500_000_000_000, 253_402_200_000_000_000],
+    ],
+)
+def test_moments_are_what_arrow_makes_of_them(zone: str | None, moments: list[int | None]) -> None:
+    """Timestamps are Python's, whichever way they are made, with their zone and with nulls."""
+    column = pa.array(moments, pa.int64()).view(pa.timestamp("us", zone))
+    assert to_python(column) == column.to_pylist()
+    assert [repr(moment) for moment in to_python(column)] == [repr(moment) for moment in column.to_pylist()]
+
+
+def test_moments_outside_of_python_are_refused_as_arrow_does() -> None:
+    """A moment that Python has no datetime for is an error, not a number."""
+    column = pa.array([253_402_300_800_000_000], pa.int64()).view(pa.timestamp("us"))
+    with pytest.raises((ValueError, OverflowError)):
+        to_python(column)

@@ -1,0 +1,106 @@
+"""What Spark's session is set to while an operator's job is planned."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from backend_client.spark.api.plan import Operator
+from backend_client.spark.driver.initial_state import InitialState
+from backend_client.spark.driver.session_settings import set_for
+from loadtest.bench.processors import Totals
+
+BYTES_MAX = "spark.sql.execution.arrow.maxBytesPerBatch"
+ROWS_MAX = "spark.sql.execution.arrow.maxRecordsPerBatch"
+DEFAULTS = {
+    "spark.sql.adaptive.enabled": "true",
+    BYTES_MAX: "67108864b",
+    ROWS_MAX: "10000",
+}
+NUMBERS = [IntegerType(), DoubleType(), DecimalType(38, 2), BooleanType()]
+MOMENTS = [DateType(), TimestampType(), TimestampNTZType(), DayTimeIntervalType()]
+
+
+class Session:
+    """A session's settings."""
+
+    def __init__(self, changes: dict[str, str]) -> None:
+        self.values = {**DEFAULTS, **changes}
+        self.conf = self
+
+    def get(self, name: str) -> str:
+        """Return a setting."""
+        return self.values[name]
+
+    def set(self, name: str, value: str) -> None:
+        """Change a setting."""
+        self.values[name] = value
+
+
+def limit(kinds: list[Any], *steps: Any, initial: InitialState | None = None, **changes: str) -> str:
+    """Return the limit of an Arrow batch's size for an operator whose input has columns of these types."""
+    session = Session({ROWS_MAX: changes.pop("rows_max", "10000"), **changes})
+    schema = StructType([StructField(f"c{at}", kind) for at, kind in enumerate(kinds)])
+    before = dict(session.values)
+    operator = Operator("op", Totals(), ("c0",), schema, StructType(), {}, None, steps, initial=initial)
+    with set_for(cast("SparkSession", session), operator):
+        within = dict(session.values)
+    assert session.values == before
+    assert within["spark.sql.adaptive.enabled"] == "false"
+    return within[BYTES_MAX]
+
+
+@pytest.mark.parametrize("kinds", [NUMBERS, MOMENTS, [IntegerType()] * 190])
+def test_batches_of_short_rows_are_not_measured(kinds: list[DataType]) -> None:
+    """Where no batch can come near Spark's limit, Spark need not add its size up behind every row."""
+    assert limit(kinds) == str((1 << 31) - 1)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [IntegerType(), StringType()],
+        [BinaryType()],
+        [ArrayType(IntegerType())],
+        [MapType(IntegerType(), IntegerType())],
+        [StructType([StructField("a", IntegerType())])],
+        [IntegerType()] * 200,
+    ],
+)
+def test_rows_that_may_be_long_are_measured(kinds: list[DataType]) -> None:
+    """Where a value may be of any length, or there are many, the limit stays, on which a worker relies."""
+    assert limit(kinds) == DEFAULTS[BYTES_MAX]
+
+
+def test_limits_that_were_set_stay() -> None:
+    """Who has set a limit keeps it, and without a limit of rows the one of bytes is needed."""
+    assert limit(NUMBERS, **{BYTES_MAX: "1048576b"}) == "1048576b"
+    assert limit(NUMBERS, rows_max="0") == limit(NUMBERS, rows_max="-1") == DEFAULTS[BYTES_MAX]
+    assert limit(NUMBERS, rows_max="1000000") == DEFAULTS[BYTES_MAX]
+
+
+def test_other_rows_in_the_job_keep_the_limit() -> None:
+    """Neither what a user does to the rows on their way nor an initial state is in the input's schema."""
+    initial = InitialState(cast("DataFrame", None), ("k",))
+
+    assert limit(NUMBERS, lambda frame: frame) == DEFAULTS[BYTES_MAX]
+    assert limit(NUMBERS, initial=initial) == DEFAULTS[BYTES_MAX]

@@ -1,0 +1,58 @@
+"""What becomes of a watermark on its way through stateful operators of the input."""
+
+from __future__ import annotations
+
+from backend_client.batch_time import BatchTime
+from backend_client.spark.source_watermark import PlanNode, time_behind
+
+GIVES = PlanNode(gives=True)
+
+
+def join(*inputs: PlanNode, keeps_back_ms: int) -> PlanNode:
+    """Return a join whose output is behind its input."""
+    return PlanNode(inputs, lets_out=lambda ms: ms - keeps_back_ms)
+
+
+def test_least_watermark_counts() -> None:
+    """Of the inputs of a union, the slowest one counts, and one without a watermark does not."""
+    tree = PlanNode((GIVES, join(GIVES, GIVES, keeps_back_ms=30), PlanNode()))
+
+    assert tree.is_stateful
+    assert tree.output_ms(1000) == 970
+
+
+def test_operators_in_a_row() -> None:
+    """Each one's output is the next one's input."""
+    tree = join(join(GIVES, keeps_back_ms=30), keeps_back_ms=5)
+
+    assert tree.output_ms(1000) == 965
+    assert tree.input_ms(1000) == 970
+
+
+def test_inputs_without_state() -> None:
+    """Their watermark is the query's."""
+    assert not PlanNode((GIVES, PlanNode())).is_stateful
+    assert PlanNode((GIVES, PlanNode())).output_ms(7) == 7
+    assert PlanNode().output_ms(7) is None
+
+
+def test_operator_without_a_watermark_behind_it() -> None:
+    """It lets none out."""
+    assert PlanNode((GIVES,), lets_out=lambda ms: None).output_ms(7) is None
+
+
+def test_time_behind_the_input() -> None:
+    """Both watermarks of a batch are seen through the input; none is before 1970, which means that there is none."""
+    time = BatchTime(timestamp_ms=5, watermark_ms=100, previous_watermark_ms=20)
+
+    assert time_behind(join(GIVES, keeps_back_ms=30), time) == BatchTime(5, 70, 0)
+
+
+def test_operators_that_ask_for_a_batch_without_data() -> None:
+    """Each one is asked by the watermark at its own input, and one is enough."""
+    first = PlanNode((GIVES,), lets_out=lambda ms: ms - 30, asks=lambda ms: ms > 200)
+    second = PlanNode((first,), lets_out=lambda ms: ms, asks=lambda ms: ms > 100)
+
+    assert [second.asks_at(moment) for moment in (130, 131, 201)] == [False, True, True]
+    assert [first.asks_at(moment) for moment in (200, 201)] == [False, True]
+    assert not join(GIVES, keeps_back_ms=0).asks_at(10_000)

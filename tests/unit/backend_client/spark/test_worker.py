@@ -1,0 +1,43 @@
+"""What a worker does about garbage."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from backend_client.spark.task.worker import rare_garbage_collection
+
+
+@pytest.fixture(autouse=True)
+def _threshold() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize(("given", "within"), [((700, 10, 10), 10_000), ((50_000, 5, 5), 50_000), ((0, 10, 10), 0)])
+def test_collections_are_rarer_within(given: tuple[int, int, int], within: int) -> None:
+    """Garbage is looked for as rarely as a batch needs it, never more often than it was; what is off stays off."""
+    gc.set_threshold(*given)
+    with rare_garbage_collection():
+        assert gc.get_threshold() == (within, *given[1:])
+
+    assert gc.get_threshold() == given
+
+
+def test_stopped_task_leaves_no_trace() -> None:
+    """The worker's next task collects as it did before, though this one is not read to its end."""
+
+    def outputs() -> Iterator[int]:
+        with rare_garbage_collection():
+            yield from range(2)
+
+    before = gc.get_threshold()
+    task = outputs()
+    next(task)
+    assert gc.get_threshold() != before
+    task.close()
+
+    assert gc.get_threshold() == before

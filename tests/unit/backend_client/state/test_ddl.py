@@ -1,0 +1,58 @@
+"""Schemas as text, without Spark."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from backend_client.state.ddl import parse_schema
+from storage.errors import InvalidInputError
+from tests.unit.backend_client.schemas import array, mapping, struct
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("n long, s STRING", struct(n="long", s="string")),
+        ("n: bigint, m: int", struct(n="long", m="integer")),
+        ("a decimal, b decimal(5), c numeric(12, 3)", struct(a="decimal(10,0)", b="decimal(5,0)", c="decimal(12,3)")),
+        ("`a b` tinyint, `c``d` real", struct(**{"a b": "byte", "c`d": "float"})),
+        ("l array<array<date>>", struct(l=array(array("date")))),
+        ("m map<int, struct<x: int, y void>>", struct(m=mapping("integer", struct(x="integer", y="void")))),
+        ("struct<a:int>", struct(a="integer")),
+        ("struct int", struct(struct="integer")),
+        ("v varchar(3), i interval day to second", struct(v="varchar(3)", i="interval day to second")),
+        ("", struct()),
+    ],
+)
+def test_text_is_read_as_by_spark(text: str, expected: dict[str, object]) -> None:
+    """All that state can hold is read, in Spark's spellings."""
+    assert parse_schema(text) == expected
+
+
+def test_field_may_be_required_and_commented() -> None:
+    """What stands behind a field's type is kept."""
+    (field,) = parse_schema("n long not null comment 'it\\'s'")["fields"]
+
+    assert field == {"name": "n", "type": "long", "nullable": False, "metadata": {"comment": "it's"}}
+    assert json.dumps(field)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("n", "its end stands where a word should be"),
+        ("n long,", "its end stands where a name should be"),
+        ("n long s string", "'s' stands where ',' should be"),
+        ("n array<long", "its end stands where '>' should be"),
+        ("n decimal(x)", "'x' stands where a number should be"),
+        ("n long; m long", "'; m long' cannot be read"),
+        ("n variant", "variant is no type that state can hold"),
+        ("n long not empty", "'empty' stands where null should be"),
+    ],
+)
+def test_wrong_text_is_refused_where_it_is_wrong(text: str, message: str) -> None:
+    """The error quotes the text and says what is missing where."""
+    with pytest.raises(InvalidInputError, match=message):
+        parse_schema(text)

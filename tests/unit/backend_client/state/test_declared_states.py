@@ -1,0 +1,117 @@
+"""What becomes of stored state variables when a processor asks for others."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from backend_client.state.declared_states import DELETED, STATE_ID_MAX, ids_to_delete, merge_states
+from dstl_service.wire import StateInfo
+from storage.errors import InvalidInputError
+from tests.unit.backend_client.schemas import schema, struct
+
+COUNT = schema(n="integer")
+
+
+def value(text: str = COUNT) -> StateInfo:
+    """Return a value state as a processor declares it."""
+    return StateInfo(0, "value", text)
+
+
+def map_state(key: dict[str, Any], of: dict[str, Any]) -> StateInfo:
+    """Return a map state as a processor declares it."""
+    return StateInfo(0, "map", json.dumps(struct(key=key, value=of)))
+
+
+def test_variables_are_numbered_in_order() -> None:
+    """New variables get numbers from 1 on; known ones keep theirs, also those that are not asked for any more."""
+    first = merge_states("op", {}, {"a": value(), "b": value()})
+    second = merge_states("op", first, {"c": value(), "b": value()})
+
+    assert {name: info.id for name, info in second.items()} == {"a": 1, "b": 2, "c": 3}
+
+
+def test_changed_schema_keeps_the_one_before() -> None:
+    """The manifest keeps the history of a variable's schemas; a comment or a field that may be null is no change."""
+    wider, commented = schema(n="long"), json.loads(schema(n="long"))
+    commented["fields"][0]["metadata"] = {"comment": "rows"}
+    states = merge_states("op", {}, {"a": value()})
+    states = merge_states("op", states, {"a": value(wider)})
+    states = merge_states("op", states, {"a": value(json.dumps(commented))})
+
+    assert states["a"] == StateInfo(1, "value", json.dumps(commented), [COUNT])
+
+
+def test_change_is_checked_against_whole_history() -> None:
+    """A field that comes back as something else is refused: values of the schema before the last may still be there."""
+    states = merge_states("op", {}, {"a": value(schema(n="integer", x="long"))})
+    states = merge_states("op", states, {"a": value(COUNT)})
+
+    with pytest.raises(
+        InvalidInputError, match="state 'a' of operator 'op': field 'x' was stored as bigint, now it is"
+    ):
+        merge_states("op", states, {"a": value(schema(n="integer", x="string"))})
+
+
+def test_map_changes_in_its_values_only() -> None:
+    """Values of a map may widen; its keys never change, for entries lie under their bytes."""
+    states = merge_states("op", {}, {"m": map_state(struct(k="integer"), struct(n="integer"))})
+    wider = merge_states("op", states, {"m": map_state(struct(k="integer"), struct(n="long"))})
+
+    assert len(wider["m"].earlier) == 1
+    with pytest.raises(InvalidInputError, match="the user key of state 'm' of operator 'op' was stored with field 'k'"):
+        merge_states("op", states, {"m": map_state(struct(k="long"), struct(n="integer"))})
+
+
+def test_other_kind_of_state_is_refused() -> None:
+    """A value cannot become a list."""
+    states = merge_states("op", {}, {"a": value()})
+
+    with pytest.raises(InvalidInputError, match="was stored as value state, now it is list state"):
+        merge_states("op", states, {"a": StateInfo(0, "list", COUNT)})
+
+
+def test_number_of_deleted_state_is_not_reused() -> None:
+    """A deleted variable's number is never given out again, not even to a variable of its name."""
+    states = merge_states("op", {}, {"a": value(), "b": value()})
+    deleted = merge_states("op", states, {"a": value(), "b": StateInfo(0, DELETED, "")})
+    again = merge_states("op", deleted, {"a": value(), "c": value(), "b": StateInfo(0, "list", COUNT)})
+
+    assert ids_to_delete(states, deleted) == (2,)
+    assert ids_to_delete(deleted, again) == ()
+    assert {name: info.id for name, info in again.items()} == {"a": 1, "c": 3, "b": 4}
+
+
+def test_unknown_deleted_state_is_fine() -> None:
+    """Deleting what does not exist does nothing, as the method's name says."""
+    states = merge_states("op", {}, {"a": value(), "b": StateInfo(0, DELETED, "")})
+
+    assert states.keys() == {"a"}
+    assert ids_to_delete({}, states) == ()
+
+
+def test_state_that_begins_anew_is_deleted_every_time() -> None:
+    """What is deleted before it is asked for keeps its number, and its entries are deleted with every batch."""
+    states = merge_states("op", {}, {"a": value(), "b": value()})
+
+    assert ids_to_delete({}, states, {"b"}) == ()
+    assert ids_to_delete(states, states, {"b"}) == (2,)
+
+
+def test_numbers_of_states_end() -> None:
+    """A state never gets a number that the backend's own entries have."""
+    stored = {"last": StateInfo(STATE_ID_MAX, "value", COUNT)}
+
+    with pytest.raises(InvalidInputError, match="has used up the 65280 numbers of state variables"):
+        merge_states("op", stored, {"one more": value()})
+
+
+def test_state_that_had_time_to_live_keeps_knowing_it() -> None:
+    """A TTL that is given up, or whose state is deleted, leaves a 0: stored values may still have an end."""
+    states = merge_states("op", {}, {"a": StateInfo(0, "value", COUNT, ttl_ms=9), "b": value()})
+    without = merge_states("op", states, {"a": value(), "b": value()})
+    deleted = merge_states("op", states, {"a": StateInfo(0, DELETED, "")})
+
+    assert [states["a"].ttl_ms, without["a"].ttl_ms, without["b"].ttl_ms, deleted["a"].ttl_ms] == [9, 0, None, 0]

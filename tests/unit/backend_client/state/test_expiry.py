@@ -1,0 +1,156 @@
+"""TTL: what is seen of values over time, what stays in the table, and what happens when a TTL changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backend_client.state.codec import ValueCodec
+from backend_client.state.expiry import EXPIRY, ExpiringValue, Expiry, check_ttl, remove_expired
+from backend_client.state.keyed_collections import ListVariable, MapVariable
+from backend_client.state.keyed_state import KeyedState, ValueVariable
+from backend_client.table.state_table import StateTable
+from storage.errors import InvalidInputError
+from storage.model import KeyGroupRange
+from tests.unit.backend_client.schemas import schema
+
+NUMBERS = ValueCodec(schema(number="long"), "numbers")
+ANN, BOB = b"\x91\xa3ann", b"\x91\xa3bob"
+
+
+class Batches:
+    """One partition: tasks of one batch after the other, with the table brought to the base before each."""
+
+    def __init__(self, table: StateTable) -> None:
+        self.table = table
+        self.batch = -1
+        self.next(0)
+
+    def next(self, timestamp_ms: int, ttl_ms: int | None = 100, *, remove: int = 0) -> None:
+        """Commit the batch's changes and begin the next batch at a moment; remove so many expired entries."""
+        if self.batch >= 0:
+            self.table.advance(self.state.take_changes().items(), f"{self.batch}.0.u")
+        self.batch += 1
+        state = self.state = KeyedState(self.table.get, KeyGroupRange(0, 9), self.table.scan, self.batch, timestamp_ms)
+        self.removed = remove_expired(state, 3, remove)
+        self.value = ValueVariable(state, 1, NUMBERS)
+        expiry = None if ttl_ms is None else Expiry(state, ttl_ms)
+        if expiry is not None:
+            self.value = ExpiringValue(state, 1, NUMBERS, expiry)
+        self.numbers = ListVariable(state, 2, NUMBERS, expiry)
+        self.ages = MapVariable(state, 3, NUMBERS, NUMBERS, expiry=expiry)
+        self.at(ANN)
+
+    def at(self, key: bytes) -> None:
+        """Go to a key."""
+        self.state.key_group, self.state.key = 3, bytes(bytearray(key))
+
+    def content(self) -> tuple[object, list[int], dict[int, int]]:
+        """Return the current key's value, list and map."""
+        value = self.value.get()
+        pairs = {key: value for (key,), (value,) in self.ages.iterator()}
+        return value and value[0], [number for (number,) in self.numbers.get()], pairs
+
+    def entries(self) -> list[int]:
+        """Return the numbers of the variables of all entries of the table, the index's among them."""
+        return [int.from_bytes(key[2:4], "big") for key, _ in self.table.items()]
+
+
+@pytest.fixture
+def batches(tmp_path: Path) -> Iterator[Batches]:
+    """Return a partition with an empty table."""
+    table = StateTable.open(tmp_path)
+    yield Batches(table)
+    table.close()
+
+
+def test_every_entry_ends_by_itself(batches: Batches) -> None:
+    """A value, an element of a list and an entry of a map end a TTL behind their last write."""
+    batches.value.update((1,))
+    batches.numbers.appendValue((1,))
+    batches.ages.updateValue((1,), (1,))
+    batches.ages.updateValue((2,), (2,))
+    assert batches.content() == (1, [1], {1: 1, 2: 2})
+    batches.next(60)
+    batches.numbers.appendValue((2,))
+    batches.ages.updateValue((2,), (22,))
+    batches.next(99)
+    assert batches.content() == (1, [1, 2], {1: 1, 2: 22})
+    batches.next(100)
+    assert batches.content() == (None, [2], {2: 22})
+    assert not batches.value.exists()
+    assert not batches.ages.containsKey((1,))
+    assert batches.ages.getValue((1,)) is None
+    batches.next(160)
+    assert batches.content() == (None, [], {})
+    assert not batches.numbers.exists()
+    assert not batches.ages.exists()
+
+
+def test_what_has_expired_is_removed_by_and_by(batches: Batches) -> None:
+    """Expired entries leave the table, so many per batch; those written again stay, until nothing is left."""
+    batches.value.update((1,))
+    batches.numbers.appendValue((1,))
+    batches.ages.updateValue((1,), (1,))
+    batches.at(BOB)
+    batches.value.update((1,))
+    batches.next(50)
+    batches.at(BOB)
+    batches.value.update((2,))
+    batches.next(110, remove=3)
+    assert batches.removed == 3
+    batches.next(111, remove=3)
+    assert batches.removed == 1
+    batches.at(BOB)
+    assert batches.content() == (2, [], {})
+    batches.next(112)
+    assert batches.entries() == [1, EXPIRY]
+    batches.next(1000, remove=3)
+    batches.next(1000)
+    assert batches.entries() == []
+
+
+def test_entry_written_behind_its_removal_stays(batches: Batches) -> None:
+    """A value that expired and is written again in the batch that removes it has the new value afterwards."""
+    batches.value.update((1,))
+    batches.next(500, remove=10)
+    assert batches.removed == 1
+    batches.value.update((2,))
+    batches.next(501)
+    assert batches.content() == (2, [], {})
+
+
+def test_changed_ttl_holds_for_what_is_written_from_then_on(batches: Batches) -> None:
+    """Values from before a TTL live on, values with an end keep it without one, and a new write takes the new rule."""
+    batches.next(0, ttl_ms=None)
+    batches.value.update((1,))
+    batches.numbers.appendValue((1,))
+    batches.next(1_000_000, ttl_ms=100)
+    assert batches.content() == (1, [1], {})
+    batches.numbers.appendValue((2,))
+    batches.ages.updateValue((1,), (1,))
+    batches.next(1_000_050, ttl_ms=0)
+    assert batches.content() == (1, [1, 2], {1: 1})
+    batches.ages.updateValue((2,), (2,))
+    batches.next(1_000_100, ttl_ms=0, remove=10)
+    assert batches.content() == (1, [1], {2: 2})
+    batches.next(2_000_000_000, ttl_ms=0)
+    assert batches.content() == (1, [1], {2: 2})
+
+
+def test_rewritten_value_has_few_index_entries(batches: Batches) -> None:
+    """A value that is written at every moment of its TTL has at most a few dozen entries in the index."""
+    for moment in range(0, 1000, 2):
+        batches.next(moment, ttl_ms=1000)
+        batches.value.update((moment,))
+    batches.next(1000, ttl_ms=1000)
+    assert 1 < batches.entries().count(EXPIRY) <= 20
+
+
+@pytest.mark.parametrize("ttl_ms", [-1, 0, 1.5, True, "1 hour"])
+def test_impossible_ttl_is_refused(ttl_ms: object) -> None:
+    """A TTL is a positive whole number of milliseconds."""
+    with pytest.raises(InvalidInputError, match="ttlDurationMs of state 'visits' must be a positive whole number"):
+        check_ttl("visits", ttl_ms)  # type: ignore[arg-type]

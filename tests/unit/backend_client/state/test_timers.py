@@ -1,0 +1,118 @@
+"""Timers of keys, over batches whose changes reach the table in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backend_client.state.keyed_state import KeyedState
+from backend_client.state.timers import Timers, Upcoming, due_timers
+from backend_client.table.state_table import StateTable
+from storage.errors import InvalidInputError
+from storage.model import KeyGroupRange
+
+ANN, BOB = b"\x91\xa3ann", b"\x91\xa3bob"
+
+
+class Batches:
+    """One partition: tasks of one batch after the other, with the table brought to the base before each."""
+
+    def __init__(self, table: StateTable) -> None:
+        self.table = table
+        self.batch = -1
+        self.next()
+
+    def next(self, until_ms: int = 0) -> None:
+        """Commit the batch's changes and begin the next batch, in which timers up to a moment are due."""
+        if self.batch >= 0:
+            self.table.advance(self.state.take_changes().items(), f"{self.batch}.0.u")
+        self.batch += 1
+        self.state = KeyedState(self.table.get, KeyGroupRange(0, 9), self.table.scan, self.batch)
+        self.timers = Timers(self.state, until_ms)
+        self.at(ANN)
+
+    def at(self, key: bytes, key_group: int = 3) -> None:
+        """Go to a key."""
+        self.state.key_group, self.state.key = key_group, bytes(bytearray(key))
+
+
+@pytest.fixture
+def batches(tmp_path: Path) -> Iterator[Batches]:
+    """Return a partition with an empty table."""
+    table = StateTable.open(tmp_path)
+    yield Batches(table)
+    table.close()
+
+
+def test_timers_are_listed_by_time_over_batches(batches: Batches) -> None:
+    """A key lists its own timers, stored and new, each moment once, those before 1970 first."""
+    for moment in (300, -7, 100, 300):
+        batches.timers.register(moment)
+    batches.at(BOB)
+    batches.timers.register(200)
+    assert list(batches.timers.timestamps()) == [200]
+    batches.next()
+    assert list(batches.timers.timestamps()) == [-7, 100, 300]
+    batches.timers.register(50)
+    batches.timers.delete(100)
+    batches.timers.delete(12345)
+    assert list(batches.timers.timestamps()) == [-7, 50, 300]
+    batches.next()
+    assert list(batches.timers.timestamps()) == [-7, 50, 300]
+
+
+def test_due_timers_are_those_of_the_key_group_up_to_the_moment(batches: Batches) -> None:
+    """What is due comes by key and in the order of time, the moment itself included, other key groups left out."""
+    for moment in (300, -7, 100):
+        batches.timers.register(moment)
+    batches.at(BOB)
+    batches.timers.register(100)
+    batches.timers.register(101)
+    batches.at(BOB, key_group=4)
+    batches.timers.register(1)
+    batches.next()
+    assert due_timers(batches.state, 3, 100) == {ANN: [-7, 100], BOB: [100]}
+    assert due_timers(batches.state, 3, -8) == {}
+    assert due_timers(batches.state, 4, 1) == {BOB: [1]}
+    batches.timers.delete(100)
+    batches.next()
+    assert due_timers(batches.state, 3, 100) == {ANN: [-7], BOB: [100]}
+
+
+def test_timers_that_are_due_when_they_are_set_are_taken_once(batches: Batches) -> None:
+    """A timer at or behind the batch's time fires in this batch, unless it is deleted before."""
+    batches.next(until_ms=100)
+    for moment in (101, 100, 50, 60):
+        batches.timers.register(moment)
+    batches.timers.delete(60)
+    assert batches.timers.take_due() == [50, 100]
+    assert batches.timers.take_due() == []
+
+
+@pytest.mark.parametrize("moment", [1 << 63, -(1 << 63) - 1, 1.5, None, "1"])
+def test_impossible_moment_is_refused(batches: Batches, moment: object) -> None:
+    """What is no 64-bit number of milliseconds is an error that says so, and sets nothing."""
+    with pytest.raises(InvalidInputError, match="milliseconds since 1970"):
+        batches.timers.register(moment)  # type: ignore[arg-type]
+    assert batches.state.changes == {}
+
+
+def test_upcoming_timer_is_the_first_that_is_left(batches: Batches) -> None:
+    """It is a stored one behind the moment, one that is set for later, or one that is due and left."""
+    upcoming = Upcoming()
+    batches.timers.register(200)
+    batches.next()
+    assert due_timers(batches.state, 3, 100, upcoming) == {}
+    assert upcoming.ms == 200
+
+    timers = Timers(batches.state, 100, upcoming)
+    batches.at(ANN)
+    timers.register(300)
+    assert upcoming.ms == 200
+    timers.register(150)
+    assert upcoming.ms == 150
+    timers.register(50)
+    timers.leave_due()
+    assert upcoming.ms == 50

@@ -1,0 +1,228 @@
+"""Snapshots of real tables: made, taken apart as a service would, and put together again."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend_client.table.files import TableFiles
+from backend_client.table.local_disk import LocalDiskError
+from backend_client.table.snapshot import IncomingSnapshot
+from backend_client.table.state_table import StateTable
+from storage.checksum import checksum128
+from storage.errors import CorruptDataError, UnavailableError
+
+VERSION = "3.0.u"
+CONTENT = {bytes([0, group, number]): b"v%d" % number for group in range(20) for number in range(200)}
+Piece = tuple[dict[str, Any], bytes]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[StateTable]:
+    """Return a table with content at a version."""
+    made = StateTable.open(tmp_path / "table")
+    made.advance(CONTENT.items(), VERSION)
+    yield made
+    made.close()
+
+
+def pieces_of(folder: Path, size: int = 1000) -> list[Piece]:
+    """Return a folder's files as the service streams them."""
+    pieces = []
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        place = {"name": path.name, "object": f"{path.name}.object", "file_size": len(data)}
+        pieces += [
+            ({**place, "offset": offset, "checksum": checksum128(data)}, data[offset : offset + size])
+            for offset in range(0, max(1, len(data)), size)
+        ]
+    return pieces
+
+
+def snapshot_of(table: StateTable) -> list[Piece]:
+    """Make a snapshot and return its files in pieces."""
+    with table.making_snapshot() as folder:
+        return pieces_of(folder)
+
+
+def received(folder: Path, pieces: list[Piece], version: str = VERSION) -> IncomingSnapshot:
+    """Take all pieces in."""
+    incoming = IncomingSnapshot(folder, "the.index", version)
+    for header, payload in pieces:
+        incoming.take(header, payload)
+    return incoming
+
+
+def test_snapshot_has_only_the_needed_files(table: StateTable) -> None:
+    """A snapshot is the table's data as hard links, its MANIFEST and CURRENT, and the table can be used at once."""
+    with table.making_snapshot() as folder:
+        names = sorted(path.name for path in folder.iterdir())
+        assert all(name.endswith(".sst") or name.startswith("MANIFEST-") or name == "CURRENT" for name in names)
+        assert all(path.stat().st_nlink == 2 for path in folder.glob("*.sst"))
+        table.advance([(b"\0\0new", b"x")], "4.0.u")
+
+    assert table.version == "4.0.u"
+
+
+def test_snapshot_is_the_table_at_its_version(table: StateTable, tmp_path: Path) -> None:
+    """What is put together again holds what the table held when the snapshot was made, and nothing newer."""
+    pieces = snapshot_of(table)
+    table.advance([(b"\0\0new", b"x"), (b"\0\x01\x05", None)], "4.0.u")
+    incoming = received(tmp_path / "incoming", pieces)
+
+    assert {key: value for key, value in incoming.items(b"") if key < b"\xff"} == CONTENT
+    assert next(iter(incoming.items(b"\0\x05"))) == (b"\0\x05\0", b"v0")
+
+
+def test_adopted_snapshot_is_the_table(table: StateTable, tmp_path: Path) -> None:
+    """A table that takes a snapshot over stands at its version with its content, and goes on from there."""
+    pieces = snapshot_of(table)
+    other = StateTable.open(tmp_path / "other")
+    other.advance([(b"\0\0old", b"x")], "1.0.u")
+    with other.receiving("the.index", VERSION) as incoming:
+        for header, payload in pieces:
+            incoming.take(header, payload)
+        other.adopt(incoming)
+    assert (other.version, dict(other.items())) == (VERSION, CONTENT)
+    other.advance([(b"\0\0new", b"x")], "4.0.u")
+    other.close()
+
+    again = StateTable.open(tmp_path / "other")
+    assert (again.version, again.get(b"\0\0new")) == ("4.0.u", b"x")
+    again.close()
+
+
+def test_snapshot_of_another_version_is_refused(table: StateTable, tmp_path: Path) -> None:
+    """I10: a snapshot that is not of the checkpoint that its index says is damaged; no table takes it."""
+    pieces = snapshot_of(table)
+    with pytest.raises(CorruptDataError, match=r"the\.index"):
+        list(received(tmp_path / "incoming", pieces, "5.0.u").items(b""))
+
+    other = StateTable.open(tmp_path / "other")
+    with other.receiving("the.index", "5.0.u") as incoming:
+        for header, payload in pieces:
+            incoming.take(header, payload)
+        with pytest.raises(CorruptDataError, match=r"the\.index"):
+            other.adopt(incoming)
+    assert (other.version, dict(other.items())) == (None, {})
+    other.close()
+
+
+def test_snapshot_without_a_file_is_refused(table: StateTable, tmp_path: Path) -> None:
+    """I10: a table that RocksDB cannot open is an error, not an empty table."""
+    pieces = [piece for piece in snapshot_of(table) if piece[0]["name"] != "CURRENT"]
+    with pytest.raises(CorruptDataError, match=r"the\.index"):
+        list(received(tmp_path / "incoming", pieces).items(b""))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "long", "name", "order", "twice", "between"])
+def test_damaged_piece_is_refused(table: StateTable, tmp_path: Path, damage: str) -> None:
+    """I10: bytes, lengths, names or an order that do not fit are errors that name the object."""
+    pieces = [piece for piece in snapshot_of(table) if piece[0]["name"].endswith(".sst")]
+    assert len(pieces) > 3
+    last_header, last = pieces[-1]
+    if damage == "flipped":
+        pieces[1] = pieces[1][0], b"?" + pieces[1][1][1:]
+    elif damage == "short":
+        pieces[-1] = {**last_header, "file_size": last_header["file_size"] - 1}, last[:-1]
+        pieces[0] = {**pieces[0][0], "file_size": pieces[0][0]["file_size"] - 1}, pieces[0][1]
+    elif damage == "long":
+        pieces[-1] = last_header, last + b"?"
+    elif damage == "name":
+        pieces[0] = {**pieces[0][0], "name": "../000001.sst"}, pieces[0][1]
+    elif damage == "order":
+        pieces[1], pieces[2] = pieces[2], pieces[1]
+    elif damage == "twice":
+        pieces.insert(1, pieces[0])
+    else:
+        del pieces[1]
+
+    with pytest.raises(CorruptDataError, match=r"\.sst\.object"):
+        received(tmp_path / "incoming", pieces)
+
+
+def test_full_disk_is_named(table: StateTable, tmp_path: Path) -> None:
+    """I16: where nothing can be written, the error says so; it is none of damage."""
+    pieces = snapshot_of(table)
+    with pytest.raises(LocalDiskError, match="disk"):
+        received(tmp_path / "not there" / "incoming", pieces)
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (Exception("IO error: No space left on device: While appending to file"), LocalDiskError),
+        (Exception("Corruption: IO error: While open a file for random read: Too many open files"), LocalDiskError),
+        (OSError(30, "Read-only file system"), LocalDiskError),
+        (Exception("Corruption: Sst file size mismatch"), CorruptDataError),
+    ],
+)
+def test_verified_files_are_blamed_for_damage_only(
+    table: StateTable, tmp_path: Path, monkeypatch: Any, failure: Exception, kind: type[Exception]
+) -> None:
+    """I10, I16: what keeps a table from taking a snapshot is damage, or the local disk; it is empty then."""
+    pieces = snapshot_of(table)
+
+    def fail(_: TableFiles) -> Any:
+        raise failure
+
+    monkeypatch.setattr(TableFiles, "open_existing", fail)
+    other = StateTable.open(tmp_path / "other")
+    other.advance([(b"\0\0old", b"x")], "1.0.u")
+    with other.receiving("the.index", VERSION) as incoming:
+        for header, payload in pieces:
+            incoming.take(header, payload)
+        with pytest.raises(kind, match=r"the\.index"):
+            other.adopt(incoming)
+    assert (other.version, dict(other.items()), other.get(b"\0\0old")) == (None, {}, None)
+    other.close()
+
+
+def test_snapshot_that_nobody_took_is_removed(table: StateTable, tmp_path: Path) -> None:
+    """If handing it over fails, nothing is left beside the table."""
+    with pytest.raises(UnavailableError), table.making_snapshot():
+        raise UnavailableError("no sidecar")
+
+    assert not list((tmp_path / "table").glob("*.snapshot-*"))
+
+
+def test_left_behind_snapshots_go_when_the_table_is_opened(tmp_path: Path) -> None:
+    """I16: what a crash left is removed by who opens the table next; a snapshot that is in work is kept."""
+    table = StateTable.open(tmp_path / "table")
+    with table.making_snapshot() as left, table.making_snapshot() as held:
+        pass
+    table.close()
+    (tmp_path / "table" / "0.incoming").mkdir()
+    (tmp_path / "table" / "0.incoming" / "000001.sst").write_bytes(b"part")
+    lock = os.open(held, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    StateTable.open(tmp_path / "table").close()
+    assert (left.exists(), held.exists(), (tmp_path / "table" / "0.incoming").exists()) == (False, True, False)
+
+    os.close(lock)
+    StateTable.open(tmp_path / "table").close()
+    assert not held.exists()
+
+
+def test_snapshot_of_other_slot_is_left_alone(table: StateTable, tmp_path: Path) -> None:
+    """Another attempt's table, in another slot, does not touch this one's snapshot."""
+    with table.making_snapshot() as folder:
+        pass
+    StateTable.open(tmp_path / "table").close()
+
+    assert folder.exists()
+
+
+def test_snapshot_that_cannot_be_made_is_unavailable(table: StateTable, tmp_path: Path, monkeypatch: Any) -> None:
+    """I16: where no snapshot can be made, the error is one that its caller expects, and the table still works."""
+    (tmp_path / "table" / "0.snapshot-x").write_text("in the way")
+    monkeypatch.setattr("uuid.uuid4", lambda: type("Fixed", (), {"hex": "x"}))
+    with pytest.raises(UnavailableError, match="no snapshot"), table.making_snapshot():
+        pass
+
+    assert table.get(b"\0\0\0") == b"v0"

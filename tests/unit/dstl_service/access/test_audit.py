@@ -1,0 +1,99 @@
+"""Who did what to which job stays on record."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from dstl_service.access import audit
+from dstl_service.access.audit import AuditTrail, this_user
+from storage.errors import CorruptDataError
+from storage.memory_store import MemoryStore
+from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore
+from tests.unit.dstl_service.http_life import service
+from tests.waiting import wait_until
+
+GRANTS = 'tokens = [{ name = "night shift", role = "operator", token = "operator-token" }]'
+
+
+def trail_of(store: MemoryStore | FaultyStore) -> AuditTrail:
+    """Return the record of a store."""
+    return AuditTrail(store, FakeClock(), FakeIds())
+
+
+def test_requests_are_recorded_with_who_sent_them(tmp_path: Path) -> None:
+    """What changes the fate of a job is recorded under the name of the token; refused and dry requests are not."""
+    store = MemoryStore()
+    (tmp_path / "access.toml").write_text(GRANTS, encoding="utf-8")
+    with service(store, token="all-rights", access_file=tmp_path / "access.toml") as life:
+        life.client.headers["authorization"] = "Bearer all-rights"
+        life.open()
+        life.complete(0, None, life.append())
+        life.client.headers["authorization"] = "Bearer operator-token"
+        assert life.client.put(f"{life.path}/savepoints/kept", json={}).status_code == 200
+        assert life.client.put(f"{life.path}/savepoints/none", json={"checkpoint_id": 99}).status_code == 404
+        assert life.client.post(f"{life.path}/epochs", json={"owner": "x"}).status_code == 403
+        assert life.abort(1).status_code == 204
+        assert life.client.delete(f"{life.path}/savepoints/kept").status_code == 204
+        for query in ("", "?dry_run=true", "?dry_run=false"):
+            assert life.client.post(f"{life.path}/garbage-collection{query}").status_code == 200
+        wait_until(lambda: len(list(store.list("@audit/"))) == 5, what="the record")
+
+    assert [(entry.who, entry.act, entry.facts) for entry in trail_of(store).entries("job")] == [
+        ("token", "open", {}),
+        ("night shift", "create savepoint", {"savepoint": "kept"}),
+        ("night shift", "abort", {"checkpoint_id": "1"}),
+        ("night shift", "delete savepoint", {"savepoint": "kept"}),
+        ("night shift", "collect garbage", {}),
+    ]
+
+
+def test_failing_store_does_not_stop_anybody(caplog: pytest.LogCaptureFixture) -> None:
+    """What cannot be stored is in the log, which says that it is only there."""
+    faulty = FaultyStore(MemoryStore())
+    faulty.inject(Fault("put", FaultKind.FAIL_BEFORE))
+    trail = trail_of(faulty)
+    with caplog.at_level(logging.INFO):
+        trail.record("ann", "rewind", "job", target="1.0.x")
+
+    assert trail.failures == 1
+    assert [record.message for record in caplog.records] == ["audit", "an act is on record in the log only"]
+    assert vars(caplog.records[0])["who"] == "ann"
+
+
+def test_old_entries_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each job the newest entries are kept, however often it was started."""
+    monkeypatch.setattr(audit, "KEPT_MAX", 3)
+    trail = trail_of(MemoryStore())
+    for number in range(5):
+        trail.record("ann", "open", "job", number=str(number))
+    trail.record("ann", "open", "other")
+
+    assert [entry.facts["number"] for entry in trail.entries("job")] == ["2", "3", "4"]
+    assert len(list(trail.entries("other"))) == 1
+
+
+def test_damaged_entry_is_named() -> None:
+    """I10: an entry that cannot be read is an error with its name, and no guess."""
+    store = MemoryStore()
+    store.put("@audit/job/1.json", json.dumps({"at_ms": 1}).encode())
+
+    with pytest.raises(CorruptDataError, match=r"@audit/job/1\.json"):
+        list(trail_of(store).entries("job"))
+
+
+def test_user_of_a_command_is_named() -> None:
+    """Who works on a storage without a service is known by user and host."""
+    assert "@" in this_user()
+
+
+def test_no_spelling_of_a_path_avoids_the_record() -> None:
+    """C12: a job is not taken over, nor anything else done, under a path that routes take and the record does not."""
+    with service(MemoryStore()) as life:
+        answer = life.client.post("/v1/jobs/job/epochs%0A", json={"owner": "x"})
+
+        assert answer.status_code == 400
+        assert life.client.get(life.path).status_code == 404

@@ -1,0 +1,97 @@
+"""Which tokens let a request in, and how they are exchanged."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from dstl_service.access.tokens import Access
+from storage.errors import InvalidInputError
+from storage.testing import FakeClock
+
+
+def write(path: Path, text: str, age_s: int) -> None:
+    """Write a token file that differs from every other in its time."""
+    path.write_text(text, encoding="utf-8")
+    os.utime(path, (age_s, age_s))
+
+
+def lets_in(access: Access, authorization: bytes | None) -> bool:
+    """Tell whether a request with this header is let in."""
+    return access.identify(authorization) is not None
+
+
+def test_without_token_all_are_let_in() -> None:
+    """A service without a token asks for none, and shows none."""
+    tokens = Access(None, None, FakeClock())
+
+    assert lets_in(tokens, None)
+    assert lets_in(tokens, b"Bearer any")
+    assert tokens.own() is None
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        (b"Bearer secret", True),
+        (None, False),
+        (b"", False),
+        (b"secret", False),
+        (b"bearer secret", False),
+        (b"Bearer secret ", False),
+        (b"Bearer secre", False),
+        (b"Bearer secrets", False),
+        ("Bearer sécret".encode("latin-1"), False),
+    ],
+)
+def test_token_must_be_exact(header: bytes | None, expected: bool) -> None:
+    """Only the whole token, in its one form, lets a request in."""
+    assert lets_in(Access("secret", None, FakeClock()), header) is expected
+
+
+def test_token_file_is_read_again(tmp_path: Path) -> None:
+    """Every line is accepted, the first is shown to others, and a change counts from the next look on."""
+    path, clock = tmp_path / "token", FakeClock()
+    write(path, "old\n", 1)
+    tokens = Access(None, path, clock)
+    write(path, "\nnew \nold\n", 2)
+    assert not lets_in(tokens, b"Bearer new")
+
+    clock.advance(1_000)
+    assert (lets_in(tokens, b"Bearer new"), lets_in(tokens, b"Bearer old"), tokens.own()) == (True, True, "new")
+
+    write(path, "new\n", 3)
+    clock.advance(1_000)
+    assert (lets_in(tokens, b"Bearer new"), lets_in(tokens, b"Bearer old"), tokens.own()) == (True, False, "new")
+
+
+@pytest.mark.parametrize("text", [None, "", "two words\n"])
+def test_broken_token_file_changes_nothing(text: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that is gone or makes no sense lets nobody in and locks nobody out; the log says so, without the token."""
+    path, clock = tmp_path / "token", FakeClock()
+    write(path, "old", 1)
+    tokens = Access(None, path, clock)
+    if text is None:
+        path.unlink()
+    else:
+        write(path, text, 2)
+    clock.advance(1_000)
+
+    with caplog.at_level(logging.WARNING):
+        assert (lets_in(tokens, b"Bearer old"), lets_in(tokens, None)) == (True, False)
+    assert "token file cannot be read again" in caplog.text
+    assert "words" not in str(vars(caplog.records[0]))
+
+
+@pytest.mark.parametrize("content", [None, "", " \n", "a b", "ümlaut", "x" * 5000])
+def test_impossible_token_file_stops_start(content: str | None, tmp_path: Path) -> None:
+    """A token file that is missing, empty or cannot be sent stops the start; it never means "no token"."""
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+
+    with pytest.raises(InvalidInputError, match="token file"):
+        Access(None, path, FakeClock())

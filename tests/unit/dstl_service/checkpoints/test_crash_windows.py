@@ -1,0 +1,392 @@
+"""
+Requests that meet within one service: repeated, late, and in the middle of each other.
+
+A failure means that a checkpoint could name another set than the one that its driver accepted, or that a driver is told
+something else than what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+import pytest
+
+from dstl_service.checkpoints.records import read_note
+from dstl_service.collection.garbage_collector import collect_garbage
+from dstl_service.intake.change_sets import BatchSettings, ChangeSetBook
+from dstl_service.peers.client import PeerClient
+from dstl_service.registry.manifest import ManifestKind
+from dstl_service.service import ChangelogService
+from dstl_service.settings import GcSettings, PeerSettings, ServiceSettings
+from dstl_service.wire import ChangeSetRef, CompleteRequest, OpenJob
+from storage.errors import FencedError, InvalidInputError, LostChangesError
+from storage.memory_store import MemoryStore
+from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
+from storage.object_store import ObjectStore
+from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
+from tests.unit.dstl_service.samples import handles_of, manifest, opened
+from tests.unit.dstl_service.world import World
+
+GROUPS = KeyGroupRange(0, 127)
+MANIFESTS = "job/checkpoints/*"
+
+
+def segment(payload: bytes = b"payload", epoch: int = 1, checkpoint_id: int = 0, attempt: int = 1) -> Segment:
+    """Return a change set of the job's only partition."""
+    set_id = ChangeSetId("job", "op", checkpoint_id, Writer(epoch, attempt), 0, 0)
+    return Segment.of(set_id, GROUPS, 1, payload)
+
+
+def request(*refs: ChangeSetRef, uid: str = "uid", epoch: int = 1) -> CompleteRequest:
+    """Ask for checkpoint 0."""
+    return CompleteRequest(epoch, uid, None, list(refs), [])
+
+
+def run(
+    store: ObjectStore, story: Callable[[ChangelogService], Awaitable[None]], peers: PeerClient | None = None
+) -> None:
+    """Tell a story of a service that has opened the job, and stop it."""
+
+    async def tell() -> None:
+        settings = ServiceSettings(
+            "memory://x",
+            host_id="host",
+            gc=GcSettings(interval_s=0),
+            shutdown_timeout_s=1,
+            peers=PeerSettings(allowed="http://other,http://here"),
+        )
+        service = ChangelogService(settings, store, FakeClock(), FakeIds(1), peers or PeerClient(lambda: None, 1))
+        try:
+            await service.open_job("job", OpenJob("test"))
+            await asyncio.wait_for(story(service), 30)
+        finally:
+            await service.close()
+
+    asyncio.run(tell())
+
+
+async def reached(condition: Callable[[], bool]) -> None:
+    """Wait until something has come so far."""
+    while not condition():  # noqa: ASYNC110 - a thread brings it about
+        await asyncio.sleep(0.001)
+
+
+def uids(store: ObjectStore) -> list[str]:
+    """Return the uids of all checkpoints of the job."""
+    return [manifest.uid for manifest in opened(store).completed()]
+
+
+class Gate(FaultyStore):
+    """A store whose next put of a manifest, or of what else is told, waits until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.arrived = 0
+        self._pattern = "*"
+
+    def close_gate(self, pattern: str = MANIFESTS) -> None:
+        """Let the next put that fits wait; from now on only those count."""
+        self._pattern = pattern
+        self.inject(Fault("put", FaultKind.DELAY, pattern))
+
+    def put(self, key: str, data: object, *, if_absent: bool = False) -> None:
+        """Count those that arrive."""
+        self.arrived += fnmatchcase(key, self._pattern)
+        super().put(key, data, if_absent=if_absent)  # type: ignore[arg-type]
+
+
+def test_stale_upload_does_not_stand_for_new_set() -> None:
+    """An upload that ends after its sets were forgotten and sent anew does not count for the new content (I2)."""
+    book = ChangeSetBook(BatchSettings())
+    old, new = segment(b"old"), segment(b"new")
+    batches = []
+    for item in (old, new):
+        book.receive(item, 0, preemptive=False)
+        book.request([item.id], 0)
+        batches.append(book.take_batch(0))
+        book.forget_up_to(0) if item is old else None
+
+    book.uploaded(handles_of(batches[0], "job/segments/host/old.seg"))
+    assert book.handles([new.id]) is None
+
+    (right,) = handles_of(batches[1], "job/segments/host/new.seg")
+    book.uploaded([right])
+    assert book.handles([new.id]) == [right]
+    for batch in batches:
+        book.released(batch)
+    assert book.in_flight_bytes == 0
+
+
+def test_stale_failure_does_not_touch_new_set() -> None:
+    """An upload that fails after its sets were forgotten and sent anew leaves the running one alone."""
+    book = ChangeSetBook(BatchSettings())
+    for item in (old := segment(), new := replace(old, payload=b"payload")):
+        book.receive(item, 0, preemptive=False)
+        book.request([item.id], 0)
+        batch = book.take_batch(0)
+        book.forget_up_to(0) if item is old else None
+
+    book.failed([old])
+    book.released([old])
+
+    assert book.is_uploading([new.id])
+    assert book.take_batch(0) == []
+    book.uploaded(handles_of(batch))
+    book.released(batch)
+    assert book.in_flight_bytes == 0
+
+
+def test_older_epochs_sets_are_forgotten() -> None:
+    """When a newer epoch is seen, sets of older ones give their room back (I4, I9)."""
+    book = ChangeSetBook(BatchSettings())
+    for epoch in (1, 2):
+        book.receive(segment(epoch=epoch), 0, preemptive=False)
+
+    book.forget_epochs_before(2)
+
+    assert book.in_flight_bytes == len(b"payload")
+    with pytest.raises(LostChangesError):
+        book.handles([segment(epoch=1).id])
+
+
+@pytest.mark.parametrize("end", ["begin", "abort"])
+def test_ended_try_does_not_come_to_exist(end: str) -> None:
+    """A `complete` that still waits for its sets when its checkpoint is begun anew or aborted makes none (I3, I18)."""
+    store = Gate()
+
+    async def story(service: ChangelogService) -> None:
+        store.close_gate("job/segments/*")
+        late = asyncio.ensure_future(service.complete("job", 0, request(service.append(segment(), preemptive=False))))
+        before = store.arrived
+        await reached(lambda: store.arrived > before)
+        await getattr(service, end)("job", 0, 1)
+        store.release()
+        with pytest.raises(LostChangesError):
+            await late
+        ref = service.append(segment(b"again", attempt=2), preemptive=False)
+        await service.complete("job", 0, request(ref, uid="second"))
+
+    run(store, story)
+    assert uids(store) == ["second"]
+
+
+@pytest.mark.parametrize("end", ["begin", "abort"])
+def test_ended_try_with_slow_peer_does_not_come_to_exist(end: str) -> None:
+    """A `complete` that waits for another host when its checkpoint is begun anew or aborted makes none (I3, I18)."""
+    store = MemoryStore()
+
+    class SlowPeer(PeerClient):
+        """Another host, which answers when it is told to."""
+
+        def __init__(self) -> None:
+            super().__init__(None, 1)
+            self.asked, self.released = threading.Event(), threading.Event()
+
+        def persist(
+            self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
+        ) -> list[SegmentHandle]:
+            """Say that set and note are durable."""
+            self.asked.set()
+            self.released.wait(30)
+            return handles_of([segment(), *([] if note is None else [read_note(job, note).to_segment()])])
+
+    peer = SlowPeer()
+
+    async def story(service: ChangelogService) -> None:
+        ref = replace(service.append(segment(), preemptive=False), service_id="other", service_url="http://other")
+        late = asyncio.ensure_future(service.complete("job", 0, request(ref)))
+        await reached(peer.asked.is_set)
+        await getattr(service, end)("job", 0, 1)
+        peer.released.set()
+        with pytest.raises(LostChangesError):
+            await late
+
+    run(store, story, peer)
+    assert uids(store) == []
+
+
+def test_successor_of_receiver_is_asked_once() -> None:
+    """A set of a process whose successor has its address is lost at once: nobody asks on in circles."""
+
+    class Loop(PeerClient):
+        """The way back to the asking service."""
+
+        def __init__(self) -> None:
+            super().__init__(lambda: None, 1)
+            self.refs: list[ChangeSetRef] = []
+
+        def persist(
+            self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
+        ) -> list[SegmentHandle]:
+            """Remember what was asked."""
+            self.refs += refs
+            raise LostChangesError("not here")
+
+    peer = Loop()
+
+    async def story(service: ChangelogService) -> None:
+        ref = replace(service.append(segment(), preemptive=False), service_id="before", service_url="http://here")
+        with pytest.raises(LostChangesError):
+            await service.persist("job", [ref])
+        (asked,) = peer.refs
+        with pytest.raises(LostChangesError):
+            await service.persist("job", [asked])
+        assert len(peer.refs) == 1
+
+    run(MemoryStore(), story, peer)
+
+
+def test_begin_waits_for_manifest_on_its_way() -> None:
+    """A checkpoint is not begun anew while its manifest is written: then it is certain whether it exists."""
+    store = Gate()
+    ended: list[str] = []
+
+    async def story(service: ChangelogService) -> None:
+        ref = service.append(segment(), preemptive=False)
+        await service.persist("job", [ref])
+        store.close_gate()
+        before = store.arrived
+        first = asyncio.ensure_future(service.complete("job", 0, request(ref)))
+        await reached(lambda: store.arrived > before)
+        begun = asyncio.ensure_future(service.begin("job", 0, 1))
+        for name, task in (("complete", first), ("begin", begun)):
+            task.add_done_callback(lambda _, name=name: ended.append(name))
+        store.release()
+        await asyncio.gather(first, begun)
+
+    run(store, story)
+    assert ended == ["complete", "begin"]
+    assert uids(store) == ["uid"]
+
+
+def test_concurrent_completes_make_one_checkpoint() -> None:
+    """A request that is repeated while the first one still runs gets the same answer (I3, I8)."""
+    store = Gate()
+
+    async def story(service: ChangelogService) -> None:
+        ref = service.append(segment(), preemptive=False)
+        answers = await asyncio.gather(*(service.complete("job", 0, request(ref)) for _ in range(3)))
+        assert len({answer.ref for answer in answers}) == 1
+
+    run(store, story)
+    assert uids(store) == ["uid"]
+
+
+def test_new_epoch_ends_running_complete() -> None:
+    """A `complete` in the middle of which a newer epoch begins makes no checkpoint (I4)."""
+    store = Gate()
+
+    async def story(service: ChangelogService) -> None:
+        store.close_gate("job/segments/*")
+        late = asyncio.ensure_future(service.complete("job", 0, request(service.append(segment(), preemptive=False))))
+        before = store.arrived
+        await reached(lambda: store.arrived > before)
+        await service.open_job("job", OpenJob("newer"))
+        store.release()
+        with pytest.raises((LostChangesError, FencedError)):
+            await late
+        with pytest.raises(FencedError):
+            await service.begin("job", 0, 1)
+
+    run(store, story)
+    assert uids(store) == []
+
+
+def test_driver_paused_past_retention_is_fenced() -> None:
+    """A driver that slept while its checkpoints were subsumed finds its place taken, not free (I4)."""
+    world = World()
+    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
+    assert world.newest is not None
+    late = manifest(1, world.epoch, world.newest.ref, job_uid=world.jobs.job_uid)
+    sleeper = world.jobs
+    newer = World(world.store)
+    for _ in range(3):
+        newer.complete(kind=ManifestKind.COMPLETE)
+    newer.clock.advance(10**9)
+    collected = collect_garbage(newer.store, newer.jobs, "job", newer.clock, checkpoints_max=1)
+    assert collected.subsumed == 3
+
+    with pytest.raises(FencedError):
+        sleeper.create(late)
+
+
+def test_subsumed_chain_is_deleted_from_its_end() -> None:
+    """A process that dies while it deletes subsumed manifests leaves none whose chain breaks off (I3)."""
+    world = World()
+    refs = []
+    for number in range(3):
+        world.complete(world.object(number))
+        assert world.newest is not None
+        refs.append(world.newest.ref)
+    recorded = RecordingStore(world.store)
+
+    opened(recorded).delete_manifests(refs)
+
+    deleted = recorded.keys("delete")
+    assert deleted == sorted(deleted, reverse=True)
+
+
+def test_forgotten_set_ends_wait_at_once() -> None:
+    """Who waits for a set that is forgotten is told so, although the upload hangs."""
+    store = Gate()
+
+    async def story(service: ChangelogService) -> None:
+        store.close_gate("job/segments/*")
+        waiting = asyncio.ensure_future(service.persist("job", [service.append(segment(), preemptive=False)]))
+        before = store.arrived
+        await reached(lambda: store.arrived > before)
+        await service.begin("job", 0, 1)
+        with pytest.raises(LostChangesError):
+            await waiting
+        store.release()
+
+    run(store, story)
+
+
+def test_late_persist_of_forgotten_set_is_lost() -> None:
+    """A `persist` that comes after its checkpoint was given up answers no handle, although the set was durable."""
+
+    async def story(service: ChangelogService) -> None:
+        ref = service.append(segment(), preemptive=False)
+        await service.persist("job", [ref])
+        await service.abort("job", 0, 1)
+        with pytest.raises(LostChangesError):
+            await service.persist("job", [ref])
+
+    run(MemoryStore(), story)
+
+
+def test_repeated_open_leaves_last_epoch_highest() -> None:
+    """Of requests for a new epoch that overlap, as after a lost connection, the one that came last gets the highest."""
+
+    async def story(service: ChangelogService) -> None:
+        opening = [service.open_job("job", OpenJob(f"try {number}")) for number in range(5)]
+        epochs = [answer.epoch for answer in await asyncio.gather(*opening)]
+        assert epochs == sorted(epochs)
+        await service.begin("job", 0, epochs[-1])
+
+    run(MemoryStore(), story)
+
+
+@pytest.mark.parametrize("strange", ["other set", "other job's object", "twice"])
+def test_strange_references_are_refused(strange: str) -> None:
+    """A checkpoint names neither a set under another's name, nor an object outside its job, nor a set twice."""
+    store = MemoryStore()
+
+    async def story(service: ChangelogService) -> None:
+        ref = service.append(segment(), preemptive=False)
+        (handle,) = await service.persist("job", [ref])
+        refs: Iterable[ChangeSetRef] = {
+            "other set": [replace(ref, sqn=1, handle=handle.to_dict())],
+            "other job's object": [replace(ref, handle={**handle.to_dict(), "object": "other/segments/host/1.seg"})],
+            "twice": [ref, replace(ref, handle=handle.to_dict())],
+        }[strange]
+        with pytest.raises(InvalidInputError):
+            await service.complete("job", 0, request(*refs))
+
+    run(store, story)
+    assert uids(store) == []

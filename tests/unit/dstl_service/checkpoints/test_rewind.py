@@ -1,0 +1,373 @@
+"""
+A job that is set back: where it stands then, who is fenced, and what is kept.
+
+A failure means that a job that was set back could come to stand behind what was given up, or lose what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from dstl_service.checkpoints.rewind import RewindReport, rewind
+from dstl_service.cli import main
+from dstl_service.collection.deletion import delete_subsumed
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.jobs import delete_job
+from dstl_service.registry.keys import epoch_key
+from dstl_service.registry.manifest import Manifest, ManifestKind
+from dstl_service.repair.fsck import check_job
+from dstl_service.repair.rebuild import rebuild_registry
+from dstl_service.wire import CheckpointRef
+from storage.errors import FencedError, InvalidInputError, NotFoundError
+from storage.memory_store import MemoryStore
+from storage.object_store import ObjectStore, exists
+from storage.open import open_store
+from storage.testing import FakeClock, FakeIds, RecordingStore
+from tests.unit.dstl_service.interleaving import Killed, PausingStore, kill
+from tests.unit.dstl_service.samples import manifest, opened
+
+
+class Driver:
+    """A query's driver, with a service process of its own."""
+
+    def __init__(self, store: ObjectStore, host: int) -> None:
+        self.jobs = opened(store, host)
+        self.epoch, self.latest = self.jobs.claim("driver")
+
+    def request(self) -> Manifest:
+        """Return what the next checkpoint is going to be."""
+        checkpoint_id = self.latest.id + 1 if self.latest else 0
+        base = self.latest.ref if self.latest else None
+        uid = f"e{self.epoch}c{checkpoint_id}"
+        kind = ManifestKind.COMPLETE if checkpoint_id % 3 == 0 else ManifestKind.DELTA
+        return manifest(checkpoint_id, self.epoch, base, uid=uid, job_uid=self.jobs.job_uid, kind=kind)
+
+    def complete(self) -> Manifest:
+        """Make the next checkpoint exist."""
+        self.latest, _ = self.jobs.create(self.request())
+        return self.latest
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """Return the store of the test's job."""
+    return MemoryStore()
+
+
+def driver_of(store: ObjectStore, checkpoints: int, host: int = 1) -> Driver:
+    driver = Driver(store, host)
+    for _ in range(checkpoints):
+        driver.complete()
+    return driver
+
+
+def set_back(store: ObjectStore, host: int = 90, **options: object) -> RewindReport:
+    return rewind(opened(store, host), "job", FakeIds(host), **{"write": True, **options})  # type: ignore[arg-type]
+
+
+def newest_id(store: ObjectStore, host: int = 80) -> tuple[int, int]:
+    newest = opened(store, host).newest()
+    assert newest is not None
+    return newest.id, newest.generation
+
+
+def test_job_stands_where_it_is_set_back_to(store: MemoryStore) -> None:
+    """The next driver goes on from the savepoint, whose checkpoint was deleted meanwhile; the rest is a savepoint."""
+    driver = driver_of(store, 3)
+    driver.jobs.make_savepoint("before", 1)
+    for _ in range(4):
+        driver.complete()
+    driver.jobs.delete_manifests([found.ref for found in driver.jobs.manifests() if found.id < 3])
+
+    report = set_back(store, savepoint="before")
+
+    assert (report.is_written, report.given_up) == (True, 4)
+    follower = Driver(store, 2)
+    assert follower.latest is not None
+    assert (follower.latest.id, follower.latest.rewound_from) == (1, driver.latest.ref if driver.latest else None)
+    assert [follower.complete().id for _ in range(6)] == [2, 3, 4, 5, 6, 7]
+    kept = opened(store, 3).savepoints.load(report.savepoint)
+    assert kept.ref == driver.latest.ref if driver.latest else None
+
+
+def test_dry_run_changes_nothing(store: MemoryStore) -> None:
+    """Without being told to write, it says what it would do."""
+    driver_of(store, 3)
+    before = [info.key for info in store.list("")]
+
+    report = set_back(store, checkpoint_id=1, write=False)
+
+    assert (report.is_written, report.given_up, report.epoch) == (False, 1, 0)
+    assert [info.key for info in store.list("")] == before
+
+
+def test_older_driver_is_fenced(store: MemoryStore) -> None:
+    """I4: the driver that ran before completes nothing more; what it asks for again brings nothing back."""
+    driver = driver_of(store, 2)
+    lost = driver.request()
+    driver.complete()
+
+    report = set_back(store, checkpoint_id=0)
+
+    with pytest.raises(FencedError):
+        driver.jobs.create(driver.request())
+    assert driver.jobs.create(lost)[0].ref.to_text() == report.newest  # its answer was lost: it did come to exist
+    with pytest.raises(FencedError):
+        driver.jobs.create(driver.request())
+    assert newest_id(store)[0] == 0
+
+
+def test_driver_of_a_deleted_job_takes_nobody_over(store: MemoryStore) -> None:
+    """I4: what a driver that was paused puts late lies where no new job of its name looks, and keeps nobody from it."""
+    old = driver_of(store, 3)
+    late = old.request()
+    delete_job(store, "job", write=True)
+    new = driver_of(store, 1, host=2)
+    old.jobs.create(late)
+
+    assert Driver(store, 4).latest == new.latest
+    with pytest.raises(FencedError):
+        new.complete()
+
+
+def test_garbage_collection_by_hand_ends_a_rewind(tmp_path: Path) -> None:
+    """What `dstl gc --delete` does of a rewind that was killed belongs to the job, the fence too."""
+    store = open_store(f"file://{tmp_path}")
+    driver_of(store, 3)
+    paused = PausingStore(store)
+    paused.pause_at("put", "job/checkpoints/*", kill)
+    with pytest.raises(Killed):
+        rewind(opened(paused, 90), "job", FakeIds(90), checkpoint_id=1, write=True)
+
+    assert main(["gc", "--storage", store.url, "--delete", "job"]) == 0
+    assert newest_id(store)[0] == 1
+    assert check_job(store, "job").problems == []
+
+
+@pytest.mark.parametrize("checkpoints", range(5))
+def test_drivers_behind_are_fenced_by_each_other(store: MemoryStore, checkpoints: int) -> None:
+    """I4: a driver is fenced where it writes next, though fences of the time before stand further on."""
+    driver_of(store, 4)
+    set_back(store, checkpoint_id=0)
+    older = driver_of(store, checkpoints, host=2)
+
+    newer = Driver(store, 3)
+    with pytest.raises(FencedError):
+        older.jobs.create(older.request())
+    assert newer.latest == older.latest
+    assert newer.complete().id == checkpoints + 1
+    assert opened(store, 4).frontier() == (newer.latest, newer.epoch)
+
+
+def test_other_process_forgets_what_was_given_up(store: MemoryStore) -> None:
+    """A process that has seen the checkpoints before sees those that took their ids."""
+    driver_of(store, 4)
+    watcher = opened(store, 5)
+    before = list(watcher.completed())
+    set_back(store, checkpoint_id=1)
+    driver = driver_of(store, 2, host=2)
+
+    assert watcher.newest() == driver.latest
+    assert watcher.newest_of(2) != before[2]
+    assert driver.latest is not None
+    assert watcher.resolve(driver.latest.ref) == driver.latest
+    assert before[3] not in list(watcher.completed())
+
+
+def test_job_is_set_forward_again(store: MemoryStore) -> None:
+    """What it was set back from is one more savepoint to set it to."""
+    driver = driver_of(store, 5)
+    first = set_back(store, checkpoint_id=1)
+    driver_of(store, 1, host=2)
+
+    set_back(store, host=91, savepoint=first.savepoint)
+
+    follower = Driver(store, 3)
+    assert follower.latest is not None
+    assert driver.latest is not None
+    assert (follower.latest.id, follower.latest.segments) == (driver.latest.id, driver.latest.segments)
+    assert follower.complete().id == 5
+
+
+def test_completed_meanwhile_is_kept(store: MemoryStore) -> None:
+    """A checkpoint that is completed when the rewind is decided already is not lost: the savepoint is of that one."""
+    driver = driver_of(store, 3)
+    stepping = PausingStore(store)
+    stepping.pause_at("put", "job/epochs/*", driver.complete)
+
+    report = rewind(opened(stepping, 90), "job", FakeIds(90), checkpoint_id=1, write=True)
+
+    assert driver.latest is not None
+    assert (driver.latest.id, report.newest) == (3, driver.latest.ref.to_text())
+    assert opened(store, 91).savepoints.load(report.savepoint).ref == driver.latest.ref
+    with pytest.raises(FencedError):
+        driver.complete()
+
+
+def test_only_retained_checkpoints(store: MemoryStore) -> None:
+    """I11: what is stored but no longer retained is about to be deleted, so the job is not set back to it."""
+    driver_of(store, 20)
+
+    with pytest.raises(NotFoundError, match="not retained"):
+        set_back(store, checkpoint_id=1, checkpoints_max=2)
+    assert set_back(store, checkpoint_id=18, checkpoints_max=2).is_written
+
+
+def test_nothing_under_way_is_taken_over(store: MemoryStore) -> None:
+    """What the job is set back to is named by a savepoint until it is the newest, and by none behind that."""
+    driver_of(store, 4)
+    recorded = RecordingStore(store)
+
+    set_back(recorded, checkpoint_id=1)
+
+    pin = "job/savepoints/rewind-to-*"
+    assert [recorded.count(operation, pin) for operation in ("put", "delete")] == [1, 1]
+    assert [name for name in opened(store).savepoints.names() if name.startswith("rewind")] == []
+
+
+def test_registry_is_sound_behind_it(store: MemoryStore) -> None:
+    """I10: fsck finds nothing, and a rebuild sees that nothing is lost."""
+    driver_of(store, 4)
+    set_back(store, checkpoint_id=1)
+    driver_of(store, 1, host=2)
+
+    problems = [problem for problem in check_job(store, "job").problems if "segments/" not in problem]
+    assert problems == []
+    assert rebuild_registry(store, "job", FakeClock(), FakeIds(9)).registry_problems == []
+
+
+def test_target_that_was_deleted_by_hand(store: MemoryStore) -> None:
+    """A rewind whose savepoint somebody deletes while it is under way says how to go on, and then does."""
+    driver_of(store, 5)
+    paused = PausingStore(store)
+    paused.pause_at("put", "job/checkpoints/*", kill)
+    with pytest.raises(Killed):
+        rewind(opened(paused, 90), "job", FakeIds(90), checkpoint_id=1, write=True)
+    (pin,) = opened(store).savepoints.names()
+    opened(store).savepoints.delete(pin)
+
+    with pytest.raises(NotFoundError, match=f"--create {pin} --checkpoint 1"):
+        Driver(store, 91)
+    opened(store, 92).make_savepoint(pin, 1)
+
+    assert Driver(store, 93).complete().id == 2
+
+
+def run_on(store: ObjectStore) -> None:
+    """Start a driver that completes many checkpoints, so that all of before is subsumed and deleted."""
+    driver_of(store, 30, host=21)
+    sweep(store)
+
+
+def sweep(store: ObjectStore) -> None:
+    """Delete all manifests that are not needed, as a coordinator or a collector does."""
+    jobs = opened(store, 70)
+    epoch = jobs.settled_epoch()
+    delete_subsumed(store, jobs, [], [found.ref for found in jobs.retained(2)], epoch)
+
+
+def complete_or_be_fenced(driver: Driver) -> None:
+    with suppress(FencedError):
+        driver.complete()
+
+
+def rewind_to_2(store: ObjectStore) -> None:
+    """Set the job back to checkpoint 2, if that is still part of it."""
+    with suppress(NotFoundError):
+        set_back(store, host=22, checkpoint_id=2)
+
+
+MEANWHILE: dict[str, Callable[[ObjectStore, Driver], object]] = {
+    "it is killed": lambda _, __: kill(),
+    "the driver completes": lambda _, driver: complete_or_be_fenced(driver),
+    "another driver starts": lambda store, _: Driver(store, 20),
+    "another driver runs on": lambda store, _: run_on(store),
+    "garbage is collected": lambda store, _: sweep(store),
+    "another rewind": lambda store, _: rewind_to_2(store),
+    "another rewind, and a driver": lambda store, _: (
+        rewind_to_2(store),
+        driver_of(store, 3, host=23),
+    ),
+}
+MAY_BE_FIRST = ("another driver runs on", "garbage is collected", "another rewind", "another rewind, and a driver")
+
+
+@pytest.mark.parametrize("name", MEANWHILE)
+def test_whatever_happens_meanwhile(name: str) -> None:
+    """I3, I4: something happens before any one store call of a rewind; the job is whole, and who was fenced is told."""
+    call = 0
+    while paused_rewind(name, call):
+        call += 1
+    assert call > 15
+
+
+def paused_rewind(name: str, call: int) -> bool:
+    """Let something happen before one store call of a rewind, and check the job; say whether there is such a call."""
+    store, report = MemoryStore(), None
+    driver = driver_of(store, 5)
+    paused = PausingStore(store)
+    paused.pause_before(call, lambda: MEANWHILE[name](store, driver))
+    try:
+        report = rewind(opened(paused, 90), "job", FakeIds(90), checkpoint_id=1, write=True)
+    except Killed:
+        assert name == "it is killed"
+    except (NotFoundError, InvalidInputError):  # the target was subsumed, or the job stands there already
+        assert name in MAY_BE_FIRST
+    is_decided = exists(store, epoch_key("job", 2))
+    follower = Driver(store, 92)
+    if name == "it is killed" and follower.latest is not None:
+        assert (follower.latest.id, follower.latest.rewound_from is not None) == (
+            (1, True) if is_decided else (4, False)
+        )
+    with pytest.raises(FencedError):
+        driver.complete()
+    check_whole(store, follower)
+    if report is not None:
+        assert opened(store, 91).savepoints.load(report.savepoint).ref.to_text() == report.newest
+        if name not in MAY_BE_FIRST:
+            assert follower.latest is not None
+            assert (follower.latest.id, follower.latest.rewound_from) == (1, CheckpointRef.parse(report.newest))
+            assert opened(store, 97).savepoints.names() == [report.savepoint]
+    assert follower.complete() == opened(store, 94).newest()
+    return paused.calls > call
+
+
+def check_whole(store: ObjectStore, follower: Driver) -> None:
+    """Check that each checkpoint that is listed can be restored, and that the last is where a driver goes on."""
+    jobs = opened(store, 93)
+    listed = list(jobs.completed())
+    assert listed[-1] == follower.latest
+    for found in jobs.retained(2):
+        assert jobs.state(found.ref).log == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({}, InvalidInputError),
+        ({"savepoint": "s", "checkpoint_id": 1}, InvalidInputError),
+        ({"checkpoint_id": 2}, InvalidInputError),
+        ({"checkpoint_id": 9}, NotFoundError),
+        ({"savepoint": "none"}, NotFoundError),
+    ],
+)
+def test_impossible_rewind_is_refused(store: MemoryStore, options: dict[str, object], error: type[Exception]) -> None:
+    """Nothing is written where it is not clear what to set the job back to."""
+    driver_of(store, 3)
+    before = [info.key for info in store.list("")]
+
+    with pytest.raises(error):
+        set_back(store, **options)
+    assert [info.key for info in store.list("")] == before
+
+
+def test_job_without_checkpoints(store: MemoryStore) -> None:
+    """There is nothing to set back."""
+    JobStore(store, "job", FakeClock(), FakeIds()).open(None)
+
+    with pytest.raises(NotFoundError, match="has no checkpoint"):
+        set_back(store, checkpoint_id=0)

@@ -1,0 +1,149 @@
+"""
+Savepoints that are made while what they name is being deleted.
+
+A failure means that a savepoint is reported as made and cannot be restored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS
+from dstl_service.collection.retention import RetentionSettings, object_keys
+from dstl_service.compaction.plan import CompactionSettings
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.manifest import ManifestKind, encode_manifest
+from storage.change_set import encode_change_set
+from storage.errors import CorruptDataError, NotFoundError
+from storage.model import KeyGroupRange, MaterializationHandle
+from tests.unit.dstl_service.http_life import service
+from tests.unit.dstl_service.interleaving import PausingStore
+from tests.unit.dstl_service.samples import SteppingStore, opened
+from tests.unit.dstl_service.world import World
+from tests.waiting import wait_until
+
+MANIFESTS = "job/checkpoints/*"
+SAVEPOINTS = "job/savepoints/*"
+
+
+def subsumed_world(store: SteppingStore) -> World:
+    """Return a job whose first checkpoint is subsumed, old enough to be collected, and still there."""
+    world = World(store)
+    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
+    world.compact(world.object(1))
+    world.clock.advance(store.head("job/job.json").modified_ms + 100 * ORPHAN_AGE_MIN_MS)
+    return world
+
+
+def stored_keys(store: SteppingStore) -> set[str]:
+    """Return the keys of all objects of the job."""
+    return {info.key for info in store.list("job/")}
+
+
+def test_savepoint_made_during_collection_keeps_its_objects() -> None:
+    """I11: a collector that looked at the savepoints long ago looks again before it deletes objects."""
+    store = SteppingStore()
+    world = subsumed_world(store)
+    maker = opened(store, host=2)
+    store.before_delete(MANIFESTS, lambda: maker.make_savepoint("kept", 0))
+
+    report = world.collect(checkpoints_max=1)
+
+    assert report.subsumed == 1
+    assert object_keys(maker.savepoints.load("kept")) <= stored_keys(store)
+    assert report.orphans == []
+
+
+def test_savepoint_of_deleted_manifest_is_none() -> None:
+    """I11: where the manifest is gone its objects may follow, so no savepoint is made although they are all there."""
+    store = SteppingStore()
+    subsumed_world(store)
+    maker = opened(store, host=2)
+    ref = next(maker.completed()).ref
+    store.before_put(SAVEPOINTS, lambda: opened(store, host=3).delete_manifests([ref]))
+
+    with pytest.raises(NotFoundError, match="subsumed"):
+        maker.make_savepoint("late", 0)
+
+    assert maker.savepoints.names() == []
+
+
+def test_savepoint_made_during_retention_keeps_its_objects() -> None:
+    """I11: a coordinator that deletes what was subsumed spares what a savepoint names that was made meanwhile."""
+    store = SteppingStore()
+    maker = opened(store, host=2)
+    store.before_delete(MANIFESTS, lambda: maker.make_savepoint("kept", 0))
+    compaction = CompactionSettings(floor_bytes=1, log_ratio_max=0.1)
+    with service(store, compaction=compaction, retention=RetentionSettings(checkpoints_max=1, delay_s=0)) as life:
+        life.open()
+        base = None
+
+        def checkpoint() -> bool:
+            nonlocal base
+            number = base["id"] + 1 if base else 0
+            ref = life.append(encode_change_set({bytes([0, 1]): b"%d" % number}), checkpoint_id=number)
+            base = life.complete(number, base, ref)
+            return "dstl_subsumed_objects_deleted_total{" in life.client.get("/metrics").text
+
+        wait_until(checkpoint)
+
+    assert object_keys(maker.savepoints.load("kept")) <= stored_keys(store)
+
+
+def left_behind(world: World, jobs: JobStore) -> None:
+    """Leave a savepoint of a checkpoint whose snapshot is gone, as a process that dies before its last look does."""
+    lost = MaterializationHandle("op", KeyGroupRange(0, 0), 0, "uid", "job/materialized/op/lost.json", 1)
+    found = replace(next(jobs.completed()), materializations=(lost,), kept_by="dead")
+    world.store.put("job/savepoints/broken.json", encode_manifest(replace(found, kind=ManifestKind.COMPLETE)))
+
+
+def test_savepoint_left_behind_does_not_end_collections(caplog: pytest.LogCaptureFixture) -> None:
+    """I12: a savepoint of which the snapshot is gone keeps what is there of it, is reported, and nothing else."""
+    world = World()
+    kept = world.object(0)
+    world.complete(kept, kind=ManifestKind.COMPLETE)
+    left_behind(world, world.jobs)
+    world.compact(world.object(1))
+    orphan = world.object(0)
+    world.clock.advance(10 * ORPHAN_AGE_MIN_MS)
+
+    world.collect(checkpoints_max=1)
+    report = world.collect(checkpoints_max=1)
+
+    assert orphan.object_key not in world.stored()
+    assert kept.object_key in world.stored()
+    assert report.orphans == []
+    assert "cannot be restored" in caplog.text
+
+
+def test_savepoint_that_cannot_be_read_ends_the_collection() -> None:
+    """I11: what a damaged savepoint names is not known, so nothing is deleted."""
+    world = World()
+    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
+    orphan = world.object(0)
+    world.clock.advance(10 * ORPHAN_AGE_MIN_MS)
+    world.store.put("job/savepoints/damaged.json", b"{")
+
+    with pytest.raises(CorruptDataError):
+        world.collect()
+    assert orphan.object_key in world.stored()
+
+
+def test_savepoint_that_another_call_relies_on_stays() -> None:
+    """A call that finds its checkpoint gone deletes no savepoint that another one has seen to be whole."""
+    store = SteppingStore()
+    world = subsumed_world(store)
+    inner, found = opened(store, host=3), next(world.jobs.completed())
+    paused = PausingStore(store)
+
+    def others() -> None:
+        inner.keep("kept", found)
+        inner.delete_manifests([found.ref])
+
+    paused.pause_at("head", MANIFESTS, others)
+    with pytest.raises(NotFoundError):
+        opened(paused, host=2).keep("kept", found)
+
+    assert inner.savepoints.load("kept").ref == found.ref

@@ -1,0 +1,120 @@
+"""The collector that a service runs for its jobs: what does not end it, and what tells that it fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dstl_service.intake.active_job import IDLE_MS
+from dstl_service.registry.keys import number_of, place_of
+from dstl_service.settings import GcSettings
+from storage.errors import CorruptDataError
+from storage.memory_store import MemoryStore
+from storage.testing import FakeClock, Fault, FaultKind, FaultyStore
+from tests.unit.dstl_service.http_life import Life, service
+from tests.unit.dstl_service.samples import opened
+from tests.unit.dstl_service.world import World
+from tests.waiting import wait_until
+
+OFTEN = GcSettings(interval_s=0.01)  # a fraction, for no test waits for seconds
+COLLECTED = 'dstl_orphans{job="job"}'
+FAILED = 'dstl_collections_failed_total{job="job"}'
+AGE = 'dstl_collection_success_age_seconds{job="job"}'
+
+
+def metrics(life: Life) -> dict[str, float]:
+    """Return the values of all metrics."""
+    lines = life.client.get("/metrics").text.splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+
+def collector_of(life: Life) -> Any:
+    """Return the task that collects the job's garbage."""
+    return life.client.app.state.service._jobs.get("job").collector
+
+
+def test_collector_outlives_a_bug() -> None:
+    """I12: whatever a round raises, it is counted and the next one collects."""
+    store = FaultyStore(MemoryStore())
+    with service(store, gc=OFTEN) as life:
+        store.inject(Fault("list", FaultKind.FAIL_BEFORE, "job/segments/*", error=lambda: ValueError("bug")))
+        life.open()
+        found = wait_until(lambda: (now := metrics(life)).get(COLLECTED) is not None and now)
+
+    assert found[FAILED] == 1
+
+
+def test_ended_collector_is_started_again() -> None:
+    """I12: a job that is opened has a collector, even if its first one came to an end."""
+    with service(MemoryStore(), gc=OFTEN) as life:
+        life.open()
+        first = collector_of(life)
+        life.client.portal.call(first.cancel)
+        wait_until(first.done)
+        life.open()
+
+        assert not collector_of(life).done()
+
+
+def test_collector_ends_when_the_job_is_owned_elsewhere() -> None:
+    """A service that was a job's coordinator once leaves its garbage to the one that is, and says nothing of it."""
+    store = MemoryStore()
+    with service(store, gc=OFTEN) as life:
+        life.open()
+        collector = collector_of(life)
+        opened(store, host=2).claim("elsewhere")
+        wait_until(collector.done)
+
+        assert AGE not in metrics(life)
+
+
+def test_collector_ends_when_the_job_is_not_driven_any_more() -> None:
+    """A job whose driver was not heard of for long is collected once more, and again when it completes a checkpoint."""
+    clock = FakeClock()
+    with service(MemoryStore(), clock, gc=OFTEN) as life:
+        life.open()
+        collector = collector_of(life)
+        clock.advance(2 * IDLE_MS)
+        wait_until(collector.done)
+        assert COLLECTED in metrics(life)
+        life.complete(0, None, life.append(b"payload", checkpoint_id=0))
+
+        assert not collector_of(life).done()
+
+
+def test_age_of_last_success_is_shown() -> None:
+    """A collector that fails for long is seen by the time since its last success, also if it never had one."""
+    store, clock = FaultyStore(MemoryStore()), FakeClock()
+    with service(store, clock, gc=GcSettings()) as life:
+        life.open()
+        clock.advance(5000)
+        store.inject(Fault("list", FaultKind.FAIL_BEFORE, "job/segments/*"))
+        path = f"{life.path}/garbage-collection?dry_run=false"
+        assert life.client.post(path).status_code == 503
+        failed = metrics(life)
+        assert life.client.post(path).status_code == 200
+        succeeded = metrics(life)
+
+    assert (failed[FAILED], failed[AGE]) == (1, 5)
+    assert (succeeded[FAILED], succeeded[AGE]) == (1, 0)
+
+
+@pytest.mark.parametrize("key", ["job/epochs/notes.txt", "job/checkpoints/copy-of-1.json", "job/checkpoints/notes.txt"])
+def test_foreign_object_is_named(key: str) -> None:
+    """I10: what is in the folder of epochs or manifests and is none stops a collection with its name and a remedy."""
+    world = World()
+    world.complete(world.object(0))
+    world.store.put(key, b"foreign")
+
+    with pytest.raises(CorruptDataError, match="move it elsewhere") as caught:
+        world.collect()
+
+    assert key in str(caught.value)
+
+
+def test_names_are_read() -> None:
+    """The names that this project gives tell their places."""
+    assert number_of("job/epochs/00000000000000000007.json") == 7
+    assert place_of("job/checkpoints/00000000000000000003.000002.json") == (0, 3, 2)
+    assert place_of("job/checkpoints/r000000000007.00000000000000000003.000002.json") == (7, 3, 2)

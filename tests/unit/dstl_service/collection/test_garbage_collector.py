@@ -1,0 +1,421 @@
+"""Orphans are found and deleted; what a checkpoint names, or may yet come to name, stays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dstl_service.checkpoints.rewind import rewind
+from dstl_service.cli import main
+from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
+from dstl_service.collection.retention import object_keys
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.manifest import Manifest, ManifestKind
+from dstl_service.registry.under_way import UnderWay, UnderWaySnapshot
+from dstl_service.registry.unfinished_objects import UnfinishedObjects
+from dstl_service.wire import CheckpointRef
+from storage.errors import CorruptDataError, NotFoundError
+from storage.memory_store import MemoryStore
+from storage.model import KeyGroupRange
+from storage.open import open_store
+from storage.testing import FakeClock, Fault, FaultKind, FaultyStore, RecordingStore
+from tests.unit.dstl_service.samples import opened
+from tests.unit.dstl_service.snapshots import FILES, index_of, store_snapshot
+from tests.unit.dstl_service.world import World
+
+AGE = ORPHAN_AGE_MIN_MS
+
+
+def test_old_orphan_is_deleted() -> None:
+    """An object that no checkpoint names is deleted once it is old enough (I12)."""
+    world = World()
+    named, orphan = world.object(0), world.object(0)
+    world.complete(named)
+    world.clock.advance(AGE)
+
+    report = world.collect()
+
+    assert report.orphans == [orphan.object_key]
+    assert report.orphan_bytes == orphan.object_size_bytes
+    assert world.stored() == {named.object_key}
+
+
+def test_young_object_stays() -> None:
+    """An object that a running checkpoint may still come to name stays, although nothing names it (I11)."""
+    world = World()
+    world.complete(world.object(0))
+    world.clock.advance(AGE)
+    young = world.object(1)
+    world.clock.advance(AGE - 1)
+
+    report = world.collect()
+
+    assert (report.young, report.orphans) == (1, [])
+    assert young.object_key in world.stored()
+
+
+def test_object_of_long_batch_stays() -> None:
+    """What the running batch may yet name stays, however long the batch takes (I11)."""
+    world = World()
+    world.complete(world.object(0))
+    early = world.object(1)
+    world.clock.advance(100 * AGE)
+
+    assert (world.collect().young, world.collect().orphans) == (1, [])
+
+    world.complete(early)
+    assert world.collect().orphans == []
+    assert early.object_key in world.stored()
+
+
+def test_object_of_repeated_batch_goes() -> None:
+    """What an earlier try at a checkpoint left is an orphan as soon as the checkpoint exists (I12)."""
+    world = World()
+    world.complete(world.object(0))
+    left, taken = world.object(1), world.object(1)
+    world.complete(taken)
+    world.clock.advance(AGE)
+
+    assert world.collect().orphans == [left.object_key]
+
+
+def test_object_of_fenced_driver_goes() -> None:
+    """What a driver left that a newer one has fenced is an orphan: it can never be named any more (I4, I12)."""
+    world = World()
+    world.complete(world.object(0))
+    left = world.object(1)
+    world.jobs.claim("newer")
+    world.clock.advance(AGE)
+
+    assert world.collect().orphans == [left.object_key]
+
+
+def test_object_of_vanished_driver_goes() -> None:
+    """A driver that never came back keeps its objects until the next one begins, whatever the clock says (I12)."""
+    world = World()
+    world.complete(world.object(0))
+    left = world.object(1)
+    world.clock.advance(10_000 * AGE)
+    assert world.collect().orphans == []
+
+    world.epoch, _ = world.jobs.claim("next")
+    assert world.collect().orphans == [left.object_key]
+
+
+def test_damaged_orphan_goes() -> None:
+    """An object that is no segment object can be named by nothing, and goes as well (I12)."""
+    world = World()
+    world.complete(world.object(0))
+    world.store.put("job/segments/host/torn.seg", b"torn")
+    world.clock.advance(AGE)
+
+    assert world.collect().orphans == ["job/segments/host/torn.seg"]
+
+
+def test_leftovers_of_kills_go(tmp_path: Path) -> None:
+    """
+    Probes and temporary files of killed processes are deleted with the orphans (I12).
+
+    However young orphans may be, these are in no job's folder: younger ones may be of calls of others that still run.
+    """
+    store = open_store(f"file://{tmp_path}")
+    world = World(store)
+    world.complete(world.object(0))
+    old = [tmp_path / "probe" / ("0" * 32), tmp_path / ".tmp" / ("2" * 32)]
+    young = [tmp_path / "probe" / ("1" * 32), tmp_path / ".tmp" / ("3" * 32)]
+    for path in (*old, *young):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    for path in old:
+        os.utime(path, (1, 1))
+
+    assert main(["gc", "--storage", f"file://{tmp_path}", "--age-min-s", "0", "--delete", "job"]) == 0
+
+    assert not any(path.exists() for path in old)
+    assert all(path.exists() for path in young)
+
+
+def test_whole_log_stays_behind_complete_manifest() -> None:
+    """Objects of checkpoints before a complete manifest are named by it, however old (I11)."""
+    world = World()
+    handles = [world.object(number) for number in range(3)]
+    world.complete(handles[0])
+    world.complete(handles[1], kind=ManifestKind.COMPLETE)
+    world.complete(handles[2])
+    world.clock.advance(10 * AGE)
+
+    assert world.collect().orphans == []
+    assert world.stored() == {handle.object_key for handle in handles}
+
+
+def test_dry_run_deletes_nothing() -> None:
+    """A dry run reports the orphans and leaves them."""
+    world = World()
+    named, orphan = world.object(0), world.object(0)
+    world.complete(named)
+    world.clock.advance(AGE)
+
+    assert world.collect(dry_run=True).orphans == [orphan.object_key]
+    assert world.stored() == {named.object_key, orphan.object_key}
+
+
+def test_lost_manifests_delete_nothing() -> None:
+    """Where no checkpoint is to be found, objects of any age stay: they may be all that is left (I11)."""
+    world = World()
+    handle = world.object(0)
+    world.complete(handle)
+    world.store.delete([info.key for info in world.store.list("job/checkpoints/")])
+    world.clock.advance(10 * AGE)
+
+    report = world.collect()
+
+    assert (report.orphans, report.named) == ([], 1)
+    assert world.stored() == {handle.object_key}
+
+
+def test_damaged_manifest_stops_collection() -> None:
+    """If a manifest of the chain cannot be read, nothing is deleted (I11)."""
+    world = World()
+    world.complete(world.object(0))
+    orphan = world.object(0)
+    world.clock.advance(AGE)
+    key = next(info.key for info in world.store.list("job/checkpoints/00000000000000000000.000001"))
+    world.store.delete([key])
+    world.store.put(key, b"damaged")
+    world.jobs = JobStore(world.store, "job", world.clock, world.ids)
+
+    with pytest.raises(CorruptDataError):
+        world.collect()
+
+    assert orphan.object_key in world.stored()
+
+
+def test_fence_does_not_hide_the_chain() -> None:
+    """After a take-over the chain is that behind the fence, and its objects stay (I11)."""
+    world = World()
+    handle = world.object(0)
+    world.complete(handle)
+    world.jobs.claim("another")
+    world.clock.advance(AGE)
+
+    assert world.collect().orphans == []
+    assert world.stored() == {handle.object_key}
+
+
+def test_command_lists_then_deletes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``dstl gc`` lists orphans, and deletes them only when told to."""
+    store = open_store(f"file://{tmp_path}")
+    world = World(store)
+    world.complete(world.object(0))
+    orphan = world.object(0)
+    command = ["gc", "--storage", f"file://{tmp_path}", "--age-min-s", "0", "job"]
+
+    assert main(command) == 0
+    listed = capsys.readouterr().out
+    assert orphan.object_key in world.stored()
+    assert main([*command, "--delete"]) == 0
+
+    assert orphan.object_key in listed
+    assert "1 orphans of" in listed
+    assert orphan.object_key not in world.stored()
+    assert len(world.stored()) == 1
+
+
+def test_command_names_missing_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``dstl gc`` of a job that does not exist says so and fails."""
+    assert main(["gc", "--storage", f"file://{tmp_path}", "nothing"]) == 2
+    assert "there is no job 'nothing'" in capsys.readouterr().err
+
+
+def test_young_subsumed_checkpoint_stays_whole() -> None:
+    """I11: while a subsumed manifest is too young to go, all that it needs stays; then everything of it goes."""
+    world = World()
+    objects = [world.object(0) for _ in range(5)]
+    world.complete(objects[0], kind=ManifestKind.COMPLETE)
+    world.complete(objects[1])
+    world.clock.advance(AGE)
+    world.complete(objects[2])  # young, and needs the two before it
+    world.compact(objects[3], objects[4])
+
+    assert world.collect(checkpoints_max=1).subsumed == 0
+    assert world.stored() == {handle.object_key for handle in objects}
+    world.clock.advance(AGE)
+    assert world.collect(checkpoints_max=1).subsumed == 3
+    assert world.stored() == {handle.object_key for handle in objects[3:]}
+
+
+def under_way(version: CheckpointRef, *uids: str) -> UnderWay:
+    """Return a list of snapshots of several tables, and of a compaction of the last uid."""
+    *snapshots, compaction = uids
+    tables = [KeyGroupRange(number, number) for number in range(len(snapshots))]
+    listed = [UnderWaySnapshot("op", table, version, uid) for table, uid in zip(tables, snapshots, strict=True)]
+    return UnderWay(tuple(listed), (compaction,))
+
+
+@pytest.mark.parametrize("clock_is_ahead_ms", [-3_600_000, 0, 3_600_000, 10**12])
+def test_wrong_clock_takes_nothing_that_is_needed(clock_is_ahead_ms: int) -> None:
+    """I11: snapshots, results and sets that a checkpoint may yet name stay, whatever the collector's clock says."""
+    world = World()
+    world.complete(world.object(0))
+    assert world.newest is not None
+    version = world.newest.ref
+    world.complete(world.object(1), under_way=under_way(version, "uid", "compaction"))
+    store_snapshot(world.store, index_of(version, key_groups=KeyGroupRange(0, 0)))
+    world.store.put("job/segments/host/compaction=0.seg", b"result")
+    running = world.object(2)
+    clock = FakeClock(world.clock.now_ms() + clock_is_ahead_ms)
+
+    report = collect_garbage(world.store, world.jobs, "job", clock)
+
+    assert (report.orphans, report.young) == ([], len(FILES) + 3)
+    assert running.object_key in world.stored()
+
+
+def test_what_is_let_go_of_goes_at_any_age() -> None:
+    """I12: what the newest manifest neither lists nor names can never be named again, so no age has to be awaited."""
+    world = World()
+    world.complete(world.object(0))
+    assert world.newest is not None
+    version = world.newest.ref
+    world.complete(world.object(1), under_way=under_way(version, "uid", "compaction"))
+    store_snapshot(world.store, index_of(version, key_groups=KeyGroupRange(0, 0)))
+    world.store.put("job/segments/host/compaction=0.seg", b"result")
+    world.complete(world.object(2))
+
+    report = collect_garbage(world.store, world.jobs, "job", world.clock, age_min_ms=0)
+
+    assert len(report.orphans) == len(FILES) + 2
+    assert len(world.stored()) == 3
+
+
+def test_rewind_lets_go_of_what_was_under_way() -> None:
+    """I11: nothing that was let go of once is listed again, for a collector may be about to delete it."""
+    world = World()
+    world.complete(world.object(0))
+    assert world.newest is not None
+    version = world.newest.ref
+    world.complete(world.object(1), under_way=under_way(version, "uid", "compaction"))
+    world.store.put("job/segments/host/compaction=0.seg", b"result")
+    world.complete(world.object(2))
+    rewind(world.jobs, "job", world.ids, checkpoint_id=1, write=True)
+
+    report = collect_garbage(world.store, world.jobs, "job", world.clock, age_min_ms=0)
+    assert report.orphans == ["job/segments/host/compaction=0.seg"]
+
+
+def test_rewind_in_the_middle_of_a_collection_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I11: a savepoint that the job was set back to, and that was deleted, meanwhile, may have been seen nowhere."""
+    world = World()
+    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
+    world.jobs.make_savepoint("kept", None)
+    world.compact(world.object(1))
+    world.clock.advance(AGE)
+    assert world.collect(checkpoints_max=1).subsumed == 1
+    every = world.jobs.savepoints.all
+
+    def after_rewind() -> Iterator[tuple[str, Manifest]]:
+        monkeypatch.undo()
+        jobs = opened(world.store, host=5)
+        rewind(jobs, "job", world.ids, savepoint="kept", write=True)
+        jobs.savepoints.delete("kept")
+        return every()
+
+    monkeypatch.setattr(world.jobs.savepoints, "all", after_rewind)
+
+    assert world.collect(checkpoints_max=1).orphans == []
+    newest = opened(world.store).newest()
+    assert newest is not None
+    assert object_keys(newest) <= world.stored()
+
+
+def test_index_that_retention_deletes_ends_no_collection() -> None:
+    """I12: an index that goes together with its manifest while the collector runs is needed by nobody."""
+    world = World()
+    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
+    assert world.newest is not None
+    index = index_of(world.newest.ref, job_uid=world.jobs.job_uid)
+    handle = store_snapshot(world.store, index)
+    world.complete(world.object(1), kind=ManifestKind.COMPLETE, materializations=(handle,))
+    subsumed = world.newest.ref
+    world.complete(world.object(2), kind=ManifestKind.COMPLETE)
+    world.store.delete([handle.index_key])
+    with pytest.raises(CorruptDataError, match=handle.index_key):
+        world.collect()
+
+    # The collector remembers the manifest, as if it had read it just before it was deleted.
+    world.store.delete([f"job/checkpoints/{subsumed.id:020d}.{subsumed.generation:06d}.json"])
+    world.clock.advance(AGE)
+
+    assert set(world.collect().orphans) == {file.object_key for file in index.files}
+
+
+def test_manifest_that_retention_deletes_ends_no_collection() -> None:
+    """I12: a subsumed manifest that its coordinator deletes while the collector looks at it is no error."""
+    store = FaultyStore(MemoryStore(clock=FakeClock(1_000_000_000)))
+    world = World(store)
+    for number in range(3):
+        world.complete(world.object(number), kind=ManifestKind.COMPLETE)
+    world.jobs.forget()
+    gone = Fault(
+        "get", FaultKind.FAIL_BEFORE, f"job/checkpoints/{0:020d}*", error=lambda: NotFoundError("gone"), skip=1
+    )
+    store.inject(gone)
+
+    assert world.collect(checkpoints_max=1).subsumed == 0
+
+
+def test_steady_collection_only_lists() -> None:
+    """Of a job with 1,000 tables, a collection costs a request per 100 objects at most: indexes are remembered."""
+    store = RecordingStore(MemoryStore(clock=FakeClock(1_000_000_000)))
+    world = World(store)
+    world.complete(world.object(0))
+    assert world.newest is not None
+    handles = []
+    for number in range(1000):
+        table = KeyGroupRange(number, number)
+        index = index_of(world.newest.ref, uid=f"m{number}", job_uid=world.jobs.job_uid, key_groups=table)
+        handles.append(store_snapshot(store, index))
+    world.complete(world.object(1), kind=ManifestKind.COMPLETE, materializations=tuple(handles))
+    objects = world.collect().objects
+    store.clear()
+
+    assert world.collect().objects == objects > 5000
+    pages = -(-objects // 1000) + len(store.keys("list"))
+    assert len(store.calls) - len(store.keys("list")) + pages <= objects // 100
+    assert store.count("get", "*materialized*") == 0
+
+
+def test_long_batch_is_looked_at_once() -> None:
+    """What may still be named is read by one collection, however many follow, and is judged anew by each."""
+    store = RecordingStore(MemoryStore(clock=FakeClock(1_000_000_000)))
+    world = World(store)
+    world.complete(world.object(0))
+    early = [world.object(1) for _ in range(5)]
+    world.clock.advance(AGE)
+    assert world.collect().young == 5
+    store.clear()
+
+    assert [world.collect().young for _ in range(3)] == [5, 5, 5]
+    assert store.keys("get_range", "*.seg") == store.keys("get", "*.seg") == []
+
+    world.complete(early[0])
+    assert world.collect().orphans == sorted(handle.object_key for handle in early[1:])
+
+
+def test_only_so_many_objects_are_remembered() -> None:
+    """Behind the limit, an object costs a request in each collection; the verdicts are the same."""
+    store = RecordingStore(MemoryStore(clock=FakeClock(1_000_000_000)))
+    world = World(store)
+    world.complete(world.object(0))
+    kept = {world.object(1).object_key for _ in range(5)}
+    objects = [info for info in store.list("job/segments/") if info.key in kept]
+    unfinished = UnfinishedObjects(store, objects_max=2)
+    for _ in range(2):
+        store.clear()
+        assert {info.key for info in unfinished.among(objects, 0, world.epoch)} == kept
+
+    assert len({*store.keys("get_range")}) == 3
+    assert unfinished.among(objects, 1, world.epoch) == unfinished.among(objects, 0, world.epoch + 1) == set()

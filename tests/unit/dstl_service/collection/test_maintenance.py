@@ -1,0 +1,259 @@
+"""What a coordinator does behind its checkpoints, seen from outside: requests, restores and stored objects."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dstl_service.checkpoints.rewind import rewind
+from dstl_service.collection.garbage_collector import collect_garbage
+from dstl_service.collection.retention import RetentionSettings
+from dstl_service.compaction.plan import CompactionSettings
+from dstl_service.registry.manifest import Manifest
+from dstl_service.registry.under_way import uid_in_key
+from storage.change_set import decode_change_set, encode_change_set
+from storage.memory_store import MemoryStore
+from storage.model import SegmentKind
+from storage.object_store import ObjectStore
+from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore
+from tests.unit.dstl_service.http_life import Life, service
+from tests.unit.dstl_service.samples import opened
+from tests.waiting import wait_until
+
+EAGER = CompactionSettings(floor_bytes=1, log_ratio_max=0.1)
+NOW = RetentionSettings(checkpoints_max=1, delay_s=0)
+KEYS = [bytes([0, number]) for number in range(20)]
+
+
+class Job:
+    """A job whose every checkpoint changes some keys, with what its state must be."""
+
+    def __init__(self, store: ObjectStore, life: Life) -> None:
+        self.store = store
+        self.life = life
+        self.chance = random.Random(3)
+        self.base: Any = None
+        self.state: dict[bytes, bytes] = {}
+        self.states: list[tuple[Any, dict[bytes, bytes]]] = []
+        life.open()
+
+    def checkpoint(self) -> None:
+        """Complete the next checkpoint."""
+        checkpoint_id = 0 if self.base is None else self.base["id"] + 1
+        changes = {
+            key: self.chance.randbytes(4) if self.chance.random() < 0.7 else None for key in self.chance.sample(KEYS, 8)
+        }
+        ref = self.life.append(encode_change_set(changes), checkpoint_id=checkpoint_id)
+        self.base = self.life.complete(checkpoint_id, self.base, ref)
+        for key, value in changes.items():
+            if value is None:
+                self.state.pop(key, None)
+            else:
+                self.state[key] = value
+        self.states.append((self.base, dict(self.state)))
+
+    def restored(self, ref: Any) -> dict[bytes, bytes]:
+        """Restore an empty table."""
+        _, payloads = self.life.restore(ref)
+        table: dict[bytes, bytes] = {}
+        for payload in payloads:
+            for key, value in decode_change_set(payload, "restored"):
+                if value is None:
+                    table.pop(key, None)
+                else:
+                    table[key] = value
+        return table
+
+    def keys(self, folder: str) -> list[str]:
+        """Return the stored objects of one folder."""
+        return [info.key for info in self.store.list(f"job/{folder}/")]
+
+    def metric(self, name: str) -> float:
+        """Read a metric."""
+        lines = self.life.client.get("/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    """Return a job that is compacted whenever possible and keeps one checkpoint."""
+    store = MemoryStore()
+    with service(store, compaction=EAGER, retention=NOW) as life:
+        yield Job(store, life)
+
+
+def test_compacted_log_restores_every_checkpoint(job: Job) -> None:
+    """I14: whatever was compacted meanwhile, the newest checkpoint restores to its state."""
+    for _ in range(40):
+        job.checkpoint()
+        assert job.restored(job.base) == job.state
+    wait_until(lambda: job.metric("dstl_compactions_total") >= 3)
+    job.checkpoint()
+
+    assert job.restored(job.base) == job.state
+
+
+def test_log_and_manifests_stay_short(job: Job) -> None:
+    """However long a job runs, what is stored is about its state, not its history (I12)."""
+    for _ in range(50):
+        job.checkpoint()
+    for _ in range(50):  # compactions run behind the checkpoints: the log is short at one of the next ones
+        if len(job.keys("segments")) <= 12:
+            break
+        job.checkpoint()
+
+    assert len(job.keys("segments")) <= 12
+    wait_until(lambda: len(job.keys("checkpoints")) <= 25)
+
+
+def test_retained_checkpoints_stay_restorable() -> None:
+    """I11: with more checkpoints retained, each of them restores to its own state while older ones go."""
+    store = MemoryStore()
+    retention = RetentionSettings(checkpoints_max=5, delay_s=0)
+    with service(store, compaction=EAGER, retention=retention) as life:
+        job = Job(store, life)
+        for _ in range(45):
+            job.checkpoint()
+        wait_until(lambda: job.metric("dstl_checkpoints_subsumed_total") > 0)
+        for ref, state in job.states[-5:]:
+            assert job.restored(ref) == state
+        answer = job.life.restore_raw(job.states[0][0])
+
+    assert answer.status_code == 404
+
+
+def test_savepoint_outlives_its_checkpoint(job: Job) -> None:
+    """I11: a savepoint keeps a checkpoint restorable until it is deleted, whatever is subsumed."""
+    for _ in range(7):
+        job.checkpoint()
+    ref, state = job.states[-1]
+    answer = job.life.client.put("/v1/jobs/job/savepoints/before-upgrade", json={"checkpoint_id": None})
+    assert (answer.status_code, answer.json()["ref"]) == (200, ref)
+    for _ in range(45):
+        job.checkpoint()
+    wait_until(lambda: f"job/checkpoints/{ref['id']:020d}.{ref['generation']:06d}.json" not in job.keys("checkpoints"))
+
+    assert job.restored(ref) == state
+    assert list(job.life.client.get("/v1/jobs/job/savepoints").json()) == ["before-upgrade"]
+    assert job.life.client.delete("/v1/jobs/job/savepoints/before-upgrade").status_code == 204
+    assert job.life.restore_raw(ref).status_code == 404
+
+
+def test_taken_savepoint_name_is_refused(job: Job) -> None:
+    """A savepoint is never overwritten; made again of the same checkpoint it is no conflict."""
+    job.checkpoint()
+    job.checkpoint()
+    path = "/v1/jobs/job/savepoints/one"
+
+    assert job.life.client.put(path, json={}).status_code == 200
+    assert job.life.client.put(path, json={"checkpoint_id": 1}).status_code == 200
+    job.checkpoint()
+    assert job.life.client.put(path, json={}).status_code == 409
+
+
+@pytest.mark.parametrize(("checkpoint_id", "status"), [(99, 404), (-1, 400)])
+def test_savepoint_of_no_checkpoint_is_refused(job: Job, checkpoint_id: int, status: int) -> None:
+    """There is nothing to keep."""
+    job.checkpoint()
+    answer = job.life.client.put("/v1/jobs/job/savepoints/one", json={"checkpoint_id": checkpoint_id})
+
+    assert answer.status_code == status
+    assert job.life.client.delete("/v1/jobs/job/savepoints/one").status_code == 404
+
+
+def test_opaque_log_is_left_alone(job: Job) -> None:
+    """Change sets that cannot be merged fail the compaction, and nothing else."""
+    base = None
+    for checkpoint_id in range(5):
+        base = job.life.complete(checkpoint_id, base, job.life.append(b"opaque" * 9, checkpoint_id=checkpoint_id))
+    wait_until(lambda: job.metric("dstl_compactions_failed_total") >= 1)
+
+    assert job.life.restore(base) == (True, [b"opaque" * 9] * 5)
+
+
+def listed_compaction(job: Job) -> Manifest:
+    """Complete checkpoints until one lists a compaction; return that one."""
+
+    def listed() -> Manifest | None:
+        job.checkpoint()
+        newest = opened(job.store).newest()
+        return newest if newest is not None and newest.under_way.compactions else None
+
+    manifest: Manifest = wait_until(listed)
+    return manifest
+
+
+def compacted(job: Job) -> Manifest:
+    """Complete checkpoints until one lists a compaction, whose result is stored when this returns; return that one."""
+    done = job.metric("dstl_compactions_total")
+    manifest = listed_compaction(job)
+    wait_until(lambda: job.metric("dstl_compactions_total") > done)
+    return manifest
+
+
+def test_result_waits_at_any_age_for_the_next_checkpoint(job: Job) -> None:
+    """I11: a result that no manifest names is kept however late the next checkpoint comes, and enters it."""
+    manifest = compacted(job)
+    (uid,) = manifest.under_way.compactions
+    results = {key for key in job.keys("segments") if uid_in_key(key) == uid}
+    later = FakeClock(1 << 50)
+    assert collect_garbage(job.store, opened(job.store), "job", later, checkpoints_max=1).orphans == []
+    job.checkpoint()
+    newest = opened(job.store).newest()
+
+    assert newest is not None
+    assert {handle.object_key for handle in newest.earlier if handle.entry.kind is SegmentKind.BASE} == results
+    assert newest.under_way.compactions == ()
+    assert job.restored(job.base) == job.state
+
+
+def test_compaction_of_what_was_given_up_is_dropped() -> None:
+    """I11: a rewind empties the list; a compaction that runs meanwhile is neither listed again nor taken."""
+    store = FaultyStore(MemoryStore())
+    with service(store, compaction=EAGER, retention=RetentionSettings(checkpoints_max=5, delay_s=0)) as life:
+        job = Job(store, life)
+        job.checkpoint()
+        store.inject(Fault("put", FaultKind.DELAY, "*=*.seg", times=None))
+        (uid,) = listed_compaction(job).under_way.compactions
+        jobs = opened(store, host=9)
+        rewind(jobs, "job", FakeIds(8), checkpoint_id=job.base["id"] - 1, write=True)
+        job.state = dict(job.states[-2][1])
+        job.base = life.open()["latest"]["ref"]
+        for _ in range(2):
+            job.checkpoint()
+            newest = opened(store).newest()
+            assert newest is not None
+            assert uid not in newest.under_way.uids
+        store.heal()
+        compacted(job)
+        job.checkpoint()
+
+        assert not any(uid_in_key(handle.object_key) == uid for handle in jobs.state(newest.ref).log)
+        assert job.restored(job.base) == job.state
+
+
+def test_new_coordinator_goes_on(job: Job) -> None:
+    """A service that takes a job over knows what its predecessor compacted and subsumed."""
+    for _ in range(25):
+        job.checkpoint()
+    with service(job.store, compaction=EAGER, retention=NOW) as life:
+        job.life = life
+        job.life.open()
+        for _ in range(25):
+            job.checkpoint()
+            assert job.restored(job.base) == job.state
+
+
+def test_settings_switch_compaction_off() -> None:
+    """Without compaction the log is kept whole."""
+    store = MemoryStore()
+    with service(store, compaction=CompactionSettings(enabled=False, floor_bytes=1), retention=NOW) as life:
+        job = Job(store, life)
+        for _ in range(12):
+            job.checkpoint()
+        _, payloads = job.life.restore(job.base)
+
+    assert len(payloads) == 12

@@ -1,0 +1,194 @@
+"""A deleted job can be brought back for a time, and is gone after it, whoever is paused or dies in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dstl_service import cli
+from dstl_service.collection.tombstones import Deletions
+from storage.errors import ConflictError, NotFoundError, UnavailableError
+from storage.local_store import LocalStore
+from storage.memory_store import MemoryStore
+from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore
+from tests.unit.dstl_service.http_life import service
+from tests.waiting import wait_until
+
+
+class World:
+    """A store with a job, and its deletions as two processes see them."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.store = MemoryStore(clock=self.clock)
+        for key in ("job/job.json", "job/segments/h/1.seg", "jobs/job.json"):
+            self.store.put(key, b"x")
+        self.one, self.other = (Deletions(self.store, self.clock, FakeIds(host)) for host in (1, 2))
+
+    def keys(self, prefix: str = "job/") -> list[str]:
+        """Return the keys of what is stored."""
+        return [info.key for info in self.store.list(prefix)]
+
+
+@pytest.fixture
+def world() -> World:
+    """Return a world."""
+    return World()
+
+
+def test_deleted_job_is_not_opened_and_can_be_brought_back(world: World) -> None:
+    """Nothing of a deleted job is gone until its time is over; others are not concerned."""
+    before = world.keys()
+    world.one.bury("job", "ann", 60)
+    with pytest.raises(ConflictError, match=r"deleted by ann at .*dstl undelete"):
+        world.other.check("job")
+    world.other.check("jobs")
+    assert world.other.collect_expired() == []
+    world.other.undo("job")
+
+    world.one.check("job")
+    assert world.keys() == before
+    assert list(world.one.all()) == []
+
+
+def test_deleted_job_is_collected_when_its_time_is_over(world: World) -> None:
+    """All of it goes and the name is free again, and nothing of a job whose name begins alike."""
+    world.one.bury("job", "ann", 60)
+    world.clock.advance(60_000)
+
+    assert [removal.objects for removal in world.other.collect_expired()] == [2]
+    assert world.keys() == []
+    assert world.keys("jobs/") == ["jobs/job.json"]
+    world.one.check("job")
+    with pytest.raises(NotFoundError):
+        world.one.undo("job")
+
+
+def test_first_deletion_counts(world: World) -> None:
+    """Who deletes a deleted job changes neither when it ends nor who did it."""
+    first = world.one.bury("job", "ann", 60)
+    world.clock.advance(10_000)
+
+    assert world.other.bury("job", "bob", 6_000) == first
+
+
+def test_what_was_brought_back_is_not_collected_by_who_slept(world: World) -> None:
+    """I11: a collector that was paused behind its look at the tombstone, for however long, deletes nothing."""
+    tombstone = world.one.bury("job", "ann", 0)
+    world.other.undo("job")
+
+    assert world.one.collect(tombstone) is None
+    assert world.keys() != []
+
+
+def test_what_is_being_collected_cannot_be_brought_back(world: World) -> None:
+    """A job of which something may be gone is never opened again; the next collector goes on where one was stopped."""
+    faulty = FaultyStore(world.store)
+    faulty.inject(Fault("delete", FaultKind.FAIL_BEFORE))
+    tombstone = world.one.bury("job", "ann", 0)
+    with pytest.raises(UnavailableError):
+        Deletions(faulty, world.clock, FakeIds(3)).collect(tombstone)
+
+    with pytest.raises(ConflictError, match="being deleted"):
+        world.other.undo("job")
+    with pytest.raises(ConflictError):
+        world.other.check("job")
+    assert [removal.objects for removal in world.other.collect_expired()] == [2]
+    assert world.keys() == []
+    world.other.check("job")
+
+
+def test_bringing_back_that_was_interrupted_is_finished(world: World) -> None:
+    """Who died behind the decision leaves a job that can be brought back, and not collected."""
+    faulty = FaultyStore(world.store)
+    faulty.inject(Fault("delete", FaultKind.FAIL_BEFORE))
+    tombstone = world.one.bury("job", "ann", 0)
+    with pytest.raises(UnavailableError):
+        Deletions(faulty, world.clock, FakeIds(3)).undo("job")
+
+    assert world.one.collect(tombstone) is None
+    assert world.other.undo("job") == tombstone
+    world.one.check("job")
+
+
+def test_missing_job_is_not_deleted(world: World) -> None:
+    """A name that no job has gets no tombstone."""
+    with pytest.raises(NotFoundError):
+        world.one.bury("none", "ann", 60)
+
+
+def test_collection_that_was_interrupted_at_its_end_is_finished(world: World) -> None:
+    """Where only the tombstone is left, taking over frees the name."""
+    tombstone = world.one.bury("job", "ann", 0)
+    world.store.delete(["job/job.json", "job/segments/h/1.seg"])
+
+    removal = world.one.collect(tombstone)
+    assert removal is not None
+    assert removal.objects == 0
+    world.one.check("job")
+
+
+def test_service_refuses_to_open_deleted_job() -> None:
+    """A query of a deleted job does not start, and starts again when the job is back."""
+    store = MemoryStore()
+    deletions = Deletions(store, FakeClock(), FakeIds(1))
+    with service(store) as life:
+        life.open()
+        deletions.bury("job", "ann", 60)
+        refused = life.client.post(f"{life.path}/epochs", json={"owner": "test"})
+        deletions.undo("job")
+
+        assert refused.status_code == 409
+        assert "dstl undelete" in refused.json()["message"]
+        assert life.open()["epoch"] == 2
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Return what runs a command on a storage with one job, and returns its exit code and all that it wrote."""
+    with service(LocalStore(tmp_path)) as life:
+        life.open()
+        life.complete(0, None, life.append())
+        wait_until(lambda: bool(list((tmp_path / "@audit" / "job").iterdir())), what="the record of the start")
+
+    def command(*arguments: str) -> tuple[int, str]:
+        code = cli.main([*arguments, "--storage", tmp_path.as_uri(), *(() if arguments[0] == "jobs" else ("job",))])
+        written = capsys.readouterr()
+        return code, written.out + written.err
+
+    return command
+
+
+def test_commands_delete_and_undelete(run: Any, tmp_path: Path) -> None:
+    """What the commands do is said, refused where it must be, and on record, also when the job is gone."""
+    assert "--write does it" in run("delete")[1]
+    assert "can be undone until" in run("delete", "--write")[1]
+    assert "was deleted by" in run("jobs")[1]
+    assert "dstl undelete" in run("rewind", "--checkpoint", "0")[1]
+    assert "was deleted by" in run("gc", "--delete")[1]
+    assert (tmp_path / "job" / "job.json").exists()
+    assert "is back" in run("undelete")[1]
+    assert run("jobs")[1] == "job\n"
+    assert run("savepoints", "--create", "kept")[0] == 0
+    assert "objects of" in run("delete", "--write", "--now")[1]
+    assert run("jobs")[1] == ""
+    assert run("undelete")[0] == 2
+    code, record = run("audit")
+
+    acts = [line.split("  ")[2] for line in record.splitlines()]
+    assert (code, acts) == (0, ["open", "delete", "undelete", "create savepoint", "delete"])
+    assert "savepoint=kept" in record
+    assert '"act": "undelete"' in run("audit", "--json")[1]
+
+
+def test_running_query_is_fenced_by_a_deletion(tmp_path: Path) -> None:
+    """I4: a query that runs all the same stops with its next checkpoint, before its objects go."""
+    with service(LocalStore(tmp_path)) as life:
+        life.open()
+        base = life.complete(0, None, life.append())
+        assert cli.main(["delete", "job", "--write", "--storage", tmp_path.as_uri()]) == 0
+        refused = life.complete_raw(1, base, life.append(checkpoint_id=1))
+
+        assert (refused.status_code, refused.json()["kind"]) == (409, "fenced")

@@ -1,0 +1,65 @@
+"""Memory for JSON bodies that are not whole yet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from dstl_service.http.body_limiter import BodyRoom
+
+PIECE = 100_000
+
+
+class Requests:
+    """Requests whose bodies come piece by piece, when a test says so."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.room = BodyRoom(self._read, bytes_max)
+        self.read: list[str] = []
+
+    async def _read(self, scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        self.read.append(scope["path"])
+
+    def begin(self, job: str, pieces: asyncio.Queue[bool], length: int | None = 32 << 20) -> asyncio.Task[None]:
+        """Begin a request; of each piece the queue says whether more comes."""
+        headers = [] if length is None else [(b"content-length", b"%d" % length)]
+        scope = {"type": "http", "method": "POST", "path": f"/v1/jobs/{job}/persist", "headers": headers}
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"x" * PIECE, "more_body": await pieces.get()}
+
+        return asyncio.create_task(self.room(scope, receive, None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("length", [32 << 20, None])
+def test_unfinished_bodies_are_bounded(length: int | None) -> None:
+    """B12, B13: what one job's bodies may take is half of all, the rest is others', and all of it comes back."""
+
+    async def story() -> None:
+        requests = Requests(4 * PIECE)
+        greedy: asyncio.Queue[bool] = asyncio.Queue()
+        other: asyncio.Queue[bool] = asyncio.Queue()
+        many = [requests.begin("greedy", greedy, length) for _ in range(3)]
+        one = requests.begin("other", other, length)
+        for _ in range(3):
+            greedy.put_nowait(True)
+        done, _ = await asyncio.wait(many, return_when=asyncio.FIRST_COMPLETED)
+        with pytest.raises(HTTPException) as caught:
+            done.pop().result()
+        assert (caught.value.status_code, caught.value.headers) == (429, {"connection": "close"})
+        for more in (True, False):
+            other.put_nowait(more)
+        await one
+        for _ in range(2):
+            greedy.put_nowait(False)
+        await asyncio.gather(*many, return_exceptions=True)
+
+        assert requests.room.held_bytes == 0
+        assert "/v1/jobs/other/persist" in requests.read
+
+    asyncio.run(asyncio.wait_for(story(), 20))

@@ -1,0 +1,78 @@
+"""Nothing that a browser sends for a page reaches the service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dstl_service.http.web_pages import host_name
+from dstl_service.settings import ServiceSettings
+from storage.memory_store import MemoryStore
+from tests.unit.dstl_service.http_life import service
+
+COLLECT = "/v1/jobs/job/garbage-collection?dry_run=false"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "localhost:7071"}, 200),
+        ({"host": "127.0.0.1"}, 200),
+        ({"host": "[::1]:7071"}, 200),
+        ({"host": "LOCALHOST."}, 200),
+        ({"host": "inside.example"}, 200),
+        ({"host": "evil.example"}, 403),
+        ({"host": "localhost.evil.example:7071"}, 403),
+        ({"host": "[::1].evil.example"}, 403),
+        ({"host": ""}, 403),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "http://localhost"}, 403),
+        ({"origin": "null"}, 403),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "TEXT/PLAIN; charset=utf-8"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+        ({"content-type": "multipart/form-data; boundary=x"}, 415),
+        ({"content-type": "application/json"}, 200),
+    ],
+)
+def test_requests_of_web_pages_are_refused(headers: dict[str, str], status: int) -> None:
+    """Without a token, only programs that ask for this host by its own name are let in."""
+    with service(MemoryStore(), allowed_hosts="other.example, Inside.example") as life:
+        life.open()
+
+        assert life.client.post(COLLECT, headers=headers).status_code == status
+        assert life.client.get("/health", headers={"host": "probe.example"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, {"localhost", "127.0.0.1", "::1"}),
+        ({"advertised_url": "http://Host-1:1"}, {"localhost", "127.0.0.1", "::1", "host-1"}),
+        ({"host": "127.0.0.1", "token": "t"}, None),
+        ({"socket_path": "/s"}, None),
+    ],
+)
+def test_names_of_the_service(settings: dict[str, Any], expected: set[str] | None) -> None:
+    """A service has its own names and those of loopback; with a token, and where no page gets, any name will do."""
+    assert ServiceSettings("memory://x", **settings).known_hosts == expected
+
+
+def test_page_with_a_token_is_refused_too() -> None:
+    """An Origin is refused also where a token is asked for: no page has business here."""
+    with service(MemoryStore(), token="secret") as life:
+        headers = {"authorization": "Bearer secret", "host": "any.example"}
+
+        assert life.client.get("/v1/info", headers=headers).status_code == 200
+        assert life.client.get("/v1/info", headers={**headers, "origin": "http://any.example"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [(b"a:1", "a"), (b"A.", "a"), (b"[::1]", "::1"), (b"[::1]:80", "::1"), (b"a:b", ""), (b"\xff", "\xff"), (b"", "")],
+)
+def test_name_in_a_host_header(header: bytes, name: str) -> None:
+    """The name is what stands before the port; what is no such header is no name that anybody has."""
+    assert host_name(header) == name

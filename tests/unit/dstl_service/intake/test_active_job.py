@@ -1,0 +1,116 @@
+"""What a service keeps of its jobs while they are used, and lets go of when they are not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from prometheus_client.metrics import MetricWrapperBase
+
+from dstl_service.peers.client import PeerClient
+from dstl_service.service import ChangelogService
+from dstl_service.settings import GcSettings, ServiceSettings
+from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
+from storage.errors import DstlError, NotFoundError
+from storage.memory_store import MemoryStore
+from storage.model import KeyGroupRange
+from storage.testing import FakeClock, FakeIds, RecordingStore
+
+HOUR_MS = 3_600_000
+
+
+class Host:
+    """A service with a job that has one checkpoint, and a clock that goes when told."""
+
+    def __init__(self, gc_interval_s: int) -> None:
+        self.clock = FakeClock()
+        self.store = RecordingStore(MemoryStore())
+        settings = ServiceSettings("memory://x", gc=GcSettings(interval_s=gc_interval_s), shutdown_timeout_s=1)
+        self.service = ChangelogService(settings, self.store, self.clock, FakeIds(), PeerClient(lambda: None, 1))
+
+    async def begin(self) -> CheckpointRef:
+        """Complete the job's first checkpoint."""
+        await self.service.open_job("job", OpenJob("test"))
+        operators = [OperatorInfo("op", 1, "{}", {})]
+        answer = await self.service.complete("job", 0, CompleteRequest(1, "uid", None, [], operators))
+        await sampled(self.service.metrics.table_bytes)  # what follows from the checkpoint has read what it needs
+        return answer.ref
+
+    def lost(self) -> ChangeSetRef:
+        """Return what points at a set that the service took in, and does not have."""
+        return ChangeSetRef("op", 0, 1, 0, 0, 0, 1, self.service.service_id)
+
+    async def reads(self, ref: CheckpointRef) -> int:
+        """Return how many manifests a restore reads from the store."""
+        self.store.clear()
+        await self.service.plan_restore("job", "op", KeyGroupRange(0, 127), None, ref)
+        return self.store.count("get", "job/checkpoints/*")
+
+
+async def sampled(metric: MetricWrapperBase) -> None:
+    """Wait until a metric has a sample of any job."""
+    while not next(iter(metric.collect())).samples:  # noqa: ASYNC110 - another task brings it about
+        await asyncio.sleep(0.001)
+
+
+def run(story: Callable[[Host], Awaitable[None]], gc_interval_s: int = 0) -> None:
+    """Tell a story of a host."""
+
+    async def tell() -> None:
+        host = Host(gc_interval_s)
+        try:
+            await asyncio.wait_for(story(host), 30)
+        finally:
+            await host.service.close()
+
+    asyncio.run(tell())
+
+
+@pytest.mark.parametrize("idle_ms", [HOUR_MS, HOUR_MS + 1])
+def test_idle_job_is_let_go_when_another_comes(idle_ms: int) -> None:
+    """What is kept of a job that was not used for more than an hour is read again, so that jobs do not pile up."""
+
+    async def story(host: Host) -> None:
+        ref = await host.begin()
+        assert await host.reads(ref) == 0
+        host.clock.advance(idle_ms)
+        await host.service.open_job("other", OpenJob("test"))
+
+        assert await host.reads(ref) == (1 if idle_ms > HOUR_MS else 0)
+        assert await host.reads(ref) == 0
+
+    run(story)
+
+
+def test_collection_keeps_no_job_busy() -> None:
+    """A coordinator that collects the garbage of a job that ended for the last time keeps nothing of it."""
+
+    async def story(host: Host) -> None:
+        ref = await host.begin()
+        host.clock.advance(HOUR_MS + 1)
+        while next(iter(host.service.metrics.collection_age.collect())).samples:  # noqa: ASYNC110 - until the last is over
+            await asyncio.sleep(0.01)
+
+        assert await host.reads(ref) == 1
+
+    run(story, gc_interval_s=1)
+
+
+def test_name_that_was_only_asked_for_is_not_kept() -> None:
+    """Whoever asks for jobs that do not exist, however many, leaves nothing in memory."""
+
+    async def story(host: Host) -> None:
+        for number in range(100):
+            with pytest.raises(NotFoundError):
+                await host.service.checkpoints(f"nobody-{number}")
+            with pytest.raises(DstlError):
+                await host.service.persist(f"nothing-{number}", [host.lost()])
+        await host.begin()
+        host.clock.advance(2 * HOUR_MS)
+        with pytest.raises(NotFoundError):
+            await host.service.checkpoints("nobody")
+
+        assert host.service.job_names == ["job"]
+
+    run(story)

@@ -1,0 +1,474 @@
+"""The book of change sets: what is uploaded when, what is kept, and what is counted."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from dstl_service.intake.change_sets import BatchSettings, ChangeSetBook
+from storage.errors import ConflictError, InvalidInputError, LostChangesError
+from storage.model import Segment
+from tests.unit.dstl_service.samples import handles_of, segment
+
+SETTINGS = BatchSettings(delay_ms=10, size_bytes=100, in_flight_bytes_max=1000)
+
+
+def book_of(*segments: Segment) -> ChangeSetBook:
+    """Return a book that received these sets at time 0."""
+    book = ChangeSetBook(SETTINGS)
+    for one in segments:
+        book.receive(one, 0, preemptive=False)
+    return book
+
+
+def uploaded(book: ChangeSetBook, *segments: Segment) -> None:
+    """Have these sets uploaded."""
+    book.request([one.id for one in segments], 0)
+    batch = book.take_batch(0)
+    book.uploaded(handles_of(batch))
+    book.released(batch)
+
+
+class TestRelease:
+    """When a set is uploaded."""
+
+    def test_received_set_waits_for_request(self) -> None:
+        """A set that nobody asked for is not uploaded, however long it waits."""
+        book = book_of(segment())
+
+        assert book.due_ms is None
+        assert book.take_batch(10**9) == []
+
+    def test_requested_set_is_due_at_once(self) -> None:
+        """Whoever asks without a delay gets the set into the next batch."""
+        book = book_of(segment())
+        book.request([segment().id], 5)
+
+        assert book.due_ms == 5
+        assert book.take_batch(5) == [segment()]
+
+    def test_only_requested_sets_are_taken(self) -> None:
+        """A set of an attempt that Spark did not accept stays out of the batch of the others."""
+        accepted, loser = segment(attempt=1), segment(attempt=2)
+        book = book_of(accepted, loser)
+        book.request([accepted.id], 0)
+
+        assert book.take_batch(0) == [accepted]
+        assert book.take_batch(10**9) == []
+
+    def test_preemptive_set_waits_for_delay(self) -> None:
+        """A preemptive set becomes due after the batch's delay, so that others can share its object."""
+        book = ChangeSetBook(SETTINGS)
+        book.receive(segment(), 100, preemptive=True)
+
+        assert book.due_ms == 110
+        assert book.take_batch(109) == []
+        assert book.take_batch(110) == [segment()]
+
+    def test_earlier_request_moves_batch_forward(self) -> None:
+        """The earliest of several requests decides when the batch is taken."""
+        book = book_of(segment(0), segment(1))
+        book.request([segment(0).id], 0, delay_ms=50)
+        book.request([segment(1).id], 10, delay_ms=5)
+
+        assert book.due_ms == 15
+        assert len(book.take_batch(15)) == 2
+
+    def test_later_request_delays_nothing(self) -> None:
+        """A request with a longer delay does not put off a batch that is due before."""
+        book = book_of(segment(0), segment(1))
+        book.request([segment(0).id], 0)
+        book.request([segment(1).id], 0, delay_ms=50)
+
+        assert book.due_ms == 0
+
+    def test_full_batch_releases_all(self) -> None:
+        """When the waiting bytes reach the batch's size, all that waits is uploaded unasked."""
+        sets = [segment(sqn, b"x" * 40) for sqn in range(3)]
+        book = book_of(*sets[:2])
+        assert book.due_ms is None
+
+        book.receive(sets[2], 7, preemptive=False)
+
+        assert book.take_batch(7) == sets
+
+    def test_much_that_waits_becomes_several_objects(self) -> None:
+        """A batch ends with the set that reaches its size, so no object is larger than that and one set."""
+        sets = [segment(sqn, b"x" * 40) for sqn in range(7)]
+        book = book_of(*sets)
+
+        batches = []
+        while batch := book.take_batch(5):
+            batches.append(batch)
+
+        assert batches == [sets[:3], sets[3:6], sets[6:]]
+        assert book.due_ms is None
+
+    def test_taken_sets_fill_no_batch(self) -> None:
+        """Sets on their way do not count for the size of the next batch."""
+        book = book_of(segment(0, b"x" * 90))
+        book.request([segment(0).id], 0)
+        book.take_batch(0)
+        book.receive(segment(1, b"x" * 90), 0, preemptive=False)
+
+        assert book.due_ms is None
+
+    def test_set_is_in_one_batch_only(self) -> None:
+        """A set on its way is not taken again, although it is requested again."""
+        book = book_of(segment())
+        book.request([segment().id], 0)
+        assert book.take_batch(0)
+        book.request([segment().id], 0)
+
+        assert book.due_ms is None
+        assert book.take_batch(10**9) == []
+
+    def test_durable_set_is_not_uploaded_again(self) -> None:
+        """Asking for a durable set starts nothing."""
+        book = book_of(segment())
+        uploaded(book, segment())
+        book.request([segment().id], 0)
+
+        assert book.due_ms is None
+
+
+class TestOutcome:
+    """What becomes of a batch."""
+
+    def test_handles_come_in_order_asked(self) -> None:
+        """Durable sets give their handles, in the order of the question."""
+        first, second = segment(0), segment(1)
+        book = book_of(first, second)
+        uploaded(book, first, second)
+
+        handles = book.handles([second.id, first.id])
+
+        assert handles is not None
+        assert [handle.entry.id for handle in handles] == [second.id, first.id]
+
+    def test_no_handles_while_one_waits(self) -> None:
+        """A handle list is given only when all of it is durable (I5)."""
+        book = book_of(segment(0), segment(1))
+        uploaded(book, segment(0))
+
+        assert book.handles([segment(0).id, segment(1).id]) is None
+
+    @pytest.mark.parametrize(("step", "expected"), [("received", False), ("requested", True), ("taken", True)])
+    def test_is_uploading_follows_stage(self, step: str, expected: bool) -> None:
+        """A waiter learns whether there is something to wait for."""
+        book = book_of(segment())
+        if step != "received":
+            book.request([segment().id], 0)
+        if step == "taken":
+            book.take_batch(0)
+
+        assert book.is_uploading([segment().id]) is expected
+
+    def test_failed_set_is_sent_again(self) -> None:
+        """I7: a set whose upload failed is kept, and the next request uploads it."""
+        book = book_of(segment())
+        book.request([segment().id], 0)
+        batch = book.take_batch(0)
+        book.failed(batch)
+        book.released(batch)
+        assert not book.is_uploading([segment().id])
+        assert book.in_flight_bytes == 10
+
+        uploaded(book, segment())
+
+        assert book.handles([segment().id])
+        assert book.in_flight_bytes == 0
+
+    def test_failed_sets_count_for_threshold(self) -> None:
+        """I7: failed sets wait again, so the next full batch takes them along."""
+        book = book_of(segment(0, b"x" * 60))
+        book.request([segment(0).id], 0)
+        book.failed(book.take_batch(0))
+
+        book.receive(segment(1, b"x" * 60), 0, preemptive=False)
+
+        assert len(book.take_batch(0)) == 2
+
+    def test_one_failure_fails_one_batch(self) -> None:
+        """I7: sets of another batch are durable although a batch failed before them."""
+        book = book_of(segment(0), segment(1))
+        book.request([segment(0).id], 0)
+        failing = book.take_batch(0)
+        book.request([segment(1).id], 0)
+        following = book.take_batch(0)
+        book.failed(failing)
+        book.uploaded(handles_of(following))
+
+        assert book.handles([segment(1).id])
+        assert book.handles([segment(0).id]) is None
+
+    def test_durable_payload_is_let_go(self) -> None:
+        """I9: a durable set needs no memory for its bytes, or a large checkpoint's preemptive sets would all stay."""
+
+        class Payload(bytearray):
+            """Bytes that can be watched."""
+
+        payload = Payload(b"0123456789")
+        watched = weakref.ref(payload)
+        book = ChangeSetBook(SETTINGS)
+        book.receive(segment(payload=payload), 0, preemptive=False)
+        uploaded(book, segment())
+        del payload
+        gc.collect()
+
+        assert watched() is None
+
+    def test_late_attempt_makes_failed_set_durable(self) -> None:
+        """I7: when an attempt succeeds after its upload was given up, its sets are durable and not sent again."""
+        book = book_of(segment(payload=b"x" * 60))
+        book.request([segment().id], 0)
+        batch = book.take_batch(0)
+        book.failed(batch)
+
+        book.uploaded(handles_of(batch))
+        book.released(batch)
+
+        assert book.handles([segment().id])
+        assert book.in_flight_bytes == 0
+        book.receive(segment(1, b"x" * 60), 0, preemptive=False)
+        assert book.due_ms is None
+
+    @pytest.mark.parametrize("second", ["uploaded", "failed"])
+    def test_set_in_two_uploads_is_durable_once(self, second: str) -> None:
+        """I7: a late attempt of the first upload may win while the second one runs, whatever becomes of that."""
+        book = book_of(segment())
+        book.request([segment().id], 0)
+        first = book.take_batch(0)
+        book.failed(first)
+        book.request([segment().id], 0)
+        again = book.take_batch(0)
+
+        book.uploaded(handles_of(first, "first"))
+        if second == "uploaded":
+            book.uploaded(handles_of(again, "second"))
+        else:
+            book.failed(again)
+        handles = book.handles([segment().id])
+
+        assert handles is not None
+        assert [handle.object_key for handle in handles] == ["first"]
+        assert book.in_flight_bytes == 10
+        book.released(first)
+        assert book.in_flight_bytes == 10
+        book.released(again)
+        assert book.in_flight_bytes == 0
+
+    @pytest.mark.parametrize("ending", ["durable", "forgotten"])
+    def test_bytes_of_hung_attempt_count(self, ending: str) -> None:
+        """I9: what a hung attempt holds in memory is in flight until it ends, needed or not."""
+        book = book_of(segment())
+        book.request([segment().id], 0)
+        batch = book.take_batch(0)
+        if ending == "durable":
+            book.uploaded(handles_of(batch))
+        else:
+            book.forget_up_to(1)
+        assert book.in_flight_bytes == 10
+
+        book.released(batch)
+
+        assert book.in_flight_bytes == 0
+
+    @pytest.mark.parametrize("outcome", ["uploaded", "failed"])
+    def test_outcome_of_forgotten_set_leaves_namesake_alone(self, outcome: str) -> None:
+        """I8: a set that was forgotten and sent anew with other bytes is not taken for the one that is on its way."""
+        old, new = segment(payload=b"old"), segment(payload=b"new")
+        book = book_of(old)
+        book.request([old.id], 0)
+        batch = book.take_batch(0)
+        book.forget_up_to(1)
+        book.receive(new, 0, preemptive=False)
+        book.request([new.id], 0)
+        assert book.take_batch(0) == [new]
+        if outcome == "uploaded":
+            book.uploaded(handles_of(batch))
+        else:
+            book.failed(batch)
+
+        assert book.is_uploading([new.id])
+        assert book.handles([new.id]) is None
+
+
+class TestSameSetTwice:
+    """A repeated request."""
+
+    @pytest.mark.parametrize("durable", [False, True])
+    def test_same_set_is_taken_once(self, durable: bool) -> None:
+        """I8: a set that is sent again changes nothing, before and after it is durable."""
+        book = book_of(segment())
+        if durable:
+            uploaded(book, segment())
+        before = book.in_flight_bytes
+
+        assert not book.receive(segment(), 0, preemptive=True)
+        assert book.in_flight_bytes == before
+        assert book.take_batch(10**9) == []
+
+    def test_first_receipt_is_reported(self) -> None:
+        """The first time, the set is taken in."""
+        assert ChangeSetBook(SETTINGS).receive(segment(), 0, preemptive=False)
+
+    def test_other_content_is_refused(self) -> None:
+        """I8: the same identity with other bytes is a conflict, and what was there stays."""
+        book = book_of(segment(payload=b"one"))
+
+        with pytest.raises(ConflictError):
+            book.receive(segment(payload=b"other"), 0, preemptive=False)
+
+        book.request([segment().id], 0)
+        assert book.take_batch(0) == [segment(payload=b"one")]
+        assert book.in_flight_bytes == 3
+
+
+class TestForgetting:
+    """Sets of finished checkpoints."""
+
+    @pytest.mark.parametrize("stage", ["received", "requested", "uploading", "failed", "durable"])
+    def test_forgotten_set_leaves_no_bytes(self, stage: str) -> None:
+        """I9: whatever stage a set is in when it is forgotten, its bytes are counted no longer."""
+        book = book_of(segment())
+        if stage != "received":
+            book.request([segment().id], 0)
+        batch = book.take_batch(0) if stage in ("uploading", "failed", "durable") else []
+        if stage == "failed":
+            book.failed(batch)
+        if stage == "durable":
+            book.uploaded(handles_of(batch))
+        if stage in ("failed", "durable"):
+            book.released(batch)
+
+        book.forget_up_to(1)
+        if stage == "uploading":
+            book.released(batch)
+
+        assert book.in_flight_bytes == 0
+        assert book._waiting_bytes == 0
+
+    @pytest.mark.parametrize("is_stored", [True, False])
+    def test_note_is_forgotten_with_its_checkpoint(self, is_stored: bool) -> None:
+        """What the service itself adds to a checkpoint's sets goes with them: a job has checkpoints without end."""
+        book = book_of(segment())
+        note = book.take_note(segment(9))
+        if is_stored:
+            book.request([segment().id, note], 0)
+            batch = book.take_batch(0)
+            book.uploaded(handles_of(batch))
+            book.released(batch)
+
+        book.forget_up_to(1)
+
+        assert not book.holds(note)
+        assert (book.in_flight_bytes, book._waiting_bytes) == (0, 0)
+
+    @pytest.mark.parametrize("outcome", ["uploaded", "failed"])
+    def test_late_outcome_is_ignored(self, outcome: str) -> None:
+        """The end of an upload whose sets were forgotten meanwhile makes none of them known again."""
+        book = book_of(segment())
+        book.request([segment().id], 0)
+        batch = book.take_batch(0)
+        book.forget_up_to(1)
+        if outcome == "uploaded":
+            book.uploaded(handles_of(batch))
+        else:
+            book.failed(batch)
+        book.released(batch)
+
+        assert not book.holds(segment().id)
+        assert book.in_flight_bytes == 0
+        assert book._waiting_bytes == 0
+
+    def test_later_checkpoints_are_kept(self) -> None:
+        """Only sets up to the checkpoint are forgotten."""
+        old, new = segment(checkpoint_id=1), segment(checkpoint_id=2)
+        book = book_of(old, new)
+
+        book.forget_up_to(1)
+        uploaded(book, new)
+
+        assert book.handles([new.id])
+
+    @pytest.mark.parametrize("ask", ["request", "handles", "is_uploading"])
+    def test_forgotten_set_is_reported_lost(self, ask: str) -> None:
+        """Who asks for a set that is not here learns that the batch must be executed again."""
+        book = book_of(segment())
+        book.forget_up_to(1)
+
+        with pytest.raises(LostChangesError, match="executed again"):
+            book.request([segment().id], 0) if ask == "request" else getattr(book, ask)([segment().id])
+
+    def test_lost_set_requests_nothing(self) -> None:
+        """A request that names a lost set leaves the others as they were."""
+        book = book_of(segment(0))
+
+        with pytest.raises(LostChangesError):
+            book.request([segment(0).id, segment(1).id], 0)
+
+        assert book.due_ms is None
+
+
+class TestEpochs:
+    """What a newer epoch leaves of the sets of older ones."""
+
+    def test_older_epochs_are_forgotten(self) -> None:
+        """I4: sets of an older epoch are neither held nor uploaded nor counted, and their checkpoint may still end."""
+        waiting, durable = segment(0), segment(1)
+        book = book_of(waiting, durable)
+        uploaded(book, durable)
+        book.request([waiting.id], 0)
+        book.forget_epochs_before(4)
+
+        assert (book.take_batch(10), book.in_flight_bytes, book.unstored) == ([], 0, [])
+        with pytest.raises(LostChangesError):
+            book.is_durable(durable.id)
+        book.forget_up_to(1)
+        assert not book.holds(waiting.id)
+
+    def test_forgotten_set_may_come_again(self) -> None:
+        """A set that was forgotten with its checkpoint and is sent anew is a new one, uploaded once."""
+        book = book_of(segment())
+        book.forget_up_to(1)
+        again = segment()
+        book.receive(again, 0, preemptive=False)
+        book.request([again.id], 0)
+
+        assert (book.take_batch(0), book.take_batch(0)) == ([again], [])
+        book.forget_up_to(1)
+        book.released([again])
+        assert book.in_flight_bytes == 0
+
+    def test_large_request_leaves_in_order(self) -> None:
+        """What was asked for leaves in the order of asking, in batches that are full, and each set once."""
+        segments = [segment(sqn) for sqn in range(35)]
+        book = ChangeSetBook(BatchSettings(size_bytes=100, in_flight_bytes_max=1000))
+        batches = []
+        for one in segments:
+            book.receive(one, 0, preemptive=True)
+        while batch := book.take_batch(10):
+            batches.append(batch)
+
+        assert [len(batch) for batch in batches] == [10, 10, 10, 5]
+        assert [one for batch in batches for one in batch] == segments
+
+
+class TestSettings:
+    """Relations between settings."""
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"size_bytes": 0},
+            {"size_bytes": 101, "in_flight_bytes_max": 100},
+            {"delay_ms": -1},
+        ],
+    )
+    def test_impossible_settings_are_refused(self, values: dict[str, int]) -> None:
+        """Relations between settings are checked when they are made."""
+        with pytest.raises(InvalidInputError):
+            BatchSettings(**values)

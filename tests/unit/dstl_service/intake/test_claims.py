@@ -1,0 +1,278 @@
+"""What requests claim - handles, epochs, jobs - counts when the store says so, and does no harm before."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from dstl_service.checkpoints.records import Note, encode_note
+from storage.errors import NotFoundError
+from storage.memory_store import MemoryStore
+from storage.model import ChangeSetId, KeyGroupRange, ObjectInfo, Segment, Writer
+from storage.segment_format import encode_object
+from storage.testing import Fault, FaultKind, FaultyStore, RecordingStore
+from tests.unit.dstl_service.http_life import Life, service
+
+pytestmark = pytest.mark.timeout(30)
+
+HUGE = 2**53 - 1
+
+
+def kind_of(answer: Any) -> tuple[int, str]:
+    """Return status and kind of an error's answer."""
+    return answer.status_code, answer.json().get("kind", "")
+
+
+def durable(life: Life, payload: bytes = b"one", **changes: Any) -> dict[str, Any]:
+    """Return the reference of a stored set, with its handle, as a task sends it whose sidecar cannot be reached."""
+    ref = life.append(payload, **changes)
+    return {**ref, "handle": life.persist(ref).json()["handles"][0]}
+
+
+def stored(store: MemoryStore, prefix: str = "") -> list[str]:
+    """Return the keys that are there."""
+    return [info.key for info in store.list(prefix)]
+
+
+def set_id(sqn: int, epoch: int, job: str = "job") -> ChangeSetId:
+    """Return the identity of a change set."""
+    return ChangeSetId(job, "op", 0, Writer(epoch, 1), 0, sqn)
+
+
+class SlowLooks(MemoryStore):
+    """A store that says what there is of the job `slow` when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.answer = threading.Event(), threading.Event()
+
+    def head(self, key: str) -> ObjectInfo:
+        """Describe an object, or wait."""
+        if key.startswith("slow/"):
+            self.asked.set()
+            self.answer.wait(20)
+        return super().head(key)
+
+
+class TestHandles:
+    """I5: a checkpoint names nothing that nobody has seen."""
+
+    @pytest.mark.parametrize(
+        ("change", "answer"),
+        [
+            ({"object": "job/segments/host/missing.seg"}, (410, "lost_changes")),
+            ({"object": "job/segments/../../other/segments/x.seg"}, (400, "invalid_input")),
+            ({"object": "job/segments/host/../1.seg"}, (400, "invalid_input")),
+            ({"object": "job/segments/host/sub/1.seg"}, (400, "invalid_input")),
+            ({"object": "job/segments/host/1.json"}, (400, "invalid_input")),
+            ({"object": "jobs/segments/host/1.seg"}, (400, "invalid_input")),
+            ({"object": "job/segments/" + "x" * 1000 + "/1.seg"}, (400, "invalid_input")),
+            ({"object_size": 4096}, (400, "invalid_input")),
+            ({"offset": 33}, (400, "invalid_input")),
+            ({"checksum": "0" * 16}, (400, "invalid_input")),
+            ({"key_groups": "00000-00001"}, (400, "invalid_input")),
+            ({"kind": "base"}, (400, "invalid_input")),
+        ],
+        ids=[
+            "missing",
+            "dots",
+            "dots-inside",
+            "deeper",
+            "other-kind",
+            "other-job",
+            "long",
+            "size",
+            "offset",
+            "checksum",
+            "groups",
+            "base",
+        ],
+    )
+    def test_forged_handle_makes_no_checkpoint(self, change: dict[str, Any], answer: tuple[int, str]) -> None:
+        """A handle that leads elsewhere, to nothing, or to other bytes than it says is refused; nothing is kept."""
+        with service(MemoryStore()) as life:
+            life.open()
+            ref = durable(life)
+            forged = {**ref, "handle": {**ref["handle"], **change}}
+
+            assert kind_of(life.complete_raw(0, None, forged)) == answer
+            assert life.client.get(f"{life.path}/checkpoints").json() == []
+            life.complete(0, None, ref)
+
+    def test_object_of_other_content_is_refused(self) -> None:
+        """An object of the right name and size that holds another set is not what the handle says."""
+        store = MemoryStore()
+        with service(store) as life:
+            life.open()
+            ref = durable(life)
+        for key in stored(store, "job/segments/"):
+            store.put(key, b"x" * store.head(key).size_bytes)
+        with service(store) as life:
+            life.epoch = 1
+            assert kind_of(life.complete_raw(0, None, ref)) == (400, "invalid_input")
+
+    def test_each_object_is_looked_at_once(self) -> None:
+        """However many handles point into an object, and however often they come, it is looked at once."""
+        store = RecordingStore(MemoryStore())
+        with service(store) as life:
+            life.open()
+            refs = [life.append(bytes([65 + sqn]), sqn=sqn) for sqn in range(5)]
+            handles = life.persist(*refs).json()["handles"]
+            given = [{**ref, "handle": handle} for ref, handle in zip(refs, handles, strict=True)]
+            store.clear()
+            assert life.persist(*given, wait=False).status_code == 200
+            first = life.complete(0, None, *given)
+
+            assert life.restore(first)[1] == [b"A", b"B", b"C", b"D", b"E"]
+            assert store.count("head", "job/segments/*") == 1
+
+    def test_own_sets_are_not_looked_at(self) -> None:
+        """A checkpoint of sets that this service uploads itself costs no look at the store."""
+        store = RecordingStore(MemoryStore())
+        with service(store) as life:
+            life.open()
+            store.clear()
+            life.complete(0, None, life.append(b"one"))
+
+            assert store.count("head", "job/segments/*") + store.count("get_range", "job/segments/*") == 0
+
+    def test_look_that_fails_is_repeated(self) -> None:
+        """I7: a store that does not answer a look costs a repetition, not the checkpoint."""
+        store = FaultyStore(MemoryStore())
+        with service(store) as life:
+            life.open()
+            ref = durable(life)
+            store.inject(Fault("head", FaultKind.FAIL_BEFORE, "job/segments/*"))
+            assert life.complete_raw(0, None, ref).status_code == 503
+            life.complete(0, None, ref)
+
+
+class TestEpochs:
+    """I4: an epoch is believed when the store has it."""
+
+    @pytest.mark.parametrize("way", ["append", "damaged", "begin", "abort", "flush", "complete", "persist"])
+    def test_claimed_epoch_fences_nobody(self, way: str) -> None:
+        """Whatever request claims a huge epoch: it is refused, and the driver goes on."""
+        with service(MemoryStore()) as life:
+            life.open()
+            ref = life.append(b"one")
+            stranger = Life(life.client)
+            stranger.epoch = HUGE
+            body = {"epoch": HUGE, "uid": "u", "base": None, "refs": [], "operators": []}
+            answer = {
+                "append": stranger.append_raw,
+                "damaged": lambda: stranger.append_raw(checksum="0" * 16),
+                "begin": lambda: stranger.begin(0),
+                "abort": lambda: stranger.abort(0),
+                "flush": lambda: life.client.post(f"{life.path}/checkpoints/0/flush", json=body),
+                "complete": lambda: life.client.post(f"{life.path}/checkpoints/0/complete", json=body),
+                "persist": lambda: stranger.persist({**ref, "epoch": HUGE}),
+            }[way]()
+
+            assert kind_of(answer) == (404, "not_found"), answer.text
+            life.complete(0, None, ref)
+
+    def test_new_epoch_is_looked_up_once(self) -> None:
+        """A host that takes only sets in asks the store once for a new driver's epoch, and fences the older one."""
+        store = RecordingStore(MemoryStore())
+        with service(store) as coordinator, service(store) as sidecar:
+            coordinator.open()
+            sidecar.epoch = coordinator.epoch
+            store.clear()
+            for sqn in range(5):
+                sidecar.append(bytes([sqn]), sqn=sqn)
+            assert store.count("head", "job/epochs/*") == 1
+            coordinator.open()
+            sidecar.append(epoch=2)
+
+            assert kind_of(sidecar.append_raw(epoch=1)) == (409, "fenced")
+            assert store.count("head", "job/epochs/*") == 2
+
+    def test_claims_of_one_job_take_one_thread(self) -> None:
+        """While the store is slow, claims about one job wait for each other, and another job opens."""
+        store = SlowLooks()
+        with service(store, io_threads=2) as life:
+            assert life.client.portal is not None
+            admit = life.client.app.state.service.admit
+            claims = [life.client.portal.start_task_soon(admit, set_id(0, epoch, job="slow")) for epoch in range(1, 20)]
+            try:
+                assert store.asked.wait(20)
+                life.open()
+                life.complete(0, None, life.append(b"one"))
+            finally:
+                store.answer.set()
+            for claim in claims:
+                with pytest.raises(NotFoundError, match="has no epoch"):
+                    claim.result(20)
+
+
+class TestUnknownJobs:
+    """Of a job that was never opened nothing is stored, and nothing is kept."""
+
+    def test_unknown_job_leaves_nothing(self) -> None:
+        """Sets and notes for a job that does not exist are refused, with a word on what to do."""
+        store = MemoryStore()
+        with service(store, shutdown_timeout_s=1) as life:
+            known = Life(life.client, "known")
+            known.open()
+            note = known.complete(0, None)
+            assert note
+            before = stored(store)
+            life.epoch = 1
+            answers = [life.append_raw(), life.append_raw(epoch=0), life.append_raw(preemptive="true")]
+            ref = {**known.append(checkpoint_id=1), "service_id": "other"}
+            answers.append(life.persist(ref))
+
+            assert [kind_of(answer) for answer in answers] == [(404, "not_found")] * 4
+            assert "open the job first" in answers[0].json()["message"]
+            assert "job" not in life.client.get("/v1/info").json()["jobs"]
+        assert [key for key in stored(store) if key not in before and not key.startswith("known/")] == []
+
+    def test_unknown_job_takes_no_note(self) -> None:
+        """A note without sets would be an object of its own, also for a job that does not exist."""
+        store = MemoryStore()
+        with service(store) as life:
+            note = Note("job", "uid", 128, 0, "u", 1, None, "", "", (), ())
+            body = {"epoch": 1, "refs": [], "note": str(note.to_segment().payload, "ascii")}
+            answer = life.client.post(f"{life.path}/persist", json=body)
+
+            assert kind_of(answer) == (404, "not_found")
+        assert stored(store) == []
+
+
+def test_object_in_a_payload_is_no_object() -> None:
+    """A payload that looks like a whole object is not taken for one: the size of the real one is compared."""
+    with service(MemoryStore()) as life:
+        life.open()
+        ref = life.append(b"one")
+        inner, entries = encode_object([Segment.of(set_id(1, life.epoch), KeyGroupRange(0, 127), 1, b"evil")])
+        carried = durable(life, b"".join(inner), sqn=2)
+        handle = carried["handle"]
+        forged = {
+            **life.append(b"evil", sqn=1),
+            "handle": {
+                **handle,
+                "sqn": 1,
+                "offset": entries[0].offset_bytes,
+                "size": entries[0].size_bytes,
+                "checksum": f"{entries[0].checksum:016x}",
+                "object_size": sum(map(len, inner)),
+            },
+        }
+        assert kind_of(life.complete_raw(0, None, ref, forged)) == (400, "invalid_input")
+
+
+def test_note_is_stored_as_it_came() -> None:
+    """B9: a note that a coordinator sends is read, which takes a thread, and not written anew."""
+    store = MemoryStore()
+    with service(store) as life:
+        opened = life.open()
+        text = encode_note(Note("job", opened["job_uid"], 128, 0, "u", 1, None, "", "x" * 300_000, (), ())).decode()
+        spaced = text.replace('"format":', '"format": ')
+        body = {"epoch": 1, "refs": [], "note": spaced}
+        (handle,) = life.client.post(f"{life.path}/persist", json=body).json()["handles"]
+
+    at = handle["offset"]
+    assert store.get(handle["object"])[at : at + handle["size"]] == spaced.encode()

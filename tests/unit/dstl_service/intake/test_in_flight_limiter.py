@@ -1,0 +1,237 @@
+"""Room for what arrives: who waits, who is refused, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
+
+import pytest
+
+from dstl_service.intake import in_flight_limiter
+from dstl_service.intake.in_flight_limiter import Room
+from storage.errors import OverloadedError
+
+
+class Hall:
+    """A room for 1000 bytes, of which a test says how many are taken."""
+
+    def __init__(self) -> None:
+        self.held_bytes = 0
+        self.hurried = 0
+        self.refused = 0
+        self.entered: list[str] = []
+        self.held_of: Counter[str] = Counter()
+        self.room = Room(1000, self._held, self._hurry, self._refuse)
+
+    def _held(self, job: str | None) -> int:
+        return self.held_bytes if job is None else self.held_of[job]
+
+    def _hurry(self) -> None:
+        self.hurried += 1
+
+    def _refuse(self) -> None:
+        self.refused += 1
+
+    async def take_in(self, size_bytes: int, name: str = "", job: str = "job") -> None:
+        """Let a body arrive, and hold it."""
+        async with self.room.reserved(job, size_bytes) as place:
+            self.entered.append(name)
+            await place.arrived(size_bytes)
+            self.held_bytes += size_bytes
+            self.held_of[job] += size_bytes
+
+    def free(self, size_bytes: int) -> None:
+        """Let bytes go, as the end of an upload does."""
+        self.held_bytes -= size_bytes
+        self.room.freed()
+
+
+async def until_waiting(*tasks: asyncio.Task[None]) -> None:
+    """Let tasks run until they wait."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in tasks)
+
+
+def test_bytes_up_to_limit_are_admitted() -> None:
+    """I9: the limit itself may be reached."""
+
+    async def run() -> None:
+        hall = Hall()
+        await hall.take_in(600)
+        await hall.take_in(400)
+
+        assert (hall.room.used_bytes, hall.hurried) == (1000, 0)
+
+    asyncio.run(run())
+
+
+def test_body_past_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I9: what finds no room in time is refused, to be sent again, and was never counted."""
+    monkeypatch.setattr(in_flight_limiter, "WAIT_S", 0.01)
+
+    async def run() -> None:
+        hall = Hall()
+        await hall.take_in(600)
+        with pytest.raises(OverloadedError, match="limit of 1000"):
+            await hall.take_in(401)
+
+        assert (hall.room.used_bytes, hall.hurried, hall.refused) == (600, 1, 1)
+
+    asyncio.run(run())
+
+
+def test_arriving_body_counts() -> None:
+    """I9: a body counts from its begin on, not only when it is complete, and no more when it breaks off."""
+
+    async def run() -> None:
+        hall = Hall()
+        with pytest.raises(ConnectionError):
+            async with hall.room.reserved("job", 900):
+                assert hall.room.used_bytes == 900
+                raise ConnectionError
+
+        assert hall.room.used_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_waiting_body_enters_when_room_is_freed() -> None:
+    """A body that does not fit hurries the uploads and enters as soon as one of them made in_flight_limiter."""
+
+    async def run() -> None:
+        hall = Hall()
+        await hall.take_in(1000)
+        waiting = asyncio.create_task(hall.take_in(500))
+        await until_waiting(waiting)
+        hall.free(400)
+        await until_waiting(waiting)
+        hall.free(100)
+        await waiting
+
+        assert (hall.room.used_bytes, hall.hurried, hall.refused) == (1000, 1, 0)
+
+    asyncio.run(run())
+
+
+def test_small_body_overtakes_no_large_one() -> None:
+    """Bodies enter in the order of arrival, or many small ones would keep a large one out for ever."""
+
+    async def run() -> None:
+        hall = Hall()
+        await hall.take_in(1000)
+        large = asyncio.create_task(hall.take_in(900, "large"))
+        await until_waiting(large)
+        small = asyncio.create_task(hall.take_in(10, "small"))
+        hall.free(100)
+        await until_waiting(large, small)
+        hall.free(900)
+        await asyncio.gather(large, small)
+
+        assert hall.entered == ["", "large", "small"]
+
+    asyncio.run(run())
+
+
+def test_client_that_goes_away_leaves_no_trace() -> None:
+    """I9: a waiting request that is cancelled takes no in_flight_limiter, and the next one gets its turn."""
+
+    async def run() -> None:
+        hall = Hall()
+        await hall.take_in(1000)
+        gone = asyncio.create_task(hall.take_in(900, "gone"))
+        await until_waiting(gone)
+        following = asyncio.create_task(hall.take_in(900, "following"))
+        await until_waiting(following)
+        gone.cancel()
+        hall.free(1000)
+        await following
+
+        assert hall.entered == ["", "following"]
+        assert hall.room.used_bytes == 900
+
+    asyncio.run(run())
+
+
+def test_claim_without_bytes_takes_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I9, B12: a body of which little came keeps little room from others, whatever it claims; it grows as it comes."""
+    monkeypatch.setattr(in_flight_limiter, "FIRST_BYTES_MAX", 100)
+
+    async def run() -> None:
+        hall = Hall()
+        async with hall.room.reserved("slow", 1000) as place:
+            await place.arrived(4)
+            await hall.take_in(900)
+            assert hall.room.used_bytes == 1000
+            hall.free(900)
+            for arrived_bytes in (96, 100, 200):
+                await place.arrived(arrived_bytes)
+            assert hall.room.used_bytes == 800
+            await place.arrived(600)
+            assert hall.room.used_bytes == 1000
+
+        assert (hall.room.used_bytes, hall.refused) == (0, 0)
+
+    asyncio.run(run())
+
+
+def test_body_that_cannot_grow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I9: of bodies that together are too large one is refused and gives its room back, and the other one goes on."""
+    monkeypatch.setattr(in_flight_limiter, "FIRST_BYTES_MAX", 100)
+    monkeypatch.setattr(in_flight_limiter, "WAIT_S", 0.01)
+
+    async def run() -> None:
+        hall = Hall()
+
+        async def arrive(job: str) -> None:
+            async with hall.room.reserved(job, 900) as place:
+                for _ in range(9):
+                    await place.arrived(100)
+                    await asyncio.sleep(0)
+
+        results = await asyncio.gather(arrive("a"), arrive("b"), return_exceptions=True)
+
+        assert sorted(type(result).__name__ for result in results) == ["NoneType", "OverloadedError"]
+        assert hall.room.used_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_one_job_announces_at_most_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B13: many bodies of one job that do not come leave half of the room to other jobs."""
+    monkeypatch.setattr(in_flight_limiter, "WAIT_S", 0.01)
+
+    async def run() -> None:
+        hall = Hall()
+        refused = 0
+        async with AsyncExitStack() as silent:
+            for _ in range(10):
+                try:
+                    await silent.enter_async_context(hall.room.reserved("greedy", 250))
+                except OverloadedError:
+                    refused += 1
+            await hall.take_in(500, job="other")
+
+            assert (refused, hall.room.used_bytes) == (8, 1000)
+
+    asyncio.run(run())
+
+
+def test_freed_room_goes_to_who_holds_least() -> None:
+    """B13: a job whose bodies wait by the dozen does not keep another one waiting behind all of them."""
+
+    async def run() -> None:
+        hall = Hall()
+        await hall.take_in(1000, job="many")
+        tasks = [asyncio.create_task(hall.take_in(100, f"many {number}", "many")) for number in range(3)]
+        await until_waiting(*tasks)
+        tasks.append(asyncio.create_task(hall.take_in(100, "few", "few")))
+        await until_waiting(*tasks)
+        for _ in range(4):
+            hall.free(100)
+        await asyncio.gather(*tasks)
+
+        assert hall.entered == ["", "few", "many 0", "many 1", "many 2"]
+
+    asyncio.run(run())

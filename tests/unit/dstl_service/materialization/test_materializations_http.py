@@ -1,0 +1,515 @@
+"""A materialization from the first request to the restore, as tasks and driver see it over HTTP."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dstl_service.checkpoints.rewind import rewind
+from dstl_service.collection.garbage_collector import collect_garbage
+from dstl_service.materialization import materializer
+from dstl_service.materialization.policy import MaterializationSettings
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.under_way import Announcement, UnderWaySnapshot, uid_in_key
+from dstl_service.settings import GcSettings
+from dstl_service.wire import CheckpointRef, decode_frames
+from storage.local_store import LocalStore
+from storage.memory_store import MemoryStore
+from storage.model import MaterializationHandle
+from storage.object_store import ObjectStore
+from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore
+from tests.unit.dstl_service.http_life import Life, service, text
+from tests.unit.dstl_service.samples import opened
+from tests.unit.dstl_service.snapshots import FILES, GROUPS, index_of, snapshot_folder, store_snapshot
+from tests.waiting import wait_until
+
+EAGER = MaterializationSettings(log_floor_bytes=0, log_ratio=0, interval_s=1, upload_attempts_max=1)
+HOURS_MS = 5 * 3_600_000
+SIZE = sum(map(len, FILES.values()))
+
+
+class Tasks:
+    """A job with one partition, whose driver and tasks do as they are told."""
+
+    def __init__(self, life: Life) -> None:
+        self.life = life
+        life.open()
+        self.base: Any = None
+        self.batch()
+
+    def batch(self, *reported: dict[str, Any]) -> None:
+        """Complete a batch with one change set."""
+        checkpoint_id = self.base["id"] + 1 if self.base else 0
+        ref = self.life.append(b"payload", checkpoint_id=checkpoint_id)
+        self.base = self.life.complete(checkpoint_id, self.base, ref, materializations=list(reported))
+
+    def frames(self, **changes: Any) -> list[tuple[dict[str, Any], bytes]]:
+        """Restore an empty table at the base."""
+        answer = self.life.restore_raw(self.base, **changes)
+        assert answer.status_code == 200, answer.text
+        return list(decode_frames(io.BytesIO(answer.content)))
+
+    def plan(self, **changes: Any) -> dict[str, Any]:
+        """Return the first frame of a restore."""
+        return self.frames(**changes)[0][0]
+
+    def hand_over(self, folder: Path, **changes: Any) -> Any:
+        """Hand a folder over as a snapshot at the base; return the response."""
+        body = {"operator": "op", "first_key_group": 0, "last_key_group": 127, "version": text(self.base)}
+        return self.life.client.post(
+            f"{self.life.path}/materializations", json={**body, "path": str(folder), **changes}
+        )
+
+    def announced(self, path: Path) -> dict[str, Any]:
+        """Hand a snapshot over, and return its announcement."""
+        assert self.hand_over(path).status_code == 202
+        announcement: dict[str, Any] = self.plan()["materialized"]
+        assert announcement["base"] == text(self.base)
+        return announcement
+
+    def stored(self, path: Path) -> dict[str, Any]:
+        """Hand a snapshot over, let the next checkpoint list it, and return its handle when it is stored."""
+        self.batch(self.announced(path))
+        return wait_until(self.handle)
+
+    def handle(self) -> dict[str, Any] | None:
+        """Return the handle that a restore offers, if it offers one."""
+        offered: dict[str, Any] | None = self.plan()["materialized"]
+        return offered if offered and "index" in offered else None
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric over its labels."""
+        lines = self.life.client.get("/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0] == name)
+
+
+@pytest.fixture
+def store() -> FaultyStore:
+    """Return a store that fails when told."""
+    return FaultyStore(MemoryStore())
+
+
+@pytest.fixture
+def tasks(store: FaultyStore) -> Iterator[Tasks]:
+    """Return a job on a service that asks for a snapshot whenever something was logged."""
+    with service(store, materialization=EAGER) as life:
+        yield Tasks(life)
+
+
+@pytest.fixture
+def calm_tasks(store: FaultyStore) -> Iterator[Tasks]:
+    """Return the same with an interval that no test outlasts: gauges show a table for one behind its last restore."""
+    with service(store, materialization=replace(EAGER, interval_s=3600)) as life:
+        yield Tasks(life)
+
+
+def view(store: ObjectStore, tasks: Tasks) -> tuple[tuple[MaterializationHandle, ...], int]:
+    """Return materializations and length of the log of the newest state."""
+    jobs: JobStore = opened(store)
+    newest = jobs.newest()
+    assert newest is not None
+    state = jobs.state(newest.ref)
+    return state.materializations, len(state.log)
+
+
+def ref(tasks: Tasks) -> CheckpointRef:
+    """Return the newest checkpoint."""
+    return CheckpointRef(**tasks.base)
+
+
+def test_snapshot_goes_from_task_to_task(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I13: asked for, stored, offered, reported, named by a checkpoint, and streamed to the next empty table."""
+    tasks.batch()
+    assert tasks.plan()["materialize"] is True
+    handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+    wait_until(lambda: not (tmp_path / "s").exists())
+    tasks.batch(handle)
+
+    assert view(store, tasks) == ((MaterializationHandle.from_dict(handle),), 2)
+    (plan, _), (snapshot, _), *files, _, (segment, _), (end, _) = tasks.frames()
+    assert (plan["snapshots"], plan["segments"], plan["bytes"]) == (1, 2, SIZE + 14)
+    assert (snapshot["version"].split(".")[0], snapshot["counted"], snapshot["files"]) == ("1", [[0, 127]], len(FILES))
+    assert {header["name"]: payload for header, payload in files} == FILES
+    assert (segment["checkpoint_id"], segment["counted"], end["kind"]) == (3, [[0, 127]], "end")
+    assert tasks.metric("dstl_materializations_named_total") == 1
+    assert tasks.metric("dstl_restored_bytes_total") == tasks.metric("dstl_restore_planned_bytes_total") > SIZE
+
+
+def test_nothing_is_put_before_it_is_listed(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I11: until a completed checkpoint lists the snapshot nothing of it is stored, however long it waits."""
+    announcement = tasks.announced(snapshot_folder(tmp_path / "s"))
+    assert tasks.plan()["materialized"] == announcement
+    tasks.batch()
+    again = tasks.plan()["materialized"]
+    assert list(store.list("job/materialized/")) == []
+    assert (again["base"], again["version"]) == (text(tasks.base), announcement["version"])
+    assert again["uid"] != announcement["uid"]
+
+    tasks.batch(announcement)  # it was announced for another base
+    assert opened(store).newest().under_way.uids == set()  # type: ignore[union-attr]
+    tasks.batch(tasks.plan()["materialized"])
+    handle = wait_until(tasks.handle)
+    assert {uid_in_key(info.key) for info in store.list("job/materialized/")} == {handle["uid"]}
+
+
+def test_host_that_comes_second_gives_way(tasks: Tasks, tmp_path: Path) -> None:
+    """I13: of two hosts that made a snapshot of one table, that goes on whose one a checkpoint lists."""
+    tasks.announced(snapshot_folder(tmp_path / "second"))
+    first = Announcement(UnderWaySnapshot("op", GROUPS, ref(tasks), "first"), ref(tasks))
+    tasks.batch(first.to_dict())
+
+    assert tasks.plan()["materialized"] is None
+    wait_until(lambda: not (tmp_path / "second").exists())
+
+
+def test_offer_is_repeated_until_a_checkpoint_names_it(tasks: Tasks, tmp_path: Path) -> None:
+    """A handle whose attempt was lost is offered with every restore until the state has it."""
+    handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+    tasks.batch()
+    assert tasks.plan()["materialized"] == handle
+    tasks.batch(handle)
+
+    assert tasks.handle() is None
+
+
+def test_snapshot_that_no_checkpoint_takes_is_made_again(calm_tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I13: a stored snapshot that a checkpoint let go of counts as failed; its log is due again, whole."""
+    calm_tasks.stored(snapshot_folder(tmp_path / "s"))
+    logged = calm_tasks.metric("dstl_materialization_log_bytes")
+    uid = opened(store).newest().under_way.snapshots[0].uid  # type: ignore[union-attr]
+    other = {**Announcement(UnderWaySnapshot("op", GROUPS, ref(calm_tasks), "other"), ref(calm_tasks)).to_dict()}
+    calm_tasks.batch(other)
+    assert opened(store).newest().under_way.uids == {"other"} != {uid}  # type: ignore[union-attr]
+    assert calm_tasks.handle() is None
+
+    assert calm_tasks.metric("dstl_materialization_log_bytes") == logged + 2 * len(b"payload")
+    assert calm_tasks.metric("dstl_materializations_failed_total") == 1
+
+
+def test_table_of_a_job_that_was_set_back_is_stored_again(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I13: what waits for a checkpoint that was given up is let go of, and the log of new ones of its id counts."""
+    for _ in range(3):
+        tasks.batch()
+    tasks.stored(snapshot_folder(tmp_path / "s"))
+    rewind(opened(store, 90), "job", FakeIds(90), checkpoint_id=1, write=True)
+    tasks.base = tasks.life.open()["latest"]["ref"]
+    tasks.batch()
+
+    plan = tasks.plan()
+    assert (tasks.base["id"], plan["materialize"], plan["materialized"]["base"]) == (2, True, text(tasks.base))
+    tasks.batch(tasks.stored(snapshot_folder(tmp_path / "t")))
+    assert [handle.checkpoint_id for handle in view(store, tasks)[0]] == [2]
+
+
+def test_upload_of_what_is_not_listed_any_more_is_given_up(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """
+    I11: a host that was suspended in the middle of an upload, while the job went on without it, enters no state.
+
+    Its last files and its index arrive whenever they like: the checkpoint does not ask how old they are.
+    """
+    store.inject(Fault("put", FaultKind.DELAY, "job/materialized/*", times=None))
+    tasks.batch(tasks.announced(snapshot_folder(tmp_path / "s")))
+    (listed,) = opened(store).newest().under_way.snapshots  # type: ignore[union-attr]
+    tasks.plan()
+    other = Announcement(UnderWaySnapshot("op", GROUPS, ref(tasks), "other"), ref(tasks))
+    tasks.batch(other.to_dict())
+    store.heal()
+    index = index_of(listed.version, uid=listed.uid, job_uid=opened(store).job_uid)
+    late = store_snapshot(store, index)
+    tasks.batch(late.to_dict())
+
+    assert view(store, tasks)[0] == ()
+    assert tasks.metric("dstl_materializations_refused_total") == 1
+    collected = set(collect_garbage(store, opened(store), "job", FakeClock(1 << 50)).orphans)
+    assert {file.object_key for file in index.files} <= collected
+
+
+def test_snapshot_waits_for_a_batch_that_comes_hours_later(tmp_path: Path) -> None:
+    """I11, I13: where batches are hours apart, the next one takes the snapshot, and no collection takes its objects."""
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    with service(store, clock, materialization=EAGER) as life:
+        tasks = Tasks(life)
+        handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+        for _ in range(2):
+            clock.advance(HOURS_MS)
+            assert collect_garbage(store, opened(store), "job", clock, age_min_ms=0).orphans == []
+            assert tasks.plan()["materialized"] == handle
+        tasks.batch(handle)
+        clock.advance(HOURS_MS)
+        assert collect_garbage(store, opened(store), "job", clock, age_min_ms=0).orphans == []
+
+        assert view(store, tasks)[0] == (MaterializationHandle.from_dict(handle),)
+        assert {header["name"]: payload for header, payload in tasks.frames() if header["kind"] == "file"} == FILES
+
+
+def test_listing_is_seen_without_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I13: behind the last batch of a job nobody restores; the snapshot is stored all the same, for the next run."""
+    monkeypatch.setattr(materializer, "_LOOK_S", 0.01)
+    store = MemoryStore()
+    with service(store, materialization=EAGER) as life:
+        tasks = Tasks(life)
+        tasks.batch(tasks.announced(snapshot_folder(tmp_path / "s")))
+        wait_until(lambda: tasks.metric("dstl_materializations_completed_total") == 1)
+    with service(store, materialization=EAGER) as tasks.life:
+        tasks.life.open()
+        assert tasks.handle() is not None
+
+
+def test_next_process_finds_the_snapshot_that_waits(tmp_path: Path) -> None:
+    """I13: a sidecar that starts for the next batch offers what the one before had stored, and asks for no other."""
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    with service(store, clock, materialization=EAGER) as life:
+        tasks = Tasks(life)
+        handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+    clock.advance(HOURS_MS)
+    with service(store, clock, materialization=EAGER) as tasks.life:
+        tasks.life.open()
+        plan = tasks.plan()
+        assert (plan["materialized"], plan["materialize"]) == (handle, False)
+        tasks.batch(handle)
+        assert len(view(store, tasks)[0]) == 1
+    with service(store, clock, materialization=EAGER) as tasks.life:
+        assert tasks.handle() is None
+
+
+@pytest.mark.parametrize("fault", ["missing", "damaged"])
+def test_next_process_announces_anew_what_is_not_whole(tmp_path: Path, fault: str) -> None:
+    """I11, I13: a snapshot whose process died before its index is not offered; after an interval another is made."""
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    with service(store, clock, materialization=EAGER) as life:
+        tasks = Tasks(life)
+        handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+    if fault == "missing":
+        store.delete([handle["index"]])
+    else:
+        store.put(handle["index"], b"{}")
+
+    with service(store, clock, materialization=EAGER) as tasks.life:
+        tasks.life.open()
+        plan = tasks.plan()
+        assert (plan["materialized"], plan["materialize"]) == (None, False)
+        clock.advance(EAGER.interval_s * 1000)
+        plan = tasks.plan()
+        assert plan["materialize"] is True
+        tasks.batch(plan["materialized"])
+        assert opened(store).newest().under_way.uids == {plan["materialized"]["uid"]}  # type: ignore[union-attr]
+
+
+def test_nobody_is_asked_twice(tasks: Tasks) -> None:
+    """While a task was asked, speculative copies and retries are not."""
+    assert [tasks.plan()["materialize"] for _ in range(3)] == [True, False, False]
+
+
+def test_gauges_show_log_and_table(calm_tasks: Tasks, tmp_path: Path) -> None:
+    """The log since the last snapshot, and the table's size in it, are shown as they are after each restore."""
+    calm_tasks.plan()
+    assert calm_tasks.metric("dstl_materialization_log_bytes") == len(b"payload")
+    assert calm_tasks.metric("dstl_materialization_table_bytes") == 0
+    handle = calm_tasks.stored(snapshot_folder(tmp_path / "s"))
+    calm_tasks.batch(handle)
+    calm_tasks.batch()
+    calm_tasks.plan()
+
+    assert calm_tasks.metric("dstl_materialization_log_bytes") == 3 * len(b"payload")
+    assert calm_tasks.metric("dstl_materialization_table_bytes") == SIZE
+    assert calm_tasks.metric("dstl_materializations_completed_total") == 1
+
+
+def test_same_snapshot_twice_is_one(tasks: Tasks, tmp_path: Path) -> None:
+    """A repeated request is the same snapshot; another one meanwhile is refused and counted as skipped."""
+    first, second = snapshot_folder(tmp_path / "s"), snapshot_folder(tmp_path / "other")
+    assert [tasks.hand_over(path).status_code for path in (first, first, second)] == [202, 202, 409]
+    assert tasks.metric("dstl_materializations_started_total") == 1
+    assert tasks.metric("dstl_materializations_skipped_total") == 1
+    assert tasks.metric("dstl_materializations_running") == 1
+    tasks.batch(tasks.plan()["materialized"])
+
+    wait_until(tasks.handle)
+    assert second.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"path": "relative"}, 400),
+        ({"path": "/nowhere"}, 400),
+        ({"operator": "../x"}, 400),
+        ({"first_key_group": 9, "last_key_group": 3}, 400),
+        ({"version": "nonsense"}, 400),
+        ({"version": "7.0.nobody"}, 404),
+    ],
+)
+def test_wrong_request_is_refused(tasks: Tasks, tmp_path: Path, changes: dict[str, Any], status: int) -> None:
+    """What is wrong about a request is said, and the next snapshot is taken as if nothing had been."""
+    assert tasks.hand_over(snapshot_folder(tmp_path / "s"), **changes).status_code == status
+
+    assert tasks.stored(tmp_path / "s")
+
+
+def test_failing_store_costs_no_checkpoint(calm_tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I13: snapshots that cannot be stored are counted and reported; checkpoints go on, and the log stays whole."""
+    store.inject(Fault("put", FaultKind.FAIL_BEFORE, "job/materialized/*", times=None))
+    for number in range(3):
+        calm_tasks.batch(calm_tasks.announced(snapshot_folder(tmp_path / str(number))))
+        calm_tasks.plan()
+        wait_until(lambda: calm_tasks.metric("dstl_materializations_failed_total") == number + 1)  # noqa: B023
+    assert calm_tasks.metric("dstl_materialization_failures_reported_total") == 1
+    assert calm_tasks.metric("dstl_materialization_consecutive_failures") == 3
+    assert calm_tasks.metric("dstl_materializations_completed_total") == 0
+    assert view(store, calm_tasks)[1] == 4
+    store.heal()
+
+    assert calm_tasks.stored(snapshot_folder(tmp_path / "last"))
+    assert calm_tasks.metric("dstl_materialization_consecutive_failures") == 0
+
+
+def test_damaged_table_is_restored_anew(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I10, I13: a table that the local disk damaged is not stored; its next restore begins anew, from the whole log."""
+    path = snapshot_folder(tmp_path / "s", _000011=b"damaged later")
+    damaged = (path / "000011.sst").read_bytes().replace(b"damaged", b"Damaged")
+    (path / "000011.sst").write_bytes(damaged)
+    tasks.batch(tasks.announced(path))
+    tasks.plan()
+    wait_until(lambda: tasks.metric("dstl_tables_damaged_total") == 1)
+    have = text(tasks.base)
+    tasks.batch()
+
+    assert tasks.metric("dstl_materializations_failed_total") == 1
+    assert not list(store.list("job/materialized/"))
+    plans = [tasks.plan(have=have) for _ in range(2)]
+    assert [(plan["full"], plan["segments"]) for plan in plans] == [(True, 3), (False, 1)]
+    assert tasks.stored(snapshot_folder(tmp_path / "anew"))
+
+
+def test_unreadable_state_costs_no_restore(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I13: an error while a materialization is considered is logged; the restore goes on without an offer."""
+    handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+    tasks.batch({**handle, "uid": "nobody"}, handle)
+
+    assert tasks.metric("dstl_materializations_refused_total") == 1
+    assert len(view(store, tasks)[0]) == 1
+
+
+def test_slow_check_holds_up_no_checkpoint(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I13: where the check of a handle hangs, the checkpoint completes without it, and a later one takes it."""
+    handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+    store.inject(Fault("get", FaultKind.DELAY, handle["index"]))
+    tasks.batch(handle)
+    store.heal()
+    tasks.batch(handle)
+
+    assert len(view(store, tasks)[0]) == 1
+    assert tasks.metric("dstl_materializations_named_total") == 1
+
+
+def test_new_process_counts_the_log_again(store: FaultyStore, tmp_path: Path) -> None:
+    """A sidecar that starts anew and sees a warm table knows how long the log behind it is."""
+    settings = MaterializationSettings(log_floor_bytes=14, log_ratio=0)
+    with service(store, materialization=settings) as life:
+        tasks = Tasks(life)
+        for _ in range(2):
+            tasks.batch()
+        have, _ = tasks.base, tasks.batch()
+    with service(store, materialization=settings) as life:
+        answer = life.restore_raw(tasks.base, have)
+        (plan, _), *_ = decode_frames(io.BytesIO(answer.content))
+
+    assert (plan["full"], plan["bytes"], plan["materialize"]) == (False, 7, True)
+
+
+def test_garbage_of_materializations_is_collected(tmp_path: Path) -> None:
+    """I11, I12: what a state names and what is under way is kept at any age; what was let go of goes at any age."""
+    store = LocalStore(tmp_path / "store")
+    with service(store, materialization=EAGER) as life:
+        tasks = Tasks(life)
+        tasks.batch(tasks.stored(snapshot_folder(tmp_path / "named")))
+        assert tasks.handle() is None
+        tasks.stored(snapshot_folder(tmp_path / "unnamed", _000011=b"of the unnamed"))
+        jobs = opened(store)
+        everything = {info.key for info in store.list("job/materialized/")}
+        assert collect_garbage(store, jobs, "job", FakeClock(1 << 50)).orphans == []
+        announcement = Announcement(UnderWaySnapshot("op", GROUPS, ref(tasks), "other"), ref(tasks))
+        tasks.batch(announcement.to_dict())
+    collect_garbage(store, jobs, "job", FakeClock(0), age_min_ms=-(1 << 50))
+    [handle] = view(store, tasks)[0]
+
+    left = {info.key for info in store.list("job/materialized/")}
+    assert handle.index_key in left
+    assert len(left) == 1 + len(FILES)
+    assert len(everything - left) == 2
+
+
+def test_collector_deletes_no_name_that_came_back(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
+    """I11: a collector that listed an old orphan deletes it when the same content is stored again, and named."""
+    tasks.stored(snapshot_folder(tmp_path / "orphan"))
+    other = Announcement(UnderWaySnapshot("op", GROUPS, ref(tasks), "other"), ref(tasks))
+    tasks.batch(other.to_dict())
+    assert tasks.handle() is None
+    delete = store.delete
+
+    def late_delete(keys: Iterable[str]) -> None:
+        store.delete = delete  # type: ignore[method-assign]
+        tasks.batch(tasks.stored(snapshot_folder(tmp_path / "again")))
+        delete(keys)
+
+    store.delete = late_delete  # type: ignore[method-assign]
+    collected = collect_garbage(store, opened(store), "job", FakeClock(1 << 50)).orphans
+
+    assert len([key for key in collected if "materialized" in key]) == 1 + len(FILES)
+    assert {header["name"]: payload for header, payload in tasks.frames() if header["kind"] == "file"} == FILES
+
+
+def test_function_may_take_longer_than_any_age(tmp_path: Path) -> None:
+    """I11: what a checkpoint has chosen when its upload began is there when it is completed, hours later."""
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    gc = GcSettings(age_min_s=0)
+    with service(store, clock, materialization=EAGER, gc=gc) as life:
+        tasks = Tasks(life)
+        handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+        checkpoint_id = tasks.base["id"] + 1
+        refs = [life.append(b"payload", checkpoint_id=checkpoint_id)]
+        assert life.flush(checkpoint_id, tasks.base, *refs, materializations=[handle]).status_code == 204
+        clock.advance(HOURS_MS)
+        assert life.client.post(f"{life.path}/garbage-collection", params={"dry_run": False}).json()["orphans"] == []
+        tasks.base = life.complete(checkpoint_id, tasks.base, *refs, materializations=[handle])
+
+        assert {header["name"]: payload for header, payload in tasks.frames() if header["kind"] == "file"} == FILES
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"operator": "op"},
+        {"uid": ["a"]},
+        {"checkpoint": "0"},
+        {"key_groups": "0-127"},
+        {"size": -1},
+        {"more": 1},
+        {"base": "0.0.u"},
+    ],
+)
+def test_what_is_no_handle_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    """A request with something else than handles and announcements says which, and stores nothing; a right one does."""
+    with service(MemoryStore(), FakeClock(), materialization=EAGER) as life:
+        tasks = Tasks(life)
+        handle = tasks.stored(snapshot_folder(tmp_path / "s"))
+        checkpoint_id = tasks.base["id"] + 1
+        ref = life.append(b"payload", checkpoint_id=checkpoint_id)
+        reported = [handle, {**handle, **wrong} if len(wrong) == 1 and "operator" not in wrong else wrong]
+        for ask in (life.flush, life.complete_raw):
+            answer = ask(checkpoint_id, tasks.base, ref, materializations=reported)
+            assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_input")
+            assert answer.json()["message"].startswith("materializations.1 of the request is not valid: ")
+
+        tasks.base = life.complete(checkpoint_id, tasks.base, ref, materializations=[handle])
+        assert tasks.plan()["snapshots"] == 1

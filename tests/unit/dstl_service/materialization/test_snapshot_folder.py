@@ -1,0 +1,120 @@
+"""Which folders a service takes from a client."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from dstl_service.materialization.snapshot_folder import SnapshotFolder
+from storage.errors import InvalidInputError, UnavailableError
+from tests.unit.dstl_service.snapshots import FILES, snapshot_folder
+
+
+def test_files_are_found_and_read(tmp_path: Path) -> None:
+    """All files of a snapshot are read as they are, and a hard link has the identity of its file."""
+    path = snapshot_folder(tmp_path / "s")
+    folder = SnapshotFolder.open(str(path), None)
+    found = folder.files()
+    assert {file.name: folder.read(file) for file in found} == FILES
+    folder.close()
+
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in FILES:
+        os.link(path / name, other / name)
+    assert [file.identity for file in SnapshotFolder.open(str(other), None).files()] == [
+        file.identity for file in found
+    ]
+
+
+@pytest.mark.parametrize("kind", ["symlink", "folder", "name", "fifo", "no current"])
+def test_folder_with_anything_else_is_refused(tmp_path: Path, kind: str) -> None:
+    """I15: a link, a folder, a pipe or a file of another name in the folder, and nothing of it is read."""
+    path = snapshot_folder(tmp_path / "s")
+    if kind == "symlink":
+        (tmp_path / "secret").write_text("secret")
+        (path / "000010.sst").symlink_to(tmp_path / "secret")
+    elif kind == "folder":
+        (path / "000010.sst").mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path / "000010.sst")
+    elif kind == "name":
+        (path / "id_rsa").write_text("secret")
+    else:
+        (path / "CURRENT").unlink()
+
+    with pytest.raises(InvalidInputError, match="cannot be taken"):
+        SnapshotFolder.open(str(path), None)
+
+
+def test_path_must_be_plain(tmp_path: Path) -> None:
+    """Relative paths, dots, a missing folder, a file and a link to a folder are refused."""
+    path = snapshot_folder(tmp_path / "s")
+    (tmp_path / "link").symlink_to(path)
+    (tmp_path / "file").write_text("")
+    for text in (
+        "s",
+        f"{path}/../s",
+        f"{path}/",
+        f"{path}\0",
+        f"{tmp_path}/no",
+        f"{tmp_path}/link",
+        f"{tmp_path}/file",
+    ):
+        with pytest.raises(InvalidInputError):
+            SnapshotFolder.open(text, None)
+
+
+def test_root_confines_folders(tmp_path: Path) -> None:
+    """With a root set, a folder elsewhere is refused, also one that a link seems to put below it."""
+    (tmp_path / "root").mkdir()
+    inside = snapshot_folder(tmp_path / "root" / "s")
+    (tmp_path / "outside").mkdir()
+    outside = snapshot_folder(tmp_path / "outside" / "s")
+    (tmp_path / "root" / "link").symlink_to(tmp_path / "outside")
+
+    SnapshotFolder.open(str(inside), tmp_path / "root").close()
+    for path in (outside, tmp_path / "root" / "link" / "s"):
+        with pytest.raises(InvalidInputError, match="root"):
+            SnapshotFolder.open(str(path), tmp_path / "root")
+
+
+def test_folder_is_locked_while_held(tmp_path: Path) -> None:
+    """Who removes left-behind folders sees that this one is in use, until it is closed."""
+    path = snapshot_folder(tmp_path / "s")
+    folder = SnapshotFolder.open(str(path), None)
+    other = os.open(path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    folder.close()
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    with pytest.raises(InvalidInputError, match="being removed"):
+        SnapshotFolder.open(str(path), None)
+    os.close(other)
+
+
+def test_changed_file_is_unavailable(tmp_path: Path) -> None:
+    """A file that went or grew since it was listed ends this snapshot, not the service."""
+    path = snapshot_folder(tmp_path / "s")
+    folder = SnapshotFolder.open(str(path), None)
+    first, second, *_ = (file for file in folder.files() if file.name.endswith(".sst"))
+    (path / first.name).write_bytes(b"longer" * 100)
+    (path / second.name).unlink()
+    for file in (first, second):
+        with pytest.raises(UnavailableError, match=file.name):
+            folder.read(file)
+    folder.close()
+
+
+def test_removed_folder_is_gone(tmp_path: Path) -> None:
+    """Removing deletes the files and the folder; doing so twice is harmless."""
+    path = snapshot_folder(tmp_path / "s")
+    folder = SnapshotFolder.open(str(path), None)
+    folder.remove()
+
+    assert not path.exists()
+    folder.remove()

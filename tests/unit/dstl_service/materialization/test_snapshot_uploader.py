@@ -1,0 +1,217 @@
+"""How a snapshot is stored: what is written, in which order, and what is not written again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dstl_service.materialization import snapshot_uploader
+from dstl_service.materialization.policy import MaterializationSettings
+from dstl_service.materialization.snapshot_folder import SnapshotFolder
+from dstl_service.materialization.snapshot_uploader import (
+    KnownFiles,
+    SnapshotUploader,
+    StoredSnapshot,
+    TableId,
+    Throttle,
+)
+from dstl_service.materialization.table_file_check import DamagedFileError
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.manifest import ManifestKind
+from dstl_service.registry.materialization_index import read_index
+from dstl_service.registry.under_way import UnderWaySnapshot, uid_in_key
+from dstl_service.wire import CheckpointRef
+from storage.errors import InvalidInputError, UnavailableError
+from storage.memory_store import MemoryStore
+from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
+from tests.rocksdb_files import sst_file
+from tests.unit.dstl_service.samples import manifest, opened
+from tests.unit.dstl_service.snapshots import FILES, GROUPS, index_of, snapshot_folder, store_snapshot
+
+TABLE = TableId("job", "op", GROUPS)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let retries follow at once."""
+    monkeypatch.setattr(snapshot_uploader, "_RETRY_DELAY_S", 0.0)
+    return iter(())
+
+
+class Host:
+    """A sidecar's uploader, and a job with one checkpoint."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.faulty = FaultyStore(MemoryStore())
+        self.store = RecordingStore(self.faulty)
+        self.jobs: JobStore = opened(self.store)
+        self.clock = FakeClock()
+        self.ids = FakeIds(7)
+        self.known = KnownFiles()
+        self.version: CheckpointRef = self.complete()
+        self.settings = MaterializationSettings(**settings)
+
+    def complete(self, *uids: str, base: CheckpointRef | None = None) -> CheckpointRef:
+        """Complete a checkpoint whose state has these materializations, which are stored with the usual files."""
+        handles = [
+            store_snapshot(self.store, index_of(base, uid=uid, job_uid=self.jobs.job_uid)) for uid in uids if base
+        ]
+        checkpoint = manifest(
+            base.id + 1 if base else 0, 1, base, job_uid=self.jobs.job_uid, kind=ManifestKind.COMPLETE
+        )
+        created, _ = self.jobs.create(replace(checkpoint, materializations=tuple(handles)))
+        return created.ref
+
+    def upload(self, path: Path) -> StoredSnapshot:
+        """Store a snapshot; when this returns, no thread is at it any more, even if it failed."""
+
+        async def run(threads: ThreadPoolExecutor) -> StoredSnapshot:
+            uploader = SnapshotUploader(self.settings, self.store, self.clock, threads)
+            snapshot = UnderWaySnapshot("op", GROUPS, self.version, self.ids.unique_id())
+            folder = SnapshotFolder.open(str(path), None)
+            try:
+                return await uploader.store(TABLE, self.jobs, snapshot, self.version, folder, self.known)
+            finally:
+                folder.close()
+
+        self.store.clear()
+        with ThreadPoolExecutor(4) as threads:
+            return asyncio.run(run(threads))
+
+
+def test_index_is_written_once_behind_the_files(tmp_path: Path) -> None:
+    """I11: the index follows the last file, and names all of them; what is there of it is whole."""
+    host = Host()
+    stored = host.upload(snapshot_folder(tmp_path / "s"))
+    puts = host.store.keys("put")
+
+    assert [key.endswith(".json") for key in puts] == [*[False] * len(FILES), True]
+    index = read_index(host.store, stored.handle)
+    assert {file.object_key for file in index.files} == set(puts[:-1])
+    assert {file.name: host.store.get(file.object_key) for file in index.files} == FILES
+    assert (index.version, index.parents, index.job_uid) == (host.version, (), host.jobs.job_uid)
+    assert stored.uploaded_bytes == stored.handle.size_bytes == sum(map(len, FILES.values()))
+
+
+def test_no_key_is_put_by_two_snapshots(tmp_path: Path) -> None:
+    """I11: all keys carry the snapshot's uid, so a name that a collector deletes never comes back."""
+    host = Host()
+    uids = [host.upload(snapshot_folder(tmp_path / name)).handle.uid for name in ("first", "second")]
+    first = set(host.store.keys("put"))
+    host.upload(snapshot_folder(tmp_path / "third"))
+
+    assert len(set(uids)) == 2
+    assert {uid_in_key(key) for key in first} == {uids[1]}
+    assert first.isdisjoint(host.store.keys("put"))
+
+
+def test_files_of_the_state_are_not_uploaded_again(tmp_path: Path) -> None:
+    """What a materialization of the checkpoint's state has is only named, and that materialization is the parent."""
+    host = Host()
+    host.version = host.complete("before", base=host.version)
+    stored = host.upload(snapshot_folder(tmp_path / "s", _000011=b"new"))
+
+    assert host.store.count("put", "*.sst") == 1
+    assert (stored.uploaded_bytes, stored.reused_bytes) == (len(sst_file(b"new")), sum(map(len, FILES.values())))
+    assert read_index(host.store, stored.handle).parents == ("before",)
+
+
+def test_damaged_parent_is_replaced(tmp_path: Path) -> None:
+    """A materialization whose index is damaged is not built upon: everything is stored anew."""
+    host = Host()
+    host.version = host.complete("before", base=host.version)
+    host.store.put(next(iter(host.store.keys("put", "*before.json"))), b"damaged")
+    stored = host.upload(snapshot_folder(tmp_path / "s"))
+
+    assert host.store.count("put", "*.sst") == 2
+    assert read_index(host.store, stored.handle).parents == ()
+
+
+def test_failed_attempts_are_repeated(tmp_path: Path) -> None:
+    """I6: an upload that fails for a reason that may pass is tried again, as often as the settings say."""
+    host = Host(upload_attempts_max=3)
+    host.faulty.inject(Fault("put", FaultKind.FAIL_BEFORE, "*.sst", times=2))
+    host.upload(snapshot_folder(tmp_path / "s"))
+
+    host.faulty.inject(Fault("put", FaultKind.FAIL_BEFORE, "*.sst", times=None))
+    with pytest.raises(UnavailableError):
+        host.upload(snapshot_folder(tmp_path / "other", _000011=b"new"))
+    assert max(Counter(host.store.keys("put", "*.sst")).values()) == 3
+    assert host.store.count("put", "*.json") == 0
+
+
+def test_lasting_error_is_not_repeated(tmp_path: Path) -> None:
+    """An error that does not pass ends the snapshot at once."""
+    host = Host()
+    host.faulty.inject(Fault("put", FaultKind.FAIL_BEFORE, "*.meta", times=None, error=lambda: InvalidInputError("no")))
+    with pytest.raises(InvalidInputError):
+        host.upload(snapshot_folder(tmp_path / "s"))
+    assert host.store.count("put", "*.meta") <= 2
+
+
+def test_known_files_are_not_read_again(tmp_path: Path) -> None:
+    """A file that an earlier snapshot had, seen by its hard link, is not hashed again."""
+    host = Host()
+    path = snapshot_folder(tmp_path / "s")
+    host.upload(path)
+    sums = dict(host.known.checksums)
+    assert len(sums) == 2
+    # A wrong sum in the memory shows that it is used instead of reading.
+    host.known.checksums = dict.fromkeys(sums, "0" * 32)
+    with pytest.raises(DamagedFileError, match="changed"):
+        host.upload(path)
+
+
+def test_damaged_file_is_not_stored(tmp_path: Path) -> None:
+    """I10: a file that is not as RocksDB wrote it ends the snapshot before anything is put."""
+    host = Host()
+    for name in FILES:
+        path = snapshot_folder(tmp_path / f"of {name}")
+        data = bytearray((path / name).read_bytes())
+        data[len(data) // 2] ^= 4
+        (path / name).write_bytes(data)
+
+        with pytest.raises(DamagedFileError, match=name):
+            host.upload(path)
+        assert host.store.count("put") == 0
+
+
+def test_file_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that the state has, or an earlier snapshot had, is not verified again."""
+    verified: list[str] = []
+    monkeypatch.setattr(snapshot_uploader, "check_table_file", lambda name, *_: verified.append(name))
+    host = Host()
+    host.version = host.complete("before", base=host.version)
+    path = snapshot_folder(tmp_path / "s", _000011=b"new")
+    host.upload(path)
+    host.upload(path)
+
+    assert verified == ["000011.sst"]
+
+
+def test_files_that_went_are_forgotten(tmp_path: Path) -> None:
+    """However many snapshots a table has had, only the files of the last one are remembered."""
+    host = Host()
+    host.upload(snapshot_folder(tmp_path / "first", _000011=b"of the first"))
+    before = dict(host.known.checksums)
+    host.upload(snapshot_folder(tmp_path / "second", _000012=b"of the second"))
+
+    assert len(host.known.checksums) == len(before) == 3
+    assert not host.known.checksums.keys() & before.keys()
+
+
+def test_throttle_spreads_bytes() -> None:
+    """Each upload waits until those before it would be through at the limit; unused time is not saved up."""
+    throttle = Throttle(1000)
+
+    assert [throttle.delay_ms(500, 0) for _ in range(3)] == [0, 500, 1000]
+    assert throttle.delay_ms(500, 10_000) == 0
+    assert throttle.delay_ms(1, 10_000) == 500
+    assert [Throttle(0).delay_ms(10**9, 0) for _ in range(2)] == [0, 0]

@@ -1,0 +1,449 @@
+"""Calls to the services of other hosts: whom they reach, how long they last, and what they leave to others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any, cast
+
+import pytest
+
+from dstl_service.peers.calls import PeerCalls
+from dstl_service.peers.client import PeerClient
+from dstl_service.peers.registry import FOLDER, PeerRegistry, announce, encode_entry, origin_of
+from dstl_service.settings import PeerSettings, ServiceSettings, TlsSettings, UploadSettings
+from dstl_service.uploads.fair_slots import FairSlots
+from dstl_service.wire import ChangeSetRef
+from storage.errors import FencedError, InvalidInputError, LostChangesError, UnavailableError
+from storage.memory_store import MemoryStore
+from storage.model import SegmentHandle
+from storage.testing import FakeClock, Fault, FaultKind, FaultyStore, RecordingStore
+from tests.unit.dstl_service.http_life import Life, service
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(60)
+
+REF = ChangeSetRef("op", 0, 1, 1, 0, 0, 1, "other")
+QUICK_S = 5.0
+"""Far more than a request takes, and far less than a hung peer is waited for."""
+
+
+@contextmanager
+def hung_peer() -> Iterator[tuple[str, list[socket.socket]]]:
+    """Take connections and never answer, as a suspended process does; yield the address and the connections."""
+    taken: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def take() -> None:
+            while True:
+                try:
+                    taken.append(listener.accept()[0])
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=take, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", taken
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for connection in taken:
+                connection.close()
+
+
+@contextmanager
+def answering_peer(status: int, body: bytes) -> Iterator[tuple[str, list[str | None]]]:
+    """Answer every request with this; yield the address, and the tokens that were shown."""
+    shown: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            shown.append(self.headers.get("authorization"))
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", shown
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def announced(store: MemoryStore, *urls: str) -> MemoryStore:
+    """Let services say in the store where they are reached."""
+    for url in urls:
+        store.put(*encode_entry(origin_of(url)))
+    return store
+
+
+def away(life: Life, url: str, partition: int = 0) -> dict[str, Any]:
+    """Return the reference of a set that another service received."""
+    return {**life.append(partition=partition), "service_id": "other", "service_url": url}
+
+
+class TestHungPeer:
+    """B1: a peer that takes connections and never answers holds up those who wait for it, and nobody else."""
+
+    def test_hung_peers_leave_others_alone(self) -> None:
+        """With many requests to hung peers under way, the service is ready, and other jobs open and complete."""
+        with hung_peer() as (url, taken), service(announced(MemoryStore(), url), io_threads=4) as life:
+            life.open()
+            refs = [away(life, url, partition) for partition in range(40)]
+            assert life.client.portal is not None
+            waiting = [
+                life.client.portal.start_task_soon(_ask, life, f"{life.path}/persist", {"epoch": 1, "refs": [ref]})
+                for ref in refs
+            ]
+            calls_max = PeerSettings().calls_per_host_max // 2  # of one job
+            wait_until(lambda: len(taken) >= calls_max)
+            began_s = time.monotonic()
+            assert life.client.get("/ready").status_code == 200
+            other = Life(life.client, "other")
+            other.open()
+            other.complete(0, None, other.append(b"one"))
+            assert life.client.get(f"{other.path}/checkpoints").json()[0]["segments"] == 1
+
+            assert time.monotonic() - began_s < QUICK_S
+            assert len(taken) == calls_max
+            for task in waiting:
+                task.cancel()
+
+    def test_answer_has_a_deadline(self) -> None:
+        """A peer that does not answer in time counts as gone: its sets are lost, and the batch is executed again."""
+        quick = {"upload": UploadSettings(timeout_ms=100, attempts_max=1), "peers": PeerSettings(timeout_s=1)}
+        with hung_peer() as (url, _), service(announced(MemoryStore(), url), **quick) as life:
+            life.open()
+            answer = life.complete_raw(0, None, away(life, url))
+
+            assert (answer.status_code, answer.json()["kind"]) == (410, "lost_changes")
+
+    def test_deadline_holds_for_drops(self) -> None:
+        """An answer that comes a byte at a time has the same deadline as one that does not come."""
+        with hung_peer() as (url, taken):
+            asked = threading.Thread(target=_drip, args=(taken,), daemon=True)
+            asked.start()
+            with pytest.raises(LostChangesError, match="cannot be reached"):
+                PeerClient(lambda: None, 0.3).persist(url, "job", [REF], wait=True)
+
+
+def _drip(taken: list[socket.socket]) -> None:
+    wait_until(lambda: taken)
+    try:
+        taken[0].sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n")
+        while True:
+            taken[0].sendall(b"x")
+    except OSError:
+        return
+
+
+async def _ask(life: Life, path: str, body: dict[str, Any]) -> None:
+    """Send a request without waiting for its answer."""
+    content = json.dumps(body).encode()
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())],
+        "client": ("test", 1),
+        "server": ("test", 1),
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    async def send(_: dict[str, Any]) -> None:
+        return
+
+    await life.client.app(scope, receive, send)
+
+
+class TestWhoIsAsked:
+    """C4: the token goes to services of this storage alone, and nothing of an answer is handed on."""
+
+    @pytest.mark.parametrize("by", ["nobody", "store", "operator", "pattern"])
+    def test_token_goes_to_known_services_alone(self, by: str) -> None:
+        """An address that neither the store nor the operator names gets no request, and so no token."""
+        with answering_peer(500, b"secret words") as (url, shown):
+            store = announced(MemoryStore(), url) if by == "store" else MemoryStore()
+            allowed = {"operator": f"https://elsewhere:1, {url}", "pattern": "http://127.0.0.1:*"}.get(by)
+            with service(store, token="own-token", peers=PeerSettings(allowed=allowed)) as life:
+                life.client.headers["authorization"] = "Bearer own-token"
+                life.open()
+                answer = life.persist(away(life, url))
+
+        assert shown == ([] if by == "nobody" else ["Bearer own-token"])
+        assert answer.status_code == (400 if by == "nobody" else 503)
+        assert "secret" not in answer.text
+
+    @pytest.mark.parametrize("tls", [{"ca_file": True}, {"certificate_file": True}], ids=str)
+    def test_service_with_tls_asks_nobody_in_the_clear(self, tls: dict[str, bool], tmp_path: Any) -> None:
+        """Where TLS is on, an http address is refused, although the store names it."""
+        (tmp_path / "pem").touch()
+        settings = TlsSettings(**dict.fromkeys(tls, tmp_path / "pem"))
+        with answering_peer(200, b"{}") as (url, shown), pytest.MonkeyPatch.context() as patch:
+            patch.setattr("dstl_service.access.certificates._client_context", lambda _: None)
+            with service(announced(MemoryStore(), url), token="t", tls=settings) as life:
+                life.client.headers["authorization"] = "Bearer t"
+                life.open()
+                answer = life.persist(away(life, url))
+
+        assert (answer.status_code, shown) == (400, [])
+        assert "https only" in answer.json()["message"]
+
+    @pytest.mark.parametrize(
+        ("url", "is_same"),
+        [
+            ("http://HOST:7071", True),
+            ("http://host:7071/path", True),
+            ("http://host", False),
+            ("https://host:7071", False),
+            ("http://host:7072", False),
+            ("http://host.evil:7071", False),
+        ],
+    )
+    def test_address_is_scheme_host_and_port(self, url: str, is_same: bool) -> None:
+        """However it is written, an address is the one that was announced only if it reaches the same listener."""
+        assert (encode_entry(origin_of(url)) == encode_entry("http://host:7071")) is is_same
+
+    @pytest.mark.parametrize("url", ["http://host:99999", "http://[::1", "http://:1", "http://..:x", "ftp://host:1"])
+    def test_impossible_address_is_refused(self, url: str) -> None:
+        """C8: an address that is none is invalid input, wherever it comes from, and never a failure of the service."""
+        with service(MemoryStore()) as life:
+            life.open()
+            assert life.persist(away(life, url)).status_code == 400
+        for make in (lambda: PeerSettings(allowed=url), lambda: ServiceSettings("memory://x", advertised_url=url)):
+            with pytest.raises(InvalidInputError):
+                make()
+
+    def test_address_is_given_out_when_the_store_has_it(self) -> None:
+        """A service that cannot announce itself gives no address out: its tasks make their sets durable alone."""
+        store = FaultyStore(MemoryStore(), Fault("put", FaultKind.FAIL_BEFORE, f"{FOLDER}/*"))
+        with service(store, advertised_url="http://here:7071") as life:
+            life.open()
+            assert life.append(partition=0)["service_url"] is None
+            service_of = life.client.app.state.service
+            service_of._announcement._again_ms = 0
+            wait_until(lambda: _appended_url(life) == "http://here:7071")
+
+    def test_entries_of_services_that_are_gone_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A cluster whose pods move for years keeps so many entries: those that were renewed last."""
+        monkeypatch.setattr("dstl_service.peers.registry.ENTRIES_MAX", 3)
+        clock = FakeClock()
+        store = MemoryStore(clock=clock)
+        for host in ("a", "b", "c", "a", "d", "e"):
+            clock.advance(1)
+            announce(store, f"http://{host}:1")
+
+        kept = {encode_entry(f"http://{host}:1")[0] for host in ("a", "d", "e")}
+        assert {info.key for info in store.list(f"{FOLDER}/")} == kept
+
+    def test_address_is_announced_anew(self) -> None:
+        """A service that takes sets stays among those that were renewed last, and gives its address out meanwhile."""
+        clock, store = FakeClock(), RecordingStore(MemoryStore())
+        with service(store, clock, advertised_url="http://here:7071") as life:
+            life.open()
+            wait_until(lambda: _appended_url(life) == "http://here:7071")
+            assert store.count("put", f"{FOLDER}/*") == 1
+            clock.advance(3_600_000)
+            assert _appended_url(life) == "http://here:7071"
+            wait_until(lambda: store.count("put", f"{FOLDER}/*") == 2)
+
+    @pytest.mark.parametrize(
+        ("body", "expected"),
+        [
+            (b"no json: secret", UnavailableError),
+            (b"[1]", UnavailableError),
+            (b'{"kind": "fenced", "message": "secret", "context": {"secret": 1}}', FencedError),
+            (b'{"kind": "lost_changes", "message": "secret"}', LostChangesError),
+        ],
+    )
+    def test_answer_is_not_handed_on(self, body: bytes, expected: type[Exception]) -> None:
+        """Of an error only its kind counts: whoever has an address asked does not learn what is said there."""
+        with answering_peer(409, body) as (url, _), pytest.raises(expected) as caught:
+            PeerClient(lambda: None, 10).persist(url, "job", [REF], wait=True)
+        assert "secret" not in str(caught.value)
+
+    def test_answer_that_was_not_asked_for_is_refused(self) -> None:
+        """Handles of a peer are those of the sets that it was asked for, or none is taken."""
+        with answering_peer(200, b'{"handles": []}') as (url, _), service(announced(MemoryStore(), url)) as life:
+            life.open()
+            answer = life.complete_raw(0, None, away(life, url))
+
+        assert (answer.status_code, "not asked for" in answer.text) == (503, True)
+
+
+def _appended_url(life: Life) -> Any:
+    return life.append()["service_url"]
+
+
+class TestFairSlots:
+    """Places that jobs share."""
+
+    @staticmethod
+    def run(story: Callable[[], Any]) -> Any:
+        """Tell a story."""
+        return asyncio.run(asyncio.wait_for(story(), 20))
+
+    def test_free_place_goes_to_who_has_fewest(self) -> None:
+        """B13: a job that asks for many places first does not keep another one waiting behind all of them."""
+        order: list[str] = []
+
+        async def hold(slots: FairSlots, key: str, let_go: asyncio.Event) -> None:
+            async with slots.held(key):
+                order.append(key)
+                await let_go.wait()
+
+        async def story() -> None:
+            slots, first, rest = FairSlots(2), asyncio.Event(), asyncio.Event()
+            tasks = [asyncio.create_task(hold(slots, "many", first)), asyncio.create_task(hold(slots, "many", rest))]
+            await asyncio.sleep(0)
+            tasks += [asyncio.create_task(hold(slots, key, rest)) for key in ("many", "many", "few")]
+            await asyncio.sleep(0)
+            first.set()
+            rest.set()
+            await asyncio.gather(*tasks)
+
+        self.run(story)
+        assert order == ["many", "many", "few", "many", "many"]
+
+    def test_one_key_has_a_limit(self) -> None:
+        """A key that has its share waits although places are free, and others do not."""
+
+        async def story() -> list[bool]:
+            slots = FairSlots(3, 2)
+            for key in ("a", "a", "b"):
+                await slots.acquire(key)
+            slots.release("b")
+            third = asyncio.create_task(slots.acquire("a"))
+            other = asyncio.create_task(slots.acquire("b"))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            done = [third.done(), other.done()]
+            slots.release("a")
+            slots.release("b")
+            await third
+            return done
+
+        assert self.run(story) == [False, True]
+
+    def test_cancelled_wait_takes_no_place(self) -> None:
+        """Who gives up waiting, even in the moment when a place is given, leaves it to the next."""
+
+        async def story() -> None:
+            slots = FairSlots(1)
+            await slots.acquire("a")
+            waiting = [asyncio.create_task(slots.acquire(key)) for key in ("b", "c", "d")]
+            await asyncio.sleep(0)
+            waiting[0].cancel()
+            slots.release("a")
+            waiting[1].cancel()
+            await waiting[2]
+            slots.release("d")
+            await slots.acquire("e")
+
+        self.run(story)
+
+
+class TestPlaces:
+    """B1, B13: places of calls come back whatever happens, and nobody keeps those that it does not use."""
+
+    def test_call_that_cannot_begin_gives_its_places_back(self) -> None:
+        """A host is asked again when the system has threads again."""
+
+        async def story() -> None:
+            for _ in range(10):
+                with pytest.raises(RuntimeError, match="no thread"):
+                    await calls.persist("http://a:1", "job", [REF], wait=True, note=None)
+
+        class NoThreads(ThreadPoolExecutor):
+            def submit(self, *_: Any, **__: Any) -> Any:
+                raise RuntimeError("no thread")
+
+        calls = PeerCalls(_Peer(), cast("PeerRegistry", None), NoThreads(), 4, 2, 0.1)
+        asyncio.run(story())
+
+    def test_who_waits_for_the_share_of_its_job_keeps_no_host_from_others(self) -> None:
+        """A job whose calls hang waits by itself: other jobs ask the hosts that it would ask as well."""
+        hung = threading.Event()
+
+        async def story() -> None:
+            def ask(host: int, job: str) -> asyncio.Task[list[SegmentHandle]]:
+                call = calls.persist(f"http://{host}:1", job, [REF], wait=True, note=None)
+                return asyncio.get_running_loop().create_task(call)
+
+            waiting = [ask(0, "hanging") for _ in range(2)] + [ask(1, "hanging") for _ in range(2)]
+            await asyncio.sleep(0)
+            assert await ask(1, "other") == []
+            hung.set()
+            await asyncio.gather(*waiting)
+
+        with ThreadPoolExecutor(8) as threads:
+            calls = PeerCalls(_Peer(hung), cast("PeerRegistry", None), threads, 4, 2, 5)
+            try:
+                asyncio.run(story())
+            finally:
+                hung.set()
+
+    def test_calls_of_one_job_to_a_host_leave_others_theirs(self) -> None:
+        """A host that is slow for one job is asked for another one, however many calls of the first one wait."""
+        hung = threading.Event()
+
+        async def story() -> None:
+            def ask(job: str, host: int = 0) -> asyncio.Task[list[SegmentHandle]]:
+                call = calls.persist(f"http://{host}:1", job, [REF], wait=True, note=None)
+                return asyncio.get_running_loop().create_task(call)
+
+            waiting = [ask("slow") for _ in range(20)]
+            await asyncio.sleep(0)
+            assert await ask("other") == []
+            hung.set()
+            await asyncio.gather(*waiting)
+
+        class Peer(PeerClient):
+            def __init__(self) -> None:
+                pass
+
+            def persist(self, _: str, job: str, *__: Any, **___: Any) -> list[SegmentHandle]:
+                assert job == "other" or hung.wait(30)
+                return []
+
+        with ThreadPoolExecutor(32) as threads:
+            calls = PeerCalls(Peer(), cast("PeerRegistry", None), threads, 64, 4, 5)
+            try:
+                asyncio.run(story())
+            finally:
+                hung.set()
+
+
+class _Peer(PeerClient):
+    """Answers nothing, of the first host only when it is told to."""
+
+    def __init__(self, hung: threading.Event | None = None) -> None:
+        self._hung = hung
+
+    def persist(self, url: str, *_: Any, **__: Any) -> list[SegmentHandle]:
+        if self._hung is not None and url == "http://0:1":
+            assert self._hung.wait(30)
+        return []

@@ -1,0 +1,200 @@
+"""B13: the threads that jobs share: whatever one job has them do, another job's request goes through."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from dstl_service.checkpoints.records import Note, NotedSet, encode_note, received_segment
+from dstl_service.process.job_threads import JobThreads
+from dstl_service.service import RESTORE_THREADS, ChangelogService
+from dstl_service.wire import NOTE_CHARS_MAX
+from storage.memory_store import MemoryStore
+from storage.model import ChangeSetId, Writer
+from storage.testing import Fault, FaultKind, FaultyStore, RecordingStore
+from tests.unit.dstl_service.http_life import Life, service
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def with_threads(total: int, story: Callable[[JobThreads, threading.Event], Awaitable[None]]) -> None:
+    """Tell a story of some threads, and of what keeps them waiting."""
+    let_go = threading.Event()
+
+    async def tell() -> None:
+        threads = JobThreads(total, "test")
+        try:
+            await asyncio.wait_for(story(threads, let_go), 8)
+        finally:
+            let_go.set()
+            threads.close()
+
+    asyncio.run(tell())
+
+
+def begun(threads: JobThreads, job: str, count: int, function: Callable[[], Any]) -> list[asyncio.Task[Any]]:
+    """Begin calls of a job."""
+    return [asyncio.get_running_loop().create_task(threads.run(job, function)) for _ in range(count)]
+
+
+def test_slow_calls_leave_threads_to_others() -> None:
+    """Calls of one job that hang take no thread of another one, and go on when they can."""
+
+    async def story(threads: JobThreads, let_go: threading.Event) -> None:
+        slow = begun(threads, "slow", 20, let_go.wait)
+        await asyncio.sleep(0)
+        assert await threads.run("other", int, "7") == 7
+        let_go.set()
+        assert await asyncio.gather(*slow) == [True] * 20
+
+    with_threads(4, story)
+
+
+def test_place_is_the_threads() -> None:
+    """A call whose caller has gone keeps its place while its thread is busy: more threads than there are do not run."""
+
+    async def story(threads: JobThreads, let_go: threading.Event) -> None:
+        gone = begun(threads, "job", 3, let_go.wait)
+        await asyncio.sleep(0)
+        for call in gone:
+            call.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        later = begun(threads, "job", 1, threading.get_ident)
+        assert await threads.run("other", int, "7") == 7
+        assert not later[0].done()
+        let_go.set()
+        await later[0]
+
+    with_threads(4, story)
+
+
+def test_pieces_come_in_order() -> None:
+    """What is read piece by piece is whole; an error on the way comes where it happened."""
+
+    def pieces(last: int) -> Iterator[bytes]:
+        for number in range(3):
+            if number == last:
+                raise ValueError(number)
+            yield b"%d" % number
+
+    async def story(threads: JobThreads, _: threading.Event) -> None:
+        assert [piece async for piece in threads.each("job", pieces(9))] == [b"0", b"1", b"2"]
+        got = []
+        with pytest.raises(ValueError, match="2"):
+            async for piece in threads.each("job", pieces(2)):
+                got.append(piece)  # noqa: PERF401 - the error comes behind some
+        assert got == [b"0", b"1"]
+
+    with_threads(2, story)
+
+
+def test_restores_of_one_job_leave_threads_to_others() -> None:
+    """However many restores of one job wait for the store, small or streamed, another job's is read."""
+    let_go = threading.Event()
+
+    def hung() -> Iterator[bytes]:
+        let_go.wait(30)
+        yield b"slow"
+
+    async def story(own: ChangelogService) -> None:
+        async def streamed(job: str, pieces: Iterator[bytes]) -> bytes:
+            return b"".join([piece async for piece in own.in_turn(job, pieces)])
+
+        create = asyncio.get_running_loop().create_task
+        slow = [create(own.joined("slow", hung())) for _ in range(RESTORE_THREADS)]
+        slow += [create(streamed("slow", hung())) for _ in range(RESTORE_THREADS)]
+        await asyncio.sleep(0)
+        try:
+            assert await asyncio.wait_for(own.joined("other", iter([b"a", b"b"])), 8) == b"ab"
+            assert await asyncio.wait_for(streamed("other", iter([b"a", b"b"])), 8) == b"ab"
+        finally:
+            let_go.set()
+        assert await asyncio.gather(*slow) == [b"slow"] * 2 * RESTORE_THREADS
+
+    with service(MemoryStore()) as life:
+        life.client.portal.call(story, life.client.app.state.service)
+
+
+def test_registry_of_one_job_that_hangs_stops_no_other() -> None:
+    """A job whose manifests cannot be read takes some threads: another job opens, persists and completes."""
+    store = FaultyStore(MemoryStore())
+    seen = RecordingStore(store)
+    with service(seen, io_threads=4) as life, ThreadPoolExecutor(12) as callers:
+        life.open()
+        seen.clear()
+        store.inject(Fault("list", FaultKind.DELAY, "job/*", times=None))
+        waiting = [callers.submit(life.client.get, f"{life.path}/savepoints") for _ in range(12)]
+        try:
+            wait_until(lambda: seen.count("list") >= 3)
+            other = Life(life.client, "other")
+            other.open()
+            assert other.complete(0, None, other.append())["id"] == 0
+        finally:
+            store.heal()
+        assert [call.result().status_code for call in waiting] == [200] * 12
+
+
+def test_notes_of_one_job_stop_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notes of one job that take long to read keep no note of another one waiting."""
+    let_go = threading.Event()
+
+    def slowly(job: str, text: str) -> Any:
+        assert job == "other" or let_go.wait(30)
+        return received_segment(job, text)
+
+    monkeypatch.setattr("dstl_service.service.received_segment", slowly)
+    with service(MemoryStore(), io_threads=4) as life, ThreadPoolExecutor(12) as callers:
+        waiting = [
+            callers.submit(
+                life.client.post, f"/v1/jobs/{job}/persist", json={"epoch": 1, "refs": [], "wait": True, "note": "{}"}
+            )
+            for job in [*["slow"] * 11, "other"]
+        ]
+        try:
+            assert waiting[-1].result(20).status_code == 400
+            assert not any(call.done() for call in waiting[:-1])
+        finally:
+            let_go.set()
+        assert {call.result().status_code for call in waiting} == {400}
+
+
+def test_long_note_does_not_block_the_loop() -> None:
+    """B9: while a note of megabytes is persisted the event loop turns; it stands for less than reading one takes."""
+    sets = tuple(NotedSet(ChangeSetId("job", "op", 0, Writer(1, 1), 0, number), number) for number in range(100_000))
+    text = encode_note(Note("job", "uid", 128, 0, "u", 1, None, "", "", (), sets)).decode()
+    assert NOTE_CHARS_MAX // 3 < len(text) < NOTE_CHARS_MAX
+    beats: list[float] = []
+    has_ended = threading.Event()
+
+    async def beat() -> None:
+        while not has_ended.is_set():
+            beats.append(time.perf_counter())
+            await asyncio.sleep(0)
+
+    def shares() -> Iterator[float]:
+        """Yield how much of the time that a note takes to read the loop stood still; others may disturb it."""
+        for _ in range(3):
+            began_s = time.perf_counter()
+            received_segment("job", text)
+            read_s = time.perf_counter() - began_s
+            beats.clear()
+            assert life.client.post(f"{life.path}/persist", json=body).status_code == 200
+            yield max(later - earlier for earlier, later in pairwise(beats)) / read_s
+
+    with service(MemoryStore()) as life:
+        life.open()
+        body = {"epoch": 1, "refs": [], "note": text}
+        beating = life.client.portal.start_task_soon(beat)
+        try:
+            assert any(share < 0.5 for share in shares())
+        finally:
+            has_ended.set()
+            beating.result()

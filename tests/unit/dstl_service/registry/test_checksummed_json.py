@@ -1,0 +1,39 @@
+"""JSON documents with a checksum in front."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dstl_service.registry.checksummed_json import seal, unseal
+from storage.checksum import checksum64
+
+DOCUMENT = {"format": 1, "name": "ü", "list": [1, None]}
+
+
+def test_form_is_that_of_stored_objects() -> None:
+    """What is written is one compact JSON document with the checksum of the inner one."""
+    body = b'{"format":1,"name":"\\u00fc","list":[1,null]}'
+
+    assert seal("thing", DOCUMENT) == b'{"checksum":"%016x","thing":%s}' % (checksum64(body), body)
+
+
+@pytest.mark.parametrize("ensure_ascii", [True, False])
+def test_sealed_document_is_read_back(ensure_ascii: bool) -> None:
+    """A document comes back as it was, and any JSON reader finds it."""
+    sealed = seal("thing", DOCUMENT, ensure_ascii=ensure_ascii)
+
+    assert unseal("thing", sealed, 1) == DOCUMENT
+    assert json.loads(sealed)["thing"] == DOCUMENT
+
+
+def test_every_damage_is_found() -> None:
+    """I10: a flipped bit, a cut end, another name and a newer format are all refused."""
+    sealed = seal("thing", DOCUMENT)
+    damaged = [bytes([*sealed[:at], sealed[at] ^ 1, *sealed[at + 1 :]]) for at in range(len(sealed))]
+    damaged += [sealed[:size] for size in range(len(sealed))]
+
+    for data in (*damaged, sealed + b" ", seal("other", DOCUMENT), seal("thing", {**DOCUMENT, "format": 2})):
+        with pytest.raises(ValueError):
+            unseal("thing", data, 1)

@@ -1,0 +1,267 @@
+"""A job that is created anew under the name of a deleted one has nothing to fear of who served the deleted one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from dstl_service.collection.garbage_collector import collect_garbage
+from dstl_service.collection.tombstones import Deletions
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.jobs import delete_job, job_names
+from dstl_service.registry.lives import EPOCHS_OF_LIFE, Lives, first_epoch, life_folder, life_of
+from dstl_service.registry.manifest import ManifestKind
+from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
+from storage.memory_store import MemoryStore
+from storage.object_store import ObjectStore
+from storage.testing import FakeClock, FakeIds, RecordingStore
+from tests.unit.dstl_service.http_life import service
+from tests.unit.dstl_service.interleaving import PausingStore
+from tests.unit.dstl_service.world import World
+from tests.waiting import wait_until
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def first() -> World:
+    """Return a world whose job has three checkpoints, a savepoint and an orphan."""
+    world = World()
+    for number in range(3):
+        world.complete(world.object(number))
+    world.jobs.make_savepoint("kept", None)
+    world.object(1)
+    return world
+
+
+def created_anew(first: World) -> World:
+    """Return a world in which another job has the name: as many checkpoints, a savepoint of the same name."""
+    second = World(first.store, host=2)
+    for number in range(3):
+        second.complete(second.object(number), kind=ManifestKind.COMPLETE if number == 2 else ManifestKind.DELTA)
+    second.jobs.make_savepoint("kept", None)
+    return second
+
+
+def objects_of(store: ObjectStore) -> dict[str, bytes]:
+    """Return all that is stored below the job's name."""
+    return {info.key: store.get(info.key) for info in store.list("job/")}
+
+
+def paused_everywhere(first: World, prepare: Callable[[ObjectStore], Callable[[], object]]) -> int:
+    """
+    Run what is prepared once for each of its calls, paused there while the job is deleted and created anew.
+
+    Whatever it does then, all objects of the new job stay as they are.
+    """
+    before = {info.key: first.store.get(info.key) for info in first.store.list("")}
+    call = 0
+    while True:
+        store = MemoryStore(clock=first.clock)
+        for key, data in before.items():
+            store.put(key, data)
+        first.store = store
+        anew: dict[str, bytes] = {}
+
+        def begin_again(store: MemoryStore = store, anew: dict[str, bytes] = anew) -> None:
+            there = Deletions(store, first.clock, FakeIds(7))
+            found = there.of("job")
+            there.collect(found if found is not None else there.bury("job", "ann", 0))
+            created_anew(first)
+            first.clock.advance(DAY_MS)
+            anew.update(objects_of(store))
+
+        paused = PausingStore(store)
+        run = prepare(paused)
+        paused.pause_before(paused.calls + call, begin_again)
+        with suppress(NotFoundError, CorruptDataError):  # of the deleted job: it is gone, or half of it
+            run()
+        if not anew:
+            return call
+        left = objects_of(store)
+        assert {key: left.get(key) for key in anew} == anew, f"paused before call {call}"
+        assert JobStore(store, "job", first.clock, FakeIds(8)).newest() is not None
+        call += 1
+
+
+@pytest.mark.parametrize("ended", [0, 1, 2, 3, 7, 100, 1000])
+def test_current_life_is_found_with_few_requests(ended: int) -> None:
+    """However often a name was used, it is told in a few requests which life is the current one."""
+    store = RecordingStore(MemoryStore())
+    lives = Lives(store, "job")
+    for life in range(ended):
+        lives.end(life)
+    store.clear()
+
+    assert lives.current() == ended
+    assert store.count("head") <= 1 + 2 * ended.bit_length()
+
+
+def test_no_epoch_is_of_two_lives() -> None:
+    """I4: epochs of a later life are all newer, and each tells of which life it is."""
+    for life in (0, 1, 99_999):
+        assert life_of(first_epoch(life)) == life_of(first_epoch(life) + EPOCHS_OF_LIFE - 2) == life
+        assert first_epoch(life) + EPOCHS_OF_LIFE - 1 < first_epoch(life + 1)
+
+
+def test_nothing_of_two_lives_has_one_key(first: World) -> None:
+    """I11: what a deleted job had stored, and what a new one of its name stores, lie apart to the last object."""
+    before = objects_of(first.store)
+    delete_job(first.store, "job", write=True)
+    second = created_anew(first)
+
+    assert not before.keys() & objects_of(second.store).keys()
+    assert second.epoch == first_epoch(1)
+    assert list(job_names(second.store)) == ["job"]
+
+
+def test_who_deletes_and_slept_deletes_nothing_of_a_new_job(first: World) -> None:
+    """I11: a deletion that was suspended at any call, for however long, leaves a new job of the name as it is."""
+
+    def prepare(store: ObjectStore) -> Callable[[], object]:
+        deletions = Deletions(store, first.clock, FakeIds(5))
+        tombstone = deletions.bury("job", "bob", 0)
+        return lambda: deletions.collect(tombstone)
+
+    assert paused_everywhere(first, prepare) > 15
+
+
+def test_collector_of_a_deleted_job_deletes_nothing_of_a_new_one(first: World) -> None:
+    """I11: a garbage collector that was suspended at any call takes nothing of a new job for an orphan."""
+
+    def prepare(store: ObjectStore) -> Callable[[], object]:
+        jobs = JobStore(store, "job", first.clock, FakeIds(5))
+        jobs.open(None)
+        first.clock.advance(DAY_MS)
+        return lambda: collect_garbage(store, jobs, "job", first.clock, checkpoints_max=1)
+
+    assert paused_everywhere(first, prepare) > 15
+
+
+def test_collector_is_not_misled_by_what_was_put_late(first: World) -> None:
+    """I11: a checkpoint that a driver of the deleted job put late makes no orphans of what the new job names."""
+    delete_job(first.store, "job", write=True)
+    second = created_anew(first)
+    first.complete(first.object(3), kind=ManifestKind.COMPLETE)
+    first.clock.advance(DAY_MS)
+    before = objects_of(second.store)
+
+    with pytest.raises(NotFoundError, match="was deleted"):
+        first.collect(checkpoints_max=1)
+    assert objects_of(second.store) == before
+
+
+def test_who_creates_a_job_and_slept_creates_it_in_the_current_life() -> None:
+    """I4: a job that somebody creates while another one of the name is created and deleted is a new one."""
+    store = MemoryStore()
+    paused = PausingStore(store)
+
+    def come_and_go() -> None:
+        World(store)
+        delete_job(store, "job", write=True)
+
+    paused.pause_at("put", "job/job.json", come_and_go)
+    jobs = JobStore(paused, "job", FakeClock(), FakeIds(1))
+    jobs.open(None)
+
+    assert jobs.claim("late")[0] == first_epoch(1)
+    assert [info.key for info in store.list("job/") if info.key.endswith("job.json")] == [
+        f"{life_folder('job', 1)}/job.json"
+    ]
+
+
+def test_job_that_was_opened_stays_that_job(first: World) -> None:
+    """What a process remembers of a deleted job is never used for another one of its name."""
+    delete_job(first.store, "job", write=True)
+    created_anew(first)
+
+    assert first.jobs.has_ended()
+    with pytest.raises(NotFoundError, match="was deleted"):
+        first.jobs.open(None)
+    with pytest.raises(NotFoundError, match="was deleted"):
+        first.jobs.check_not_ended()
+
+
+def test_leftovers_are_deleted_of_no_job_that_is_created_meanwhile() -> None:
+    """I11: whoever creates the job first wins; objects of a job that there is stay."""
+    store = MemoryStore()
+    store.put("job/segments/host/left.seg", b"left")
+    paused = PausingStore(store)
+    paused.pause_at("put", "job/job.json", lambda: World(store))
+    deletions = Deletions(paused, FakeClock(), FakeIds(1))
+
+    with pytest.raises(ConflictError, match="was created meanwhile"):
+        deletions.clear("job", "ann", 128)
+    assert deletions.of("job") is None
+    assert list(job_names(store)) == ["job"]
+    assert store.get("job/segments/host/left.seg") == b"left"
+
+
+def test_life_has_only_so_many_epochs(first: World) -> None:
+    """I4: an epoch that would be of the next life is never begun."""
+    last = first_epoch(1) - 2
+    first.store.put(
+        f"job/epochs/{last:020d}.json",
+        first.store.get(f"job/epochs/{first.epoch:020d}.json").replace(b'"epoch": 1', b'"epoch": %d' % last),
+    )
+    with pytest.raises(UnavailableError, match="another name"):
+        JobStore(first.store, "job", FakeClock(), FakeIds(4)).claim("late")
+
+
+def test_batch_that_begins_behind_a_deletion_is_acknowledged_to_nobody() -> None:
+    """I3: the query of a job that is gone is told so with its next batch, and gets no checkpoint of it."""
+    store = MemoryStore()
+    with service(store) as life:
+        life.open()
+        base = life.complete(0, None, life.append())
+        delete_job(store, "job", write=True)
+
+        life.begin(1)
+        refused = life.complete_raw(1, base)
+        again = life.append_raw(checkpoint_id=1)
+
+        assert (refused.status_code, again.status_code) == (404, 404)
+        assert "was deleted" in again.json()["message"]
+        assert list(store.list("job/")) == []
+
+
+def test_sidecar_forgets_the_sets_of_a_deleted_job() -> None:
+    """I12: a sidecar that knows the epoch of a job that is gone takes one more set of it at most, and says why."""
+    store = MemoryStore()
+    with service(store) as coordinator, service(store) as sidecar:
+        coordinator.open()
+        sidecar.epoch = coordinator.epoch
+        sidecar.append()
+        delete_job(store, "job", write=True)
+
+        def is_refused() -> bool:
+            answer = sidecar.append_raw(checkpoint_id=1)
+            return bool(answer.status_code == 404 and "was deleted" in answer.json()["message"])
+
+        wait_until(is_refused, what="the sidecar to look")
+
+
+@pytest.mark.parametrize("knows_the_job", [False, True])
+def test_sidecar_of_a_deleted_job_holds_nothing_of_the_new_one(*, knows_the_job: bool) -> None:
+    """I5: what a sidecar took in for a deleted job, it neither gives nor stores for the new one of its name."""
+    store = MemoryStore()
+    with service(store) as coordinator, service(store) as sidecar:
+        coordinator.open()
+        sidecar.epoch = coordinator.epoch
+        ref = sidecar.append(b"former")
+        if knows_the_job:
+            sidecar.client.get(sidecar.path)
+        delete_job(store, "job", write=True)
+        coordinator.open()
+
+        sidecar.epoch = coordinator.epoch
+        of_the_new = {**ref, "epoch": coordinator.epoch}
+        assert sidecar.persist(of_the_new).json()["kind"] == "lost_changes"
+        asked = {"epoch": coordinator.epoch, "refs": [of_the_new]}
+        assert sidecar.client.post(f"{sidecar.path}/read", json=asked).json()["kind"] == "lost_changes"
+        taken = sidecar.append(b"new")
+        (handle,) = sidecar.persist(taken).json()["handles"]
+        made = coordinator.complete(0, None, {**taken, "handle": handle})
+        assert sidecar.restore(made) == (True, [b"new"])

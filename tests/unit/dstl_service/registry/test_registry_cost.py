@@ -1,0 +1,177 @@
+"""
+What a job's registry costs, counted in requests at the store.
+
+A failure means that a job becomes slower with each restart, or with each table.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.manifest import Manifest
+from storage.memory_store import MemoryStore
+from storage.model import KeyGroupRange, MaterializationHandle
+from storage.object_store import ObjectStore
+from storage.testing import RecordingStore
+from tests.unit.dstl_service.samples import manifest, opened
+from tests.unit.dstl_service.world import World
+
+START_REQUESTS_MAX = 20
+SAVEPOINT_REQUESTS_MAX = 50
+
+
+def complete(jobs: JobStore, epoch: int, base: Manifest | None) -> Manifest:
+    checkpoint_id = base.id + 1 if base else 0
+    made, _ = jobs.create(
+        manifest(checkpoint_id, epoch, base.ref if base else None, uid=f"e{epoch}", job_uid=jobs.job_uid)
+    )
+    return made
+
+
+def start(store: ObjectStore, host: int) -> Manifest:
+    """Do what a driver's start and its first checkpoint do, in a new process."""
+    jobs = opened(store, host)
+    epoch, latest = jobs.claim("driver")
+    return complete(jobs, epoch, latest)
+
+
+def restarted(times: int, every: int) -> MemoryStore:
+    """Return a job that was taken over many times, with a checkpoint after every few of them."""
+    store = MemoryStore()
+    jobs = opened(store)
+    for number in range(times):
+        epoch, latest = jobs.claim("driver")
+        if number % every == 0:
+            complete(jobs, epoch, latest)
+    return store
+
+
+@pytest.mark.parametrize("every", [1, 100_000])
+def test_start_after_a_thousand_restarts(every: int) -> None:
+    """A start costs at most 20 requests, wherever the fences of earlier ones lie."""
+    store = RecordingStore(restarted(1000, every))
+
+    start(store, host=1)
+
+    assert len(store.calls) <= START_REQUESTS_MAX
+
+
+def test_start_costs_the_same_however_many_there_were() -> None:
+    """Also the number of keys that listings return does not grow."""
+    found = []
+    for times in (30, 300):
+        store = CountingStore(restarted(times, 5))
+        start(store, host=1)
+        found.append((store.listed, len(store.calls)))
+
+    assert found[0] == found[1]
+
+
+def test_sidecar_that_comes_between_claim_and_checkpoint() -> None:
+    """A process that did not claim the job itself does not read the fences before its driver's."""
+    inner = restarted(300, 100_000)
+    epoch, latest = opened(inner, host=1).claim("driver")
+    store = RecordingStore(inner)
+
+    complete(opened(store, host=2), epoch, latest)
+
+    assert len(store.calls) < START_REQUESTS_MAX
+
+
+def test_collection_reads_no_fences() -> None:
+    """Garbage is collected without reading what hundreds of restarts left behind."""
+    inner = MemoryStore()
+    world = World(inner)
+    for number in range(200):
+        world.epoch, world.newest = world.jobs.claim("driver")
+        if number % 50 == 0:
+            world.compact(world.object(number)) if world.newest else world.complete(world.object(0))
+    store = RecordingStore(inner)
+    world.store, world.jobs = store, opened(store, host=3)
+
+    world.collect()
+
+    assert store.count("get", "job/checkpoints/*") < 12
+
+
+def test_old_fences_are_passed_by() -> None:
+    """Fences at ids that were subsumed long ago are looked at once, and by no later process again."""
+    inner = MemoryStore()
+    world = World(inner)
+    for _ in range(100):
+        world.epoch, world.newest = world.jobs.claim("driver")
+        world.compact(world.object(0)) if world.newest else world.complete(world.object(0))
+    world.clock.advance(10**15)
+    world.collect(checkpoints_max=1)
+    world.jobs.forget()
+    world.collect(checkpoints_max=1)
+    store = RecordingStore(inner)
+    world.store, world.jobs = store, opened(store, host=3)
+
+    world.collect(checkpoints_max=1)
+
+    assert store.count("get", "job/checkpoints/*") < 8
+
+
+def test_savepoint_of_a_thousand_tables() -> None:
+    """A savepoint costs the same for any number of tables: its checkpoint's manifest stands for all of them."""
+    store = RecordingStore(MemoryStore())
+    world = World(store)
+    tables = tuple(
+        MaterializationHandle("op", KeyGroupRange(number, number), 0, "uid", f"job/materialized/op/{number}.json", 1)
+        for number in range(1000)
+    )
+    world.complete(world.object(0), materializations=tables)
+    jobs = opened(store, host=2)
+    store.clear()
+
+    jobs.make_savepoint("kept", None)
+
+    assert len(store.calls) <= SAVEPOINT_REQUESTS_MAX
+    assert len(jobs.savepoints.load("kept").materializations) == 1000
+
+
+def test_tasks_that_start_together_read_a_manifest_once() -> None:
+    """Sixteen tasks that ask for one manifest cost one request."""
+    gate = threading.Barrier(16)
+
+    class GatedStore(RecordingStore):
+        def get(self, key: str) -> bytes:
+            if "checkpoints" in key:
+                waiting.wait(10)
+            return super().get(key)
+
+    inner = MemoryStore()
+    made = start(inner, host=1)
+    store = GatedStore(inner)
+    jobs = opened(store, host=2)
+    waiting = threading.Event()
+
+    def load() -> Manifest:
+        gate.wait(10)
+        return jobs.load(made.id, made.generation)
+
+    with ThreadPoolExecutor(16) as threads:
+        loads = [threads.submit(load) for _ in range(16)]
+        threads_are_there = gate
+        while threads_are_there.n_waiting:
+            pass
+        waiting.set()
+        assert {loaded.result(10).ref for loaded in loads} == {made.ref}
+    assert store.count("get", "job/checkpoints/*") == 1
+
+
+class CountingStore(RecordingStore):
+    """Counts the keys that listings return."""
+
+    listed = 0
+
+    def list(self, prefix: str, *, start_after: str = ""):  # type: ignore[no-untyped-def]
+        """Count each key that is taken."""
+        for info in super().list(prefix, start_after=start_after):
+            self.listed += 1
+            yield info

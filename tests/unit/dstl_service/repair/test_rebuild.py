@@ -1,0 +1,568 @@
+"""A registry that was lost comes back from segment objects alone: what checkpoints accepted, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dstl_service.checkpoints.records import NotedSet
+from dstl_service.checkpoints.rewind import rewind
+from dstl_service.cli import main
+from dstl_service.registry.hints import write_hint
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.manifest import ManifestKind, StateView
+from dstl_service.repair.fsck import check_job
+from dstl_service.repair.plan import Try, choose, manifests_of
+from dstl_service.repair.rebuild import RebuildReport, rebuild_registry
+from dstl_service.repair.scan import Registry
+from dstl_service.restore.plan import plan_restore, read_plan
+from dstl_service.restore.segment_cache import SegmentCache
+from dstl_service.wire import CheckpointRef
+from storage.checksum import checksum64
+from storage.clock import SystemClock, SystemIds
+from storage.errors import CorruptDataError, InvalidInputError, NotFoundError
+from storage.memory_store import MemoryStore
+from storage.model import KeyGroupRange, MaterializationHandle
+from storage.object_store import ObjectStore
+from storage.open import open_store
+from storage.testing import FakeClock, FakeIds
+from tests.unit.dstl_service.collection.test_maintenance import EAGER, NOW, Job
+from tests.unit.dstl_service.http_life import Life, service
+from tests.unit.dstl_service.samples import handles_of, opened, segment
+
+OPERATORS = ("counts", "joins")
+OPERATOR_INFOS = [{"name": name, "parallelism": 2, "key_schema": "{}", "states": {}} for name in OPERATORS]
+ALL_GROUPS = KeyGroupRange(0, 127)
+LAST = 27
+
+Content = dict[str, list[bytes]]
+
+
+@dataclass
+class Story:
+    """
+    A job that went through all that leaves unaccepted sets and notes behind.
+
+    Two operators; losing attempts that were stored; tries that were given up after their upload; a driver that was
+    taken over with a checkpoint on its way; other parallelism from then on; an empty batch.
+    """
+
+    store: ObjectStore
+    refs: list[dict[str, Any]] = field(default_factory=list)
+    contents: list[Content] = field(default_factory=list)
+    attempt: int = 0
+
+    def tell(self) -> Story:
+        """Run it: checkpoints 0-5 by the first driver, up to `LAST` by the second."""
+        with service(self.store) as old:
+            old.open()
+            for checkpoint_id in range(6):
+                self.checkpoint(old, checkpoint_id, parallelism=2)
+            late = self.request(6, self.sets(old, 6, 2, b"fenced")[0])
+            assert self.flush(old, 6, late).status_code == 204
+            with service(self.store) as new:
+                new.open()
+                assert old.complete_raw(6, late.pop("base"), *late.pop("refs"), **late).status_code == 409
+                for checkpoint_id in range(6, LAST + 1):
+                    self.checkpoint(new, checkpoint_id, parallelism=3)
+        return self
+
+    def checkpoint(self, life: Life, checkpoint_id: int, parallelism: int) -> None:
+        """Complete a checkpoint, with a try before it that is given up."""
+        life.begin(checkpoint_id)
+        if checkpoint_id % 3 == 1:
+            refs, _ = self.sets(life, checkpoint_id, parallelism, b"given up")
+            assert self.flush(life, checkpoint_id, self.request(checkpoint_id, refs)).status_code == 204
+            life.persist(*refs)
+            life.abort(checkpoint_id)
+            life.begin(checkpoint_id)
+        refs, content = self.sets(life, checkpoint_id, 0 if checkpoint_id == 9 else parallelism, b"accepted")
+        request = self.request(checkpoint_id, refs)
+        if checkpoint_id % 2:
+            assert self.flush(life, checkpoint_id, request).status_code == 204
+        base = self.refs[-1] if self.refs else None
+        self.refs.append(life.complete(checkpoint_id, base, *refs, uid=request["uid"], operators=OPERATOR_INFOS))
+        before = self.contents[-1] if self.contents else {name: [] for name in OPERATORS}
+        self.contents.append({name: before[name] + content[name] for name in OPERATORS})
+
+    def sets(
+        self, life: Life, checkpoint_id: int, parallelism: int, what: bytes
+    ) -> tuple[list[dict[str, Any]], Content]:
+        """Send each partition's sets, those of a losing attempt too; return what is to be accepted."""
+        refs, content = [], {name: list[bytes]() for name in OPERATORS}
+        for name in OPERATORS:
+            for partition in range(parallelism):
+                self.attempt += 2
+                groups = {
+                    "first_key_group": partition * 128 // parallelism,
+                    "last_key_group": (partition + 1) * 128 // parallelism - 1,
+                }
+                ids = {"operator": name, "checkpoint_id": checkpoint_id, "partition": partition, **groups}
+                loser = life.append(b"loser", attempt=self.attempt, preemptive="true", **ids)
+                if checkpoint_id % 4 == 2:
+                    life.persist(loser)
+                for sqn in range(2):
+                    payload = f"{what.decode()} {name} {checkpoint_id}/{partition}/{sqn}".encode()
+                    refs.append(life.append(payload, attempt=self.attempt + 1, sqn=sqn, **ids))
+                    content[name].append(payload)
+        return refs, content
+
+    def request(self, checkpoint_id: int, refs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the request that describes a try."""
+        self.attempt += 1
+        base = self.refs[-1] if self.refs else None
+        return {"uid": f"try{self.attempt}", "base": base, "refs": refs, "operators": OPERATOR_INFOS}
+
+    def flush(self, life: Life, checkpoint_id: int, request: dict[str, Any]) -> Any:
+        """Start a try's upload, and wait until it is there."""
+        body = {"epoch": life.epoch, "query_id": "query", "offsets": "offsets", **request}
+        answer = life.client.post(f"{life.path}/checkpoints/{checkpoint_id}/flush", json=body)
+        life.persist(*request["refs"])
+        return answer
+
+    def restored(self, ref: dict[str, Any] | str) -> Content:
+        """Return what a table gets at a checkpoint, read by a process that has seen nothing yet."""
+        jobs = JobStore(self.store, "job", FakeClock(), FakeIds(9))
+        jobs.open(None)
+        named = {manifest.ref.to_text(): manifest.ref for manifest in jobs.completed()}
+        want = named[ref] if isinstance(ref, str) else next(r for r in named.values() if r.uid == ref["uid"])
+        return {
+            name: [
+                bytes(payload)
+                for _, payload in read_plan(
+                    plan_restore(jobs, name, ALL_GROUPS, None, want), self.store, SegmentCache(0)
+                )
+            ]
+            for name in OPERATORS
+        }
+
+    def keys(self, folder: str) -> list[str]:
+        """Return the keys of a folder of the job."""
+        return [info.key for info in self.store.list(f"job/{folder}")]
+
+    def lose(self, *folders: str) -> None:
+        """Delete parts of the registry."""
+        for folder in folders:
+            self.store.delete(self.keys(folder))
+
+    def rebuild(self, *, write: bool = True, up_to: int | None = None) -> RebuildReport:
+        """Rebuild the registry."""
+        return rebuild_registry(self.store, "job", SystemClock(), SystemIds(), write=write, up_to=up_to)
+
+    def object_of(self, checkpoint_id: int, sqn: int = 0) -> str:
+        """Return the object in which a set of a checkpoint lies."""
+        jobs = JobStore(self.store, "job", FakeClock(), FakeIds(9))
+        ref = self.refs[checkpoint_id]
+        return jobs.load(checkpoint_id, ref["generation"]).segments[sqn].object_key
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    """A story's objects, and what is known of it."""
+    story = Story(MemoryStore()).tell()
+    objects = {info.key: story.store.get(info.key) for info in story.store.list("")}
+    return {"objects": objects, "refs": story.refs, "contents": story.contents}
+
+
+@pytest.fixture
+def story(told: dict[str, Any]) -> Story:
+    """A story in a store of its own."""
+    store = MemoryStore()
+    for key, data in told["objects"].items():
+        store.put(key, data)
+    return Story(store, list(told["refs"]), list(told["contents"]))
+
+
+def test_story_is_sound(story: Story) -> None:
+    """Before anything is lost, each checkpoint restores to what was accepted, and a rebuild is refused."""
+    assert check_job(story.store, "job").problems == []
+    assert [story.restored(ref) for ref in story.refs] == story.contents
+    assert story.rebuild(write=False).registry_problems == []
+    before = story.keys("")
+    with pytest.raises(InvalidInputError, match="sound"):
+        story.rebuild()
+    assert story.keys("") == before
+
+
+def test_lost_registry_is_rebuilt(story: Story) -> None:
+    """I10: without job.json, epochs and manifests, every checkpoint of the newest chain comes back as it was."""
+    uid = json.loads(story.store.get("job/job.json"))["uid"]
+    story.lose("job.json", "epochs/", "checkpoints/")
+    report = story.rebuild()
+
+    assert (report.is_written, report.is_proven, report.lost, report.object_problems) == (True, False, [], [])
+    assert json.loads(story.store.get("job/job.json")) == {"format": 1, "uid": uid, "max_parallelism": 128}
+    jobs = JobStore(story.store, "job", FakeClock(), FakeIds(9))
+    rebuilt = list(jobs.completed())
+    assert [manifest.id for manifest in rebuilt] == list(range(20, LAST + 1))
+    for manifest in rebuilt:
+        assert manifest.ref.to_text() == "{id}.{generation}.{uid}".format(**story.refs[manifest.id])
+        assert story.restored(manifest.ref.to_text()) == story.contents[manifest.id]
+        assert (manifest.query_id, manifest.offsets) == ("query", "offsets")
+        assert [operator.name for operator in manifest.operators] == list(OPERATORS)
+    assert check_job(story.store, "job").problems == []
+
+
+def test_job_goes_on_after_rebuild(story: Story) -> None:
+    """I4: a rebuilt job is taken over and goes on; a driver from before the loss is fenced."""
+    with service(story.store) as before:
+        before.open()
+        story.lose("job.json", "epochs/", "checkpoints/")
+        report = story.rebuild()
+        with service(story.store) as after:
+            assert after.open()["latest"]["ref"]["uid"] == story.refs[-1]["uid"]
+            assert after.epoch > report.epoch > before.epoch
+            story.checkpoint(after, LAST + 1, parallelism=1)
+            assert before.complete_raw(LAST + 1, story.refs[LAST], uid="late").status_code == 409
+
+    assert story.restored(story.refs[-1]) == story.contents[-1]
+    assert check_job(story.store, "job").problems == []
+
+
+def test_hints_of_the_old_history_are_forgotten(story: Story) -> None:
+    """I12: a hint that lies behind the checkpoint that came back hides nothing from the collector, or an owner."""
+    write_hint(story.store, "job", "swept", 0, 10_000, 0, checksum64(opened(story.store).job_uid.encode()))
+    write_hint(story.store, "job", "epoch", 10_000)
+    story.lose("job.json", "epochs/", "checkpoints/")
+    rebuilt = story.rebuild().checkpoint
+    with service(story.store) as life:
+        life.open()
+        story.refs[-1] = asdict(CheckpointRef.parse(rebuilt))
+        for checkpoint_id in (LAST + 1, LAST + 2):
+            story.checkpoint(life, checkpoint_id, parallelism=2)
+    jobs = opened(story.store)
+    newest = jobs.newest()
+    assert newest is not None
+
+    found = [ref.to_text() for ref, _ in jobs.subsumed([newest.ref])]
+    assert found[-2:] == [rebuilt, CheckpointRef(**story.refs[-2]).to_text()]
+
+
+def test_rebuild_after_rebuild(story: Story) -> None:
+    """A registry that is lost again after a rebuild and further checkpoints is rebuilt again."""
+    for _ in range(2):
+        story.lose("job.json", "epochs/", "checkpoints/")
+        story.rebuild()
+        with service(story.store) as life:
+            life.open()
+            for checkpoint_id in range(len(story.refs), len(story.refs) + 3):
+                story.checkpoint(life, checkpoint_id, parallelism=2)
+    story.lose("job.json", "epochs/", "checkpoints/")
+
+    assert story.restored(story.rebuild().checkpoint) == story.contents[-1]
+
+
+def test_dry_run_writes_nothing(story: Story) -> None:
+    """Without being told to write, a rebuild only says what it would do."""
+    story.lose("job.json", "epochs/", "checkpoints/")
+    before = story.keys("")
+    report = story.rebuild(write=False)
+
+    assert story.keys("") == before
+    assert (report.is_written, len(report.manifests)) == (False, LAST - 19)
+    assert story.rebuild().manifests == report.manifests
+
+
+@pytest.mark.parametrize("cut", range(4))
+def test_rebuild_is_repeated_after_crash(story: Story, cut: int) -> None:
+    """A rebuild that died between two writes is done again, and comes to the same end."""
+    story.lose("job.json", "epochs/", "checkpoints/")
+    expected = story.rebuild().checkpoint
+    story.lose("job.json", "epochs/")
+    story.store.delete(story.keys("checkpoints/")[cut:])
+
+    assert story.rebuild().checkpoint == expected
+    assert story.restored(expected) == story.contents[-1]
+
+
+def test_newest_can_be_left_out(story: Story) -> None:
+    """A checkpoint that nothing proves to have been completed can be left out; the one before is proven."""
+    story.lose("job.json", "epochs/", "checkpoints/")
+    report = story.rebuild(up_to=LAST - 1)
+
+    assert report.is_proven
+    assert story.restored(report.checkpoint) == story.contents[LAST - 1]
+
+
+@pytest.mark.parametrize("lost", range(21, LAST + 1))
+@pytest.mark.parametrize("damage", ["missing", "flipped", "cut"])
+def test_newest_whole_checkpoint_is_chosen(story: Story, lost: int, damage: str) -> None:
+    """I10: where an object is damaged or missing, the newest checkpoint without it comes back, and the loss is told."""
+    key = story.object_of(lost)
+    data = bytearray(story.store.get(key))
+    data[20] ^= 1
+    story.store.delete([key])
+    if damage != "missing":
+        story.store.put(key, bytes(data) if damage == "flipped" else bytes(data[:-1]))
+    story.lose("job.json", "epochs/", "checkpoints/")
+    report = story.rebuild()
+
+    assert report.checkpoint.startswith(f"{lost - 1}.")
+    assert story.restored(report.checkpoint) == story.contents[lost - 1]
+    assert len(report.lost) >= LAST - lost
+    assert damage == "missing" or key in " ".join(report.object_problems)
+    assert check_job(story.store, "job").problems == []
+
+
+def test_loss_of_log_start_is_fatal(story: Story) -> None:
+    """I10: where no checkpoint is whole, nothing is written, and the error says what is missing."""
+    story.store.delete([story.object_of(0)])
+    story.lose("job.json", "epochs/", "checkpoints/")
+    before = story.keys("")
+
+    with pytest.raises(CorruptDataError, match=r"no checkpoint .* can be restored: .*checkpoint 0, attempt"):
+        story.rebuild()
+    assert story.keys("") == before
+
+
+@pytest.mark.parametrize("checkpoint_id", [20, 22, LAST])
+def test_damaged_manifest_is_replaced(story: Story, checkpoint_id: int) -> None:
+    """A damaged manifest is moved away, what it said comes back from its note, and sound objects are not touched."""
+    ref = story.refs[checkpoint_id]
+    key = f"job/checkpoints/{checkpoint_id:020d}.{ref['generation']:06d}.json"
+    data = story.store.get(key)
+    story.store.put(key, data[:-1])
+    sound = {name: story.store.get(name) for name in story.keys("") if name != key and "/hints/" not in name}
+    report = story.rebuild()
+
+    assert report.moved == [key]
+    assert story.restored(report.checkpoint) == story.contents[LAST]
+    assert {name: story.store.get(name) for name in sound} == sound
+    assert [story.store.get(name) for name in story.keys("damaged/")] == [data[:-1]]
+    assert check_job(story.store, "job").problems == []
+
+
+@pytest.mark.parametrize("name", ["job.json", "epochs/00000000000000000002.json"])
+def test_damaged_record_is_replaced(story: Story, name: str) -> None:
+    """A damaged job.json or epoch record is moved away and made anew; no manifest is written."""
+    story.store.put(f"job/{name}", b"{")
+    report = story.rebuild()
+
+    assert (report.moved, report.manifests) == ([f"job/{name}"], [])
+    assert report.checkpoint.startswith(f"{LAST}.")
+    assert report.is_proven
+    assert check_job(story.store, "job").problems == []
+    with service(story.store) as life:
+        assert life.open()["epoch"] > 3
+
+
+def test_missing_newest_manifests_are_noticed(story: Story) -> None:
+    """Manifests that are missing at the end do not look like a sound, older registry: notes prove that they were."""
+    story.lose(*(f"checkpoints/{checkpoint_id:020d}" for checkpoint_id in range(LAST - 2, LAST + 1)))
+    report = story.rebuild()
+
+    assert report.registry_problems == [f"manifests up to checkpoint {LAST - 1} are missing"]
+    assert story.restored(report.checkpoint) == story.contents[LAST]
+
+
+def test_sound_newer_manifest_is_never_overruled(story: Story) -> None:
+    """A rebuild does not go behind a checkpoint whose manifest is sound, also if its objects are lost."""
+    story.store.delete([story.object_of(LAST)])
+    story.lose("job.json")
+    before = story.keys("")
+
+    with pytest.raises(InvalidInputError, match=f"{LAST:020d}.* is sound"):
+        story.rebuild()
+    assert story.keys("") == before
+
+
+def test_newer_format_is_left_alone(story: Story) -> None:
+    """A manifest of a newer version is not damaged: nothing is rebuilt by a program that cannot read it."""
+    key = story.keys("checkpoints/")[-1]
+    story.store.put(key, b'{"checksum":"0","manifest":{"format":99}}')
+    story.lose("job.json")
+
+    with pytest.raises(InvalidInputError, match="newer version"):
+        story.rebuild()
+
+
+def test_other_life_of_job_is_ignored(story: Story) -> None:
+    """Objects of a job that had the same name before are not mixed with those of the job that is rebuilt."""
+    story.lose("job.json", "epochs/", "checkpoints/")
+    later = Story(story.store)
+    with service(story.store) as life:
+        life.open()
+        for checkpoint_id in range(3):
+            later.checkpoint(life, checkpoint_id, parallelism=2)
+    later.lose("epochs/", "checkpoints/")
+    report = later.rebuild()
+
+    assert report.checkpoint.startswith("2.")
+    assert later.restored(report.checkpoint) == later.contents[2]
+
+
+def test_unknown_job_is_not_found() -> None:
+    """Of a job without any object nothing can be rebuilt."""
+    with pytest.raises(NotFoundError):
+        Story(MemoryStore()).rebuild()
+
+
+def test_fenced_note_is_not_taken(story: Story) -> None:
+    """I4: a try of a driver that was overtaken never wins, also if the newer driver's checkpoints are all lost."""
+    keys = {story.object_of(checkpoint_id) for checkpoint_id in range(6, LAST + 1) if checkpoint_id != 9}
+    story.store.delete(keys)
+    story.lose("job.json", "epochs/")
+    story.store.delete([key for key in story.keys("checkpoints/") if not key.endswith(f"{6:020d}.000000.json")])
+    report = story.rebuild()
+
+    assert report.checkpoint.startswith("5.")
+    assert story.restored(report.checkpoint) == story.contents[5]
+
+
+def told_in(folder: Path, told: dict[str, Any], lose: Callable[[str], bool]) -> str:
+    """Write a story's objects into a folder, without some; return the folder's URL."""
+    store = open_store(f"file://{folder}")
+    for key, data in told["objects"].items():
+        if not lose(key):
+            store.put(key, data)
+    return store.url
+
+
+def test_command_rebuilds(told: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`dstl fsck --rebuild` tells what it would do and exits with 1; with --write it does it, and fsck is content."""
+    url = told_in(tmp_path, told, lambda key: "/segments/" not in key)
+    command = ["fsck", "--storage", url, "job"]
+    assert main(command) == 1
+    capsys.readouterr()
+    assert main([*command, "--rebuild"]) == 1
+    out = capsys.readouterr().out
+    assert "nothing was written; --write does it" in out
+    assert f"leave it out with --up-to {LAST - 1}" in out
+
+    assert main([*command, "--rebuild", "--write", "--up-to", str(LAST - 1), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["is_written"], report["is_proven"]) == (True, True)
+    assert main(command) == 0
+    assert main([*command, "--rebuild", "--write"]) == 2
+
+
+def test_note_of_complete_manifest_needs_no_older_one(story: Story) -> None:
+    """The note of a complete manifest names all that came before, so older notes may be gone."""
+    (empty,) = [m.note for m in opened(story.store).completed() if m.note is not None]
+    assert empty.entry.id.checkpoint_id == 9
+    story.store.delete([empty.object_key])
+    story.lose("job.json", "epochs/", "checkpoints/")
+    before = story.rebuild(write=False, up_to=19)
+    assert before.checkpoint.startswith("8.")
+    assert "nothing tells what checkpoint 9." in before.lost[0]
+
+    assert story.restored(story.rebuild().checkpoint) == story.contents[LAST]
+
+
+def rewound_story(then: str) -> Story:
+    """Tell of a job that was set back from 5 to 2, `then` went on, was set forward again, and went on."""
+    story = Story(MemoryStore())
+
+    def go_on(checkpoints: int) -> None:
+        with service(story.store) as life:
+            latest = life.open()["latest"]
+            begin = latest["ref"]["id"] + 1 if latest else 0
+            story.refs, story.contents = story.refs[:begin], story.contents[:begin]
+            story.refs[begin - 1 : begin] = [latest["ref"]] if latest else []
+            for checkpoint_id in range(begin, begin + checkpoints):
+                story.checkpoint(life, checkpoint_id, parallelism=2)
+
+    go_on(6)
+    given_up = list(story.contents)
+    report = rewind(opened(story.store, 90), "job", FakeIds(90), checkpoint_id=2, write=True)
+    del story.contents[3:]
+    if then != "nothing":
+        go_on(2)
+    if then == "set forward":
+        rewind(opened(story.store, 91), "job", FakeIds(91), savepoint=report.savepoint, write=True)
+        story.contents = given_up
+        go_on(1)
+    return story
+
+
+@pytest.mark.parametrize("then", ["nothing", "went on", "set forward"])
+def test_job_that_was_set_back_is_not_rebuilt_into_what_was_given_up(then: str) -> None:
+    """I10: whatever of the registry is lost, the job comes back where it stood, and is set back no second time."""
+    objects = (told := rewound_story(then)).store
+    rewound_from = opened(objects, 95).retained(1)[-1].rewound_from
+    for lost in (("checkpoints/",), ("checkpoints/r",), ("checkpoints/", "epochs/", "job.json", "savepoints/")):
+        story = Story(MemoryStore())
+        for info in objects.list(""):
+            story.store.put(info.key, objects.get(info.key))
+        story.lose(*lost)
+        report = story.rebuild()
+
+        assert story.restored(report.checkpoint) == told.contents[-1], lost
+        assert (report.lost, check_job(story.store, "job").problems) == ([], [])
+        rebuilt = opened(story.store, 96)
+        assert rebuilt.retained(1)[-1].rewound_from == rewound_from is not None
+        with service(story.store) as life:
+            assert life.open()["latest"]["ref"]["uid"] == report.checkpoint.split(".")[2]
+
+
+def test_savepoint_is_a_source(story: Story) -> None:
+    """A savepoint tells what a checkpoint consists of, also when all notes are lost, and proves that it existed."""
+    jobs = opened(story.store)
+    jobs.make_savepoint("kept", 25)
+    jobs.make_savepoint("damaged", 24)
+    story.store.put("job/savepoints/damaged.json", b"{}")
+    story.store.delete([story.object_of(26), story.object_of(LAST)])
+    story.lose("job.json", "epochs/", "checkpoints/")
+    assert "savepoints/damaged.json cannot be read" in " ".join(check_job(story.store, "job").problems)
+    report = story.rebuild()
+
+    assert (report.is_proven, report.moved) == (True, [])
+    assert report.checkpoint.startswith("25.")
+    assert story.restored(report.checkpoint) == story.contents[25]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_materialization_is_taken_if_it_is_there(is_there: bool) -> None:
+    """A rebuilt checkpoint begins with a snapshot of the table; where that is missing, with the log before it."""
+    handles = [handles_of([segment(checkpoint_id=number)], f"job/segments/h/{number}.seg")[0] for number in range(3)]
+    snapshot = MaterializationHandle("op", ALL_GROUPS, 0, "m", "job/materialized/m.json", 1)
+    tries = [
+        Try(
+            id=number,
+            uid=f"u{number}",
+            epoch=1,
+            stored_as=f"{number}.seg",
+            created_ms=0,
+            base=CheckpointRef(number - 1, 0, f"u{number - 1}") if number else None,
+            query_id="",
+            offsets="",
+            operators=(),
+            sets=(NotedSet(handle.entry.id, None),),
+            start=[StateView((), []), StateView((snapshot,), []), None][number],
+        )
+        for number, handle in enumerate(handles)
+    ]
+    stored = {handle.entry.id: [handle] for handle in handles}
+    missing = frozenset[str]() if is_there else frozenset({snapshot.index_key})
+    choice = choose(tries, Registry("job"), stored, missing)
+    made = manifests_of(choice, Registry("job"), "uid", stored)
+
+    assert [manifest.id for manifest in made] == ([1, 2] if is_there else [0, 1, 2])
+    assert [manifest.kind for manifest in made] == [ManifestKind.COMPLETE, *[ManifestKind.DELTA] * (len(made) - 1)]
+    assert made[0].materializations == ((snapshot,) if is_there else ())
+    assert [handle for manifest in made for handle in manifest.segments] == (handles[1:] if is_there else handles)
+
+
+def test_compacted_job_is_rebuilt() -> None:
+    """A job whose log was compacted, and whose older objects are deleted, is rebuilt at every checkpoint (I10, I14)."""
+    store = MemoryStore()
+    with service(store, compaction=EAGER, retention=NOW) as life:
+        job = Job(store, life)
+        for number in range(45):
+            job.checkpoint()
+            if number % 4 == 0 and number > 20:
+                copy = MemoryStore()
+                for key in job.keys("segments"):
+                    copy.put(key, store.get(key))
+                report = rebuild_registry(copy, "job", SystemClock(), SystemIds(), write=True)
+                with service(copy) as other:
+                    checkpoint_id, generation, uid = report.checkpoint.split(".")
+                    assert int(checkpoint_id) == number
+                    ref = {"id": number, "generation": int(generation), "uid": uid}
+                    assert Job(copy, other).restored(ref) == job.state
+        assert job.metric("dstl_compactions_total") > 0

@@ -1,0 +1,418 @@
+"""Downloads are shared and kept on disk, and nothing that happens to the disk is ever an error (I16)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dstl_service.registry.materialization_index import file_key
+from dstl_service.restore import download_cache
+from dstl_service.restore.download_cache import DownloadCache
+from storage.checksum import checksum128
+from storage.errors import CorruptDataError, NotFoundError, UnavailableError
+from storage.memory_store import MemoryStore
+from storage.model import KeyGroupRange
+from storage.segment_format import encode_object
+from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
+from tests.unit.dstl_service.samples import segment
+
+SST = "job/materialized/op/00000-00127/1.sst"
+SEGMENT_OBJECT = b"".join(encode_object([segment()])[0])
+SIZE = 3 * 1024 * 1024 + 5
+CONTENT = bytes(range(256)) * (SIZE // 256) + b"tail!"
+
+
+class World:
+    """A store with a few immutable objects, and caches on one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = FakeClock()
+        self.faulty = FaultyStore(MemoryStore())
+        self.store = RecordingStore(self.faulty)
+        self.faulty.put(SST, CONTENT)
+        self.made: list[DownloadCache] = []
+
+    def cache(self, bytes_max: int = 10 * SIZE, folder: Path | None = None) -> DownloadCache:
+        """Return a cache as a process of its own would have it."""
+        ids = FakeIds(len(self.made))
+        self.made.append(DownloadCache(self.store, folder or self.folder, bytes_max, 600, self.clock, ids))
+        return self.made[-1]
+
+    def gets(self, key: str = "*") -> int:
+        """Return how often the store was asked for bytes."""
+        return self.store.count("get", key) + self.store.count("get_range", key)
+
+    @property
+    def home(self) -> Path:
+        """Return this user's own folder within the given one."""
+        return self.folder / f"dstl-downloads-{os.geteuid()}"
+
+    def files(self) -> list[Path]:
+        """Return the files that are kept."""
+        return [path for path in self.folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Return a world; its caches are closed at the end."""
+    made = World(tmp_path / "downloads")
+    yield made
+    for cache in made.made:
+        cache.close()
+
+
+def test_object_is_downloaded_once(world: World) -> None:
+    """What was read once comes from disk from then on, whole or in parts."""
+    cache = world.cache()
+
+    assert [cache.get(SST) for _ in range(3)] == [CONTENT] * 3
+    assert cache.get_range(SST, 1_048_570, 20) == CONTENT[1_048_570:1_048_590]
+    assert cache.get_range(SST, SIZE - 3, 3) == b"il!"
+    assert world.gets() == 1
+    assert (cache.hits, cache.misses, cache.bytes_kept, cache.failures) == (4, 1, SIZE, 0)
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, 0), (0, SIZE), (5, 1), (2 << 20, 1 << 20), (SIZE, 0)])
+def test_part_is_read(world: World, offset: int, size: int) -> None:
+    """Any part is the same from the first download, from disk and from the store."""
+    cache = world.cache()
+    parts = [cache.get_range(SST, offset, size) for _ in range(2)]
+
+    assert parts == [CONTENT[offset : offset + size]] * 2
+    assert world.gets() == 1
+
+
+def test_range_behind_end_is_refused_as_by_store(world: World) -> None:
+    """A range that is not there is the store's error, before and after the download."""
+    cache = world.cache()
+    for _ in range(2):
+        with pytest.raises(CorruptDataError):
+            cache.get_range(SST, SIZE, 1)
+    with pytest.raises(NotFoundError):
+        cache.get("job/segments/h/none.seg")
+    with pytest.raises(NotFoundError):
+        cache.get_range("job/segments/h/none.seg", 0, 1)
+
+
+def test_concurrent_readers_share_download(world: World) -> None:
+    """Ten tables that are restored at once read each object once from the store (ChangelogRecoveryCachingITCase)."""
+    keys = [f"job/segments/host/{number}.seg" for number in range(3)]
+    for number, key in enumerate(keys):
+        world.faulty.put(key, encode_object([segment(payload=bytes([number]) * 5000)])[0])
+    world.faulty.inject(Fault("get", FaultKind.DELAY, times=None))
+    cache = world.cache()
+    begun = threading.Barrier(11)
+
+    def restore(_: int) -> list[bytes]:
+        begun.wait(30)
+        return [cache.get(key) for key in keys]
+
+    with ThreadPoolExecutor(10) as threads:
+        results = [threads.submit(restore, number) for number in range(10)]
+        begun.wait(30)
+        world.faulty.release()
+        read = [result.result(30) for result in results]
+
+    assert all(one == read[0] for one in read)
+    assert [world.gets(key) for key in keys] == [1, 1, 1]
+
+
+@pytest.fixture
+def large(world: World, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The key of a file of a snapshot that is too large to be held in memory; the pieces of it are small."""
+    monkeypatch.setattr(download_cache, "OBJECT_BYTES_MAX", SIZE - 1)
+    monkeypatch.setattr(download_cache, "PIECE_BYTES", 1024 * 1024)
+    key = file_key("job", "op", KeyGroupRange(0, 127), "uid", "000001.sst", checksum128(CONTENT), SIZE)
+    world.faulty.put(key, CONTENT)
+    return key
+
+
+def test_large_file_is_downloaded_once_in_pieces(world: World, large: str) -> None:
+    """Two tables read a file that is not held in memory: one HEAD, and each byte once from the store."""
+    cache = world.cache()
+    offsets = range(0, SIZE, 700_000)
+
+    for _ in range(2):
+        parts = [cache.get_range(large, offset, min(700_000, SIZE - offset)) for offset in offsets]
+        assert b"".join(parts) == CONTENT
+
+    assert (world.store.count("head"), world.gets()) == (1, 4)
+    assert cache.bytes_kept == SIZE
+
+
+def test_large_file_that_came_damaged_is_not_kept(world: World, large: str) -> None:
+    """What is not what its key says is read from the store by each reader, and no room is lost to it."""
+    world.faulty.delete([large])
+    world.faulty.put(large, CONTENT[:-1] + b"?")
+    cache = world.cache()
+
+    assert cache.get_range(large, SIZE - 2, 2) == CONTENT[-2:-1] + b"?"
+    assert (cache.bytes_kept, world.files()) == (0, [])
+
+
+def test_large_file_without_room_is_read_from_the_store(world: World, large: str) -> None:
+    """A file that is larger than the room for downloads costs requests, and no error."""
+    cache = world.cache(bytes_max=SIZE - 1)
+
+    assert cache.get_range(large, 5, 10) == CONTENT[5:15]
+    assert cache.bytes_kept == 0
+
+
+def test_failed_download_fails_nobody_else(world: World) -> None:
+    """If the one who downloads has no success, those who waited for it try for themselves."""
+    world.faulty.inject(Fault("get", FaultKind.FAIL_BEFORE))
+    cache = world.cache()
+    with pytest.raises(UnavailableError):
+        cache.get(SST)
+
+    assert cache.get(SST) == CONTENT
+
+
+def test_other_objects_are_not_kept(world: World) -> None:
+    """Objects that may change are read from the store each time."""
+    world.faulty.put("job/job.json", b"1")
+    cache = world.cache()
+    assert (cache.get("job/job.json"), cache.get_range("job/job.json", 0, 1)) == (b"1", b"1")
+    world.faulty.put("job/job.json", b"2")
+
+    assert cache.get("job/job.json") == b"2"
+    assert world.files() == []
+
+
+def test_large_object_is_read_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an object beyond the limit only what is asked for is read, and nothing is kept."""
+    monkeypatch.setattr(download_cache, "OBJECT_BYTES_MAX", SIZE - 1)
+    cache = world.cache()
+
+    assert cache.get_range(SST, 3, 4) == CONTENT[3:7]
+    assert world.store.count("get") == 0
+    assert cache.get(SST) == CONTENT
+    assert world.files() == []
+
+
+def test_space_is_bounded(world: World) -> None:
+    """The files never take more than the limit; what was not read for longest goes first."""
+    keys = [f"job/materialized/{number}.sst" for number in range(4)]
+    for key in keys:
+        world.faulty.put(key, b"x" * 100)
+    cache = world.cache(bytes_max=250)
+    for key in (keys[0], keys[1], keys[0], keys[2], keys[0], keys[1]):
+        cache.get(key)
+        assert cache.bytes_kept == sum(path.stat().st_size for path in world.files()) <= 250
+
+    assert [world.gets(key) for key in keys] == [1, 2, 1, 0]
+    world.faulty.put(keys[3], b"x" * 251)
+    assert (len(cache.get(keys[3])), cache.bytes_kept) == (251, 200)
+
+
+def test_cache_of_no_bytes_keeps_nothing(world: World) -> None:
+    """The cache can be switched off; then no file is ever made."""
+    cache = world.cache(bytes_max=0)
+
+    assert [cache.get(SST), cache.get_range(SST, 0, 5)] == [CONTENT, CONTENT[:5]]
+    assert not world.folder.exists()
+
+
+def test_idle_files_are_removed(world: World) -> None:
+    """A file that nobody read for the idle time is removed; one that was read stays."""
+    world.faulty.put("job/segments/h/1.seg", encode_object([segment()])[0])
+    cache = world.cache()
+    cache.get(SST)
+    cache.get("job/segments/h/1.seg")
+    world.clock.advance(400_000)
+    cache.get(SST)
+    world.clock.advance(200_000)
+    cache.sweep()
+
+    assert [path.stat().st_size for path in world.files()] == [SIZE]
+    assert cache.bytes_kept == SIZE
+    world.clock.advance(600_000)
+    cache.sweep()
+    assert (world.files(), cache.bytes_kept) == ([], 0)
+
+
+def test_idle_files_go_by_themselves(world: World, tmp_path: Path) -> None:
+    """Nobody needs to read anything for idle files to be removed."""
+    cache = DownloadCache(world.store, tmp_path / "own", 10 * SIZE, 1, world.clock, FakeIds(77))
+    world.made.append(cache)
+    cache.get(SST)
+    world.clock.advance(1_000)
+    deadline = threading.Event()
+    for _ in range(600):
+        if not cache.bytes_kept:
+            break
+        deadline.wait(0.05)
+
+    assert cache.bytes_kept == 0
+
+
+def flip(path: Path) -> None:
+    """Flip a bit in the middle."""
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip,
+        lambda path: os.truncate(path, SIZE // 2),
+        lambda path: os.truncate(path, 0),
+        Path.unlink,
+        lambda path: shutil.rmtree(path.parent),
+        lambda path: (path.unlink(), path.mkdir()),
+    ],
+    ids=["flipped", "cut", "empty", "deleted", "folder deleted", "replaced"],
+)
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_damaged_file_is_read_from_store(world: World, damage: Callable[[Path], Any], in_parts: bool) -> None:
+    """I16, I10: a damaged file is dropped, and the object read from the store and kept again; nobody sees an error."""
+    cache = world.cache()
+
+    def read() -> bytes:
+        return cache.get_range(SST, SIZE // 2 - 10, 100) if in_parts else cache.get(SST)
+
+    expected = read()
+    (path,) = world.files()
+    damage(path)
+
+    assert [read() for _ in range(4)] == [expected] * 4
+    # Where the folder itself is gone, the file cannot be written at first.
+    assert (world.gets(), cache.failures) == ((2, 1) if path.parent.exists() else (3, 2))
+    assert len(world.files()) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "data"),
+    [
+        ("job/segments/h/1.seg", SEGMENT_OBJECT),
+        (file_key("job", "op", KeyGroupRange(0, 127), "uid", "000001.sst", checksum128(CONTENT), SIZE), CONTENT),
+        (file_key("job", "op", KeyGroupRange(0, 127), "uid", "CURRENT", checksum128(b"file"), 4), b"file"),
+    ],
+)
+def test_damaged_download_is_not_kept(world: World, key: str, data: bytes) -> None:
+    """I10: what came through damaged is given to its reader, who notices, and kept for nobody; what is sound is."""
+    world.faulty.put(key, data[:-1])
+    cache = world.cache()
+    assert cache.get(key) == data[:-1]
+    world.faulty.put(key, data)
+
+    assert [cache.get(key) for _ in range(3)] == [data] * 3
+    assert world.gets(key) == 2
+
+
+@pytest.mark.parametrize("kind", ["a file", "below a file", "of others"])
+def test_unusable_folder_only_slows(world: World, tmp_path: Path, kind: str) -> None:
+    """I16: where no file can be written, or others could write it, everything is read from the store."""
+    folder = tmp_path / "folder"
+    if kind == "of others":
+        folder.mkdir()
+        folder.chmod(0o777)
+    else:
+        folder.write_bytes(b"")
+    cache = world.cache(folder=folder / "below" if kind == "below a file" else folder)
+
+    assert [cache.get(SST) for _ in range(3)] == [CONTENT] * 3
+    assert (world.gets(), cache.bytes_kept, cache.failures) == (3, 0, 3)
+
+
+def test_files_are_private(world: World) -> None:
+    """Nobody but the service's user can read what is kept."""
+    world.cache().get(SST)
+    (path,) = world.files()
+
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (world.home, path.parent)] == [0o700, 0o700]
+
+
+def test_close_removes_files_and_may_be_repeated(world: World) -> None:
+    """Closing removes all files, closing twice is harmless, and a reader that comes late is still served."""
+    cache = world.cache()
+    cache.get(SST)
+    cache.close()
+    cache.close()
+
+    assert list(world.home.iterdir()) == []
+    assert cache.get(SST) == CONTENT
+    assert list(world.home.iterdir()) == []
+
+
+def test_files_of_dead_processes_are_removed(world: World) -> None:
+    """Files of processes that died are removed by the next one; those of one that lives stay."""
+    living = world.cache()
+    living.get(SST)
+    dead = world.home / f"part-{'0' * 32}"
+    dead.mkdir()
+    (dead / "1").write_bytes(CONTENT)
+    Path(f"{dead}.lock").touch()
+    other = world.cache()
+    other.get(SST)
+
+    assert len(world.files()) == 2
+    assert {path.stat().st_size for path in world.files()} == {SIZE}
+    assert not Path(f"{dead}.lock").exists()
+    living.get(SST)
+    assert living.hits == 1
+
+
+def test_nothing_foreign_is_removed(world: World) -> None:
+    """Whatever a user names as the folder, nothing goes that does not bear this cache's own mark: name and lock."""
+    foreign = [
+        world.folder / "photos" / "1.jpg",
+        world.folder / f"part-{'1' * 32}" / "thesis",
+        world.home / "photos" / "2.jpg",
+        world.home / f"part-{'2' * 32}" / "without-lock",
+        world.home / "part-notes.lock",
+    ]
+    for path in foreign:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"precious")
+    (world.folder / f"part-{'1' * 32}.lock").touch()
+    world.home.chmod(0o700)
+    cache = world.cache()
+    cache.get(SST)
+    assert len([path for path in world.home.rglob("part-*/1") if path.is_file()]) == 1
+    cache.close()
+
+    assert [path for path in foreign if not path.is_file()] == []
+
+
+@pytest.mark.parametrize("place", ["home", "part"])
+def test_planted_link_leads_nowhere(world: World, tmp_path: Path, place: str) -> None:
+    """What a link in the folder points to stays as it is, be it in the place of the cache's folder or of a part."""
+    victim = tmp_path / "victim" / f"part-{'3' * 32}"
+    victim.mkdir(parents=True)
+    (victim / "diary").write_bytes(b"precious")
+    Path(f"{victim}.lock").touch()
+    world.home.parent.mkdir(parents=True)
+    if place == "home":
+        world.home.symlink_to(victim.parent)
+        strange_link(world.home)
+    else:
+        world.home.mkdir(mode=0o700)
+        (world.home / f"part-{'4' * 32}").symlink_to(victim)
+        (world.home / f"part-{'4' * 32}.lock").symlink_to(f"{victim}.lock")
+        (world.home / f"part-{'5' * 32}").symlink_to(victim)
+        (world.home / f"part-{'5' * 32}.lock").touch()
+
+    assert world.cache().get(SST) == CONTENT
+    assert (victim / "diary").is_file()
+
+
+def strange_link(link: Path) -> None:
+    """Let a link belong to another user, or where that cannot be, lead through a folder that others can write."""
+    if os.geteuid() == 0:
+        os.chown(link, 65534, 65534, follow_symlinks=False)
+    else:
+        link.resolve().chmod(0o777)

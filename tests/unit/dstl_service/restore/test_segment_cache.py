@@ -1,0 +1,100 @@
+"""The memory of recent segments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dstl_service.restore.segment_cache import SegmentCache
+from storage.model import SegmentHandle
+from tests.unit.dstl_service.samples import handles_of, segment
+
+HANDLES = handles_of([segment(sqn) for sqn in range(4)])
+
+
+def test_kept_payload_is_given_back() -> None:
+    """What was put is found by its handle, and only by its own."""
+    cache = SegmentCache(100)
+    cache.put(HANDLES[0], b"zero")
+
+    assert cache.get(HANDLES[0]) == b"zero"
+    assert cache.get(HANDLES[1]) is None
+    assert (cache.hits, cache.misses) == (1, 1)
+
+
+def test_same_place_in_other_object_is_other() -> None:
+    """The object's key is part of a payload's place."""
+    cache = SegmentCache(100)
+    cache.put(HANDLES[0], b"zero")
+
+    assert cache.get(handles_of([segment(0)], "job/segments/other/9.seg")[0]) is None
+
+
+def test_least_recently_used_goes_first() -> None:
+    """I16: when the limit is passed, the payload that was not used for longest is dropped."""
+    cache = SegmentCache(30)
+    for handle in HANDLES[:3]:
+        cache.put(handle, b"x" * 10)
+    cache.get(HANDLES[0])
+    cache.put(HANDLES[3], b"y" * 10)
+
+    assert [cache.get(handle) is not None for handle in HANDLES] == [True, False, True, True]
+
+
+def test_oversized_payload_drops_nothing() -> None:
+    """A payload larger than the whole cache is not kept, and the others stay."""
+    cache = SegmentCache(10)
+    cache.put(HANDLES[0], b"x" * 10)
+    cache.put(HANDLES[1], b"x" * 11)
+
+    assert cache.get(HANDLES[0]) is not None
+    assert cache.get(HANDLES[1]) is None
+
+
+def test_replaced_payload_is_counted_once() -> None:
+    """I9: putting the same payload again takes no room twice."""
+    cache = SegmentCache(20)
+    for _ in range(5):
+        cache.put(HANDLES[0], b"x" * 10)
+    cache.put(HANDLES[1], b"x" * 10)
+
+    assert cache.get(HANDLES[0]) is not None
+    assert cache.get(HANDLES[1]) is not None
+
+
+def test_cache_of_no_bytes_keeps_nothing() -> None:
+    """I16: a cache can be switched off."""
+    cache = SegmentCache(0)
+    cache.put(HANDLES[0], b"x")
+
+    assert cache.get(HANDLES[0]) is None
+
+
+def of_job(job: str, number: int) -> SegmentHandle:
+    """Return a handle of a job."""
+    handle = handles_of([segment(number)], f"{job}/segments/host/{number}.seg")[0]
+    return replace(handle, entry=replace(handle.entry, id=replace(handle.entry.id, job=job)))
+
+
+def test_job_drives_out_only_its_own() -> None:
+    """A job with much traffic gives its own payloads when the memory is full; those of a quiet one stay."""
+    cache = SegmentCache(100)
+    quiet = [of_job("quiet", number) for number in range(3)]
+    for handle in quiet:
+        cache.put(handle, b"x" * 10)
+    for number in range(50):
+        cache.put(of_job("busy", number), b"y" * 10)
+
+    assert all(cache.get(handle) is not None for handle in quiet)
+    assert sum(cache.get(of_job("busy", number)) is not None for number in range(50)) == 7
+    assert cache.bytes_kept == 100
+
+
+def test_jobs_share_memory_evenly() -> None:
+    """Two jobs with much traffic each keep half of the memory, whoever came first."""
+    cache = SegmentCache(100)
+    for job in ("first", "second"):
+        for number in range(50):
+            cache.put(of_job(job, number), b"y" * 10)
+
+    kept = [sum(cache.get(of_job(job, number)) is not None for number in range(50)) for job in ("first", "second")]
+    assert kept == [5, 5]

@@ -1,0 +1,90 @@
+"""Which materializations and segments of a state count."""
+
+from __future__ import annotations
+
+from dstl_service.registry.manifest import StateView
+from dstl_service.restore.truncation import counted_materializations, truncate, would_count
+from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle
+from tests.unit.dstl_service.samples import handles_of, segment
+
+
+def snapshot(first: int, last: int, checkpoint_id: int, uid: str = "", operator: str = "op") -> MaterializationHandle:
+    """Return a materialization."""
+    uid = uid or f"{first}-{last}-{checkpoint_id}"
+    return MaterializationHandle(operator, KeyGroupRange(first, last), checkpoint_id, uid, f"{uid}.json", 1)
+
+
+def log(*checkpoints: int, operator: str = "op") -> list[SegmentHandle]:
+    """Return segments of the key groups 0-9 and 10-19, one each per checkpoint."""
+    return [
+        handles_of([segment(checkpoint_id=checkpoint_id, partition=partition, operator=operator)])[0]
+        for checkpoint_id in checkpoints
+        for partition in (0, 1)
+    ]
+
+
+def left(view: StateView) -> list[tuple[int, int]]:
+    """Return checkpoint and partition of what is left of a log."""
+    return [(handle.entry.id.checkpoint_id, handle.entry.id.partition) for handle in view.log]
+
+
+def test_log_is_cut_behind_snapshot() -> None:
+    """Of the materialized key groups the log up to the snapshot's checkpoint goes, and only that."""
+    view = truncate(StateView((), log(1, 2, 3)), [snapshot(0, 9, 2)])
+
+    assert left(view) == [(1, 1), (2, 1), (3, 0), (3, 1)]
+
+
+def test_partly_covered_segment_stays() -> None:
+    """A segment is kept while one of its key groups is not materialized, and goes with the last of them."""
+    view = truncate(StateView((), log(1)), [snapshot(0, 4, 1)])
+    assert left(view) == [(1, 0), (1, 1)]
+
+    assert left(truncate(view, [snapshot(5, 12, 1)])) == [(1, 1)]
+
+
+def test_older_snapshots_go_with_their_last_key_group() -> None:
+    """A materialization goes when newer ones, together, hold all its key groups."""
+    old, first, second = snapshot(0, 9, 1), snapshot(0, 4, 2), snapshot(5, 12, 3)
+    view = truncate(StateView((old,), []), [first])
+    assert view.materializations == (first, old)
+
+    assert truncate(view, [second]).materializations == (first, second)
+
+
+def test_older_snapshot_does_not_enter() -> None:
+    """One that comes late, when a newer one is there, changes nothing."""
+    view = StateView((snapshot(0, 9, 5),), log(6))
+
+    assert truncate(view, [snapshot(0, 9, 4), snapshot(2, 3, 5, "z")]) == view
+    assert not would_count(view, snapshot(0, 9, 4))
+    assert would_count(view, snapshot(0, 9, 6))
+    assert would_count(view, snapshot(0, 10, 4))
+
+
+def test_other_operator_is_left_alone() -> None:
+    """An operator's snapshot says nothing of another operator's log and snapshots."""
+    other = snapshot(0, 9, 1, operator="other")
+    view = truncate(StateView((other,), [*log(1), *log(1, operator="other")]), [snapshot(0, 19, 2)])
+
+    assert other in view.materializations
+    assert {handle.entry.id.operator for handle in view.log} == {"other"}
+
+
+def test_repetition_changes_nothing() -> None:
+    """What a state has already can enter it again without effect; without anything new it is the same object."""
+    view = truncate(StateView((), log(1, 2)), [snapshot(0, 9, 1)])
+
+    assert truncate(view, []) is view
+    assert truncate(view, list(view.materializations)) == view
+
+
+def test_newest_counts_for_each_key_group() -> None:
+    """For a wider table each key group comes from the newest snapshot that holds it."""
+    old, new = snapshot(0, 19, 1), snapshot(5, 9, 2)
+
+    assert counted_materializations([old, new], [], KeyGroupRange(3, 12)) == [
+        (new, (KeyGroupRange(5, 9),)),
+        (old, (KeyGroupRange(3, 4), KeyGroupRange(10, 12))),
+    ]
+    assert counted_materializations([old, new], [], KeyGroupRange(6, 7)) == [(new, (KeyGroupRange(6, 7),))]

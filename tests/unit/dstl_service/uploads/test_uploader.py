@@ -1,0 +1,359 @@
+"""Uploads whose attempts may overlap."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from dstl_service.uploads.fair_slots import FairSlots
+from dstl_service.uploads.uploader import ThreadPerCall, Uploader
+from storage.errors import DstlError, InvalidInputError, UnavailableError
+from storage.memory_store import MemoryStore
+from storage.model import Segment, SegmentHandle
+from storage.object_store import ObjectData
+from storage.retry_policy import RetryPolicy
+from storage.segment_reader import read_segments
+from storage.testing import FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
+from tests.unit.dstl_service.samples import segment
+
+HEDGED = RetryPolicy(timeout_ms=100, attempts_max=3, delay_after_error_ms=1)
+SLOWLY_HEDGED = RetryPolicy(timeout_ms=1_000, attempts_max=3, delay_after_error_ms=1)  # the last one must win
+PATIENT = RetryPolicy(timeout_ms=10_000, attempts_max=3, delay_after_error_ms=1)
+SETS = [segment(0, b"zero"), segment(1, b"one")]
+
+
+class Bench:
+    """An uploader on a store that fails by script; counts what reaches the store."""
+
+    def __init__(self, policy: RetryPolicy, threads: int, *faults: Fault, **limits: int) -> None:
+        self.inner = MemoryStore()
+        self.faulty = FaultyStore(self.inner, *faults)
+        self.store = RecordingStore(self.faulty)
+        self.executor = ThreadPoolExecutor(threads)
+        self.uploader = Uploader(self.store, self.executor, policy, FakeIds(), "host", **limits)
+
+    def upload(self, *segments: Segment) -> list[SegmentHandle]:
+        """Upload sets in an event loop of its own."""
+
+        async def stored() -> list[SegmentHandle]:
+            return await self.uploader.begin("job", segments or SETS).stored()
+
+        return asyncio.run(stored())
+
+    def payloads(self, handles: list[SegmentHandle]) -> list[bytes]:
+        """Read back what the handles point at."""
+        return [bytes(payload) for _, payload in read_segments(self.inner, handles)]
+
+
+@contextmanager
+def bench(policy: RetryPolicy, *faults: Fault, threads: int = 3, **limits: int) -> Iterator[Bench]:
+    """Give a bench, and end its threads."""
+    made = Bench(policy, threads, *faults, **limits)
+    try:
+        yield made
+    finally:
+        made.faulty.heal()
+        made.executor.shutdown()
+
+
+def test_sets_share_one_object() -> None:
+    """A batch becomes one object, named by job, host and a unique id, and each set gets its handle."""
+    with bench(PATIENT) as made:
+        handles = made.upload()
+
+        assert {handle.object_key for handle in handles} == {f"job/segments/host/{1:032x}.seg"}
+        assert [handle.entry.id for handle in handles] == [one.id for one in SETS]
+        assert made.payloads(handles) == [b"zero", b"one"]
+        assert made.store.count("put") == 1
+
+
+def test_hung_attempt_is_overtaken() -> None:
+    """I6: while the first attempt hangs, the second one stores the batch."""
+    with bench(HEDGED, Fault("put", FaultKind.DELAY)) as made:
+        handles = made.upload()
+
+        assert made.payloads(handles) == [b"zero", b"one"]
+        assert made.store.count("put") >= 2
+
+
+def test_late_loser_changes_nothing() -> None:
+    """I6: an attempt that ends after another one won wrote the same bytes to the same key."""
+    with bench(HEDGED, Fault("put", FaultKind.DELAY)) as made:
+        handles = made.upload()
+        before = made.inner.get(handles[0].object_key)
+        made.faulty.heal()
+        made.executor.shutdown(wait=True)
+
+        assert len(set(made.store.keys("put"))) == 1
+        assert made.inner.get(handles[0].object_key) == before
+
+
+def test_last_attempt_gets_its_time() -> None:
+    """I6: two attempts may hang, the third still wins."""
+    with bench(SLOWLY_HEDGED, Fault("put", FaultKind.DELAY, times=2)) as made:
+        assert made.payloads(made.upload()) == [b"zero", b"one"]
+        assert made.store.count("put") == 3
+
+
+def test_all_attempts_hang() -> None:
+    """I6: when no attempt ends in time, the upload fails; nothing waits for ever."""
+    with (
+        bench(HEDGED, Fault("put", FaultKind.DELAY, times=None)) as made,
+        pytest.raises(UnavailableError, match="3 attempts"),
+    ):
+        made.upload()
+
+
+@pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
+@pytest.mark.parametrize("failures", [1, 4])
+def test_error_is_retried(kind: FaultKind, failures: int) -> None:
+    """I6: errors are retried, not only time-outs; a lost response too. No attempt follows the one that succeeds."""
+    policy = RetryPolicy(timeout_ms=10_000, attempts_max=5, delay_after_error_ms=1)
+    with bench(policy, Fault("put", kind, times=failures)) as made:
+        assert made.payloads(made.upload()) == [b"zero", b"one"]
+        assert made.store.count("put") == failures + 1
+        assert len(set(made.store.keys("put"))) == 1
+
+
+def test_error_is_retried_after_delay() -> None:
+    """The attempt after an error waits, so that a store in trouble is not asked at once."""
+    policy = RetryPolicy(timeout_ms=10_000, attempts_max=2, delay_after_error_ms=30)
+
+    async def timed(made: Bench) -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await made.uploader.begin("job", SETS).stored()
+        return loop.time() - began
+
+    with bench(policy, Fault("put", FaultKind.FAIL_BEFORE)) as made:
+        assert asyncio.run(timed(made)) >= 0.029
+
+
+def test_attempt_after_time_out_does_not_wait() -> None:
+    """The delay is for errors: the attempt after one that is late starts at once, while the first goes on."""
+    policy = RetryPolicy(timeout_ms=1_000, attempts_max=2, delay_after_error_ms=3_600_000)
+    with bench(policy, Fault("put", FaultKind.DELAY)) as made:
+        assert made.payloads(made.upload()) == [b"zero", b"one"]
+        assert made.uploader.attempts_running == 1
+
+
+def test_next_attempt_waits_for_time_out() -> None:
+    """The second attempt starts no earlier than the time that the first one has alone."""
+    policy = RetryPolicy(timeout_ms=1_000, attempts_max=2, delay_after_error_ms=0)
+
+    async def timed(made: Bench) -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await made.uploader.begin("job", SETS).stored()
+        return loop.time() - began
+
+    with bench(policy, Fault("put", FaultKind.DELAY)) as made:
+        assert asyncio.run(timed(made)) >= 0.999
+
+
+def test_single_attempt_is_not_repeated() -> None:
+    """With one attempt an error ends the upload: nothing is retried, nothing is hedged."""
+    policy = RetryPolicy(timeout_ms=10_000, attempts_max=1, delay_after_error_ms=1)
+    with bench(policy, Fault("put", FaultKind.FAIL_BEFORE)) as made:
+        with pytest.raises(UnavailableError, match="1 attempts"):
+            made.upload()
+        assert made.store.count("put") == 1
+
+
+def test_attempt_that_cannot_start_is_an_error() -> None:
+    """An executor that takes nothing more, as one without threads, fails the upload and leaves nothing counted."""
+    with bench(PATIENT) as made:
+        made.executor.shutdown()
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            made.upload()
+        assert made.uploader.attempts_running == 0
+        assert all(made.uploader.slots.acquire_at_once("job") for _ in range(5))
+
+
+def test_job_whose_uploads_hang_leaves_others_their_places() -> None:
+    """I6, B13: neither the slots nor the attempts of one job are all there are."""
+
+    async def run(made: Bench) -> list[bool]:
+        uploads = [asyncio.create_task(made.uploader.begin("hanging", SETS).stored()) for _ in range(20)]
+        await asyncio.sleep(0)
+        stored = [bool(await asyncio.wait_for(made.uploader.begin("other", SETS).stored(), 10))]
+        for upload in uploads:
+            upload.cancel()
+        await asyncio.gather(*uploads, return_exceptions=True)
+        made.uploader.slots = FairSlots(20)  # the threads hang on
+        refused = [asyncio.ensure_future(made.uploader.attempt("hanging", "hanging/x", [b"x"])) for _ in range(8)]
+        await asyncio.sleep(0)
+        assert any(attempt.done() and "hang already" in str(attempt.result()) for attempt in refused)
+        return [*stored, bool(await asyncio.wait_for(made.uploader.begin("other", SETS).stored(), 10))]
+
+    with bench(
+        PATIENT,
+        Fault("put", FaultKind.DELAY, "hanging/*", times=None),
+        threads=16,
+        slots=5,
+        attempts_running_max=8,
+    ) as made:
+        assert asyncio.run(run(made)) == [True, True]
+
+
+def test_winner_is_named() -> None:
+    """The upload tells which attempt stored the object, and how many were begun."""
+
+    async def run(made: Bench) -> tuple[int, int]:
+        upload = made.uploader.begin("job", SETS)
+        await upload.stored()
+        return upload.winner, upload.attempts
+
+    with bench(SLOWLY_HEDGED, Fault("put", FaultKind.DELAY, times=2)) as made:
+        assert asyncio.run(run(made)) == (3, 3)
+
+
+def test_error_while_attempt_hangs() -> None:
+    """I6: a hung first and a failing second attempt leave the third one to win."""
+    with bench(SLOWLY_HEDGED, Fault("put", FaultKind.DELAY), Fault("put", FaultKind.FAIL_BEFORE)) as made:
+        assert made.payloads(made.upload()) == [b"zero", b"one"]
+        assert made.store.count("put") == 3
+
+
+def test_all_attempts_fail() -> None:
+    """When every attempt fails, the upload's error says how many there were and why the last one failed."""
+    with bench(PATIENT, Fault("put", FaultKind.FAIL_BEFORE, times=None)) as made:
+        with pytest.raises(UnavailableError, match="3 attempts: injected fault"):
+            made.upload()
+        assert made.store.count("put") == 3
+
+
+@pytest.mark.parametrize("error", [InvalidInputError("no"), ValueError("bug")])
+def test_lasting_error_is_not_retried(error: Exception) -> None:
+    """An error that a repetition cannot heal ends the upload at once, as it is."""
+    with bench(PATIENT, Fault("put", FaultKind.FAIL_BEFORE, error=lambda: error)) as made:
+        with pytest.raises(type(error), match=str(error)):
+            made.upload()
+        assert made.store.count("put") == 1
+
+
+def test_damaged_payload_is_not_uploaded() -> None:
+    """I10: a set whose bytes changed since they were received never reaches the store."""
+    payload = bytearray(b"good")
+    one = segment(payload=payload)
+    payload[0] ^= 1
+    with bench(PATIENT) as made:
+        with pytest.raises(DstlError):
+            made.upload(one)
+        assert made.store.count("put") == 0
+
+
+def test_attempt_after_give_up_counts() -> None:
+    """I7: an attempt that ends well after its upload was given up has stored the batch, and this is noticed."""
+
+    async def run(made: Bench) -> bool:
+        upload = made.uploader.begin("job", SETS)
+        with pytest.raises(UnavailableError):
+            await upload.stored()
+        made.faulty.heal()
+        return await upload.ended()
+
+    with bench(HEDGED, Fault("put", FaultKind.DELAY, times=None)) as made:
+        assert asyncio.run(run(made))
+
+
+def test_failed_attempts_store_nothing() -> None:
+    """An upload whose every attempt failed is not taken for a stored one, whatever its late attempts raise."""
+
+    async def run(made: Bench) -> bool:
+        upload = made.uploader.begin("job", SETS)
+        with pytest.raises(UnavailableError):
+            await upload.stored()
+        made.faulty.heal()
+        return await upload.ended()
+
+    class Late(MemoryStore):
+        """A store that fails late, in an unforeseen manner."""
+
+        def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
+            raise ValueError("late")
+
+    with bench(HEDGED, Fault("put", FaultKind.DELAY, times=None)) as made:
+        made.faulty._inner = Late()
+        assert not asyncio.run(run(made))
+
+
+def test_hung_uploads_let_others_pass() -> None:
+    """I6: uploads whose attempts hang for ever hold their slots no longer than one time-out, and nobody starves."""
+    slots = 2
+
+    async def run(made: Bench) -> list[SegmentHandle]:
+        hung = [asyncio.create_task(made.uploader.begin("hung", SETS).stored()) for _ in range(3 * slots)]
+        handles = await asyncio.wait_for(made.uploader.begin("job", SETS).stored(), 20)
+        with pytest.raises(UnavailableError):
+            await asyncio.gather(*hung)
+        await asyncio.wait(hung)
+        return handles
+
+    fault = Fault("put", FaultKind.DELAY, "hung/*", times=None)
+    with bench(HEDGED, fault, threads=64, slots=slots) as made:
+        assert made.payloads(asyncio.run(run(made))) == [b"zero", b"one"]
+
+
+def test_slots_bound_uploads_at_once() -> None:
+    """While the store is merely slow, no more uploads run than there are slots."""
+
+    async def run(made: Bench) -> None:
+        uploads = [asyncio.create_task(made.uploader.begin("job", SETS).stored()) for _ in range(6)]
+        while made.store.count("put") < 2:  # noqa: ASYNC110 - counted in other threads
+            await asyncio.sleep(0.001)
+        assert made.uploader.attempts_running == 2
+        made.faulty.heal()
+        await asyncio.gather(*uploads)
+
+    with bench(PATIENT, Fault("put", FaultKind.DELAY, times=2), threads=8, slots=2) as made:
+        asyncio.run(run(made))
+        assert made.store.count("put") == 6
+
+
+def test_threads_of_hung_attempts_are_bounded() -> None:
+    """I6: a store that hangs altogether costs only so many threads; what comes then fails and is kept."""
+
+    async def run(made: Bench) -> None:
+        hung = [asyncio.create_task(made.uploader.begin(job, SETS).stored()) for job in ("job", "other") * 2]
+        await asyncio.wait(hung)
+        with pytest.raises(UnavailableError, match="hang already"):
+            await made.uploader.begin("job", SETS).stored()
+        assert made.uploader.attempts_running == 5
+
+    with bench(HEDGED, Fault("put", FaultKind.DELAY, times=None), threads=64, attempts_running_max=5) as made:
+        asyncio.run(run(made))
+        assert made.store.count("put") == 5
+
+
+def test_failed_attempt_keeps_no_bytes() -> None:
+    """I9: when an upload has failed, nothing but the book holds its bytes: no error, no traceback, no cycle."""
+
+    class Payload(bytearray):
+        """Bytes that can be watched."""
+
+    payload = Payload(b"payload")
+    watched = weakref.ref(payload)
+    one = segment(payload=payload)
+    with bench(PATIENT, Fault("put", FaultKind.FAIL_BEFORE, times=None)) as made:
+        made.uploader._executor = ThreadPerCall("test")
+
+        async def run(*segments: Segment) -> None:
+            upload = made.uploader.begin("job", segments)
+            with pytest.raises(UnavailableError):
+                await upload.stored()
+            await upload.ended()
+
+        gc.disable()
+        try:
+            asyncio.run(run(one))
+            del one, payload
+            assert watched() is None
+        finally:
+            gc.enable()

@@ -5,11 +5,11 @@ A table is a cache (I16): it may be lost at any time and is rebuilt from the log
 checkpoints contain (I1): the changes of a batch come in when a later batch advances the table past it.
 The version is written in the same write as the changes, or withdrawn before and set after them when they need several,
 so a process that dies in between leaves a table that knows what it is. RocksDB's own log is not used for that reason.
-Most batches only open a table to read; the newest changes lie in its journal then (`table_journal`).
+Most batches only open a table to read; the newest changes lie in its journal then (`journal`).
 
-How its files are opened, and what follows where they cannot be, is a table in `table_files`. A table belongs to one
+How its files are opened, and what follows where they cannot be, is a table in `files`. A table belongs to one
 task at a time: other tasks of the host that want the same key groups (speculative copies, zombies) get another *slot*
-(`table_slots`). Beside a slot lie its snapshots; who opens the slot removes those that a crash left behind.
+(`slots`). Beside a slot lie its snapshots; who opens the slot removes those that a crash left behind.
 """
 
 from __future__ import annotations

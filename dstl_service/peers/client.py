@@ -1,7 +1,7 @@
 """
 Calls between services: the coordinator asks the sidecars of other hosts to make their sets durable.
 
-Blocking; `peer_calls` calls it in threads. The standard library's client is enough: a call per host and checkpoint.
+Blocking; `calls` calls it in threads. The standard library's client is enough: a call per host and checkpoint.
 Nothing of what a peer answers but handles and the kind of its error is handed on: who asks for a call to an address
 shall not read by it what is said there.
 """

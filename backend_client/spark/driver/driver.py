@@ -376,17 +376,6 @@ def _apply(steps: Sequence[Step], frame: DataFrame, offsets: str) -> DataFrame:
     return at_batch_time(frame, offsets) if steps else frame
 
 
-def _late_until_ms(operator: Operator, context: BatchContext) -> int | None:
-    """
-    Return up to which moment an operator's rows are late; None where they never are.
-
-    As on Spark it is the watermark of the batch before: the batch's own where that was closed at it.
-    """
-    if context.time is None or operator.event_time is None:
-        return None
-    return context.time.previous_watermark_ms
-
-
 def _pack(frame: StatefulDataFrame, function: BatchFunction | ForeachRows, shipments: Shipments) -> None:
     """Pack what is sent to tasks, so that what cannot be is found before the job is taken over."""
     for operator in frame.operators:
@@ -399,6 +388,17 @@ def _pack(frame: StatefulDataFrame, function: BatchFunction | ForeachRows, shipm
 
 def _shipped(steps: Sequence[Step], shipments: Shipments) -> tuple[Step, ...]:
     return tuple(step.with_function(shipments.function) for step in steps)
+
+
+def _late_until_ms(operator: Operator, context: BatchContext) -> int | None:
+    """
+    Return up to which moment an operator's rows are late; None where they never are.
+
+    As on Spark it is the watermark of the batch before: the batch's own where that was closed at it.
+    """
+    if context.time is None or operator.event_time is None:
+        return None
+    return context.time.previous_watermark_ms
 
 
 def _collect_receipts(output: DataFrame, info: OperatorInfo) -> list[Receipt]:

@@ -80,17 +80,6 @@ class BatchTime:
             TimeMode.EVENT: self.watermark_ms,
         }[mode]
 
-    def fires_before_rows(self, mode: TimeMode) -> bool:
-        """
-        Say whether stored timers may fire before the rows.
-
-        With event time they fire when the watermark moved, which it has not where the batch before was closed: Spark
-        runs a batch without data for exactly that reason.
-        """
-        return mode is TimeMode.PROCESSING or (
-            mode is TimeMode.EVENT and self.watermark_ms > self.previous_watermark_ms
-        )
-
 
 def _metadata(offsets: str) -> dict[str, Any]:
     try:

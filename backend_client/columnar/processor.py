@@ -26,7 +26,8 @@ class BatchMoment:
 
     Args:
         output_mode: What the query asked for.
-        watermark_ms: Event time that is not waited for any more; None without a watermark.
+        watermark_ms: Event time that is not waited for any more; None without a watermark. For rows it is that of the
+            batch before, which is the same where that was closed at it (docs/time.md).
         timestamp_ms: Processing time of the batch; the same when it is executed again.
     """
 

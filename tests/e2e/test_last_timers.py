@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from dstl_service.cli import main
 from dstl_service.registry.job_store import JobStore
 from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
+from tests.e2e.busy_stream import BATCHES, run_both, waits
 from tests.e2e.differential.history import SCHEMA, START_S, Event, Feed, History, Run
 from tests.e2e.support import Collected, run_to_end
 
@@ -201,20 +203,39 @@ def test_spark_goes_on_at_the_watermark_of_a_batch_that_it_was_set_back_to(
     assert seen.batches == {1: [("a", 11, [-11, -8, -5, 5, 8, 11, 20])]}
 
 
-def test_spark_is_told_to_run_no_batch_without_data(
-    spark: SparkSession, make_backend: Backends, rows: Input, tmp_path: Path
-) -> None:
-    """Where Spark runs none, what is due waits for the next rows, as with Spark's own operator."""
-    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-    try:
-        seen = Collected()
-        rows.put(5, 8, 11)
-        rows.put(12)
-        run_to_end(waiting(make_backend(), rows.stream()).writeStream, tmp_path / "chk", seen)
-    finally:
-        spark.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
+def their_windows(stream: DataFrame) -> Any:
+    """Count by windows what is no repetition, with Spark's own operators."""
+    windows = stream.dropDuplicatesWithinWatermark(["k", "t"]).groupBy("k", F.window("t", "5 seconds"))
+    return windows.count().selectExpr("k", "window.start", "count")
 
-    assert {batch: [second for _, second, _ in out] for batch, out in seen.batches.items()} == {0: [], 1: [5, 8]}
+
+def our_windows(backend: ChangelogStateBackend, stream: DataFrame) -> Any:
+    """Do the same with columnar ones."""
+    first = backend.transform_columns(
+        stream.groupBy("k", "t"), Deduplicate("t", timedelta(seconds=1)), outputMode="Append"
+    )
+    windows = Aggregate(Count(), windows=tumbling("t", timedelta(seconds=5)))
+    return backend.transform_columns(first.groupBy("k"), windows, outputMode="Append").drop("window_end")
+
+
+@pytest.mark.parametrize("what", ["EventTime", "ProcessingTime", "columns"])
+def test_spark_is_told_to_run_no_batch_without_data(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path, what: str
+) -> None:
+    """
+    Where Spark runs none, each batch puts out what Spark's own operators do in it.
+
+    What is due waits for the next batch and comes behind its rows, which are late by the watermark of the one before.
+    """
+    backend, settings = make_backend(), {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}
+    programs = (
+        (their_windows, partial(our_windows, backend)) if what == "columns" else (program := waits(what), program)
+    )
+
+    theirs, ours = run_both(spark, backend, tmp_path, *programs, settings)
+
+    assert ours.batches == theirs.batches
+    assert len(ours.batches) == len(BATCHES)
 
 
 def test_last_windows_and_repetitions(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
@@ -223,17 +244,8 @@ def test_last_windows_and_repetitions(spark: SparkSession, make_backend: Backend
     for seconds in ((1, 3, 3, 9), (9, 12, 17), (17, 30, 31), (33,)):
         rows.put(*seconds)
     theirs, ours = Collected(), Collected()
-    deduplicated = rows.stream().dropDuplicatesWithinWatermark(["k", "t"])
-    native = deduplicated.groupBy("k", F.window("t", "5 seconds")).count().selectExpr("k", "window.start", "count")
-    run_to_end(native.writeStream.outputMode("append"), tmp_path / "theirs", theirs)
-
-    backend = make_backend()
-    first = backend.transform_columns(
-        rows.stream().groupBy("k", "t"), Deduplicate("t", timedelta(seconds=1)), outputMode="Append"
-    )
-    windows = Aggregate(Count(), windows=tumbling("t", timedelta(seconds=5)))
-    second = backend.transform_columns(first.groupBy("k"), windows, outputMode="Append")
-    run_to_end(second.drop("window_end").writeStream, location, ours)
+    run_to_end(their_windows(rows.stream()).writeStream.outputMode("append"), tmp_path / "theirs", theirs)
+    run_to_end(our_windows(make_backend(), rows.stream()).writeStream, location, ours)
 
     def all_of(collected: Collected) -> list[tuple[Any, ...]]:
         return sorted(row for batch in collected.batches.values() for row in batch)

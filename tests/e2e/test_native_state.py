@@ -18,6 +18,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from backend_client import ChangelogStateBackend
 from backend_client.columnar import Deduplicate
+from tests.e2e.busy_stream import run_both, waits
 from tests.e2e.differential.history import SCHEMA, Event, Feed, History, Run
 from tests.e2e.support import Collected, run_to_end
 
@@ -73,3 +74,22 @@ def test_windows_of_spark_are_not_late(
     arrived = sorted((row[1].second, row[2]) for batch in seen.batches.values() for row in batch if row[0] == "a")
     assert len(arrived) == 3
     assert {n for _, n in arrived} == {2}
+
+
+def test_rows_come_before_timers_where_the_stream_does_not_pause(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """
+    A timer sees the rows of the batch in which it fires, as with Spark's own operator, batch by batch.
+
+    Spark runs no batch without data between two that follow each other at once: neither fires what is due before the
+    rows of the second one, nor makes them late by its watermark.
+    """
+
+    def program(stream: DataFrame) -> Any:
+        return waits("EventTime")(stream.dropDuplicatesWithinWatermark(["k", "t"]))
+
+    theirs, ours = run_both(spark, make_backend(), tmp_path, program, program)
+
+    assert ours.batches == theirs.batches
+    assert ("a", "timer 5", [5, 7, 8, 11, 12, 20]) in theirs.batches[1]

@@ -22,7 +22,7 @@ from backend_client.batch_time import TimeMode
 from backend_client.columnar import Aggregate, Count, Sum
 from backend_client.key_groups import order_expression
 from backend_client.spark.api.plan import Operator
-from backend_client.spark.task.late_rows import DELAY_KEY, EventTimes
+from backend_client.spark.task.late_rows import DELAY_KEY
 from loadtest.bench.processors import PandasTotals, Totals
 from tests.e2e.support import Collected, run_to_end
 
@@ -31,8 +31,8 @@ KEYS = ([1, None], [None, 1], [1], [2])
 """The first three have one hash, for it passes over nulls."""
 
 
-def test_early_rows_lie_before_the_others_of_their_key(spark: SparkSession) -> None:
-    """Late rows come first, and then each key once, with its early rows before its others."""
+def test_late_rows_lie_before_all_others(spark: SparkSession) -> None:
+    """Late rows come first, and then each key once."""
     time = F.expr("timestamp_millis(pmod(hash(id), 90) * 1000)").alias("t", metadata={DELAY_KEY: 0})
     rows = spark.range(3_000).select(F.expr("cast(id % 100 as int) as k"), time)
     operator = Operator(
@@ -46,21 +46,19 @@ def test_early_rows_lie_before_the_others_of_their_key(spark: SparkSession) -> N
         steps=(),
         time_mode=TimeMode.EVENT,
     )
-    placed = operator.place(rows, 3, 128, None, EventTimes(late_until_ms=29_000, early_until_ms=59_000))
+    placed = operator.place(rows, 3, 128, None, 29_000)
 
     found = placed.select(F.spark_partition_id().alias("part"), "__dstl_order", "k", F.unix_millis("t").alias("t"))
     partitions = [list(group) for _, group in groupby(found.collect(), key=lambda row: row.part)]
     assert len(partitions) == 3
-    visits = []
+    keys = []
     for partition in partitions:
         is_late = [row.t <= 29_000 for row in partition]
         assert is_late == [row["__dstl_order"] < 0 for row in partition] == sorted(is_late, reverse=True)
         on_time = partition[sum(is_late) :]
         assert [row["__dstl_order"] for row in on_time] == sorted(row["__dstl_order"] for row in on_time)
-        visits += [(key, [row.t > 59_000 for row in group]) for key, group in groupby(on_time, key=lambda row: row.k)]
-    assert sorted(key for key, _ in visits) == list(range(100))
-    assert all(is_other == sorted(is_other) for _, is_other in visits)
-    assert sum(len(set(is_other)) == 2 for _, is_other in visits) > 90
+        keys += [key for key, _ in groupby(on_time, key=lambda row: row.k)]
+    assert sorted(keys) == list(range(100))
 
 
 class Calls(Totals):

@@ -23,7 +23,7 @@ from backend_client.batch_time import TimeMode
 from backend_client.key_groups import order_expression, partition_expression
 from backend_client.spark.api.explain import describe
 from backend_client.spark.private.session import grouped_frame, grouping_expressions, setting, stream_side_nodes
-from backend_client.spark.task.late_rows import EventTime, EventTimes, event_time_of
+from backend_client.spark.task.late_rows import EventTime, event_time_of
 from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
 
@@ -37,7 +37,6 @@ Pin = Callable[[DataFrame, str, int], DataFrame]
 
 ORDER_COLUMN = "__dstl_order"
 _KEY_COLUMN = "__dstl_key_"
-_NOT_EARLY_COLUMN = f"{_KEY_COLUMN}not_early"
 _PARTITION_COLUMN = "__dstl_partition"
 
 # Operations that look at one row at a time, so that applying them batch by batch is applying them to the stream.
@@ -147,16 +146,20 @@ class Operator:
         )
 
     def place(
-        self, frame: DataFrame, parallelism: int, max_parallelism: int, pin: Pin | None, times: EventTimes | None = None
+        self,
+        frame: DataFrame,
+        parallelism: int,
+        max_parallelism: int,
+        pin: Pin | None,
+        late_until_ms: int | None = None,
     ) -> DataFrame:
         """
         Return the rows at their partitions, sorted by key group and a hash of the key.
 
         Columns: the number by which rows are sorted, the key columns that are none of the input's (`key_places`), then
-        the columns of `frame`. Spark sorts, and spills what does not fit. With `times`, late rows have the complement
-        of their number, which is negative, for `late_rows.OnTime`; and where rows may be early, another column before
-        those of `frame` says which are not, for `KeyVisits`. Rows of a key come in that order, or in `order`; keys of
-        one number come mixed, for `KeysApart`.
+        the columns of `frame`. Spark sorts, and spills what does not fit. Late rows have the complement of their
+        number, which is negative, for `late_rows.OnTime`. Rows of a key come in `order`; keys of one number come mixed,
+        for `KeysApart`.
 
         Args:
             frame: The rows.
@@ -164,17 +167,14 @@ class Operator:
             max_parallelism: Number of key groups.
             pin: Keeps partitions with executors; takes rows, the name of their partition column and `parallelism`.
                 None where there is nothing to keep.
-            times: Divides the rows by event time.
+            late_until_ms: Rows up to this moment are late; None for no late ones.
         """
         fields = [self.input_schema[name] for name in self.key_columns]
         order = order_expression([_normal_key(field) for field in fields], max_parallelism)
         added = {f"{_KEY_COLUMN}{at}": _normal_key(field) for at, field in enumerate(fields) if _has_normal_form(field)}
-        within_key, time = self.order, self.event_time
-        if times is not None and time is not None:
-            order = f"if({time.until(times.late_until_ms)}, ~({order}), {order})"
-            if times.early_until_ms is not None:
-                added[_NOT_EARLY_COLUMN] = f"not {time.until(times.early_until_ms)}"
-                within_key = (_NOT_EARLY_COLUMN, *within_key)
+        time = self.event_time
+        if late_until_ms is not None and time is not None:
+            order = f"if({time.until(late_until_ms)}, ~({order}), {order})"
         keyed = frame.selectExpr(
             f"{order} as {ORDER_COLUMN}",
             *(f"{expression} as {name}" for name, expression in added.items()),
@@ -186,7 +186,7 @@ class Operator:
         else:
             placed = keyed.withColumn(_PARTITION_COLUMN, partition).repartitionById(parallelism, _PARTITION_COLUMN)
             placed = pin(placed, _PARTITION_COLUMN, parallelism).drop(_PARTITION_COLUMN)
-        return placed.sortWithinPartitions(ORDER_COLUMN, *within_key)
+        return placed.sortWithinPartitions(ORDER_COLUMN, *self.order)
 
 
 class StatefulGroupedData:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
+from pyspark.sql.streaming import StreamingQuery
 
 from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.progress import BatchProgress
@@ -43,7 +43,6 @@ from backend_client.spark.private.stream_plan import StreamPlan
 from backend_client.spark.shipping import Shipments
 from backend_client.spark.source_watermark import behind, time_behind
 from backend_client.spark.task.columnar_calls import ColumnarPlan
-from backend_client.spark.task.late_rows import EventTimes
 from backend_client.spark.task.pandas_settings import PandasSettings
 from backend_client.spark.task.task import MARKER_COLUMN, BatchContext, OperatorTask, Receipt
 from backend_client.state.declared_states import ids_to_delete
@@ -101,8 +100,6 @@ class BatchRunner:
         self._report = frame.backend.report
         self._infos = infos
         self._plan = StreamPlan(frame.source.sparkSession, log.query_id)
-        self._is_behind_state = False
-        self._later_plans: dict[str, ColumnarPlan] = {}
         self._closes = setting(frame.source.sparkSession, _WITHOUT_DATA, "true").lower() == "true"
         self._anchors = Anchors.of(frame.source.sparkSession)
         self._anchors.take()
@@ -289,20 +286,17 @@ class BatchRunner:
         earlier: Mapping[int, Sequence[ChangeSetRef]],
     ) -> DataFrame:
         max_parallelism = self._session.max_parallelism
-        times = self._event_times(operator, context)
         latest = self._session.latest
         stored = {known.name: known.states for known in latest.operators} if latest else {}
         is_new = operator.name not in stored and not context.is_second_pass
         initial = operator.initial if is_new else None
         row_names, initial_rows = tuple(frame.columns), None
         if initial is not None:
-            if times is not None:
-                times = EventTimes(times.late_until_ms)  # initial rows come first, and there are no timers yet
             initial_rows = initial.rows(len(operator.key_columns), row_names)
             operator, frame = initial.joined(operator, frame)
         task = OperatorTask(
             operator=operator.name,
-            processor=self._shipments.parcel(self._processor(operator)),
+            processor=self._shipments.parcel(operator.processor),
             states=info.states,
             key_schema=info.key_schema,
             key_places=operator.key_places,
@@ -313,7 +307,7 @@ class BatchRunner:
             batch=context,
             pandas=PandasSettings.of(frame.sparkSession) if operator.pandas else None,
             time_mode=operator.time_mode,
-            has_early=times is not None and times.early_until_ms is not None,
+            fires_first=self._fires_first(operator, context),
             initial=initial_rows,
             # The first pass deletes; the second one sees that.
             deleted=()
@@ -322,7 +316,7 @@ class BatchRunner:
             earlier=earlier,
         )
         pin = self._anchors.pin if self._anchors.are_of_use else None
-        placed = operator.place(frame, info.parallelism, max_parallelism, pin, times)
+        placed = operator.place(frame, info.parallelism, max_parallelism, pin, _late_until_ms(operator, context))
         return placed.mapInArrow(task.__call__, task.output_schema())
 
     def _time(self, offsets: str) -> BatchTime | None:
@@ -336,30 +330,16 @@ class BatchRunner:
         closed_ms = latest.closed_ms if latest else None
         time = BatchTime.read(offsets, latest.offsets if latest else None, closed_ms)
         tree = self._plan.tree()
-        self._is_behind_state = tree is None or tree.is_stateful
         return time if tree is None or not tree.is_stateful else time_behind(tree, time)
 
-    def _is_first(self, operator: Operator) -> bool:
-        """Say whether an operator's rows come from the stream, with no stateful operator before it, also of Spark's."""
-        return operator is self._operators[0] and not self._is_behind_state
+    def _fires_first(self, operator: Operator, context: BatchContext) -> bool:
+        """
+        Say whether timers that are due fire before the rows.
 
-    def _processor(self, operator: Operator) -> StatefulProcessor | ColumnarPlan:
-        processor = operator.processor
-        if isinstance(processor, ColumnarPlan) and processor.is_first and not self._is_first(operator):
-            # One object for all batches: each object that is shipped is kept until the query ends.
-            return self._later_plans.setdefault(operator.name, replace(processor, is_first=False))
-        return processor
-
-    def _event_times(self, operator: Operator, context: BatchContext) -> EventTimes | None:
-        """Return how an operator's input is divided; late behind another one is what came before the batch before."""
-        time = context.time
-        if time is None or operator.event_time is None:
-            return None
-        if context.is_second_pass:
-            return EventTimes(time.previous_watermark_ms)
-        if self._is_first(operator):
-            return EventTimes(time.watermark_ms)
-        return EventTimes(time.previous_watermark_ms, time.watermark_ms)
+        By event time they never do: the batch before was closed, or else Spark has run none between it and this one.
+        By processing time there are batches without data all the time, which are not run here.
+        """
+        return operator.time_mode is TimeMode.PROCESSING and self._closes and not context.is_second_pass
 
     def _is_done(self, batch_id: int) -> bool:
         """
@@ -408,6 +388,17 @@ def _pack(frame: StatefulDataFrame, function: BatchFunction | ForeachRows, shipm
 
 def _shipped(steps: Sequence[Step], shipments: Shipments) -> tuple[Step, ...]:
     return tuple(step.with_function(shipments.function) for step in steps)
+
+
+def _late_until_ms(operator: Operator, context: BatchContext) -> int | None:
+    """
+    Return up to which moment an operator's rows are late; None where they never are.
+
+    As on Spark it is the watermark of the batch before: the batch's own where that was closed at it.
+    """
+    if context.time is None or operator.event_time is None:
+        return None
+    return context.time.previous_watermark_ms
 
 
 def _collect_receipts(output: DataFrame, info: OperatorInfo) -> list[Receipt]:

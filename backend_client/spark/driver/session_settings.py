@@ -52,6 +52,6 @@ def _never_too_large(spark: SparkSession, rows: StructType) -> bool:
     """
     if setting(spark, _BYTES_MAX, "") != f"{_BYTES_MAX_DEFAULT}b":
         return False
-    values = 2 * len(rows) + 2  # with the key, which is not more than all columns, its order and whether it is early
+    values = 2 * len(rows) + 2  # with the key, which is not more than all columns, and its order
     is_fixed = all(isinstance(field.dataType, _FIXED_WIDTH) for field in rows)
     return is_fixed and 0 < int(setting(spark, _ROWS_MAX, "0")) * values * _WIDTH_MAX <= _BYTES_MAX_DEFAULT

@@ -46,15 +46,12 @@ class ColumnarPlan:
         output_mode: Of the query.
         keys: The grouping columns.
         rows: The input's columns.
-        is_first: Whether its rows come from the stream. What an operator before it puts out for a watermark is not late
-            for that watermark, so behind one, that of the batch before counts for rows, and state ends behind them.
     """
 
     processor: ColumnarProcessor
     output_mode: OutputMode
     keys: pa.Schema
     rows: pa.Schema
-    is_first: bool = True
 
     @classmethod
     def of(
@@ -80,15 +77,18 @@ class ColumnarPlan:
         processor.check(rows, mode)
         marked = [field.name for field in input_schema.fields if DELAY_KEY in (field.metadata or {})]
         _check_watermark(processor, mode, marked, is_first=is_first)
-        return cls(processor, mode, keys, rows, is_first)
+        return cls(processor, mode, keys, rows)
 
     def moments(self, time: BatchTime | None) -> tuple[BatchMoment, BatchMoment]:
-        """Return what the processor is told with rows, and with state that ends; a watermark of 0 is none."""
+        """
+        Return what the processor is told with rows, and with state that ends behind them; a watermark of 0 is none.
+
+        For rows the watermark of the batch before counts, as on Spark: it is another one where that was left open.
+        """
         if time is None:
             return BatchMoment(self.output_mode), BatchMoment(self.output_mode)
         of_ends = BatchMoment(self.output_mode, time.watermark_ms or None, time.timestamp_ms)
-        of_rows = of_ends if self.is_first else replace(of_ends, watermark_ms=time.previous_watermark_ms or None)
-        return of_rows, of_ends
+        return replace(of_ends, watermark_ms=time.previous_watermark_ms or None), of_ends
 
     @property
     def all_keys(self) -> pa.Schema:

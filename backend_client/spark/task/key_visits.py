@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-from backend_client.key_runs import same_key
 from backend_client.spark.task.rows import KeyRows
 from backend_client.state.expiry import remove_expired
 from backend_client.state.keyed_state import KeyedState
@@ -27,19 +25,13 @@ _END = KeyRows(KEY_GROUP_MAX + 1, (), iter(()))  # behind all key groups
 
 
 class Visit(NamedTuple):
-    """
-    A key, as it is in the table and, if it has rows, itself; its stored timers that are due; and its rows.
-
-    `early` are the rows that come before the timers; `rows` returns the others, once those are consumed. None for no
-    rows.
-    """
+    """A key, as it is in the table and, if it has rows, itself; its stored timers that are due; its rows, if any."""
 
     key_group: int
     encoded: bytes
     key: tuple[Any, ...]
     due: Sequence[int]
-    early: Iterator[Any] | None
-    rows: Callable[[], Iterator[Any] | None]
+    rows: Iterator[Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +43,6 @@ class KeyVisits:
         state: Of the partition.
         encode: Returns a key's bytes.
         due_until_ms: Timers up to this moment are due.
-        has_early: Whether keys end with whether their rows are not early.
         expiring: Whether there may be entries with a time to live.
         upcoming: Told of stored timers that are due later.
     """
@@ -59,7 +50,6 @@ class KeyVisits:
     state: KeyedState
     encode: Callable[[tuple[Any, ...]], bytes]
     due_until_ms: int
-    has_early: bool
     expiring: bool
     upcoming: Upcoming | None = None
 
@@ -68,29 +58,18 @@ class KeyVisits:
         groups = self.state.key_groups
         current, removed = groups.first, self._remove_expired(groups.first, 0)
         due = due_timers(self.state, current, self.due_until_ms, self.upcoming)
-        left = _Left(chain(grouped, [_END]))
-        for key_group, key, rows in left:
+        for key_group, key, rows in chain(grouped, [_END]):
             while current < min(key_group, groups.last + 1):
                 for encoded, timers in due.items():
-                    yield Visit(current, encoded, (), timers, None, _no_rows)
+                    yield Visit(current, encoded, (), timers, None)
                 current += 1
                 if current <= groups.last:
                     removed = self._remove_expired(current, removed)
                     due = due_timers(self.state, current, self.due_until_ms, self.upcoming)
             if key_group > groups.last:
                 return
-            if not self.has_early:
-                encoded = self.encode(key)
-                yield Visit(key_group, encoded, key, due.pop(encoded, ()), None, partial(_given, rows))
-                continue
-            *parts, not_early = key
-            own = tuple(parts)
-            encoded = self.encode(own)
-            if not_early:
-                yield Visit(key_group, encoded, own, due.pop(encoded, ()), None, partial(_given, rows))
-            else:
-                others = partial(left.rows_of, (*own, True))
-                yield Visit(key_group, encoded, own, due.pop(encoded, ()), rows, others)
+            encoded = self.encode(key)
+            yield Visit(key_group, encoded, key, due.pop(encoded, ()), rows)
 
     def _remove_expired(self, key_group: int, removed: int) -> int:
         # As many as this batch has written with a time to live, and then some: bounded, and never falling behind.
@@ -98,35 +77,3 @@ class KeyVisits:
         if not self.expiring or limit <= 0:
             return removed
         return removed + remove_expired(self.state, key_group, limit)
-
-
-class _Left:
-    """The keys that are left; the next one can be taken if it is the one that is asked for."""
-
-    def __init__(self, keys: Iterator[KeyRows]) -> None:
-        self._keys = keys
-        self._next: KeyRows | None = None
-
-    def __iter__(self) -> Iterator[KeyRows]:
-        while True:
-            item = self._next or next(self._keys, None)
-            self._next = None
-            if item is None:
-                return
-            yield item
-
-    def rows_of(self, key: tuple[Any, ...]) -> Iterator[Any] | None:
-        self._next = next(self._keys, None)
-        # The end has a key without columns, which is like all others to `same_key`.
-        if self._next is None or self._next is _END or not same_key(self._next.key, key):
-            return None
-        rows, self._next = self._next.rows, None
-        return rows
-
-
-def _given(rows: Iterator[Any]) -> Iterator[Any]:
-    return rows
-
-
-def _no_rows() -> None:
-    return None

@@ -21,20 +21,6 @@ DELAY_KEY = "spark.watermarkDelayMs"
 
 
 @dataclass(frozen=True, slots=True)
-class EventTimes:
-    """
-    How the input of an operator is divided by event time in a batch.
-
-    Rows up to `late_until_ms` are late. Behind another operator, whose timers put out rows that are not newer than the
-    watermark, rows up to `early_until_ms` are seen before the operator's own timers fire, and the others behind them:
-    on Spark the former come in the batch without data.
-    """
-
-    late_until_ms: int
-    early_until_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class EventTime:
     """The time of a row as SQL; timestamps without zone are compared as Spark's tracker counts them, as if in UTC."""
 

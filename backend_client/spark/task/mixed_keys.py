@@ -24,22 +24,19 @@ _KEY_GROUP_FIELD = pa.field("__dstl_key_group", pa.int32())
 Orders = npt.NDArray[np.int64]
 
 
-def with_keys(
-    batches: Iterable[pa.RecordBatch], places: Sequence[int | None], *, behind: int
-) -> Iterator[pa.RecordBatch]:
+def with_keys(batches: Iterable[pa.RecordBatch], places: Sequence[int | None]) -> Iterator[pa.RecordBatch]:
     """
     Yield batches with all columns of the key behind the number: those that are columns of the rows are there twice.
 
     Args:
-        batches: Columns: the number, the key columns that are not the rows', `behind` others, those of the rows.
+        batches: Columns: the number, the key columns that are not the rows', those of the rows.
         places: For each key column the number of the rows' column that it is, or None.
-        behind: How many columns are between the key and the rows.
     """
     added = places.count(None)
     for batch in batches:
         columns, names = batch.columns, batch.schema.names
         own = iter(range(1, 1 + added))
-        keys = [next(own) if place is None else 1 + added + behind + place for place in places]
+        keys = [next(own) if place is None else 1 + added + place for place in places]
         order = [0, *keys, *range(1 + added, len(columns))]
         yield pa.RecordBatch.from_arrays([columns[at] for at in order], [names[at] for at in order])
 

@@ -34,16 +34,15 @@ Results = Callable[[tuple[Any, ...], Iterator[Any]], Iterator[Any]]
 @dataclass(frozen=True, slots=True)
 class Timing:
     """
-    The time of an operator in a batch; with `has_early`, keys end with whether their rows are not early.
+    The time of an operator in a batch.
 
-    With `is_one_batch` there is a batch of Spark's for it, which hands over rows first; else it is for one and for the
-    batch without data before it, in which timers fire.
+    Rows come before timers, as in a batch of Spark's. With `fires_first` the batch stands for one without data, too,
+    before it: what is due already fires before the rows of its key.
     """
 
     mode: TimeMode
     time: BatchTime
-    has_early: bool = False
-    is_one_batch: bool = False
+    fires_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +115,11 @@ class RowCalls:
         until = time.due_until(mode)
         assert until is not None
         timers = handle.timers = Timers(state, until, self.upcoming)
-        before_rows = not self.timing.is_one_batch and time.fires_before_rows(mode)
+        fires_first = self.timing.fires_first
         visits = KeyVisits(
             state=state,
             encode=encode_key,
             due_until_ms=until,
-            has_early=self.timing.has_early,
             expiring=any(info.ttl_ms is not None for info in self.states.values()),
             upcoming=self.upcoming,
         )
@@ -134,16 +132,12 @@ class RowCalls:
                 timers.delete(timestamp_ms)  # also where it was set again meanwhile, as Spark does
 
         def of_visit(visit: Visit) -> Iterator[Any]:
-            if before_rows and visit.early is None:
+            if fires_first:
                 yield from fire(visit.encoded, visit.due)
             else:
                 timers.add_due(visit.due)
-            if visit.early is not None:
-                yield from of_rows(visit.key, visit.early)
-                yield from fire(visit.encoded, timers.take_due())
-            rows = visit.rows()
-            if rows is not None:
-                yield from of_rows(visit.key, rows)
+            if visit.rows is not None:
+                yield from of_rows(visit.key, visit.rows)
             yield from fire(visit.encoded, timers.take_due())
             timers.leave_due()  # what the last ones set and is due already fires in the next batch
 

@@ -130,8 +130,8 @@ class OperatorTask:
     max_parallelism: int
     batch: BatchContext
     time_mode: TimeMode = TimeMode.NONE
-    has_early: bool = False
-    """Whether a column before the rows' says which rows are not early (`late_rows.EventTimes`)."""
+    fires_first: bool = False
+    """Whether timers that are due fire before the rows of their key (`row_calls.Timing`)."""
     initial: InitialRows | None = None
     deleted: tuple[int, ...] = ()
     earlier: Mapping[int, Sequence[ChangeSetRef]] = field(default_factory=dict)
@@ -178,7 +178,7 @@ class OperatorTask:
             yield self._marker(to_arrow, str(attempt))
             for changes in deletions(table.scan, key_groups, self.deleted, settings.preemptive_bytes):
                 writer.append(changes, preemptive=True)
-            on_time = OnTime(with_keys(batches, self.key_places, behind=self.has_early))
+            on_time = OnTime(with_keys(batches, self.key_places))
             work = self._work(on_time, table, key_groups, writer, to_arrow)
             for columns in work.outputs:
                 for start in range(0, len(columns[0]), OUTPUT_ROWS):
@@ -237,10 +237,9 @@ class OperatorTask:
             states=self.states,
             key_schema=self.key_schema,
             preemptive_bytes=settings.preemptive_bytes,
-            timing=None if time is None else Timing(self.time_mode, time, self.has_early, self.batch.is_second_pass),
+            timing=None if time is None else Timing(self.time_mode, time, self.fires_first),
             initial=self.initial,
         )
-        key_count += self.has_early
         names = self.row_names if self.initial is None else self.initial.names
         grouped: GroupedRows | GroupedFrames = GroupedRows(batches, key_count, names)
         convert: RowsToArrow | FramesToArrow = to_arrow

@@ -40,18 +40,12 @@ def test_modes_are_read_in_any_case() -> None:
         TimeMode.of("Eventime")
 
 
-def test_timers_fire_before_rows_when_the_watermark_moved() -> None:
-    """Event-time timers fire at the front of a batch only if its watermark moved; processing time always moves."""
-    moved, stands = BatchTime(1000, 200, 100), BatchTime(1000, 200, 200)
-    assert moved.fires_before_rows(TimeMode.EVENT)
-    assert not stands.fires_before_rows(TimeMode.EVENT)
-    assert stands.fires_before_rows(TimeMode.PROCESSING)
-    assert not moved.fires_before_rows(TimeMode.NONE)
-    assert [moved.due_until(mode) for mode in TimeMode] == [None, 1000, 200]
+def test_timers_are_due_by_their_clock() -> None:
+    """By event time they are due up to the batch's watermark, by processing time up to its start."""
+    assert [BatchTime(1000, 200, 100).due_until(mode) for mode in TimeMode] == [None, 1000, 200]
 
 
 def test_closed_batch_takes_the_place_of_the_one_before() -> None:
     """What is late behind it, and what fired, is told by where it was closed; no watermark is behind that."""
     assert BatchTime.read(entry(200, 1000), entry(100), 200) == BatchTime(1000, 200, 200)
     assert BatchTime.read(entry(150, 1000), entry(100), 200) == BatchTime(1000, 200, 200)
-    assert not BatchTime.read(entry(200, 1000), entry(100), 200).fires_before_rows(TimeMode.EVENT)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pytest
-
 from backend_client.spark.task.key_visits import KeyVisits
 from backend_client.spark.task.rows import KeyRows
 from backend_client.state.keyed_state import KeyedState
@@ -22,21 +20,18 @@ def visits(stored: dict[bytes, bytes], rows: list[KeyRows]) -> Iterator[tuple[by
         return iter(sorted(item for item in stored.items() if item[0].startswith(prefix)))
 
     state = KeyedState(stored.get, GROUPS, scan, checkpoint_id=1)
-    keys = KeyVisits(state, lambda key: key[0].encode(), due_until_ms=100, has_early=True, expiring=False)
+    keys = KeyVisits(state, lambda key: key[0].encode(), due_until_ms=100, expiring=False)
     for visit in keys.of(iter(rows)):
-        seen = [*(visit.early or ())]
-        yield visit.encoded, tuple(visit.due), [*seen, *(visit.rows() or ())]
+        yield visit.encoded, tuple(visit.due), [*(visit.rows or ())]
 
 
-@pytest.mark.parametrize("not_early", [[], [3]])
-def test_timers_behind_the_last_early_rows_are_visited(not_early: list[int]) -> None:
-    """Keys without rows whose timers are due are visited, also behind a last key that has early rows only."""
+def test_timers_behind_the_last_rows_are_visited() -> None:
+    """Keys without rows whose timers are due are visited, also behind the last key that has rows."""
     writing = KeyedState({}.get, GROUPS, lambda _: iter(()), checkpoint_id=0)
     timers = Timers(writing, 0)
     writing.key_group, writing.key = 5, b"b"
     timers.register(50)
     stored = {key: value for key, value in writing.changes.items() if value is not None}
-    rows = [KeyRows(2, ("a", False), iter([1, 2]))]
-    rows += [KeyRows(2, ("a", True), iter(not_early))] if not_early else []
+    rows = [KeyRows(2, ("a",), iter([1, 2]))]
 
-    assert [*visits(stored, rows)] == [(b"a", (), [1, 2, *not_early]), (b"b", (50,), [])]
+    assert [*visits(stored, rows)] == [(b"a", (), [1, 2]), (b"b", (50,), [])]

@@ -95,14 +95,13 @@ def test_key_groups_take_the_place_of_numbers() -> None:
     assert found[0].columns[1:] == batch([(0, "a", 0)] * 4).columns[1:]
 
 
-@pytest.mark.parametrize("behind", [0, 1])
-def test_keys_among_the_rows_come_to_the_front(behind: int) -> None:
+def test_keys_among_the_rows_come_to_the_front() -> None:
     """All columns of the key follow the number in the key's order, wherever they come from; the rows keep theirs."""
-    given = {"order": [1, 2], "of_key": [0.5, 0.0], **({"not_early": [True, False]} if behind else {})}
+    given = {"order": [1, 2], "of_key": [0.5, 0.0]}
     rows = {"a": ["x", "y"], "b": [7, 8], "c": [-0.0, 0.0]}
     batches = [pa.RecordBatch.from_pydict({**given, **rows})] * 2
 
-    for found in with_keys(batches, (1, None, 0), behind=behind):
-        assert found.schema.names == ["order", "b", "of_key", "a", *list(given)[2:], "a", "b", "c"]
+    for found in with_keys(batches, (1, None, 0)):
+        assert found.schema.names == ["order", "b", "of_key", "a", "a", "b", "c"]
         assert [column.to_pylist() for column in found.columns[1:4]] == [[7, 8], [0.5, 0.0], ["x", "y"]]
-        assert found.select(range(4 + behind, found.num_columns)).to_pydict() == rows
+        assert found.select(range(4, found.num_columns)).to_pydict() == rows

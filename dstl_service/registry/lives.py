@@ -88,6 +88,17 @@ class Lives:
         with suppress(ConflictError):
             self._store.put(self._key(life), b"ended", if_absent=True)
 
+    def stored(self) -> int:
+        """
+        Return the last life of which there is a registry: the current one, or one before it.
+
+        A later one shows that ends of lives were lost, as where only a job's own folder was copied. For repairs: it
+        takes as many requests as a listing of all that lies in later lives.
+        """
+        folder = f"{self._job}/lives/"
+        names = (info.key.removeprefix(folder).partition("/")[0] for info in self._store.list(folder))
+        return max((int(name) for name in names if name.isascii() and name.isdigit()), default=0)
+
     def _key(self, life: int) -> str:
         return f"@lives/{self._job}/{life:08d}"
 
@@ -118,8 +129,8 @@ class LifeFolder:
 
     @property
     def has_ended(self) -> bool:
-        """Say whether the life has ended since; one request."""
-        return self._lives.has_ended(self.life)
+        """Say whether the life has ended since; one request, and none while this goes by no life yet."""
+        return self._life is not None and self._lives.has_ended(self._life)
 
     def enter(self, life: int) -> None:
         """

@@ -156,7 +156,7 @@ class EmbeddedService:
             with suppress(OSError):
                 if peer_pid(connection.fileno()) not in (None, 0, recorded):
                     recorded = None
-        if recorded is None or not _is_sidecar(recorded):
+        if recorded is None or not _is_sidecar(recorded, self.socket_path):
             raise UnavailableError(
                 f"what listens on {self.socket_path} does not answer, and is not the sidecar that was started here "
                 f"(see {self.pid_path}): end it by hand"
@@ -179,6 +179,16 @@ class EmbeddedService:
         return self._probe(_QUICK_ANSWER_S) is _Found.WELL
 
     def _probe(self, timeout_s: float) -> _Found:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return self._ask(max(0.01, deadline - time.monotonic()))
+            except BlockingIOError:  # too many wait to be taken, which the system does not wait for
+                if time.monotonic() > deadline:
+                    return _Found.HUNG
+                time.sleep(0.02)
+
+    def _ask(self, timeout_s: float) -> _Found:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(timeout_s)
             try:
@@ -186,7 +196,9 @@ class EmbeddedService:
                 check_listener(probe, self.socket_path, self.trust)
                 probe.sendall(_HEALTH)
                 return _Found.WELL if probe.recv(1) else _Found.NOBODY
-            except (TimeoutError, BlockingIOError):
+            except BlockingIOError:
+                raise
+            except TimeoutError:
                 return _Found.HUNG
             except OSError:
                 return _Found.NOBODY
@@ -215,9 +227,14 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def _is_sidecar(pid: int) -> bool:
-    """Say whether the process is a service: ids are given again, and the file with this one may be old."""
+def _is_sidecar(pid: int, socket_path: str) -> bool:
+    """
+    Say whether the process is the service of this socket.
+
+    Ids are given again, the file with this one may be old, or of another container; and other storages have sidecars.
+    """
     try:
-        return b"dstl_service" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
+    return b"dstl_service" in words and os.fsencode(socket_path) in words

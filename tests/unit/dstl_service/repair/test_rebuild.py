@@ -571,7 +571,7 @@ def test_compacted_job_is_rebuilt() -> None:
 
 @pytest.mark.parametrize("lost", [("@lives/",), ("job/lives/",), ("@lives/", "job/lives/")])
 def test_later_life_of_a_name_is_rebuilt(lost: tuple[str, ...]) -> None:
-    """I10: a job that was created anew comes back as itself, also where nothing tells that the former one was deleted."""
+    """I10: a job that was created anew comes back as itself, also where no trace of the former one is left."""
     store = MemoryStore()
     for content in (b"former", b"own"):
         if content == b"own":

@@ -147,27 +147,30 @@ class EmbeddedService:
             time.sleep(0.02)
 
     def _end(self) -> None:
-        """Kill the sidecar that hangs, unless what listens is not the process that was started here."""
-        recorded = self._recorded_pid()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_QUICK_ANSWER_S)
-            with suppress(OSError):  # it has ended meanwhile, or its queue of connections is full
-                connection.connect(self.socket_path)
-            with suppress(OSError):
-                if peer_pid(connection.fileno()) not in (None, 0, recorded):
-                    recorded = None
-        if recorded is None or not _is_sidecar(recorded, self.socket_path):
+        """Kill the sidecar that hangs, unless what listens is another process."""
+        hung = self._listening_pid() or self._recorded_pid()
+        if hung is None or not _is_sidecar(hung, self.socket_path):
             raise UnavailableError(
                 f"what listens on {self.socket_path} does not answer, and is not the sidecar that was started here "
                 f"(see {self.pid_path}): end it by hand"
             )
         with suppress(ProcessLookupError):
-            os.kill(recorded, signal.SIGKILL)
+            os.kill(hung, signal.SIGKILL)
         deadline = time.monotonic() + _END_TIMEOUT_S
-        while _runs(recorded):
+        while _runs(hung):
             if time.monotonic() > deadline:
-                raise UnavailableError(f"the sidecar hangs, and process {recorded} cannot be killed: see its state")
+                raise UnavailableError(f"the sidecar hangs, and process {hung} cannot be killed: see its state")
             time.sleep(0.02)
+
+    def _listening_pid(self) -> int | None:
+        """Return whom the kernel knows to listen; None if it takes no connection, or is of another namespace."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_QUICK_ANSWER_S)
+            try:
+                connection.connect(self.socket_path)
+                return peer_pid(connection.fileno()) or None
+            except OSError:
+                return None
 
     def _recorded_pid(self) -> int | None:
         try:

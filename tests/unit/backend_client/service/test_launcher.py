@@ -103,12 +103,19 @@ def test_killed_process_is_started_again(service: EmbeddedService) -> None:
     assert after["service_id"] != before["service_id"]
 
 
-def test_hung_process_is_replaced(service: EmbeddedService) -> None:
-    """A client whose sidecar hangs gets its answer from a new one, within its patience; the old one is gone."""
+@pytest.mark.parametrize("recorded", [True, False])
+def test_hung_process_is_replaced(service: EmbeddedService, *, recorded: bool) -> None:
+    """
+    A client whose sidecar hangs gets its answer from a new one, within its patience; the old one is gone.
+
+    Also where its process id is not on record: who started it may have ended before, or another start was in vain.
+    """
     impatient = replace(service, answer_timeout_s=1.0)
     impatient.ensure()
     client = ServiceClient(service.address, patience_s=8, ensure=impatient.ensure)
     before = client.get("/v1/info")
+    if not recorded:
+        Path(service.pid_path).unlink()
     os.kill(before["pid"], signal.SIGSTOP)
     after = client.get("/v1/info")
     client.close()

@@ -583,6 +583,9 @@ def test_later_life_of_a_name_is_rebuilt(lost: tuple[str, ...]) -> None:
         store.delete([info.key for info in store.list(folder)])
 
     assert check_job(store, "job").problems
+    if lost == ("@lives/",):
+        with pytest.raises(CorruptDataError, match="@lives/job/00000000 is lost"):
+            opened(store)
     assert rebuild_registry(store, "job", SystemClock(), SystemIds(), write=True).checkpoint.endswith(made["uid"])
     assert not check_job(store, "job").problems
     with service(store) as life:

@@ -198,13 +198,12 @@ class ChangelogService:
     async def open_job(self, name: str, request: OpenJob) -> OpenedJob:
         """Take the job over with a new epoch; every older driver of it is fenced from now on."""
         validate_name("job", name)
+        await self._jobs.forget_ended(name)
         job = self._jobs.get(name)
         # One after the other: a request that was repeated must not get a higher epoch than the one that is answered.
         async with job.opening:
             await self.check_storage(name)
             await self._in_thread(name, self._deletions.check, name)
-            if job.store.job_uid != "" and await self._in_thread(name, job.store.has_ended):
-                job = self._jobs.begin_anew(name)
             await self._in_thread(name, job.store.open, request.max_parallelism)
             epoch, latest = await self._in_thread(name, job.store.claim, request.owner)
             job.learn_epoch(epoch)

@@ -18,7 +18,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -291,7 +291,8 @@ class ServiceClient:
         """
         Return when an answer begins, or the connection breaks; have the service looked after until then.
 
-        A request may take long, and is not sent again for that. One whose service hangs ends with its connection.
+        A request may take long, and is not sent again for that. One whose service hangs ends with its connection. It is
+        waited for no less because nobody can tell how the service is, or end it: it may be busy, and answer.
         """
         poll = select.poll()
         poll.register(connection, select.POLLIN)
@@ -300,7 +301,8 @@ class ServiceClient:
         while not poll.poll(max(0.0, min(end.left_s, look_s)) * 1000):
             if end.left_s <= 0:
                 raise TimeoutError("timed out")
-            deadline.look_after(partial(end.look_after, ensure))
+            with suppress(UnavailableError):
+                deadline.look_after(partial(end.look_after, ensure))
         connection.settimeout(max(_LAST_TRY_S, end.left_s))
 
     def _has_new_token(self) -> bool:

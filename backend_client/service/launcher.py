@@ -147,27 +147,30 @@ class EmbeddedService:
             time.sleep(0.02)
 
     def _end(self) -> None:
-        """Kill the sidecar that hangs, unless what listens is not the process that was started here."""
-        recorded = self._recorded_pid()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_QUICK_ANSWER_S)
-            with suppress(OSError):  # it has ended meanwhile, or its queue of connections is full
-                connection.connect(self.socket_path)
-            with suppress(OSError):
-                if peer_pid(connection.fileno()) not in (None, 0, recorded):
-                    recorded = None
-        if recorded is None or not _is_sidecar(recorded):
+        """Kill the sidecar that hangs, unless what listens is another process."""
+        hung = self._listening_pid() or self._recorded_pid()
+        if hung is None or not _is_sidecar(hung, self.socket_path):
             raise UnavailableError(
                 f"what listens on {self.socket_path} does not answer, and is not the sidecar that was started here "
                 f"(see {self.pid_path}): end it by hand"
             )
         with suppress(ProcessLookupError):
-            os.kill(recorded, signal.SIGKILL)
+            os.kill(hung, signal.SIGKILL)
         deadline = time.monotonic() + _END_TIMEOUT_S
-        while _runs(recorded):
+        while _runs(hung):
             if time.monotonic() > deadline:
-                raise UnavailableError(f"the sidecar hangs, and process {recorded} cannot be killed: see its state")
+                raise UnavailableError(f"the sidecar hangs, and process {hung} cannot be killed: see its state")
             time.sleep(0.02)
+
+    def _listening_pid(self) -> int | None:
+        """Return whom the kernel knows to listen; None if it takes no connection, or is of another namespace."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_QUICK_ANSWER_S)
+            try:
+                connection.connect(self.socket_path)
+                return peer_pid(connection.fileno()) or None
+            except OSError:
+                return None
 
     def _recorded_pid(self) -> int | None:
         try:
@@ -179,6 +182,16 @@ class EmbeddedService:
         return self._probe(_QUICK_ANSWER_S) is _Found.WELL
 
     def _probe(self, timeout_s: float) -> _Found:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return self._ask(max(0.01, deadline - time.monotonic()))
+            except BlockingIOError:  # too many wait to be taken, which the system does not wait for
+                if time.monotonic() > deadline:
+                    return _Found.HUNG
+                time.sleep(0.02)
+
+    def _ask(self, timeout_s: float) -> _Found:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(timeout_s)
             try:
@@ -186,7 +199,9 @@ class EmbeddedService:
                 check_listener(probe, self.socket_path, self.trust)
                 probe.sendall(_HEALTH)
                 return _Found.WELL if probe.recv(1) else _Found.NOBODY
-            except (TimeoutError, BlockingIOError):
+            except BlockingIOError:
+                raise
+            except TimeoutError:
                 return _Found.HUNG
             except OSError:
                 return _Found.NOBODY
@@ -215,9 +230,14 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def _is_sidecar(pid: int) -> bool:
-    """Say whether the process is a service: ids are given again, and the file with this one may be old."""
+def _is_sidecar(pid: int, socket_path: str) -> bool:
+    """
+    Say whether the process is the service of this socket.
+
+    Ids are given again, the file with this one may be old, or of another container; and other storages have sidecars.
+    """
     try:
-        return b"dstl_service" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
+    return b"dstl_service" in words and os.fsencode(socket_path) in words

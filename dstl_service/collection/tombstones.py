@@ -85,13 +85,15 @@ class Deletions:
         """
         life = Lives(self._store, job).current()
         self._store.head(record_key(job, life))
-        return self._bury(job, life, who, delay_s)
+        tombstone = self._tombstone(job, life, who, delay_s)
+        return tombstone if self._put(tombstone) else self._of(job, life) or tombstone
 
     def clear(self, job: str, who: str, max_parallelism: int) -> Removal:
         """
         Delete what lies below a name that no job has, as of a job that was created and deleted at once.
 
-        So nobody creates one meanwhile, whose objects would be taken for what lay there.
+        So nobody creates one meanwhile, whose objects would be taken for what lay there. Its tombstone can be undone as
+        any other, for it may be put when a job was created: until that is known, nobody else collects it.
 
         Raises:
             NotFoundError: There is nothing of this name.
@@ -100,7 +102,9 @@ class Deletions:
         if not has_leftovers(self._store, job):
             raise NotFoundError(f"there is nothing of the name {job!r}", job=job)
         life = Lives(self._store, job).current()
-        tombstone = self._bury(job, life, who, 0)
+        tombstone = self._tombstone(job, life, who, DELAY_S)
+        if not self._put(tombstone):
+            raise ConflictError(f"job {job!r} was created and deleted meanwhile; it stays as it is", job=job)
         record = encode_job(self._ids.unique_id(), max_parallelism)
         try:
             self._store.put(record_key(job, life), record, if_absent=True)
@@ -109,14 +113,18 @@ class Deletions:
             raise ConflictError(f"job {job!r} was created meanwhile; nothing of it was deleted", job=job) from None
         return self.collect(tombstone) or Removal(job, 0, 0, True)
 
-    def _bury(self, job: str, life: int, who: str, delay_s: int) -> Tombstone:
+    def _tombstone(self, job: str, life: int, who: str, delay_s: int) -> Tombstone:
         now_ms = self._clock.now_ms()
-        tombstone = Tombstone(job, self._ids.unique_id(), who, now_ms, now_ms + delay_s * 1000, life)
+        return Tombstone(job, self._ids.unique_id(), who, now_ms, now_ms + delay_s * 1000, life)
+
+    def _put(self, tombstone: Tombstone) -> bool:
+        """Put a tombstone; say whether there was none of this life."""
         try:
-            self._store.put(_tombstone_key(job, life), json.dumps(asdict(tombstone)).encode(), if_absent=True)
+            key = _tombstone_key(tombstone.job, tombstone.life)
+            self._store.put(key, json.dumps(asdict(tombstone)).encode(), if_absent=True)
         except ConflictError:
-            return self._of(job, life) or tombstone
-        return tombstone
+            return False
+        return True
 
     def undo(self, job: str) -> Tombstone:
         """

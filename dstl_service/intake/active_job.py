@@ -268,9 +268,13 @@ class ActiveJobs:
         return job
 
     async def forget_ended(self, name: str) -> bool:
-        """Say whether a job that is known here was deleted; what was kept of it is forgotten then."""
+        """
+        Say whether a job of which anything is known here was deleted; what was kept of it is forgotten then.
+
+        To know its life is enough: who was refused when it was opened, or asked for an epoch, may come again.
+        """
         job = self._jobs.get(name)
-        if job is None or not (job.epoch or job.store.job_uid) or not await self._in_thread(name, job.store.has_ended):
+        if job is None or not await self._in_thread(name, job.store.has_ended):
             return False
         if self._jobs.get(name) is job:
             logger.warning("job was deleted", extra={"job": name, "epoch": job.epoch})

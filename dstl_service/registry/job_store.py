@@ -88,7 +88,7 @@ class JobStore:
 
         Raises:
             InvalidInputError: `max_parallelism` is out of bounds or differs from the stored one, which never changes.
-            CorruptDataError: ``job.json`` cannot be read.
+            CorruptDataError: ``job.json`` cannot be read, or the end of an earlier life is lost.
             NotFoundError: This was opened before, and the job was deleted since.
         """
         wanted = MAX_PARALLELISM_DEFAULT if max_parallelism is None else max_parallelism
@@ -116,6 +116,7 @@ class JobStore:
             key = record_key(self._job, life)
             try:
                 self._store.put(key, encode_job(uid, wanted), if_absent=True)
+                self._check_last(lives, life)
             except ConflictError:
                 try:
                     uid, wanted = decode_job(self._store.get(key), key)
@@ -124,6 +125,14 @@ class JobStore:
             if not lives.has_ended(life):
                 return life, uid, wanted
             self._store.delete([key])
+
+    def _check_last(self, lives: Lives, life: int) -> None:
+        """Take back what was created in front of a later life; see `Lives.check_last`."""
+        try:
+            lives.check_last(life)
+        except CorruptDataError:
+            self._store.delete([record_key(self._job, life)])
+            raise
 
     def exists(self) -> bool:
         """Say whether there is a job of this name now, whichever was opened."""

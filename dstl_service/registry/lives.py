@@ -20,12 +20,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from storage.errors import ConflictError, NotFoundError, UnavailableError
+from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
 from storage.object_store import ObjectStore, exists
 
 EPOCHS_OF_LIFE = 10**7
 LIVES_MAX = 10**5
 """Together below 10**12: a branch is named by an epoch, see `registry_format.Place`."""
+
+_BEHIND_SLASH = "0"  # the next character: behind all keys of a folder, before those of the next one
 
 
 def life_folder(job: str, life: int) -> str:
@@ -88,6 +90,38 @@ class Lives:
         with suppress(ConflictError):
             self._store.put(self._key(life), b"ended", if_absent=True)
 
+    def check_last(self, life: int) -> None:
+        """
+        Return if nothing of a later life is stored, or this one has ended; one request for most.
+
+        A job that is created while ends of lives are missing would share keys with one that they tell of, and its
+        collector would take all objects of that one for orphans.
+
+        Raises:
+            CorruptDataError: What tells that this life has ended is lost.
+        """
+        folder = f"{self._job}/lives/"
+        behind = f"{folder}{life:08d}{_BEHIND_SLASH}"
+        later = next(iter(self._store.list(folder, start_after=behind)), None)
+        if later is not None and not self.has_ended(life):
+            raise CorruptDataError(
+                f"{self._key(life)} is lost, as where only the folder of job {self._job!r} was copied: there is "
+                f"{later.key}, of a later job of this name. Copy what lies below @lives/{self._job}/, or have "
+                "`dstl fsck --rebuild` write it",
+                object_key=self._key(life),
+            )
+
+    def stored(self) -> int:
+        """
+        Return the last life of which there is a registry: the current one, or one before it.
+
+        A later one shows that ends of lives were lost, as where only a job's own folder was copied. For repairs: it
+        takes as many requests as a listing of all that lies in later lives.
+        """
+        folder = f"{self._job}/lives/"
+        names = (info.key.removeprefix(folder).partition("/")[0] for info in self._store.list(folder))
+        return max((int(name) for name in names if name.isascii() and name.isdigit()), default=0)
+
     def _key(self, life: int) -> str:
         return f"@lives/{self._job}/{life:08d}"
 
@@ -118,8 +152,8 @@ class LifeFolder:
 
     @property
     def has_ended(self) -> bool:
-        """Say whether the life has ended since; one request."""
-        return self._lives.has_ended(self.life)
+        """Say whether the life has ended since; one request, and none while this goes by no life yet."""
+        return self._life is not None and self._lives.has_ended(self._life)
 
     def enter(self, life: int) -> None:
         """

@@ -18,7 +18,7 @@ from dstl_service.checkpoints.records import Note, decode_note
 from dstl_service.registry.hints import forget_hints
 from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.keys import EpochRecord, Place, encode_job, epoch_key, manifest_key, number_of
-from dstl_service.registry.lives import first_epoch
+from dstl_service.registry.lives import Lives, first_epoch, life_of
 from dstl_service.registry.manifest import Manifest, encode_manifest
 from dstl_service.repair.fsck import check_object
 from dstl_service.repair.plan import Choice, Try, choose, join_tries, manifests_of, not_fenced, proven_keys, state_of
@@ -92,9 +92,9 @@ def rebuild_registry(
         CorruptDataError: No checkpoint can be restored from what is there.
         InvalidInputError: The registry is sound, or has a sound manifest that is newer than what can be restored.
     """
-    registry = read_registry(store, job)
     survey = _Survey(store, job)
     survey.read()
+    registry = read_registry(store, job, max((life_of(note.epoch) for note, _, _ in survey.notes), default=0))
     if registry.is_empty and not survey.objects:
         raise NotFoundError(f"there is no job {job!r} in {store.url}", job=job)
     life = _choose_life(registry, survey.notes)
@@ -237,10 +237,13 @@ def _write(
 ) -> None:
     """Write what is missing; ``job.json``, by which others see that the job exists, after the manifests."""
     job = registry.job
+    for ended in range(registry.ended, registry.life):
+        Lives(store, job).end(ended)
     for key in report.moved:
         store.put(f"{job}/damaged/{ids.unique_id()}/{key.removeprefix(f'{job}/')}", store.get(key))
         store.delete([key])
-    forget_hints(store, registry.folder)  # what they tell to be passed over may have come back
+    # Checkpoints that come back may lie in front of what they tell to be passed over.
+    forget_hints(store, registry.folder)
     for manifest in manifests:
         key = manifest_key(registry.folder, manifest.id, manifest.generation)
         store.put(key, encode_manifest(manifest), if_absent=True)
@@ -282,13 +285,13 @@ def _causes(report: RebuildReport) -> Iterator[str]:
 
 
 def _choose_life(registry: Registry, notes: Sequence[tuple[Note, SegmentHandle, int]]) -> str:
-    """Return the uid of the job to rebuild; without ``job.json``, that of what was stored last."""
+    """Return the uid of the job to rebuild; without ``job.json``, that of what was stored last in the last life."""
     if registry.uid is not None:
         return registry.uid
     newest = max((*registry.checkpoints, *registry.savepoints.values()), key=lambda m: m.created_ms, default=None)
     if newest is not None:
         return newest.job_uid
-    return max(((stored_ms, note.job_uid) for note, _, stored_ms in notes), default=(0, ""))[1]
+    return max(((life_of(note.epoch), stored_ms, note.job_uid) for note, _, stored_ms in notes), default=(0, 0, ""))[2]
 
 
 def _max_parallelism(registry: Registry, notes: Sequence[tuple[Note, SegmentHandle, int]], life: str) -> int:

@@ -26,7 +26,9 @@ class Registry:
 
     Args:
         job: Name of the job.
-        life: Which life of the name was read: the current one.
+        life: Which life of the name was read: the current one, or the last that is stored if the current one has no
+            job, as where the ends of lives were lost.
+        ended: How many lives are known to have ended.
         uid: The job's uid, or None if ``job.json`` is missing or damaged.
         max_parallelism: Likewise.
         epochs: Numbers of all readable epoch records, ascending.
@@ -38,6 +40,7 @@ class Registry:
 
     job: str
     life: int = 0
+    ended: int = 0
     uid: str | None = None
     max_parallelism: int | None = None
     epochs: list[int] = field(default_factory=list)
@@ -101,6 +104,8 @@ class Registry:
     def problems(self) -> list[str]:
         """Return what is wrong, each with the object's name; nothing for a sound registry."""
         found = list(self.damaged.values())
+        if self.life > self.ended:
+            found.append(f"what tells below @lives/{self.job}/ that lives up to {self.life - 1} have ended is missing")
         if self.uid is None and self.record_key not in self.damaged:
             found.append(f"{self.record_key} is missing")
         in_manifests = max((manifest.epoch for manifest in self.manifests.values()), default=0)
@@ -118,15 +123,22 @@ class Registry:
         return self.manifests[place].kind is ManifestKind.FENCE
 
 
-def read_registry(store: ObjectStore, job: str) -> Registry:
+def read_registry(store: ObjectStore, job: str, life_min: int = 0) -> Registry:
     """
     Read all of a job's registry.
+
+    Args:
+        store: Holds the job.
+        job: Its name.
+        life_min: The last life that other objects tell of.
 
     Raises:
         InvalidInputError: A manifest is of a newer version of this program, which alone may judge it.
         UnavailableError: The store does not answer.
     """
-    registry = Registry(job, Lives(store, job).current())
+    lives = Lives(store, job)
+    ended = lives.current()
+    registry = Registry(job, ended if lives.has_job() else max(ended, lives.stored(), life_min), ended)
     folder, key = registry.folder, registry.record_key
     try:
         registry.uid, registry.max_parallelism = decode_job(store.get(key), key)

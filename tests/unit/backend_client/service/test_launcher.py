@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -103,12 +103,19 @@ def test_killed_process_is_started_again(service: EmbeddedService) -> None:
     assert after["service_id"] != before["service_id"]
 
 
-def test_hung_process_is_replaced(service: EmbeddedService) -> None:
-    """A client whose sidecar hangs gets its answer from a new one, within its patience; the old one is gone."""
+@pytest.mark.parametrize("recorded", [True, False])
+def test_hung_process_is_replaced(service: EmbeddedService, *, recorded: bool) -> None:
+    """
+    A client whose sidecar hangs gets its answer from a new one, within its patience; the old one is gone.
+
+    Also where its process id is not on record: who started it may have ended before, or another start was in vain.
+    """
     impatient = replace(service, answer_timeout_s=1.0)
     impatient.ensure()
     client = ServiceClient(service.address, patience_s=8, ensure=impatient.ensure)
     before = client.get("/v1/info")
+    if not recorded:
+        Path(service.pid_path).unlink()
     os.kill(before["pid"], signal.SIGSTOP)
     after = client.get("/v1/info")
     client.close()
@@ -142,6 +149,32 @@ def test_slow_answer_is_waited_for() -> None:
             client.close()
 
     assert served.result().count(b"POST /v1/x") == 1
+
+
+def test_answer_is_waited_for_where_nobody_can_look_after_the_service() -> None:
+    """A request whose service is slow gets its answer, though it cannot be told whether the service hangs."""
+    with tempfile.TemporaryDirectory(prefix="dl") as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/s")
+        listener.listen()
+        looked = threading.Event()
+
+        def fail_to_look() -> None:
+            looked.set()
+            raise UnavailableError("end it by hand")
+
+        def answer_when_looked_after() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                looked.wait(30)
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(answer_when_looked_after)
+            client = ServiceClient(f"unix://{folder}/s", patience_s=1.0, ensure=fail_to_look)
+            assert client.post("/v1/x", {}, patience_s=60) == {}
+            client.close()
+            served.result()
 
 
 def test_start_costs_no_patience() -> None:
@@ -183,6 +216,57 @@ def test_foreign_listener_is_left_alone(service: EmbeddedService) -> None:
         listener.listen()
         with pytest.raises(UnavailableError, match="end it by hand"):
             replace(service, answer_timeout_s=0.1).ensure()
+    Path(service.socket_path).unlink()
+    service.ensure()  # for the fixture to end
+
+
+def fill_queue(service: EmbeddedService, listener: socket.socket) -> list[socket.socket]:
+    """Listen where the sidecar does, and return connections that are as many as may wait to be taken."""
+    Path(service.folder).mkdir(mode=0o700)
+    listener.bind(service.socket_path)
+    listener.listen(0)
+    waiting: list[socket.socket] = []
+    with suppress(BlockingIOError):
+        while True:
+            waiting.append(socket.socket(socket.AF_UNIX))
+            waiting[-1].setblocking(False)
+            waiting[-1].connect(service.socket_path)
+    return waiting
+
+
+def test_full_queue_is_waited_for(service: EmbeddedService) -> None:
+    """A sidecar that takes no connection for a moment, as so many come at once, is waited for and not killed."""
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as pool:
+        waiting = fill_queue(service, listener)
+        ensured = pool.submit(replace(service, answer_timeout_s=60.0).ensure)
+        with suppress(TimeoutError):
+            assert ensured.exception(timeout=2.0) is None
+        for client in waiting:
+            client.close()
+        while not ensured.done():
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                if connection.recv(1 << 16):
+                    connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+                    wait([ensured])
+        assert ensured.exception() is None
+    Path(service.socket_path).unlink()
+    service.ensure()  # for the fixture to end
+
+
+def test_sidecar_of_another_storage_is_left_alone(service: EmbeddedService) -> None:
+    """A process whose id stands in an old file is not killed for a socket that is not its own."""
+    command = [sys.executable, "-c", "input()", "dstl_service", "serve", "--socket", f"{service.folder}/other.sock"]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE)
+    with socket.socket(socket.AF_UNIX) as listener:
+        waiting = fill_queue(service, listener)
+        Path(service.pid_path).write_text(f"{other.pid}\n", encoding="utf-8")
+        with pytest.raises(UnavailableError, match="end it by hand"):
+            replace(service, answer_timeout_s=0.1).ensure()
+        assert other.poll() is None
+        other.communicate(b"\n")
+        for client in waiting:
+            client.close()
     Path(service.socket_path).unlink()
     service.ensure()  # for the fixture to end
 

@@ -9,11 +9,13 @@ import pytest
 
 from dstl_service import cli
 from dstl_service.collection.tombstones import Deletions
+from dstl_service.registry.job_store import JobStore
 from storage.errors import ConflictError, NotFoundError, UnavailableError
 from storage.local_store import LocalStore
 from storage.memory_store import MemoryStore
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore
 from tests.unit.dstl_service.http_life import service
+from tests.unit.dstl_service.interleaving import Killed, PausingStore, kill
 from tests.waiting import wait_until
 
 
@@ -192,3 +194,28 @@ def test_running_query_is_fenced_by_a_deletion(tmp_path: Path) -> None:
         refused = life.complete_raw(1, base, life.append(checkpoint_id=1))
 
         assert (refused.status_code, refused.json()["kind"]) == (409, "fenced")
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_who_clears_a_name_and_dies_deletes_no_job_that_was_created_meanwhile(*, is_deleted: bool) -> None:
+    """I11: a job that is created while leftovers are looked at is collected by nobody, and stays deleted if it was."""
+    store, clock = MemoryStore(), FakeClock()
+    store.put("job/segments/h/1.seg", b"left")
+    paused, other = PausingStore(store), Deletions(store, clock, FakeIds(2))
+
+    def create() -> None:
+        JobStore(store, "job", clock, FakeIds(3)).open(None)
+        if is_deleted:
+            other.bury("job", "ann", 60)
+
+    paused.pause_at("put", "@deleted/*", create)
+    if not is_deleted:
+        paused.pause_at("put", "job/job.json", kill)
+    with pytest.raises(ConflictError if is_deleted else Killed):
+        Deletions(paused, clock, FakeIds(1)).clear("job", "bob", 128)
+
+    assert other.collect_expired() == []
+    assert JobStore(store, "job", clock, FakeIds(4)).exists()
+    found = other.of("job")
+    assert found is not None
+    assert found.who == ("ann" if is_deleted else "bob")

@@ -265,3 +265,21 @@ def test_sidecar_of_a_deleted_job_holds_nothing_of_the_new_one(*, knows_the_job:
         (handle,) = sidecar.persist(taken).json()["handles"]
         made = coordinator.complete(0, None, {**taken, "handle": handle})
         assert sidecar.restore(made) == (True, [b"new"])
+
+
+@pytest.mark.parametrize("how", ["refused", "epoch"])
+def test_job_is_opened_anew_where_only_the_life_of_the_former_one_is_known(how: str) -> None:
+    """A service that refused to open a job, or was told of an epoch of it only, opens the next one of the name."""
+    store = MemoryStore()
+    with service(store) as coordinator, service(store) as other:
+        coordinator.open()
+        other.epoch = coordinator.epoch
+        wanted = {"owner": "test", "max_parallelism": 7}
+        if how == "refused":
+            assert other.client.post(f"{other.path}/epochs", json=wanted).json()["kind"] == "invalid_input"
+        else:
+            other.append()
+        delete_job(store, "job", write=True)
+
+        answer = other.client.post(f"{other.path}/epochs", json=wanted)
+        assert (answer.status_code, answer.json()["epoch"]) == (200, first_epoch(1))

@@ -15,6 +15,7 @@ from dstl_service.checkpoints.rewind import rewind
 from dstl_service.cli import main
 from dstl_service.registry.hints import write_hint
 from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.jobs import delete_job
 from dstl_service.registry.manifest import ManifestKind, StateView
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.plan import Try, choose, manifests_of
@@ -566,3 +567,27 @@ def test_compacted_job_is_rebuilt() -> None:
                     ref = {"id": number, "generation": int(generation), "uid": uid}
                     assert Job(copy, other).restored(ref) == job.state
         assert job.metric("dstl_compactions_total") > 0
+
+
+@pytest.mark.parametrize("lost", [("@lives/",), ("job/lives/",), ("@lives/", "job/lives/")])
+def test_later_life_of_a_name_is_rebuilt(lost: tuple[str, ...]) -> None:
+    """I10: a job that was created anew comes back as itself, also where no trace of the former one is left."""
+    store = MemoryStore()
+    for content in (b"former", b"own"):
+        if content == b"own":
+            delete_job(store, "job", write=True)
+        with service(store) as life:
+            life.open()
+            made = life.complete(0, None, life.append(content))
+    for folder in lost:
+        store.delete([info.key for info in store.list(folder)])
+
+    assert check_job(store, "job").problems
+    if lost == ("@lives/",):
+        with pytest.raises(CorruptDataError, match="@lives/job/00000000 is lost"):
+            opened(store)
+    assert rebuild_registry(store, "job", SystemClock(), SystemIds(), write=True).checkpoint.endswith(made["uid"])
+    assert not check_job(store, "job").problems
+    with service(store) as life:
+        latest = life.open()["latest"]["ref"]
+        assert life.restore(latest) == (True, [b"own"])

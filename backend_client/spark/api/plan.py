@@ -154,9 +154,9 @@ class Operator:
 
         Columns: the number by which rows are sorted, the key columns that are none of the input's (`key_places`), then
         the columns of `frame`. Spark sorts, and spills what does not fit. With `times`, late rows have the complement
-        of their number, which is negative, for `late_rows.OnTime`; and where rows may be early, another column before
+        of their number, which is negative, for `late_rows.LateRowFilter`; and where rows may be early, another column before
         those of `frame` says which are not, for `KeyVisits`. Rows of a key come in that order, or in `order`; keys of
-        one number come mixed, for `KeysApart`.
+        one number come mixed, for `KeySeparator`.
 
         Args:
             frame: The rows.

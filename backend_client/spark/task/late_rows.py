@@ -95,7 +95,7 @@ def mark_event_time(schema: StructType, column: str, source: StructType) -> Stru
     return marked
 
 
-class OnTime:
+class LateRowFilter:
     """The batches without their late rows, which are counted."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:

@@ -24,14 +24,14 @@ from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.service.client import ServiceClient
 from backend_client.service.hand_over import hand_over_snapshot
 from backend_client.service.job_session import connect
-from backend_client.service.log_writer import LogTarget, LogWriter
+from backend_client.service.log_writer import LogWriter
 from backend_client.service.restore import advance_to_base, read_change_sets
 from backend_client.settings import BackendSettings
 from backend_client.spark.driver.initial_state import InitialRows
 from backend_client.spark.shipping import Parcel
 from backend_client.spark.task.columnar_calls import ColumnarCalls, ColumnarPlan, fitted
-from backend_client.spark.task.late_rows import OnTime
-from backend_client.spark.task.mixed_keys import KeysApart, with_key_groups, with_keys
+from backend_client.spark.task.late_rows import LateRowFilter
+from backend_client.spark.task.mixed_keys import KeySeparator, with_key_groups, with_keys
 from backend_client.spark.task.pandas_settings import PandasSettings
 from backend_client.spark.task.row_calls import OUTPUT_ROWS, RowCalls, Timing
 from backend_client.spark.task.rows import GroupedRows, RowsToArrow
@@ -43,7 +43,7 @@ from backend_client.state.timers import Upcoming
 from backend_client.table.local_disk import is_damage
 from backend_client.table.memory_table import open_advanced
 from backend_client.table.state_table import StateTable
-from dstl_service.wire import ChangeSetRef, CheckpointRef, StateInfo
+from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget, StateInfo
 from storage.key_groups import key_group_range
 from storage.model import KeyGroupRange
 
@@ -178,7 +178,7 @@ class OperatorTask:
             yield self._marker(to_arrow, str(attempt))
             for changes in deletions(table.scan, key_groups, self.deleted, settings.preemptive_bytes):
                 writer.append(changes, preemptive=True)
-            on_time = OnTime(with_keys(batches, self.key_places, behind=self.has_early))
+            on_time = LateRowFilter(with_keys(batches, self.key_places, behind=self.has_early))
             work = self._work(on_time, table, key_groups, writer, to_arrow)
             for columns in work.outputs:
                 for start in range(0, len(columns[0]), OUTPUT_ROWS):
@@ -211,11 +211,16 @@ class OperatorTask:
             spare_garbage_collection()
 
     def _work(
-        self, on_time: OnTime, table: StateTable, key_groups: KeyGroupRange, writer: LogWriter, to_arrow: RowsToArrow
+        self,
+        on_time: LateRowFilter,
+        table: StateTable,
+        key_groups: KeyGroupRange,
+        writer: LogWriter,
+        to_arrow: RowsToArrow,
     ) -> _Work:
         settings = self.batch.settings
         key_count = len(self.key_places)
-        batches = with_key_groups(KeysApart(on_time, key_count, KeyCodec(self.key_schema).encode))
+        batches = with_key_groups(KeySeparator(on_time, key_count, KeyCodec(self.key_schema).encode))
         processor: StatefulProcessor | ColumnarPlan = self.processor.unpack()
         if isinstance(processor, ColumnarPlan):
             moments = processor.moments(self.batch.time)

@@ -27,9 +27,10 @@ from backend_client.service.job_session import connect
 from backend_client.service.log_writer import LogWriter
 from backend_client.service.restore import advance_to_base, read_change_sets
 from backend_client.settings import BackendSettings
-from backend_client.spark.driver.initial_state import InitialRows
+from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.shipping import Parcel
-from backend_client.spark.task.columnar_calls import ColumnarCalls, ColumnarPlan, fitted
+from backend_client.spark.task.columnar_calls import ColumnarCalls, fitted
+from backend_client.spark.task.initial_rows import InitialRows
 from backend_client.spark.task.late_rows import LateRowFilter
 from backend_client.spark.task.mixed_keys import KeySeparator, with_key_groups, with_keys
 from backend_client.spark.task.pandas_settings import PandasSettings

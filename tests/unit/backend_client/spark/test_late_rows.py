@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructType, TimestampNTZType, TimestampType
 
-from backend_client.spark.task.late_rows import DELAY_KEY, EventTime, LateRowFilter, event_time_of, mark_event_time
+from backend_client.spark.event_time import DELAY_KEY, EventTime, event_time_of, mark_event_time
+from backend_client.spark.task.late_rows import LateRowFilter
 from storage.errors import InvalidInputError
 
 MOMENT = StructType().add("k", StringType()).add("my `t`", TimestampType(), True, {DELAY_KEY: 7})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backend_client.batch_time import BatchTime
-from backend_client.spark.source_watermark import PlanNode, time_behind
+from backend_client.source_watermark import PlanNode, time_behind
 
 GIVES = PlanNode(gives=True)
 

@@ -1,0 +1,81 @@
+"""The time of a query's batches, as the rows of each operator have it: watermarks before, within and behind a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pyspark.sql import SparkSession
+
+from backend_client.batch_time import BatchTime, TimeMode
+from backend_client.source_watermark import behind, time_behind
+from backend_client.spark.columnar_plan import ColumnarPlan
+from backend_client.spark.event_time import EventTimes
+from backend_client.spark.private.session import setting
+from backend_client.spark.private.stream_plan import StreamPlan
+from backend_client.spark.query import Operator
+from backend_client.spark.task.task import BatchContext
+from dstl_service.wire import CheckpointInfo
+
+_WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
+
+
+class BatchTimes:
+    """
+    Asks Spark's plan of the running batch for what its offsets entry does not say.
+
+    Args:
+        spark: The session that started the query.
+        query_id: Returns the query's id.
+        operators: Those of the query.
+    """
+
+    def __init__(self, spark: SparkSession, query_id: Callable[[], str | None], operators: Sequence[Operator]) -> None:
+        self._operators = operators
+        self._plan = StreamPlan(spark, query_id)
+        self._is_behind_state = False
+        self._closes = setting(spark, _WITHOUT_DATA, "true").lower() == "true"
+
+    def time(self, offsets: str, latest: CheckpointInfo | None) -> BatchTime | None:
+        """Return a batch's time, which Spark wrote into its offsets entry; None if no operator asks for it."""
+        if all(
+            operator.time_mode is TimeMode.NONE and not isinstance(operator.processor, ColumnarPlan)
+            for operator in self._operators
+        ):
+            return None
+        closed_ms = latest.closed_ms if latest else None
+        time = BatchTime.read(offsets, latest.offsets if latest else None, closed_ms)
+        tree = self._plan.tree()
+        self._is_behind_state = tree is None or tree.is_stateful
+        return time if tree is None or not tree.is_stateful else time_behind(tree, time)
+
+    def closed_ms(self, time: BatchTime | None) -> tuple[int | None, int | None]:
+        """
+        Return the watermark at which the batch that was read is closed, and what it is behind the query's input.
+
+        Both are None for a batch that is left open: where Spark runs one without data, which operators of its own ask
+        for, and where it is told to run none.
+        """
+        if time is None or not self._closes:
+            return None, None
+        tree, next_ms = self._plan.tree(), self._plan.next_watermark_ms()
+        if tree is None or next_ms is None:
+            return None, None
+        closed_ms = max(next_ms, time.watermark_ms)
+        if not tree.is_stateful:
+            return closed_ms, closed_ms
+        return (None, None) if tree.asks_at(next_ms) else (closed_ms, behind(tree, closed_ms))
+
+    def is_first(self, operator: Operator) -> bool:
+        """Say whether an operator's rows come from the stream, with no stateful operator before it, also of Spark's."""
+        return operator is self._operators[0] and not self._is_behind_state
+
+    def event_times(self, operator: Operator, context: BatchContext) -> EventTimes | None:
+        """Return how an operator's input is divided; late behind another one is what came before the batch before."""
+        time = context.time
+        if time is None or operator.event_time is None:
+            return None
+        if context.is_second_pass:
+            return EventTimes(time.previous_watermark_ms)
+        if self.is_first(operator):
+            return EventTimes(time.watermark_ms)
+        return EventTimes(time.previous_watermark_ms, time.watermark_ms)

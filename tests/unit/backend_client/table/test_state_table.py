@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -113,16 +114,16 @@ def test_changes_over_a_table_stay_in_memory_where_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
     """I16: what a copy cannot take, from its first write or a later one on, is read in the right order all the same."""
-    write, left = StateTable._write, iter(range(writes))
+    write, left = state_table.write, iter(range(writes))
 
-    def full(table: StateTable, parts: Iterable[ChangeColumns], version: str) -> int:
+    def full(table: Any, parts: Iterable[ChangeColumns], version: str) -> int:
         if next(left, None) is None:
             raise Exception("IO error: No space left on device")  # noqa: TRY002 - as rocksdict does
         return write(table, parts, version)
 
     with closing(StateTable.open(tmp_path)) as table:
         table.advance([(b"a1", b"old"), (b"a2", b"gone"), (b"b1", b"kept")], "0.0.u")
-        monkeypatch.setattr(StateTable, "_write", full)
+        monkeypatch.setattr(state_table, "write", full)
         table.lay_over(guests(60, 250))
 
         assert [table.get(key) for key in (b"a1", b"a2", b"b1")] == [b"14750", None, b"kept"]
@@ -177,7 +178,7 @@ def test_advance_that_breaks_between_writes_has_no_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, version: str | None
 ) -> None:
     """I1: once a part of the changes was written, the table stands at no version until all of them are."""
-    monkeypatch.setattr(state_table, "_WRITE_BYTES", 10_000)
+    monkeypatch.setattr("backend_client.table.writes._WRITE_BYTES", 10_000)
     monkeypatch.setattr(state_table, "CHANGES_MAX", 1000)
     table = StateTable.open(tmp_path)
     table.advance(many(b"old"), "1.0.u")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from backend_client.table import state_table
 from backend_client.table.files import TableFiles
 from backend_client.table.journal import CHANGES_MAX
 from backend_client.table.local_disk import LocalDiskError, is_damage
@@ -115,17 +116,17 @@ def test_journal_that_cannot_be_written_stays_in_force(
     table: StateTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I13, I16: a write that fails behind the opening costs the snapshot; the table reads on as before."""
-    write = StateTable._write
+    write = state_table.write
 
     def fail(*_: Any) -> int:
         raise NO_SPACE
 
-    monkeypatch.setattr(StateTable, "_write", fail)
+    monkeypatch.setattr(state_table, "write", fail)
     with pytest.raises(LocalDiskError, match="no snapshot"):
         snapshot(table)
     assert (table.version, dict(table.items()), table.get(b"k-001")) == ("2.0.u", NOW, b"new")
 
-    monkeypatch.setattr(StateTable, "_write", write)
+    monkeypatch.setattr(state_table, "write", write)
     snapshot(table)
     assert (table.version, dict(table.items()), len(table._journal)) == ("2.0.u", NOW, 0)
 

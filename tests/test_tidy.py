@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-PACKAGES = ("storage", "dstl_service", "backend_client", "loadtest")
+PACKAGES = ("storage", "dstl_service", "backend_client", "reports", "loadtest")
 """What is installed."""
 
 FOLDERS = (*PACKAGES, "examples", "tests", "tools")
@@ -32,8 +32,9 @@ PROJECT_IMPORTS: dict[str, tuple[str, ...]] = {
     "dstl_service": ("dstl_service", "storage"),
     "backend_client": ("backend_client", "storage", "dstl_service.wire"),
     # The chaos test compares what is stored by the library's own view of it.
-    "loadtest": ("loadtest", "backend_client", "storage", "dstl_service"),
-    "examples": ("examples", "backend_client", "loadtest", "storage"),
+    "loadtest": ("loadtest", "backend_client", "reports", "storage", "dstl_service"),
+    "reports": ("reports",),
+    "examples": ("examples", "backend_client", "reports", "storage"),
 }
 
 DOORS: dict[str, tuple[str, ...]] = {

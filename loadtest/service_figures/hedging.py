@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from loadtest.report import Figure, Goal, percentile
 from loadtest.service_figures.load_job import LoadJob
 from loadtest.stack.fault_proxy import FaultProxy, Rule
 from loadtest.stack.s3_server import S3Server
 from loadtest.stack.service_process import ServiceProcess
+from reports.figures import Figure, Goal, percentile
 
 DELAY_S = 5.0
 ONE_IN = 100

@@ -15,9 +15,9 @@ from typing import Any
 
 from backend_client.service.client import ServiceClient
 from dstl_service.wire import CheckpointRef, CompleteRequest, LogTarget, OpenJob, OperatorInfo
-from loadtest.report import Figure, Goal, percentile
 from loadtest.stack.s3_server import S3Server
 from loadtest.stack.service_process import ServiceProcess
+from reports.figures import Figure, Goal, percentile
 from storage.checksum import checksum64
 from storage.model import KeyGroupRange
 

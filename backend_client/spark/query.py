@@ -65,7 +65,7 @@ class Operator:
     steps: tuple[Step, ...]
     pandas: bool = False
     initial: InitialState | None = None
-    begin_anew: frozenset[str] = frozenset()
+    recreated_states: frozenset[str] = frozenset()
     """States that begin anew with every batch, for ``init`` deletes them before it asks for them."""
     order: tuple[str, ...] = ()
     """Columns by which the rows of a key are sorted."""

@@ -56,7 +56,7 @@ class StateTable:
         shutil.rmtree(self._incoming, ignore_errors=True)
         self._journal = TableJournal(folder / "journal")
         self._few_changes = False
-        self._has_guests = False
+        self._has_overlay = False
         self._own: Rdict | None = None
         """The table itself, while a copy is read in its place."""
         self._copy = self._beside()
@@ -170,14 +170,14 @@ class StateTable:
         self._table, self._is_writable = table, True
         self.get = layered_reads.reader(self._table, self._journal)
 
-    def lay_over(self, parts: Iterable[ChangeColumns]) -> None:
+    def overlay(self, parts: Iterable[ChangeColumns]) -> None:
         """
         Let all reads see changes that the table must not have yet (I1); they are gone when it is closed.
 
         What is too much for memory is written into a copy of the table, which shares the files that there are. What
         the disk does not take stays in memory all the same (I16).
         """
-        self._has_guests = True
+        self._has_overlay = True
         for part in parts:
             if not self._put_into_copy(part):
                 self._journal.add([part], "")
@@ -238,7 +238,7 @@ class StateTable:
             LocalDiskError: It cannot be made. If that is because files are damaged, nothing ever is again, so they are
                 thrown away when the table is closed; it serves its task until then.
         """
-        assert not self._has_guests
+        assert not self._has_overlay
         folder = self._beside()
         try:
             self._bring_in_journal()

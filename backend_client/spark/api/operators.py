@@ -74,7 +74,7 @@ def row_operator(given: OperatorInput, options: TransformOptions) -> Operator:
         output_schema = _parse(output_schema)
     if options.eventTimeColumnName:
         output_schema = mark_event_time(output_schema, options.eventTimeColumnName, given.schema)
-    states, begin_anew = declare_states(name, processor, _parse, time_mode)
+    states, recreated_states = declare_states(name, processor, _parse, time_mode)
     key_types = [given.schema[column].dataType for column in given.key_columns]
     operator = Operator(
         name=name,
@@ -83,7 +83,7 @@ def row_operator(given: OperatorInput, options: TransformOptions) -> Operator:
         input_schema=given.schema,
         output_schema=output_schema,
         states=states,
-        begin_anew=begin_anew,
+        recreated_states=recreated_states,
         parallelism=options.parallelism,
         steps=given.query.steps,
         pandas=options.pandas,

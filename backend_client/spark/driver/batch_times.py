@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pyspark.sql import SparkSession
 
 from backend_client.batch_time import BatchTime, TimeMode
-from backend_client.source_watermark import behind, time_behind
+from backend_client.source_watermark import output_time, output_watermark_ms
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.event_time import EventTimes
 from backend_client.spark.private.session import setting
@@ -46,7 +46,7 @@ class BatchTimes:
         time = BatchTime.read(offsets, latest.offsets if latest else None, closed_ms)
         tree = self._plan.tree()
         self._is_behind_state = tree is None or tree.is_stateful
-        return time if tree is None or not tree.is_stateful else time_behind(tree, time)
+        return time if tree is None or not tree.is_stateful else output_time(tree, time)
 
     def closed_ms(self, time: BatchTime | None) -> tuple[int | None, int | None]:
         """
@@ -63,7 +63,7 @@ class BatchTimes:
         closed_ms = max(next_ms, time.watermark_ms)
         if not tree.is_stateful:
             return closed_ms, closed_ms
-        return (None, None) if tree.asks_at(next_ms) else (closed_ms, behind(tree, closed_ms))
+        return (None, None) if tree.asks_at(next_ms) else (closed_ms, output_watermark_ms(tree, closed_ms))
 
     def is_first(self, operator: Operator) -> bool:
         """Say whether an operator's rows come from the stream, with no stateful operator before it, also of Spark's."""

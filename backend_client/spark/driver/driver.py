@@ -92,7 +92,7 @@ class BatchRunner:
         self._times = BatchTimes(query.spark, log.query_id, self._operators)
         self._later_plans: dict[str, ColumnarPlan] = {}
         self._anchors = Anchors.of(query.spark)
-        self._anchors.take()
+        self._anchors.acquire()
 
     @classmethod
     def open(
@@ -117,14 +117,14 @@ class BatchRunner:
         shipments = Shipments(query.spark.sparkContext)
         try:
             check_shippable(query, function, shipments)
-            known = JobSession.look(client, settings)
+            known = JobSession.find(client, settings)
             if known is not None:  # a start that is refused must leave the query that runs alone
                 check_start(query, log, known.latest, known.max_parallelism)
             session = JobSession.open(client, settings)
             infos = check_start(query, log, session.latest, session.max_parallelism)
             if session.latest is not None and session.latest.rewound_from is not None:
                 latest = session.latest
-                log.set_back(latest.ref.id, latest.offsets, latest.ref.uid, latest.closed_ms)
+                log.rewind(latest.ref.id, latest.offsets, latest.ref.uid, latest.closed_ms)
             return cls(query, function, log, report, client, session, infos, shipments)
         except BaseException:
             shipments.close()
@@ -168,7 +168,7 @@ class BatchRunner:
                 logger.warning("batch %d is executed again (try %d failed): %s", batch_id, tries, error)
                 tries += 1
             else:
-                self._session.tell(progress)
+                self._session.report(progress)
                 self._report(progress)
                 return
 
@@ -296,7 +296,7 @@ class BatchRunner:
             # The first pass deletes; the second one sees that.
             deleted=()
             if context.is_second_pass
-            else ids_to_delete(stored.get(operator.name, {}), info.states, operator.begin_anew),
+            else ids_to_delete(stored.get(operator.name, {}), info.states, operator.recreated_states),
             earlier=earlier,
         )
         pin = self._anchors.pin if self._anchors.are_of_use else None

@@ -68,7 +68,7 @@ def _check_checkpoint(query: Query, log: CheckpointLog, latest: CheckpointInfo |
             f"the Spark checkpoint {location} belongs to query {query_id}, the state of job {job!r} to query "
             f"{latest.query_id}: use the checkpointLocation that this job was started with, or another job name"
         )
-    # A job that was set back takes the Spark checkpoint with it, see `CheckpointLog.set_back`.
+    # A job that was set back takes the Spark checkpoint with it, see `CheckpointLog.rewind`.
     if latest.rewound_from is None:
         check_plan(log, latest, settings)
 

@@ -37,11 +37,11 @@ class _Written:
         self._parts.append(part)
         self._size_bytes += memory_bytes(part)
         if self._size_bytes > BYTES_MAX:
-            self.lay_over()
+            self.overlay()
 
-    def lay_over(self) -> None:
+    def overlay(self) -> None:
         """Let reads see all of it."""
-        self._table.lay_over(self._parts)
+        self._table.overlay(self._parts)
         self._parts, self._size_bytes = [], 0
 
 
@@ -100,7 +100,7 @@ class ColumnarCalls:
             yield from self._process(chunk, state, writer)
         self.rows_seen, self.keys_seen = chunks.rows_seen, chunks.keys_seen
         if self._written is not None:
-            self._written.lay_over()
+            self._written.overlay()
             self._written = None
             yield from self._end(state, writer, self._moment_of_ends)
         self._note_end(state.next_end_ms(self._moment_of_ends.watermark_ms))
@@ -203,7 +203,7 @@ def _per_key(whose: str, name: str, values: Any, kind: type[np.generic], keys: i
     return array
 
 
-def fitted(output: pa.RecordBatch, names: Sequence[str], types: Sequence[Any]) -> list[pa.Array]:
+def with_types(output: pa.RecordBatch, names: Sequence[str], types: Sequence[Any]) -> list[pa.Array]:
     """
     Return the columns of a processor's output with the types that Spark expects.
 

@@ -29,7 +29,7 @@ from backend_client.service.restore import advance_to_base, read_change_sets
 from backend_client.settings import BackendSettings
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.shipping import Parcel
-from backend_client.spark.task.columnar_calls import ColumnarCalls, fitted
+from backend_client.spark.task.columnar_calls import ColumnarCalls, with_types
 from backend_client.spark.task.initial_rows import InitialRows
 from backend_client.spark.task.late_rows import LateRowFilter
 from backend_client.spark.task.mixed_keys import KeySeparator, with_key_groups, with_keys
@@ -176,7 +176,7 @@ class OperatorTask:
             if advance.materialize and base is not None:
                 hand_over_snapshot(table, client, job, self.operator, key_groups, base)
             if earlier is not None:
-                table.lay_over(read_change_sets(client, job, batch.epoch, earlier))
+                table.overlay(read_change_sets(client, job, batch.epoch, earlier))
             yield _Partition(partition, attempt, key_groups, table, writer, advance.materialized)
         except Exception as error:
             if is_damage(error):
@@ -234,7 +234,7 @@ class OperatorTask:
             plan, self.key_schema, self.states, part.key_groups, moments, self.batch.settings.preemptive_bytes
         )
         outputs = columnar.run(batches, part.table, part.writer)
-        fit = (fitted(output, to_arrow.names, to_arrow.types) for output in outputs)
+        fit = (with_types(output, to_arrow.names, to_arrow.types) for output in outputs)
         return _Work(
             columnar, fit, lambda: columnar.late_rows, lambda: columnar.keys_seen, lambda: columnar.next_end_ms
         )

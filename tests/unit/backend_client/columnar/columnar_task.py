@@ -29,7 +29,7 @@ class Table:
         assert 0 < covered <= 1
         return pa.array([self.entries.get(key) for key in keys.to_pylist()], pa.binary())
 
-    def lay_over(self, parts: Iterable[ChangeColumns]) -> None:
+    def overlay(self, parts: Iterable[ChangeColumns]) -> None:
         for key, value in (pair for part in parts for pair in part.pairs()):
             self.entries.pop(key, None) if value is None else self.entries.__setitem__(key, value)
 

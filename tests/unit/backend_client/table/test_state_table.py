@@ -50,8 +50,8 @@ def test_changes_that_lie_over_a_table(tmp_path: Path) -> None:
         table = StateTable.open(tmp_path)
         if table.version is None:
             table.advance([(b"a1", b"old"), (b"a2", b"gone"), (b"b1", b"kept")], "0.0.u")
-        table.lay_over(list(in_columns([(b"a1", b"new"), (b"a2", None)])))
-        table.lay_over(list(in_columns([(b"a1", b"newer"), (b"a3", b"more")])))
+        table.overlay(list(in_columns([(b"a1", b"new"), (b"a2", None)])))
+        table.overlay(list(in_columns([(b"a1", b"newer"), (b"a3", b"more")])))
 
         assert [table.get(key) for key in (b"a1", b"a2", b"b1")] == [b"newer", None, b"kept"]
         assert list(table.scan(b"a")) == [(b"a1", b"newer"), (b"a3", b"more")]
@@ -91,8 +91,8 @@ def test_many_changes_over_a_table_do_not_stay_in_memory(tmp_path: Path, is_writ
             most = max(most, pa.total_allocated_bytes() - before)
             yield part
 
-    table.lay_over(parts())
-    table.lay_over(list(in_columns([(b"b1", b"newest")])))
+    table.overlay(parts())
+    table.overlay(list(in_columns([(b"b1", b"newest")])))
 
     assert most <= BYTES_MAX + (8 << 20)
     assert [table.get(key) for key in (b"a1", b"a2", b"b1")] == [b"14750", None, b"newest"]
@@ -124,7 +124,7 @@ def test_changes_over_a_table_stay_in_memory_where_the_disk_is_full(
     with closing(StateTable.open(tmp_path)) as table:
         table.advance([(b"a1", b"old"), (b"a2", b"gone"), (b"b1", b"kept")], "0.0.u")
         monkeypatch.setattr(state_table, "write", full)
-        table.lay_over(guests(60, 250))
+        table.overlay(guests(60, 250))
 
         assert [table.get(key) for key in (b"a1", b"a2", b"b1")] == [b"14750", None, b"kept"]
         assert sum(1 for _ in table.scan(b"new")) == 15_000

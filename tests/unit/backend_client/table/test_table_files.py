@@ -14,7 +14,7 @@ from backend_client.table import state_table
 from backend_client.table.files import TableFiles
 from backend_client.table.journal import CHANGES_MAX
 from backend_client.table.local_disk import LocalDiskError, is_damage
-from backend_client.table.memory_table import SpareTable, open_advanced
+from backend_client.table.memory_table import MemoryTable, open_advanced
 from backend_client.table.state_table import StateTable
 
 OLD = {b"k-%03d" % number: b"old" for number in range(100)}
@@ -91,7 +91,7 @@ def test_spare_table_is_taken_for_a_table_that_cannot_be_written(
 
     spare, _ = open_advanced(tmp_path, restore)
     with closing(spare):
-        assert type(spare) is SpareTable
+        assert type(spare) is MemoryTable
         assert (spare.version, dict(spare.items())) == ("3.0.u", {**NOW, **many()})
 
 

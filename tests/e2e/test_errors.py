@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 from backend_client import ChangelogStateBackend
 from backend_client.service.job_session import JobSession, connect
 from backend_client.spark.api.plan import StatefulDataFrame
-from backend_client.spark.driver import start_checks
 from backend_client.spark.query import Query
+from backend_client.spark.start import checks
 from dstl_service.cli import main
 from dstl_service.wire import OperatorInfo
 from storage.errors import ConflictError, DstlError, InvalidInputError
@@ -145,7 +145,7 @@ def test_spark_checkpoint_one_batch_behind(
 def _unchecked(query: Query, *arguments: Any) -> list[OperatorInfo]:
     """Return a query's operators without a look at the Spark checkpoint."""
     latest, max_parallelism = arguments[1:]
-    return start_checks._operator_infos(query, latest, max_parallelism)
+    return checks._operator_infos(query, latest, max_parallelism)
 
 
 def test_spark_checkpoint_set_back(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:

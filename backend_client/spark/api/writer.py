@@ -17,7 +17,6 @@ from pyspark.sql.types import StructType
 
 from backend_client.spark.api.query_jobs import QueryJobs
 from backend_client.spark.driver.driver import BatchRunner
-from backend_client.spark.driver.idle_ticks import with_idle_ticks
 from backend_client.spark.driver.sinks import (
     BatchFunction,
     ForeachRows,
@@ -27,10 +26,11 @@ from backend_client.spark.driver.sinks import (
     option_texts,
     partition_names,
 )
-from backend_client.spark.driver.spark_checkpoint import CheckpointLog
-from backend_client.spark.driver.worker_python import check_worker_python
 from backend_client.spark.private.session import setting
 from backend_client.spark.query import Query
+from backend_client.spark.start.idle_ticks import with_idle_ticks
+from backend_client.spark.start.spark_checkpoint import CheckpointLog
+from backend_client.spark.start.worker_python import check_worker_python
 from storage.errors import InvalidInputError
 
 _OUTPUT_MODES = ("append", "update")

@@ -11,9 +11,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from backend_client.columnar import Aggregate, Count
 from backend_client.spark.columnar_plan import ColumnarPlan
-from backend_client.spark.driver.operator_modes import COLUMNS, ROWS, check_modes, kind_of
-from backend_client.spark.driver.start_checks import check_start
 from backend_client.spark.query import Operator
+from backend_client.spark.start.checks import check_start
+from backend_client.spark.start.operator_modes import COLUMNS, ROWS, check_modes, kind_of
 from dstl_service.wire import OperatorInfo, StateInfo
 from storage.errors import InvalidInputError
 

@@ -17,6 +17,7 @@ from backend_client.table import state_table
 from backend_client.table.journal import BYTES_MAX
 from backend_client.table.local_disk import LocalDiskError, is_damage
 from backend_client.table.state_table import StateTable
+from backend_client.table.writes import write
 from storage.change_set import ChangeColumns, in_columns
 from storage.errors import CorruptDataError, UnavailableError
 
@@ -114,7 +115,7 @@ def test_changes_over_a_table_stay_in_memory_where_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
     """I16: what a copy cannot take, from its first write or a later one on, is read in the right order all the same."""
-    write, left = state_table.write, iter(range(writes))
+    left = iter(range(writes))
 
     def full(table: Any, parts: Iterable[ChangeColumns], version: str) -> int:
         if next(left, None) is None:

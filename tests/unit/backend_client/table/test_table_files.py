@@ -16,6 +16,7 @@ from backend_client.table.journal import CHANGES_MAX
 from backend_client.table.local_disk import LocalDiskError, is_damage
 from backend_client.table.memory_table import MemoryTable, open_advanced
 from backend_client.table.state_table import StateTable
+from backend_client.table.writes import write
 
 OLD = {b"k-%03d" % number: b"old" for number in range(100)}
 NOW = {**OLD, b"k-001": b"new"}
@@ -116,7 +117,6 @@ def test_journal_that_cannot_be_written_stays_in_force(
     table: StateTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I13, I16: a write that fails behind the opening costs the snapshot; the table reads on as before."""
-    write = state_table.write
 
     def fail(*_: Any) -> int:
         raise NO_SPACE

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from backend_client.settings import BackendSettings
 from backend_client.spark.columnar_plan import ColumnarPlan
-from backend_client.spark.driver.idle_ticks import check_idle_ticks
-from backend_client.spark.driver.operator_modes import COLUMNS, ROWS, check_modes
-from backend_client.spark.driver.planned_batch import is_same_plan
-from backend_client.spark.driver.spark_checkpoint import CheckpointLog
 from backend_client.spark.query import Operator, Query
+from backend_client.spark.start.idle_ticks import check_idle_ticks
+from backend_client.spark.start.operator_modes import COLUMNS, ROWS, check_modes
+from backend_client.spark.start.planned_batch import is_same_plan
+from backend_client.spark.start.spark_checkpoint import CheckpointLog
 from backend_client.state.declared_states import merge_states
 from backend_client.state.schema_change import key_difference
 from dstl_service.wire import CheckpointInfo, OperatorInfo

@@ -3,7 +3,7 @@ Snapshots of tables: made as hard links for the sidecar to store, and put togeth
 
 A snapshot is a folder beside the table's slot with those files that RocksDB needs to open it: SST files, MANIFEST and
 CURRENT. Who works with such a folder holds a shared lock on it, the sidecar too; what nobody holds was left behind by a
-crash and goes when the table is opened next. Knows rocksdict, as `state_table` and `table_files` do.
+crash and goes when the table is opened next. Knows rocksdict, as `state_table` and `files` do.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Annotated, Any, BinaryIO, TypeAlias
 
 from storage.checksum import BytesLike
 from storage.errors import CorruptDataError, ErrorKind, InvalidInputError
-from storage.model import KEY_GROUP_MAX, NAME_CHARS_MAX, NUMBER_MAX, ChangeSetId, Writer, validate_name
+from storage.model import KEY_GROUP_MAX, NAME_CHARS_MAX, NUMBER_MAX, ChangeSetId, KeyGroupRange, Writer, validate_name
 
 NOTE_OPERATOR = "_note"
 """
@@ -210,6 +210,21 @@ class BeginResponse:
     """Which process coordinates the checkpoint; sets that other processes received must reach it or be durable."""
 
     service_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogTarget:
+    """Whose changes a writer logs."""
+
+    job: str
+    operator: str
+    checkpoint_id: int
+    epoch: int
+    attempt: int
+    partition: int
+    key_groups: KeyGroupRange
+    job_uid: str = ""
+    """Tells the job from others that had or will have its name; a sidecar may remember an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,9 @@ import pandas as pd
 
 from examples.flights import read_lines
 from examples.flights_answer import ROUTE, plain_rows
-from loadtest.report import Figure, Goal, HtmlReport, Marker, Series, histogram, line_plot, percentile
+from loadtest.reporting.figures import Figure, Goal, percentile
+from loadtest.reporting.page import HtmlReport
+from loadtest.reporting.plots import Marker, Series, histogram, line_plot
 
 
 @dataclass(slots=True)

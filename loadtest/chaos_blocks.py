@@ -34,10 +34,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from backend_client import ChangelogStateBackend
+from backend_client.progress import BatchProgress
 from backend_client.spark.api.plan import StatefulDataFrame
 from backend_client.spark.driver.driver import BatchRunner
-from backend_client.spark.driver.spark_checkpoint import CheckpointLog
-from loadtest.report import Figure, Goal, is_strict, strict_exit_code, write_report_json
+from backend_client.spark.start.spark_checkpoint import CheckpointLog
+from loadtest.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
 
 KILLS = 20
 KEYS = 24
@@ -152,21 +153,24 @@ def run(kills: int, seed: int, folder: Path) -> Outcome:
     backend = ChangelogStateBackend((folder / "store").as_uri(), job="dice", local_dir=local_dir, parallelism=3)
     killer = Killer(kills, random.Random(seed))
     try:
-        runner = _KillingRunner.open(_chain(spark, backend), killer.function, CheckpointLog(spark, str(folder / "c")))
+        progress: list[BatchProgress] = []
+        query = _chain(spark, backend).statefulQuery
+        log = CheckpointLog(spark, str(folder / "c"))
+        runner = _KillingRunner.open(query, killer.function, log, progress.append)
         assert isinstance(runner, _KillingRunner)
         runner.killer = killer
         writer = _rows(spark).writeStream.option("checkpointLocation", str(folder / "c")).foreachBatch(runner)
-        query = writer.start()
+        running = writer.start()
         try:
-            if not query.awaitTermination(_QUERY_TIMEOUT_S):
+            if not running.awaitTermination(_QUERY_TIMEOUT_S):
                 raise TimeoutError(f"the query did not come to its end within {_QUERY_TIMEOUT_S} s")
         except StreamingQueryException as error:
             if _EnoughError.__name__ not in str(error):
                 raise
         finally:
-            query.stop()
+            running.stop()
         killer.check()
-        killer.outcome.repeated = sum(progress.tries > 1 for progress in backend.recent_progress)
+        killer.outcome.repeated = sum(batch.tries > 1 for batch in progress)
     finally:
         spark.stop()
         os.kill(int(Path(backend.embedded_service.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)

@@ -19,8 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from backend_client.service.client import ServiceClient
-from backend_client.service.log_writer import LogTarget
-from dstl_service.wire import CompleteRequest
+from dstl_service.wire import CompleteRequest, LogTarget
 from storage.checksum import checksum64
 from storage.model import KeyGroupRange
 from tools.fuzz_hooks import JOB

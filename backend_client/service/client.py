@@ -21,17 +21,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from dstl_service.wire import ChangeSetRef, CheckpointRef, PersistRequest, ReadRequest, decode_frames
+from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget, PersistRequest, ReadRequest, decode_frames
 from storage.errors import DstlError, InternalError, InvalidInputError, UnavailableError, error_from_dict
+from storage.model import KeyGroupRange
 from storage.private_folder import OWN, Trust, user_name
 from storage.unix_peer import peer_uid
-
-if TYPE_CHECKING:
-    from backend_client.service.log_writer import LogTarget
-    from storage.model import KeyGroupRange
 
 _RETRY_STATUSES = frozenset({429, 503})
 _UNAUTHORIZED = 401
@@ -169,17 +166,21 @@ class ServiceClient:
 
     @contextmanager
     def restore(
-        self, job: str, operator: str, key_groups: KeyGroupRange, have: str | None, want: str
+        self, job: str, operator: str, key_groups: KeyGroupRange, from_checkpoint: str | None, to_checkpoint: str
     ) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
-        """Open the stream of frames that leads a table from `have` to `want`; see `dstl_service.wire.decode_frames`."""
+        """
+        Open the stream of frames that leads a table from one checkpoint, or None for an empty table, to another one.
+
+        For the frames see `dstl_service.wire.decode_frames`.
+        """
         query = {
             "operator": operator,
             "first_key_group": key_groups.first,
             "last_key_group": key_groups.last,
-            "to": CheckpointRef.parse(want).to_text(),
+            "to": CheckpointRef.parse(to_checkpoint).to_text(),
         }
-        if have is not None:
-            query["have"] = have
+        if from_checkpoint is not None:
+            query["have"] = from_checkpoint
         with self._frames("GET", f"/v1/jobs/{job}/restore?{urlencode(query)}", None) as frames:
             yield frames
 

@@ -84,7 +84,7 @@ class JobSession:
         self.latest: CheckpointInfo | None = opened.latest
 
     @classmethod
-    def look(cls, client: ServiceClient, settings: BackendSettings) -> JobInfo | None:
+    def find(cls, client: ServiceClient, settings: BackendSettings) -> JobInfo | None:
         """Return what is stored of the job without taking it over, None if there is none yet."""
         try:
             answer = client.get(f"/v1/jobs/{settings.job}")
@@ -167,7 +167,7 @@ class JobSession:
         )
         return response
 
-    def tell(self, progress: BatchProgress) -> None:
+    def report(self, progress: BatchProgress) -> None:
         """Tell the coordinator of a finished batch, for its metrics; a batch does not fail for them."""
         try:
             self._client.post(f"{self._path}/batches", asdict(figures_of(progress)), patience_s=0.0)

@@ -7,28 +7,12 @@ of the task only has a tail to send. A sent set is *received*; what makes it dur
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from backend_client.service.client import ServiceClient
-from dstl_service.wire import ChangeSetRef
+from dstl_service.wire import ChangeSetRef, LogTarget
 from storage.change_set import ChangeColumns, encode_change_set, encode_columns
 from storage.checksum import checksum64
-from storage.model import KeyGroupRange
-
-
-@dataclass(frozen=True, slots=True)
-class LogTarget:
-    """Whose changes a writer logs."""
-
-    job: str
-    operator: str
-    checkpoint_id: int
-    epoch: int
-    attempt: int
-    partition: int
-    key_groups: KeyGroupRange
-    job_uid: str = ""
-    """Tells the job from others that had or will have its name; a sidecar may remember an earlier one."""
 
 
 class LogWriter:

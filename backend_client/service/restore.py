@@ -108,17 +108,17 @@ def read_change_sets(client: ServiceClient, job: str, epoch: int, refs: Sequence
 
 
 def _advance(
-    table: StateTable, client: ServiceClient, job: str, operator: str, key_groups: KeyGroupRange, want: str
+    table: StateTable, client: ServiceClient, job: str, operator: str, key_groups: KeyGroupRange, to_checkpoint: str
 ) -> Advance:
     """Try once. A sidecar that dies meanwhile breaks the stream; the table's version tells where to begin again."""
-    have = table.version
-    if have == want:
+    from_checkpoint = table.version
+    if from_checkpoint == to_checkpoint:
         return Advance(0)
     try:
-        return _apply(table, client, job, operator, key_groups, have, want)
+        return _apply(table, client, job, operator, key_groups, from_checkpoint, to_checkpoint)
     except _GoneError:
         table.clear()
-        return _apply(table, client, job, operator, key_groups, None, want)
+        return _apply(table, client, job, operator, key_groups, None, to_checkpoint)
 
 
 def _apply(
@@ -127,17 +127,17 @@ def _apply(
     job: str,
     operator: str,
     key_groups: KeyGroupRange,
-    have: str | None,
-    want: str,
+    from_checkpoint: str | None,
+    to_checkpoint: str,
 ) -> Advance:
-    with client.restore(job, operator, key_groups, have, want) as frames:
+    with client.restore(job, operator, key_groups, from_checkpoint, to_checkpoint) as frames:
         plan, _ = next(frames)
         if plan["kind"] != "plan":
             raise _reported(plan)
         if plan["full"]:
             table.clear()
         left = _adopted(table, frames, key_groups) if plan.get("snapshots") == 1 else frames
-        changes = table.advance_columns(_changes(table, left), want)
+        changes = table.advance_columns(_changes(table, left), to_checkpoint)
         return Advance(changes, plan.get("materialize") is True, plan.get("materialized"))
 
 

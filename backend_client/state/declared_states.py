@@ -54,7 +54,7 @@ def merge_states(
 
 
 def ids_to_delete(
-    stored: Mapping[str, StateInfo], wanted: Mapping[str, StateInfo], begin_anew: Iterable[str] = ()
+    stored: Mapping[str, StateInfo], wanted: Mapping[str, StateInfo], recreated_states: Iterable[str] = ()
 ) -> tuple[int, ...]:
     """
     Return the numbers of the variables of which a batch deletes all that is stored.
@@ -62,9 +62,9 @@ def ids_to_delete(
     Args:
         stored: What the batch's base has.
         wanted: What its checkpoint is to have.
-        begin_anew: Names of those that begin anew with every batch.
+        recreated_states: Names of those that begin anew with every batch.
     """
-    anew = {wanted[name].id for name in begin_anew}
+    anew = {wanted[name].id for name in recreated_states}
     kept = {info.id for info in wanted.values() if info.kind != DELETED} - anew
     return tuple(sorted(info.id for info in stored.values() if info.kind != DELETED and info.id not in kept))
 

@@ -31,11 +31,11 @@ logger = logging.getLogger("backend_client")
 _T = TypeVar("_T")
 
 
-class SpareTable(StateTable):
+class MemoryTable(StateTable):
     """A table whose files are removed when it is closed."""
 
     @classmethod
-    def make(cls) -> SpareTable:
+    def make(cls) -> MemoryTable:
         """
         Open an empty table.
 
@@ -80,7 +80,7 @@ def open_advanced(
         logger.warning("the local folder %s cannot be used, the state is restored into memory: %s", folder, error)
         advanced = None
     remove_idle_slots(Path(folder), idle_s)
-    return advanced or _advanced(SpareTable.make(), advance)
+    return advanced or _advanced(MemoryTable.make(), advance)
 
 
 def _remove_left_behind(place: Path) -> None:

@@ -7,9 +7,10 @@ The version is written in the same write as the changes, or withdrawn before and
 so a process that dies in between leaves a table that knows what it is. RocksDB's own log is not used for that reason.
 Most batches only open a table to read; the newest changes lie in its journal then (`journal`).
 
-How its files are opened, and what follows where they cannot be, is a table in `files`. A table belongs to one
-task at a time: other tasks of the host that want the same key groups (speculative copies, zombies) get another *slot*
-(`slots`). Beside a slot lie its snapshots; who opens the slot removes those that a crash left behind.
+How its files are opened, and what follows where they cannot be, is a table in `files`; reads with what the journal lays
+over them are in `layered_reads`. A table belongs to one task at a time: other tasks of the host that want the same key
+groups (speculative copies, zombies) get another *slot* (`slots`). Beside a slot lie its snapshots; who opens the slot
+removes those that a crash left behind.
 """
 
 from __future__ import annotations
@@ -20,30 +21,26 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain, islice, takewhile
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
-import numpy as np
 import pyarrow as pa
-from rocksdict import Rdict, WriteBatch, WriteOptions
+from rocksdict import Rdict
 
-from backend_client.table.files import HeldError, TableFiles, entries_from
-from backend_client.table.journal import BYTES_MAX, CHANGES_MAX, MISSING, TableJournal, memory_bytes
+from backend_client.table import layered_reads
+from backend_client.table.files import HeldError, TableFiles
+from backend_client.table.journal import BYTES_MAX, CHANGES_MAX, TableJournal, memory_bytes
 from backend_client.table.local_disk import LocalDiskError, is_damage
 from backend_client.table.slots import SLOTS_MAX, free_slots
 from backend_client.table.snapshot import VERSION_KEY, IncomingSnapshot, making_snapshot, remove_left_behind
+from backend_client.table.writes import write
 from storage.change_set import ChangeColumns, in_columns
 
 logger = logging.getLogger("backend_client")
 
-# One write to RocksDB: as large as pays, and small beside its write buffer. Python objects are made of no more at once.
-_WRITE_BYTES = 4 << 20
-# A look-up takes as long as a scan of about this many entries.
-_SCANNED_PER_KEY = 8
-_SCANNED_AT_ONCE = 4096
-# A journal is worth it if it takes the changes of so many batches.
 _BATCHES_IN_JOURNAL = 4
+"""A journal is worth it if it takes the changes of so many batches."""
 
 
 class StateTable:
@@ -54,14 +51,12 @@ class StateTable:
         self._incoming = folder.with_name(f"{folder.name}.incoming")
         self._lock_fd = lock_fd
         self._files = TableFiles(folder, block_cache_bytes)
-        self._write_options = WriteOptions()
-        self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]  # its stubs are wrong
         for left in folder.parent.glob(f"{folder.name}.snapshot-*"):
             remove_left_behind(left)
         shutil.rmtree(self._incoming, ignore_errors=True)
         self._journal = TableJournal(folder / "journal")
         self._few_changes = False
-        self._has_guests = False
+        self._has_overlay = False
         self._own: Rdict | None = None
         """The table itself, while a copy is read in its place."""
         self._copy = self._beside()
@@ -70,7 +65,7 @@ class StateTable:
         to_read = self._open_to_read()
         self._is_writable = to_read is None
         self._table = to_read or self._files.open_or_begin()
-        self.get: Callable[[bytes], bytes | None] = self._reader()
+        self.get: Callable[[bytes], bytes | None] = layered_reads.reader(self._table, self._journal)
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], block_cache_bytes: int = 32 << 20) -> Self:
@@ -122,39 +117,19 @@ class StateTable:
                 break
         are_few = rows <= CHANGES_MAX and size_bytes <= BYTES_MAX
         if are_few and not self._is_writable and self._journal.append(few, self.version, version):
-            self.get = self._reader()
+            self.get = layered_reads.reader(self._table, self._journal)
             return rows
         if are_few:
             self._write_journal(few, version)
             self._journal.hold(few)  # most of what will be read is in memory already
-            self.get = self._reader()
+            self.get = layered_reads.reader(self._table, self._journal)
         else:
             self._write_journal()
             self._journal.forget()  # what it may still hold is older than what comes
-            self.get = self._reader()
-            rows = self._write(chain(few, left), version)
+            self.get = layered_reads.reader(self._table, self._journal)
+            rows = write(self._table, chain(few, left), version)
         self._few_changes = rows <= CHANGES_MAX // _BATCHES_IN_JOURNAL
         return rows
-
-    def _write(self, parts: Iterable[ChangeColumns], version: str) -> int:
-        batch, count, withdrawn = WriteBatch(raw_mode=True), 0, False
-        for piece in chain.from_iterable(map(_pieces, parts)):
-            for key, value in piece.pairs():
-                if value is None:
-                    batch.delete(key)
-                else:
-                    batch.put(key, value)
-            count += len(piece.keys)
-            if batch.size_in_bytes() >= _WRITE_BYTES:
-                if not withdrawn:
-                    # From the first of several writes on, the table is between two versions.
-                    self._table.put(VERSION_KEY, b"", write_opt=self._write_options)
-                    withdrawn = True
-                self._table.write(batch, self._write_options)
-                batch = WriteBatch(raw_mode=True)
-        batch.put(VERSION_KEY, version.encode())
-        self._table.write(batch, self._write_options)
-        return count
 
     def _write_journal(self, parts: Sequence[ChangeColumns] = (), new_version: str | None = None) -> None:
         """
@@ -170,9 +145,9 @@ class StateTable:
         if version is None:
             return
         self._few_changes = True  # for so they were before
-        self._write([self._journal.latest()], version)
+        write(self._table, [self._journal.latest()], version)
         self._journal.forget()
-        self.get = self._reader()
+        self.get = layered_reads.reader(self._table, self._journal)
 
     def _open_to_write(self) -> None:
         """
@@ -193,20 +168,20 @@ class StateTable:
             raise LocalDiskError(f"the table in {self._folder} stood at {stored!r}, now at {found!r}: it was replaced")
         self._table.close()
         self._table, self._is_writable = table, True
-        self.get = self._reader()
+        self.get = layered_reads.reader(self._table, self._journal)
 
-    def lay_over(self, parts: Iterable[ChangeColumns]) -> None:
+    def overlay(self, parts: Iterable[ChangeColumns]) -> None:
         """
         Let all reads see changes that the table must not have yet (I1); they are gone when it is closed.
 
         What is too much for memory is written into a copy of the table, which shares the files that there are. What
         the disk does not take stays in memory all the same (I16).
         """
-        self._has_guests = True
+        self._has_overlay = True
         for part in parts:
             if not self._put_into_copy(part):
                 self._journal.add([part], "")
-        self.get = self._reader()
+        self.get = layered_reads.reader(self._table, self._journal)
 
     def _put_into_copy(self, part: ChangeColumns) -> bool:
         """Write a part into the copy if there is one or memory has no room for it; return whether that was done."""
@@ -215,7 +190,7 @@ class StateTable:
         try:
             if self._own is None:
                 self._go_on_in_copy()
-            self._write([part], "")
+            write(self._table, [part], "")
         except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more specific
             self._may_copy = False  # what comes now belongs over this part, so into memory as well
             logger.warning("changes over the table in %s stay in memory: %s", self._folder, error)
@@ -226,7 +201,7 @@ class StateTable:
         self._copy = self._beside()
         with making_snapshot(self._table, self._copy):
             self._own, self._table = self._table, self._files.beside(self._copy).open_existing()
-        self._write([self._journal.latest()], "")
+        write(self._table, [self._journal.latest()], "")
         self._journal.forget()
 
     def _leave_copy(self) -> None:
@@ -252,7 +227,7 @@ class StateTable:
     def _begin(self) -> None:
         self._journal.forget()
         self._table, self._is_writable = self._files.begin(), True
-        self.get = self._reader()
+        self.get = layered_reads.reader(self._table, self._journal)
 
     @contextmanager
     def making_snapshot(self) -> Iterator[Path]:
@@ -263,7 +238,7 @@ class StateTable:
             LocalDiskError: It cannot be made. If that is because files are damaged, nothing ever is again, so they are
                 thrown away when the table is closed; it serves its task until then.
         """
-        assert not self._has_guests
+        assert not self._has_overlay
         folder = self._beside()
         try:
             self._bring_in_journal()
@@ -311,7 +286,7 @@ class StateTable:
             self._journal.forget()
             self._table, self._is_writable = self._files.open_existing(), True
             incoming.check_version(self._table.get(VERSION_KEY))
-            self.get = self._reader()
+            self.get = layered_reads.reader(self._table, self._journal)
         except Exception as error:
             with suppress(Exception):
                 self._table.close()
@@ -320,16 +295,11 @@ class StateTable:
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield all keys with their values, in key order."""
-        for key, value in self._journal.over(self._stored_from(b""), b"", None):
-            if key != VERSION_KEY:
-                yield key, value
+        return (entry for entry in layered_reads.scan(self._table, self._journal, b"") if entry[0] != VERSION_KEY)
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the keys that begin with `prefix`, with their values, in key order."""
-        stored = takewhile(lambda entry: entry[0][: len(prefix)] == prefix, self._stored_from(prefix))
-        if not len(self._journal):
-            return stored
-        return self._journal.over(stored, prefix, _behind(prefix))
+        return layered_reads.scan(self._table, self._journal, prefix)
 
     def get_many(self, keys: pa.Array, covered: float) -> pa.Array:
         """
@@ -340,33 +310,11 @@ class StateTable:
             covered: About which share of the table lies between the first and the last key. Where many of it are
                 asked for, one scan is quicker than looking each of them up.
         """
-        if not len(self._journal):
-            return pa.array(self._stored_many(keys.to_pylist(), covered), pa.binary())
-        values, found = self._journal.find_many(keys)
-        if found.all():
-            return values
-        stored = self._stored_many(keys.filter(pa.array(~found)).to_pylist(), covered)
-        rows = np.arange(len(keys))
-        rows[~found] = len(keys) + np.arange(len(stored))
-        return pa.concat_arrays([values, pa.array(stored, pa.binary())]).take(pa.array(rows))
-
-    def _stored_many(self, keys: list[bytes], covered: float) -> list[bytes | None]:
-        entries = self._table.property_int_value("rocksdb.estimate-num-keys") or 0
-        if entries * covered > _SCANNED_PER_KEY * len(keys):
-            values: list[bytes | None] = self._table.get(keys)  # type: ignore[arg-type, assignment]  # raw mode
-            return values
-        found: dict[bytes, bytes] = {}
-        last, left = max(keys), self._stored_from(min(keys))
-        while block := list(islice(left, _SCANNED_AT_ONCE)):
-            found.update(block)
-            if block[-1][0] >= last:
-                break
-        return list(map(found.get, keys))
+        return layered_reads.read_many(self._table, self._journal, keys, covered)
 
     def between(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the keys from `low` up to `high`, without it, with their values, in key order."""
-        # Not by RocksDB's own bound: rocksdict frees its bytes too early.
-        return self._journal.over(takewhile(lambda entry: entry[0] < high, self._stored_from(low)), low, high)
+        return layered_reads.between(self._table, self._journal, low, high)
 
     def close(self) -> None:
         """Close the table and give its slot free; counts once."""
@@ -388,24 +336,6 @@ class StateTable:
             self._table.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _reader(self) -> Callable[[bytes], bytes | None]:
-        """Return what reads one key: the table's own function, unless there is something to be read over it."""
-        stored, layers = self._table.get, self._journal.layers()
-        if not layers:
-            return stored
-
-        def read(key: bytes) -> bytes | None:
-            for layer in layers:
-                value = layer.get(key, MISSING)
-                if value is not MISSING:
-                    return value  # type: ignore[no-any-return]
-            return stored(key)
-
-        return read
-
-    def _stored_from(self, low: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return entries_from(self._table, low)
-
     def _open_to_read(self) -> Rdict | None:
         """Open a table whose last changes were few; return None if it has to be opened for writing."""
         if not self._journal.is_kept:
@@ -418,13 +348,3 @@ class StateTable:
             self._journal.forget()
             return None
         return table
-
-
-def _pieces(part: ChangeColumns) -> Iterable[ChangeColumns]:
-    return (part,) if memory_bytes(part) <= _WRITE_BYTES else part.pieces(_WRITE_BYTES)
-
-
-def _behind(prefix: bytes) -> bytes | None:
-    """Return the least key behind all that begin with `prefix`; None if there is none."""
-    head = prefix.rstrip(b"\xff")
-    return head[:-1] + bytes([head[-1] + 1]) if head else None

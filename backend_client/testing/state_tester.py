@@ -211,7 +211,7 @@ class StateTester:
 
     def _take_processor(self, processor: StatefulProcessor) -> None:
         stored = self._states
-        declared, self._begin_anew = self._declared(processor)
+        declared, self._recreated_states = self._declared(processor)
         self._states = merge_states(_NAME, stored, declared)
         self._local.delete(ids_to_delete(stored, self._states))
         self.processor = processor
@@ -220,7 +220,7 @@ class StateTester:
         return declare_states(_NAME, processor, _schema, self._mode)
 
     def _run(self, key: Any, rows: Iterator[Any]) -> list[Any]:
-        self._local.delete(ids_to_delete(self._states, self._states, self._begin_anew))
+        self._local.delete(ids_to_delete(self._states, self._states, self._recreated_states))
         parts, key_schema = self._key(key)
         state = self._local.at(KeyCodec(key_schema).encode(parts))
         return self._call([KeyRows(state.key_group, parts, rows)], state, self._watermark_ms)

@@ -25,7 +25,7 @@ from typing import Any, Self
 import psutil
 
 from backend_client.service.client import ServiceClient
-from backend_client.service.log_writer import LogTarget
+from dstl_service.wire import LogTarget
 from loadtest.attack.raw import Address, Answer, ask, request
 from loadtest.stack.programs import ServerError, end_process
 from storage.checksum import checksum64

@@ -17,8 +17,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from backend_client.service.client import ServiceClient
-from backend_client.service.log_writer import LogTarget
-from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OperatorInfo
+from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, LogTarget, OperatorInfo
 from loadtest.chaos.phases import Phases
 from loadtest.chaos.rewinding import Fate, Rewinding
 from storage.change_set import decode_change_set, encode_change_set

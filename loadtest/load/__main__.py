@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Self
 
 from loadtest.load.settings import REPORT_VARIABLE, SERVICE_PID_VARIABLE, LoadSettings
-from loadtest.report import format_number, is_strict
+from loadtest.reporting.figures import format_number, is_strict
 from loadtest.stack.programs import ServerError
 from loadtest.stack.s3_server import S3Server
 from loadtest.stack.service_process import ServiceProcess

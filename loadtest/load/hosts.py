@@ -17,8 +17,7 @@ from gevent.pool import Group
 from gevent.queue import Empty, Queue
 
 from backend_client.service.client import ServiceClient
-from backend_client.service.log_writer import LogTarget
-from dstl_service.wire import ChangeSetRef
+from dstl_service.wire import ChangeSetRef, LogTarget
 from loadtest.load.settings import LoadSettings
 from loadtest.load.workload import Changes, PlannedSet, SimulatedTable, TaskPlan, Workload, WrongDataError
 from storage.change_set import decode_change_set
@@ -237,18 +236,18 @@ class _GoneError(Exception):
     """What led from the table's version to the base was deleted meanwhile."""
 
 
-def _restore(client: ServiceClient, job: str, table: SimulatedTable, want: str) -> int:
-    """Bring the table to `want`; return the bytes that came."""
+def _restore(client: ServiceClient, job: str, table: SimulatedTable, to_checkpoint: str) -> int:
+    """Bring the table to `to_checkpoint`; return the bytes that came."""
     try:
-        return _apply(client, job, table, want)
+        return _apply(client, job, table, to_checkpoint)
     except _GoneError:
         table.clear()
-        return _apply(client, job, table, want)
+        return _apply(client, job, table, to_checkpoint)
 
 
-def _apply(client: ServiceClient, job: str, table: SimulatedTable, want: str) -> int:
+def _apply(client: ServiceClient, job: str, table: SimulatedTable, to_checkpoint: str) -> int:
     size_bytes = 0
-    with client.restore(job, OPERATOR, table.key_groups, table.version, want) as frames:
+    with client.restore(job, OPERATOR, table.key_groups, table.version, to_checkpoint) as frames:
         for header, payload in frames:
             kind, error = header["kind"], header.get("error")
             if kind == "plan":
@@ -265,5 +264,5 @@ def _apply(client: ServiceClient, job: str, table: SimulatedTable, want: str) ->
                 raise error_from_dict(error)
             elif kind != "end":
                 raise WrongDataError(f"a restore has a frame of the kind {kind!r}")
-    table.version = want
+    table.version = to_checkpoint
     return size_bytes

@@ -21,11 +21,11 @@ from pathlib import Path
 import msgpack
 
 from backend_client.service.client import ServiceClient
-from backend_client.service.log_writer import LogTarget, LogWriter
+from backend_client.service.log_writer import LogWriter
 from backend_client.service.restore import advance_to_base
 from backend_client.table.state_table import StateTable
-from dstl_service.wire import CheckpointRef, OperatorInfo
-from loadtest.report import Figure, Goal
+from dstl_service.wire import CheckpointRef, LogTarget, OperatorInfo
+from loadtest.reporting.figures import Figure, Goal
 from loadtest.stack.service_process import ServiceProcess
 from storage.key_groups import key_group_range
 from storage.model import KeyGroupRange

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from loadtest.report import Figure, Goal, percentile
+from loadtest.reporting.figures import Figure, Goal, percentile
 from loadtest.service_figures.load_job import LoadJob
 from loadtest.stack.fault_proxy import FaultProxy, Rule
 from loadtest.stack.s3_server import S3Server

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.report import Figure, Goal
+from loadtest.reporting.figures import Figure, Goal
 from loadtest.service_figures.append_load import Load, Outcome, run_load
 from loadtest.stack.programs import stack_folder
 from loadtest.stack.s3_server import S3Server

@@ -10,8 +10,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from backend_client.service.client import ServiceClient
-from backend_client.service.log_writer import LogTarget
-from dstl_service.wire import ChangeSetRef, CheckpointRef
+from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget
 from storage.checksum import checksum64
 from storage.model import KeyGroupRange
 

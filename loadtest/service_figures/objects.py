@@ -14,9 +14,8 @@ from dataclasses import asdict
 from typing import Any
 
 from backend_client.service.client import ServiceClient
-from backend_client.service.log_writer import LogTarget
-from dstl_service.wire import CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
-from loadtest.report import Figure, Goal, percentile
+from dstl_service.wire import CheckpointRef, CompleteRequest, LogTarget, OpenJob, OperatorInfo
+from loadtest.reporting.figures import Figure, Goal, percentile
 from loadtest.stack.s3_server import S3Server
 from loadtest.stack.service_process import ServiceProcess
 from storage.checksum import checksum64

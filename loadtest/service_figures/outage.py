@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from dstl_service.wire import ChangeSetRef
-from loadtest.report import Figure, Goal
+from loadtest.reporting.figures import Figure, Goal
 from loadtest.service_figures.load_job import LoadJob, read_metrics
 from loadtest.stack.fault_proxy import FaultProxy, Rule
 from loadtest.stack.s3_server import S3Server

@@ -30,7 +30,7 @@ from dstl_service.collection.retention import object_keys
 from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.under_way import uid_in_key
 from loadtest.chaos.jumping_clock import ClockOffset
-from loadtest.report import Figure, Goal, write_report_json
+from loadtest.reporting.figures import Figure, Goal, write_report_json
 from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
 from tests.e2e.chaos_events import EVENTS, Scene, wait_for

@@ -99,7 +99,7 @@ def test_lost_block_repeats_the_batch(spark: SparkSession, make_backend: Backend
 
 def test_rows_of_another_attempt_are_refused_behind_any_filter(spark: SparkSession) -> None:
     """Rows of a second attempt are an error even for a limit or a filter that would drop the markers (I18)."""
-    from backend_client.spark.driver import driver
+    from backend_client.spark.driver.receipts import checked as checked_output
 
     receipt = Receipt("dice-0", 0, attempt=7, rows=2, keys=2, changes=2, refs=[])
     rows = [(None, None, "{attempt}"), ("a", 1, None), ("b", 2, None), (None, None, "{attempt} receipt")]
@@ -107,7 +107,7 @@ def test_rows_of_another_attempt_are_refused_behind_any_filter(spark: SparkSessi
     def checked(attempt: int) -> DataFrame:
         data = [(k, n, marker and marker.format(attempt=attempt)) for k, n, marker in rows]
         output = spark.createDataFrame(data, f"k string, n long, {MARKER_COLUMN} string").coalesce(1)
-        return driver._checked(output, [receipt])
+        return checked_output(output, [receipt])
 
     assert [tuple(row) for row in checked(7).collect()] == [("a", 1), ("b", 2)]
     batch = checked(8)
@@ -127,16 +127,16 @@ def test_clearing_the_cache_costs_nothing(
 ) -> None:
     """Spark's cache is the user's: who clears it, between reads or between operators, reads the same rows (I18)."""
     from backend_client.spark.driver import driver
+    from backend_client.spark.driver.receipts import collect_receipts
 
     write_input(tmp_path / "in", FILES)
     backend, seen = make_backend(batch_tries_max=1), []
-    collect = driver._collect_receipts
 
     def clear() -> None:
         spark.catalog.clearCache() if how == "catalog" else spark.sql("CLEAR CACHE")
 
     def collect_and_clear(output: DataFrame, info: Any) -> Any:
-        receipts = collect(output, info)
+        receipts = collect_receipts(output, info)
         clear()
         return receipts
 
@@ -145,7 +145,7 @@ def test_clearing_the_cache_costs_nothing(
         clear()
         seen.append((first, {row.k: row.n for row in batch.collect()}))
 
-    monkeypatch.setattr(driver, "_collect_receipts", collect_and_clear)
+    monkeypatch.setattr(driver, "collect_receipts", collect_and_clear)
     run_to_end(dice(backend, spark, tmp_path / "in", operators=2).writeStream, tmp_path / "chk", function)
 
     assert [progress.tries for progress in backend.recent_progress] == [1, 1, 1]
@@ -161,19 +161,19 @@ def test_lost_block_between_operators(
 ) -> None:
     """A block of the first operator that is lost before the second has read it makes the batch run again (I18)."""
     from backend_client.spark.driver import driver
+    from backend_client.spark.driver.receipts import collect_receipts
 
     write_input(tmp_path / "in", FILES)
     backend, lost = make_backend(), []
-    collect = driver._collect_receipts
 
     def collect_and_lose(output: DataFrame, info: Any) -> Any:
-        receipts = collect(output, info)
+        receipts = collect_receipts(output, info)
         if info.name == "dice-0" and len(lost) == 0:
             lost.append(info.name)
             lose_blocks(spark)
         return receipts
 
-    monkeypatch.setattr(driver, "_collect_receipts", collect_and_lose)
+    monkeypatch.setattr(driver, "collect_receipts", collect_and_lose)
     run_to_end(
         dice(backend, spark, tmp_path / "in", operators=2).writeStream, tmp_path / "chk", lambda batch, _: batch.count()
     )

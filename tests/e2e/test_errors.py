@@ -18,7 +18,8 @@ from pyspark.sql import functions as F
 from backend_client import ChangelogStateBackend
 from backend_client.service.job_session import JobSession, connect
 from backend_client.spark.api.plan import StatefulDataFrame
-from backend_client.spark.driver import start_checks
+from backend_client.spark.query import Query
+from backend_client.spark.start import checks
 from dstl_service.cli import main
 from dstl_service.wire import OperatorInfo
 from storage.errors import ConflictError, DstlError, InvalidInputError
@@ -141,10 +142,10 @@ def test_spark_checkpoint_one_batch_behind(
     assert collected.batches == expected_output([FILES[0], FILES[1] + FILES[2]])
 
 
-def _unchecked(frame: StatefulDataFrame, *arguments: Any) -> list[OperatorInfo]:
+def _unchecked(query: Query, *arguments: Any) -> list[OperatorInfo]:
     """Return a query's operators without a look at the Spark checkpoint."""
     latest, max_parallelism = arguments[1:]
-    return start_checks._operator_infos(frame, latest, max_parallelism)
+    return checks._operator_infos(query, latest, max_parallelism)
 
 
 def test_spark_checkpoint_set_back(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
@@ -251,7 +252,7 @@ def test_key_that_is_no_column_is_refused(make_backend: Backends, stream: DataFr
 def test_key_is_found_as_spark_finds_columns(spark: SparkSession, make_backend: Backends, stream: DataFrame) -> None:
     """A column's name in another case names it, unless the session tells cases apart."""
     result = totals(make_backend(), stream, key="K")
-    assert result.operators[0].key_columns == ("k",)
+    assert result.statefulQuery.operators[0].key_columns == ("k",)
 
     spark.conf.set("spark.sql.caseSensitive", "true")
     try:

@@ -121,7 +121,7 @@ def test_chain_of_one_class_is_numbered(spark: SparkSession, make_backend: Backe
         between = first.select(F.col("n").cast("string").alias("k"), F.col("s").alias("v"))
         second = between.groupBy("k").transformWithStateInPandas(PandasTotals(), OUTPUT, "Update", "None")
         third = second.selectExpr("k", "s as v").groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None")
-        assert [operator.name for operator in third.operators] == ["Totals", "PandasTotals", "Totals-2"]
+        assert [operator.name for operator in third.statefulQuery.operators] == ["Totals", "PandasTotals", "Totals-2"]
 
         writer = third.writeStream.foreachBatch(collected).option("checkpointLocation", str(tmp_path / "chk"))
         query = writer.trigger(processingTime="0 seconds").start()

@@ -21,8 +21,9 @@ from backend_client import ChangelogStateBackend
 from backend_client.batch_time import TimeMode
 from backend_client.columnar import Aggregate, Count, Sum
 from backend_client.key_groups import order_expression
-from backend_client.spark.api.plan import Operator
-from backend_client.spark.task.late_rows import DELAY_KEY
+from backend_client.spark.driver.placement import place
+from backend_client.spark.event_time import DELAY_KEY
+from backend_client.spark.query import Operator
 from loadtest.bench.processors import PandasTotals, Totals
 from tests.e2e.support import Collected, run_to_end
 
@@ -46,7 +47,7 @@ def test_late_rows_lie_before_all_others(spark: SparkSession) -> None:
         steps=(),
         time_mode=TimeMode.EVENT,
     )
-    placed = operator.place(rows, 3, 128, None, 29_000)
+    placed = place(operator, rows, 3, 128, None, 29_000)
 
     found = placed.select(F.spark_partition_id().alias("part"), "__dstl_order", "k", F.unix_millis("t").alias("t"))
     partitions = [list(group) for _, group in groupby(found.collect(), key=lambda row: row.part)]

@@ -24,8 +24,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
 from backend_client.batch_time import BatchTime
+from backend_client.spark.event_time import DELAY_KEY
 from backend_client.spark.private import frames, session, sinks
-from backend_client.spark.task.late_rows import DELAY_KEY
 from storage.errors import InvalidInputError
 from tests.e2e.support import INPUT, read_input, write_input
 

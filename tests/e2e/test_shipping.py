@@ -90,7 +90,7 @@ def test_anchors_go_with_the_last_query(spark: SparkSession) -> None:
 
     before = kept()
     for _ in range(2):
-        anchors.take()
+        anchors.acquire()
     assert anchors.pin(rows, "p", 2).count() == 4
     assert kept() == before + 1
     spark.catalog.clearCache()

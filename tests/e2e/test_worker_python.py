@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from backend_client import ChangelogStateBackend
-from backend_client.spark.driver.worker_python import check_worker_python
+from backend_client.spark.start.worker_python import check_worker_python
 from storage.errors import InvalidInputError
 from tests.e2e.support import OUTPUT, Collected, Totals, read_input, run_to_end, write_input
 

@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
+from backend_client.spark.query import Operator, Query
 from storage.key_groups import check_parallelism
-
-if TYPE_CHECKING:
-    from backend_client.spark.api.plan import Operator, StatefulDataFrame
 
 DEFAULT_MAX_PARALLELISM = 128
 
 
-def describe(frame: StatefulDataFrame) -> str:
+def describe(query: Query) -> str:
     """Return the operators of a query, the last one first, and where their state is kept."""
-    settings = frame.backend.settings
+    settings = query.settings
     groups = settings.max_parallelism
     default = settings.parallelism
     if default is None:
-        default = min(frame.source.sparkSession.sparkContext.defaultParallelism, groups or DEFAULT_MAX_PARALLELISM)
+        default = min(query.spark.sparkContext.defaultParallelism, groups or DEFAULT_MAX_PARALLELISM)
     lines = [
         "== Stateful Operators ==",
         f"Job {settings.job} in {settings.storage}, "
         + (f"{groups} key groups" if groups else f"key groups as stored ({DEFAULT_MAX_PARALLELISM} if new)"),
     ]
-    indent, steps = "", len(frame.steps)
-    for number in range(len(frame.operators), 0, -1):
+    indent, steps = "", len(query.steps)
+    for number in range(len(query.operators), 0, -1):
         if steps:
             lines.append(f"{indent}+- {steps} stateless {'step' if steps == 1 else 'steps'}")
             indent += "   "
-        operator = frame.operators[number - 1]
+        operator = query.operators[number - 1]
         lines.append(f"{indent}+- StatefulOperator {operator.name} ({number})")
         indent += "   "
         lines += [f"{indent}{line}" for line in _of_operator(operator, default, groups or DEFAULT_MAX_PARALLELISM)]
         steps = len(operator.steps)
-    return "\n".join([*lines, f"{indent}+- Input {_columns(frame.source.schema)}", ""])
+    return "\n".join([*lines, f"{indent}+- Input {_columns(query.source.schema)}", ""])
 
 
 def _of_operator(operator: Operator, default: int, key_groups: int) -> list[str]:

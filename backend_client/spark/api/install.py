@@ -8,35 +8,31 @@ each time; those of other sessions, and of this one after `uninstall`, do what t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 from pyspark.sql import GroupedData, SparkSession
 
 from backend_client.spark.private.session import grouped_frame, is_classic, session_id_of
 from storage.errors import InvalidInputError
 
-if TYPE_CHECKING:
-    from backend_client.spark.api.backend import ChangelogStateBackend
+Methods = Mapping[str, Callable[..., Any]]
+"""By the names of ``GroupedData``'s: what takes their place, called with the grouped rows and the arguments."""
 
-_METHODS = {
-    "transformWithState": "transform_with_state",
-    "transformWithStateInPandas": "transform_with_state_in_pandas",
-}
-_installed: dict[str, ChangelogStateBackend] = {}
+_installed: dict[str, Methods] = {}
 _originals: dict[str, Callable[..., Any]] = {}
 
 
 class Installation:
     """Undoes an installation, by `uninstall` or at the end of a ``with`` block."""
 
-    def __init__(self, session_id: str, backend: ChangelogStateBackend) -> None:
+    def __init__(self, session_id: str, methods: Methods) -> None:
         self._session_id = session_id
-        self._backend = backend
+        self._methods = methods
 
     def uninstall(self) -> None:
         """Give the session Spark's own operator back; queries that run go on. Doing it twice is fine."""
-        if _installed.get(self._session_id) is self._backend:
+        if _installed.get(self._session_id) is self._methods:
             del _installed[self._session_id]
         if not _installed:
             for name, original in _originals.items():
@@ -50,9 +46,9 @@ class Installation:
         self.uninstall()
 
 
-def install(spark: SparkSession, backend: ChangelogStateBackend) -> Installation:
+def install(spark: SparkSession, methods: Methods) -> Installation:
     """
-    Lead the session's ``transformWithState`` methods to a backend.
+    Lead the session's ``transformWithState`` methods to those of a backend.
 
     Raises:
         InvalidInputError: It is a session of Spark Connect, or has another backend installed.
@@ -65,21 +61,19 @@ def install(spark: SparkSession, backend: ChangelogStateBackend) -> Installation
     session_id = session_id_of(spark)
     if session_id in _installed:
         raise InvalidInputError("a backend is installed in this session already; uninstall it first")
-    _installed[session_id] = backend
+    _installed[session_id] = methods
     if not _originals:
-        for name, method in _METHODS.items():
+        for name in methods:
             original = getattr(GroupedData, name)
             _originals[name] = original
-            setattr(GroupedData, name, _switched(original, method))
-    return Installation(session_id, backend)
+            setattr(GroupedData, name, _switched(name, original))
+    return Installation(session_id, methods)
 
 
-def _switched(original: Callable[..., Any], method: str) -> Callable[..., Any]:
+def _switched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: GroupedData, *args: Any, **kwargs: Any) -> Any:
-        backend = _installed.get(session_id_of(grouped_frame(self).sparkSession))
-        if backend is None:
-            return original(self, *args, **kwargs)
-        return getattr(backend, method)(self, *args, **kwargs)
+        methods = _installed.get(session_id_of(grouped_frame(self).sparkSession))
+        return original(self, *args, **kwargs) if methods is None else methods[name](self, *args, **kwargs)
 
     return call

@@ -10,34 +10,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
-from pyspark.sql.types import DoubleType, FloatType, StructField, StructType
+from pyspark.sql.types import StructType
 
-from backend_client.batch_time import TimeMode
-from backend_client.key_groups import order_expression, partition_expression
 from backend_client.spark.api.explain import describe
-from backend_client.spark.private.session import grouped_frame, grouping_expressions, setting, stream_side_nodes
-from backend_client.spark.task.late_rows import EventTime, event_time_of
-from dstl_service.wire import StateInfo
+from backend_client.spark.api.operators import OperatorInput, TransformOptions, row_operator
+from backend_client.spark.api.query_jobs import QueryJobs
+from backend_client.spark.api.writer import StatefulStreamWriter
+from backend_client.spark.columns import grouping_columns
+from backend_client.spark.private.session import stream_side_nodes
+from backend_client.spark.query import Operator, Query, Step
 from storage.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from backend_client.spark.api.backend import ChangelogStateBackend
-    from backend_client.spark.api.writer import StatefulStreamWriter
-    from backend_client.spark.driver.initial_state import InitialState
-    from backend_client.spark.task.columnar_calls import ColumnarPlan
-
-Pin = Callable[[DataFrame, str, int], DataFrame]
-
-ORDER_COLUMN = "__dstl_order"
-_KEY_COLUMN = "__dstl_key_"
-_PARTITION_COLUMN = "__dstl_partition"
 
 # Operations that look at one row at a time, so that applying them batch by batch is applying them to the stream.
 STATELESS = (
@@ -84,132 +73,35 @@ _STATEFUL = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A call of a DataFrame's method that was recorded."""
-
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def __call__(self, frame: DataFrame) -> DataFrame:
-        """Call the method of a frame."""
-        result: DataFrame = getattr(frame, self.name)(*self.args, **self.kwargs)
-        return result
-
-    def with_function(self, change: Callable[[Any], Any]) -> Step:
-        """Return the same with another function in place of the user's; without one, it is itself."""
-        if self.name not in ("mapInArrow", "mapInPandas"):
-            return self
-        if self.args:
-            return replace(self, args=(change(self.args[0]), *self.args[1:]))
-        return replace(self, kwargs={**self.kwargs, "func": change(self.kwargs["func"])}) if self.kwargs else self
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """One stateful operator of a query, with the stateless steps between the operator before it and its input."""
-
-    name: str
-    processor: StatefulProcessor | ColumnarPlan
-    key_columns: tuple[str, ...]
-    input_schema: StructType
-    output_schema: StructType
-    states: dict[str, StateInfo]
-    parallelism: int | None
-    steps: tuple[Step, ...]
-    pandas: bool = False
-    initial: InitialState | None = None
-    begin_anew: frozenset[str] = frozenset()
-    """States that begin anew with every batch, for ``init`` deletes them before it asks for them."""
-    order: tuple[str, ...] = ()
-    """Columns by which the rows of a key are sorted."""
-    time_mode: TimeMode = TimeMode.NONE
-    output_mode: str = "Update"
-
-    @property
-    def key_schema(self) -> StructType:
-        """The grouping columns, in the order of ``groupBy``."""
-        return StructType([self.input_schema[name] for name in self.key_columns])
-
-    @property
-    def event_time(self) -> EventTime | None:
-        """A row's event time, None if that is no matter here."""
-        return event_time_of(self.input_schema, self.name) if self.time_mode is TimeMode.EVENT else None
-
-    @property
-    def key_places(self) -> tuple[int | None, ...]:
-        """Where among the input's columns each key column is; None for one that `place` adds, in its normal form."""
-        names = self.input_schema.names
-        return tuple(
-            None if _has_normal_form(self.input_schema[name]) else names.index(name) for name in self.key_columns
-        )
-
-    def place(
-        self,
-        frame: DataFrame,
-        parallelism: int,
-        max_parallelism: int,
-        pin: Pin | None,
-        late_until_ms: int | None = None,
-    ) -> DataFrame:
-        """
-        Return the rows at their partitions, sorted by key group and a hash of the key.
-
-        Columns: the number by which rows are sorted, the key columns that are none of the input's (`key_places`), then
-        the columns of `frame`. Spark sorts, and spills what does not fit. Late rows have the complement of their
-        number, which is negative, for `late_rows.OnTime`. Rows of a key come in `order`; keys of one number come mixed,
-        for `KeysApart`.
-
-        Args:
-            frame: The rows.
-            parallelism: Number of partitions.
-            max_parallelism: Number of key groups.
-            pin: Keeps partitions with executors; takes rows, the name of their partition column and `parallelism`.
-                None where there is nothing to keep.
-            late_until_ms: Rows up to this moment are late; None for no late ones.
-        """
-        fields = [self.input_schema[name] for name in self.key_columns]
-        order = order_expression([_normal_key(field) for field in fields], max_parallelism)
-        added = {f"{_KEY_COLUMN}{at}": _normal_key(field) for at, field in enumerate(fields) if _has_normal_form(field)}
-        time = self.event_time
-        if late_until_ms is not None and time is not None:
-            order = f"if({time.until(late_until_ms)}, ~({order}), {order})"
-        keyed = frame.selectExpr(
-            f"{order} as {ORDER_COLUMN}",
-            *(f"{expression} as {name}" for name, expression in added.items()),
-            "*",
-        )
-        partition = F.expr(partition_expression(ORDER_COLUMN, parallelism, max_parallelism))
-        if pin is None:
-            placed = keyed.repartitionById(parallelism, partition)
-        else:
-            placed = keyed.withColumn(_PARTITION_COLUMN, partition).repartitionById(parallelism, _PARTITION_COLUMN)
-            placed = pin(placed, _PARTITION_COLUMN, parallelism).drop(_PARTITION_COLUMN)
-        return placed.sortWithinPartitions(ORDER_COLUMN, *self.order)
-
-
 class StatefulGroupedData:
     """The result of ``groupBy`` on the result of a stateful operator; input of the next ``transform_with_state``."""
 
-    def __init__(self, frame: StatefulDataFrame, key_columns: tuple[str, ...]) -> None:
-        self.frame = frame
-        self.key_columns = key_columns
+    def __init__(self, given: OperatorInput, jobs: QueryJobs) -> None:
+        self.input = given
+        self.jobs = jobs
 
     def transformWithState(self, statefulProcessor: StatefulProcessor, *args: Any, **kwargs: Any) -> StatefulDataFrame:
         """Add the next operator: Spark's method. It is named by its processor's class, numbered if that is taken."""
         name = self._free_name(statefulProcessor)
-        return self.frame.backend.transform_with_state(self, statefulProcessor, *args, **kwargs, name=name)
+        options = TransformOptions(statefulProcessor, *args, **kwargs, name=name)
+        return self.followed_by(row_operator(self.input, options))
 
     def transformWithStateInPandas(
         self, statefulProcessor: StatefulProcessor, *args: Any, **kwargs: Any
     ) -> StatefulDataFrame:
         """Add the next operator, of the pandas API; as `transformWithState`."""
         name = self._free_name(statefulProcessor)
-        return self.frame.backend.transform_with_state_in_pandas(self, statefulProcessor, *args, **kwargs, name=name)
+        options = TransformOptions(statefulProcessor, *args, **kwargs, name=name, pandas=True)
+        return self.followed_by(row_operator(self.input, options))
+
+    def followed_by(self, operator: Operator) -> StatefulDataFrame:
+        """Return the result of an operator that was made for this input."""
+        query = self.input.query
+        template = query.spark.createDataFrame([], operator.output_schema)
+        return StatefulDataFrame(replace(query, operators=(*query.operators, operator), steps=()), template, self.jobs)
 
     def _free_name(self, processor: StatefulProcessor) -> str:
-        taken, name = {operator.name for operator in self.frame.operators}, type(processor).__name__
+        taken, name = {operator.name for operator in self.input.query.operators}, type(processor).__name__
         numbered = (f"{name}-{number}" for number in count(2))
         return name if name not in taken else next(free for free in numbered if free not in taken)
 
@@ -228,30 +120,22 @@ class StatefulDataFrame:
     the query.
     """
 
-    def __init__(
-        self,
-        backend: ChangelogStateBackend,
-        source: DataFrame,
-        operators: tuple[Operator, ...],
-        template: DataFrame,
-        steps: tuple[Step, ...] = (),
-    ) -> None:
-        self.backend = backend
-        self.source = source
-        self.operators = operators
-        self.steps = steps
+    def __init__(self, query: Query, template: DataFrame, jobs: QueryJobs) -> None:
+        self._query = query
         self._template = template
+        self._jobs = jobs
 
     isStreaming = True
 
-    def on(self, backend: ChangelogStateBackend) -> StatefulDataFrame:
-        """Return the same with another backend, as long as no query runs."""
-        return StatefulDataFrame(backend, self.source, self.operators, self._template, self.steps)
+    @property
+    def statefulQuery(self) -> Query:
+        """What the driver is to run, as a value."""
+        return self._query
 
     @property
     def sparkSession(self) -> SparkSession:
         """The session of the input."""
-        return self.source.sparkSession
+        return self._query.spark
 
     @property
     def schema(self) -> StructType:
@@ -274,8 +158,8 @@ class StatefulDataFrame:
 
     def explain(self, extended: Any = None, mode: str | None = None) -> None:
         """Print the operators and their state, then Spark's plan of the input, with Spark's arguments."""
-        sys.stdout.write(describe(self))
-        self.source.explain(extended, mode)
+        sys.stdout.write(describe(self._query))
+        self._query.source.explain(extended, mode)
 
     def transform(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Apply a function to this result, for chains of calls."""
@@ -284,16 +168,15 @@ class StatefulDataFrame:
     def groupBy(self, *cols: str | Column | list[str | Column]) -> StatefulGroupedData:
         """Group by columns, for the next operator."""
         names = cols[0] if len(cols) == 1 and isinstance(cols[0], list) else cols
-        return StatefulGroupedData(self, grouping_columns(self._template.groupBy(*names)))
+        key_columns = grouping_columns(self._template.groupBy(*names))
+        return StatefulGroupedData(OperatorInput(self._query, self.schema, key_columns), self._jobs)
 
     groupby = groupBy
 
     @property
     def writeStream(self) -> StatefulStreamWriter:
         """The writer of this stream, with the methods of Spark's ``DataStreamWriter``."""
-        from backend_client.spark.api.writer import StatefulStreamWriter
-
-        return StatefulStreamWriter(self)
+        return StatefulStreamWriter(self._query, self.schema, self._jobs)
 
     def __getitem__(self, name: Any) -> Any:
         if isinstance(name, str):
@@ -339,7 +222,8 @@ class StatefulDataFrame:
             # Of a function, only the schema counts here; as a part of a plan, Spark would pickle and keep it.
             template = step.with_function(lambda _: _same)(self._template)
             _refuse_stateful(name, template)
-            return StatefulDataFrame(self.backend, self.source, self.operators, template, (*self.steps, step))
+            query = replace(self._query, steps=(*self._query.steps, step))
+            return StatefulDataFrame(query, template, self._jobs)
 
         return record
 
@@ -370,51 +254,3 @@ def _refuse_stateful(name: str, frame: DataFrame) -> None:
                 f"{name}: a right or full outer join would put the static rows without a partner out again in every "
                 "batch: join 'inner', 'left', 'left_semi' or 'left_anti', or use foreachBatch"
             )
-
-
-def grouping_columns(grouped: Any) -> tuple[str, ...]:
-    """
-    Return the names of the columns of a ``groupBy``.
-
-    Raises:
-        InvalidInputError: It groups by something else than columns.
-    """
-    names = []
-    frame = grouped_frame(grouped)
-    for text, is_column in grouping_expressions(grouped):
-        name = _column_called(text, frame) if is_column else None
-        if name is None:
-            raise InvalidInputError(
-                f"the state's key must be columns; {text!r} is none of {', '.join(frame.columns)}. "
-                "Add it with withColumn first"
-            )
-        names.append(name)
-    if not names:
-        raise InvalidInputError("groupBy needs at least one column: state is kept per key")
-    return tuple(names)
-
-
-def _column_called(text: str, frame: DataFrame) -> str | None:
-    """Return the column that Spark finds under a name, which by default is in any case."""
-    if text in frame.columns or setting(frame.sparkSession, "spark.sql.caseSensitive", "false") == "true":
-        return text if text in frame.columns else None
-    return next((name for name in frame.columns if name.lower() == text.lower()), None)
-
-
-def quoted(name: str) -> str:
-    """Return a column's name as SQL."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _has_normal_form(field: StructField) -> bool:
-    """Say whether several values of a column are one key."""
-    return isinstance(field.dataType, (FloatType, DoubleType))
-
-
-def _normal_key(field: StructField) -> str:
-    # Minus zero and zero are one key, and so are all not-a-numbers; Spark's own grouping does the same.
-    name = quoted(field.name)
-    if _has_normal_form(field):
-        kind = field.dataType.simpleString()
-        return f"if(isnan({name}), cast('NaN' as {kind}), {name} + cast(0 as {kind}))"
-    return name

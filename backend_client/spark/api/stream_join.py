@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -21,13 +21,12 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType, TimestampType
 
 from backend_client.join_rules import Life, Side, complete, end_lives
-from backend_client.spark.api.plan import StatefulDataFrame, quoted
-from backend_client.spark.task.late_rows import DELAY_KEY
+from backend_client.spark.api.backend import ChangelogStateBackend
+from backend_client.spark.api.plan import StatefulDataFrame
+from backend_client.spark.columns import quoted
+from backend_client.spark.event_time import DELAY_KEY
 from backend_client.spark.task.rows import row_factory
 from storage.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from backend_client.spark.api.backend import ChangelogStateBackend
 
 HOW = ("inner", "left", "full")
 

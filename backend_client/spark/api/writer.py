@@ -8,13 +8,15 @@ input. Spark's own sinks are in `sinks`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+from pyspark.sql.types import StructType
 
+from backend_client.spark.api.query_jobs import QueryJobs
 from backend_client.spark.driver.driver import BatchRunner
-from backend_client.spark.driver.idle_ticks import with_idle_ticks
 from backend_client.spark.driver.sinks import (
     BatchFunction,
     ForeachRows,
@@ -24,13 +26,12 @@ from backend_client.spark.driver.sinks import (
     option_texts,
     partition_names,
 )
-from backend_client.spark.driver.spark_checkpoint import CheckpointLog
-from backend_client.spark.driver.worker_python import check_worker_python
 from backend_client.spark.private.session import setting
+from backend_client.spark.query import Query
+from backend_client.spark.start.idle_ticks import with_idle_ticks
+from backend_client.spark.start.spark_checkpoint import CheckpointLog
+from backend_client.spark.start.worker_python import check_worker_python
 from storage.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from backend_client.spark.api.plan import StatefulDataFrame
 
 _OUTPUT_MODES = ("append", "update")
 
@@ -38,9 +39,11 @@ _OUTPUT_MODES = ("append", "update")
 class StatefulStreamWriter:
     """Collects what a query is to do; `start` starts it."""
 
-    def __init__(self, frame: StatefulDataFrame) -> None:
-        self._frame = frame
-        source = with_idle_ticks(frame.source, frame.backend.settings.idle_timers)
+    def __init__(self, query: Query, schema: StructType, jobs: QueryJobs) -> None:
+        self._query = query
+        self._schema = schema
+        self._jobs = jobs
+        source = with_idle_ticks(query.source, query.settings.idle_timers)
         self._writer: DataStreamWriter = source.writeStream
         self._format: str | None = None
         self._options: dict[str, Any] = {}
@@ -117,7 +120,7 @@ class StatefulStreamWriter:
         """Append to a table, which is created if it does not exist, and start the query. Raises as `start` does."""
         self._take(format, outputMode, partitionBy, queryName, options)
         self._location()
-        spark = self._frame.source.sparkSession
+        spark = self._query.spark
         return self._start(open_table(spark, tableName, self._request(self._format or _default_format(spark))))
 
     def start(
@@ -142,7 +145,7 @@ class StatefulStreamWriter:
         self._location()
         if self._function is not None:
             return self._start(self._function)
-        spark = self._frame.source.sparkSession
+        spark = self._query.spark
         if self._format is None and "path" not in self._options:
             raise InvalidInputError("name a sink: foreachBatch(…), foreach(…), format(…), toTable(…) or start(path)")
         return self._start(open_sink(spark, self._request(self._format or _default_format(spark))))
@@ -162,13 +165,13 @@ class StatefulStreamWriter:
 
     def _request(self, source: str) -> SinkRequest:
         options = option_texts({name: v for name, v in self._options.items() if name != "checkpointLocation"})
-        return SinkRequest(source, self._frame.schema, self._output_mode, self._query_name, self._partition_by, options)
+        return SinkRequest(source, self._schema, self._output_mode, self._query_name, self._partition_by, options)
 
     def _location(self) -> str:
         location = self._options.get("checkpointLocation")
         if location:
             return str(location)
-        root = self._frame.source.sparkSession.conf.get("spark.sql.streaming.checkpointLocation", None)
+        root = self._query.spark.conf.get("spark.sql.streaming.checkpointLocation", None)
         if root and self._query_name:
             return f"{root.rstrip('/')}/{self._query_name}"
         raise InvalidInputError(
@@ -178,23 +181,23 @@ class StatefulStreamWriter:
 
     def _start(self, function: BatchFunction | ForeachRows) -> StreamingQuery:
         location = self._location()
-        spark = self._frame.source.sparkSession
+        spark = self._query.spark
         if self._query_name and any(query.name == self._query_name for query in spark.streams.active):
             # Spark would say so too, but only when the one that runs has lost its job to this one.
             raise InvalidInputError(f"a query with the name {self._query_name!r} is active in this session already")
-        backend = self._frame.backend.for_query(self._query_name)
+        query = replace(self._query, settings=self._jobs.settings_for(self._query_name))
         check_worker_python(spark)
-        runner = BatchRunner.open(self._frame.on(backend), function, CheckpointLog(spark, location))
+        runner = BatchRunner.open(query, function, CheckpointLog(spark, location), self._jobs.reports)
         try:
-            query = (
+            running = (
                 self._writer.option("checkpointLocation", location).outputMode("append").foreachBatch(runner).start()
             )
         except BaseException:
             runner.close()
             raise
-        runner.close_behind(query)
-        backend.started(query)
-        return query
+        runner.close_behind(running)
+        self._jobs.started(running)
+        return running
 
 
 def _default_format(spark: SparkSession) -> str:

@@ -8,87 +8,50 @@ its checkpoint exists, the operator is part of the base and its initial state is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from pyspark.sql import Column, DataFrame, GroupedData, Row
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructField
 
+from backend_client.spark.columns import grouping_columns, quoted
 from backend_client.spark.private.session import grouped_frame
-from backend_client.spark.task.rows import row_factory
+from backend_client.spark.query import InitialState, Operator
+from backend_client.spark.task.initial_rows import InitialRows
 from storage.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from backend_client.spark.api.plan import Operator
 
 _IS_INPUT = "__dstl_is_input"
 
 
-@dataclass(frozen=True, slots=True)
-class InitialState:
-    """The rows, and by which of their columns they are grouped."""
+def joined(initial: InitialState, operator: Operator, rows: DataFrame) -> tuple[Operator, DataFrame]:
+    """
+    Return the input's rows with the initial rows, and the operator that places them: initial rows first in a key.
 
-    frame: DataFrame
-    key_columns: tuple[str, ...]
-
-    def joined(self, operator: Operator, rows: DataFrame) -> tuple[Operator, DataFrame]:
-        """
-        Return the input's rows with the initial rows, and the operator that places them: initial rows first in a key.
-
-        Columns: those of the input, whether it is an input row, the key's, those of the initial state. Those of the
-        input, and those of the initial state, are null where a row has none of them.
-        """
-        own, keys = self.frame.schema.fields, len(self.key_columns)
-        key_names = tuple(f"__dstl_of_key_{at}" for at in range(keys))
-        names = [*rows.columns, _IS_INPUT, *key_names, *(f"__dstl_initial_{at}" for at in range(len(own)))]
-        theirs = rows.select(*_columns(rows), F.lit(True), *_columns(rows, operator.key_columns), *_nulls(own))
-        mine = self.frame.select(
-            *_nulls(rows.schema.fields), F.lit(False), *_columns(self.frame, self.key_columns), *_columns(self.frame)
-        )
-        both = theirs.toDF(*names).unionAll(mine.toDF(*names))
-        return replace(operator, key_columns=key_names, input_schema=both.schema, order=(_IS_INPUT,)), both
-
-    def rows(self, key_count: int, input_names: Sequence[str]) -> InitialRows:
-        """Return what takes the rows of `joined` apart in the tasks."""
-        return InitialRows(key_count, tuple(input_names), tuple(self.frame.columns))
+    Columns: those of the input, whether it is an input row, the key's, those of the initial state. Those of the
+    input, and those of the initial state, are null where a row has none of them.
+    """
+    own, keys = initial.frame.schema.fields, len(initial.key_columns)
+    key_names = tuple(f"__dstl_of_key_{at}" for at in range(keys))
+    names = [*rows.columns, _IS_INPUT, *key_names, *(f"__dstl_initial_{at}" for at in range(len(own)))]
+    theirs = rows.select(*_columns(rows), F.lit(True), *_columns(rows, operator.key_columns), *_nulls(own))
+    mine = initial.frame.select(
+        *_nulls(rows.schema.fields),
+        F.lit(False),
+        *_columns(initial.frame, initial.key_columns),
+        *_columns(initial.frame),
+    )
+    both = theirs.toDF(*names).unionAll(mine.toDF(*names))
+    return replace(operator, key_columns=key_names, input_schema=both.schema, order=(_IS_INPUT,)), both
 
 
-@dataclass(frozen=True, slots=True)
-class InitialRows:
-    """Takes the rows that `InitialState.joined` brought together apart again, in the tasks."""
-
-    key_count: int
-    input_names: tuple[str, ...]
-    initial_names: tuple[str, ...]
-
-    @property
-    def names(self) -> list[str]:
-        """The columns of the rows that are taken apart."""
-        return [str(at) for at in range(self.key_count + 1 + len(self.input_names) + len(self.initial_names))]
-
-    def splitter(self) -> Callable[[Iterable[Row], Callable[[Row], None]], Iterator[Row] | None]:
-        """Return a function that gives a key's initial rows to another one, and returns its input rows or None."""
-        marker = len(self.input_names)
-        initial = marker + 1 + self.key_count
-        new_input, new_initial = row_factory(self.input_names), row_factory(self.initial_names)
-
-        def split(rows: Iterable[Row], take: Callable[[Row], None]) -> Iterator[Row] | None:
-            left = iter(rows)
-            for row in left:
-                if row[marker]:
-                    return (new_input(item[:marker]) for item in chain([row], left))
-                take(new_initial(row[initial:]))
-            return None
-
-        return split
+def initial_rows(initial: InitialState, key_count: int, input_names: Sequence[str]) -> InitialRows:
+    """Return what takes the rows of `joined` apart in the tasks."""
+    return InitialRows(key_count, tuple(input_names), tuple(initial.frame.columns))
 
 
-def initial_state_of(
-    initial: Any, key_types: Sequence[DataType], grouping_columns: Callable[[Any], tuple[str, ...]]
-) -> InitialState:
+def initial_state_of(initial: Any, key_types: Sequence[DataType]) -> InitialState:
     """
     Check the `initialState` of a user.
 
@@ -112,7 +75,7 @@ def initial_state_of(
 
 
 def _columns(frame: DataFrame, names: Sequence[str] | None = None) -> list[Column]:
-    return [frame["`" + name.replace("`", "``") + "`"] for name in (frame.columns if names is None else names)]
+    return [frame[quoted(name)] for name in (frame.columns if names is None else names)]
 
 
 def _nulls(fields: Sequence[StructField]) -> list[Column]:

@@ -50,7 +50,7 @@ class Anchors:
         """Whether partitions can be pinned, and there is more than one place for them."""
         return self._obstacle is None
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Keep the anchors for one more query."""
         with self._lock:
             self._queries += 1

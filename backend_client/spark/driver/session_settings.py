@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BooleanType, DatetimeType, DayTimeIntervalType, NumericType, StructType
 
 from backend_client.spark.private.session import setting
-
-if TYPE_CHECKING:
-    from backend_client.spark.api.plan import Operator
+from backend_client.spark.query import Operator
 
 # An operator's partitions are given, so adaptive execution finds nothing to improve, and it would make three jobs of
 # one.

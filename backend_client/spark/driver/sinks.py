@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from backend_client.spark.columns import quoted
 from backend_client.spark.private.session import catalog_table, jvm_of
 from backend_client.spark.private.sinks import Format, memory_sink
 from backend_client.spark.shipping import Parcel, Shipments
@@ -109,7 +110,7 @@ def _create_table(spark: SparkSession, name: str, request: SinkRequest) -> None:
     if options:
         statement += f" OPTIONS ({', '.join(f'{_text(key)} {_text(value)}' for key, value in options.items())})"
     if request.partition_by:
-        columns = ", ".join("`" + column.replace("`", "``") + "`" for column in request.partition_by)
+        columns = ", ".join(quoted(column) for column in request.partition_by)
         statement += f" PARTITIONED BY ({columns})"
     if path is not None:
         statement += f" LOCATION {_text(path)}"

@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from backend_client.spark.source_watermark import PlanNode
+from backend_client.source_watermark import PlanNode
 
 logger = logging.getLogger("backend_client")
 

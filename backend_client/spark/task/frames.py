@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import DataType, StructType
 
-from backend_client.spark.driver.initial_state import InitialRows
 from backend_client.spark.private.frames import (
     SlicedFrame,
     arrow_type,
@@ -31,6 +30,7 @@ from backend_client.spark.private.frames import (
     converter_to_pandas,
     spark_type,
 )
+from backend_client.spark.task.initial_rows import InitialRows
 from backend_client.spark.task.pandas_settings import PandasSettings
 from backend_client.spark.task.rows import GroupedRows
 from storage.errors import InvalidInputError

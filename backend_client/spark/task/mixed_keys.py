@@ -48,7 +48,7 @@ def with_key_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
         yield batch.set_column(0, _KEY_GROUP_FIELD, pa.array(groups))
 
 
-class KeysApart:
+class KeySeparator:
     """
     Sorted batches in which the rows of a key are together, as many or more than were given, in their order.
 

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 
 from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.service.log_writer import LogWriter
-from backend_client.spark.driver.initial_state import InitialRows
+from backend_client.spark.task.initial_rows import InitialRows
 from backend_client.spark.task.key_visits import KeyVisits, Visit
 from backend_client.spark.task.rows import KeyRows, row_factory
 from backend_client.spark.task.state_handle import TaskHandle

@@ -38,7 +38,7 @@ class _DeclaringHandle:
         self._parse = parse
         self._time_mode = time_mode
         self.states: dict[str, StateInfo] = {}
-        self.begin_anew: set[str] = set()
+        self.recreated_states: set[str] = set()
 
     def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> None:
         """Record a value state."""
@@ -90,7 +90,7 @@ class _DeclaringHandle:
         if known is not None and known.kind != DELETED:
             raise InvalidInputError(f"operator {self._operator!r} asks for state {name!r} twice")
         if known is not None:
-            self.begin_anew.add(name)
+            self.recreated_states.add(name)
         ValueCodec(schema.json(), name)  # refuses what state cannot hold, now rather than in a task
         self.states[name] = StateInfo(0, kind, schema.json(), ttl_ms=ttl_ms or None)
 
@@ -192,4 +192,4 @@ def declare_states(
     declaring = copy_of(processor)
     declaring.init(handle)
     declaring.close()
-    return handle.states, frozenset(handle.begin_anew)
+    return handle.states, frozenset(handle.recreated_states)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,14 +24,15 @@ from backend_client.batch_time import BatchTime, TimeMode
 from backend_client.service.client import ServiceClient
 from backend_client.service.hand_over import hand_over_snapshot
 from backend_client.service.job_session import connect
-from backend_client.service.log_writer import LogTarget, LogWriter
+from backend_client.service.log_writer import LogWriter
 from backend_client.service.restore import advance_to_base, read_change_sets
 from backend_client.settings import BackendSettings
-from backend_client.spark.driver.initial_state import InitialRows
+from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.shipping import Parcel
-from backend_client.spark.task.columnar_calls import ColumnarCalls, ColumnarPlan, fitted
-from backend_client.spark.task.late_rows import OnTime
-from backend_client.spark.task.mixed_keys import KeysApart, with_key_groups, with_keys
+from backend_client.spark.task.columnar_calls import ColumnarCalls, with_types
+from backend_client.spark.task.initial_rows import InitialRows
+from backend_client.spark.task.late_rows import LateRowFilter
+from backend_client.spark.task.mixed_keys import KeySeparator, with_key_groups, with_keys
 from backend_client.spark.task.pandas_settings import PandasSettings
 from backend_client.spark.task.row_calls import OUTPUT_ROWS, RowCalls, Timing
 from backend_client.spark.task.rows import GroupedRows, RowsToArrow
@@ -43,7 +44,7 @@ from backend_client.state.timers import Upcoming
 from backend_client.table.local_disk import is_damage
 from backend_client.table.memory_table import open_advanced
 from backend_client.table.state_table import StateTable
-from dstl_service.wire import ChangeSetRef, CheckpointRef, StateInfo
+from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget, StateInfo
 from storage.key_groups import key_group_range
 from storage.model import KeyGroupRange
 
@@ -110,7 +111,7 @@ class OperatorTask:
     """
     The function that ``mapInArrow`` runs.
 
-    Input columns: those of `Operator.place`, where the rows' are `row_names`, or with `initial` those that it takes
+    Input columns: those of `placement.place`, where the rows' are `row_names`, or with `initial` those that it takes
     apart. `deleted` are the numbers of variables whose entries are to be deleted. `earlier` are the change sets of the
     batch's first pass, by partition, which the second pass goes on from.
     Output columns: those of `output`, then `MARKER_COLUMN`, which is null but in marker rows: there it is the attempt's
@@ -144,64 +145,39 @@ class OperatorTask:
         return StructType([*fields, StructField(MARKER_COLUMN, StringType())])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Process one partition."""
+        """Process one partition: open its table, run the processor over its rows, commit what it has changed."""
         context = TaskContext.get()
         assert context is not None
-        partition, attempt = context.partitionId(), context.taskAttemptId()
-        settings = self.batch.settings
+        to_arrow = RowsToArrow(self.output)
+        with self._opened(context.partitionId(), context.taskAttemptId()) as part:
+            yield self._marker(to_arrow, str(part.attempt))
+            work = self._work(part, batches, to_arrow)
+            yield from self._run(work, to_arrow)
+            receipt = self._commit(part, work)
+            yield self._marker(to_arrow, f"{part.attempt} {receipt.to_json()}")
+
+    @contextmanager
+    def _opened(self, partition: int, attempt: int) -> Iterator[_Partition]:
+        """Open a partition's table at the batch's base, with what an earlier pass has changed laid over it."""
+        batch, settings = self.batch, self.batch.settings
         key_groups = key_group_range(partition, self.parallelism, self.max_parallelism)
-        client = _client(settings)
+        client, job, base = _client(settings), settings.job, batch.base
+        earlier = self.earlier.get(partition)
         target = LogTarget(
-            settings.job,
-            self.operator,
-            self.batch.checkpoint_id,
-            self.batch.epoch,
-            attempt,
-            partition,
-            key_groups,
-            self.batch.job_uid,
+            job, self.operator, batch.checkpoint_id, batch.epoch, attempt, partition, key_groups, batch.job_uid
         )
-        writer = LogWriter(client, target, first_sqn=len(self.earlier.get(partition, ())))
-        base = self.batch.base
+        writer = LogWriter(client, target, first_sqn=len(earlier or ()))
         table, advance = open_advanced(
-            settings.private_folder("tables", self.batch.job_uid, self.operator, key_groups.to_text()),
-            lambda table: advance_to_base(table, client, settings.job, self.operator, key_groups, base),
+            settings.private_folder("tables", batch.job_uid, self.operator, key_groups.to_text()),
+            lambda table: advance_to_base(table, client, job, self.operator, key_groups, base),
             settings.local_idle_s,
         )
         try:
             if advance.materialize and base is not None:
-                hand_over_snapshot(table, client, settings.job, self.operator, key_groups, base)
-            if partition in self.earlier:
-                earlier = self.earlier[partition]
-                table.lay_over(read_change_sets(client, settings.job, self.batch.epoch, earlier))
-            to_arrow = RowsToArrow(self.output)
-            yield self._marker(to_arrow, str(attempt))
-            for changes in deletions(table.scan, key_groups, self.deleted, settings.preemptive_bytes):
-                writer.append(changes, preemptive=True)
-            on_time = OnTime(with_keys(batches, self.key_places))
-            work = self._work(on_time, table, key_groups, writer, to_arrow)
-            for columns in work.outputs:
-                for start in range(0, len(columns[0]), OUTPUT_ROWS):
-                    part = [column.slice(start, OUTPUT_ROWS) for column in columns]
-                    yield self._batch(part, pa.nulls(len(part[0]), pa.string()), to_arrow)
-            if any(ref.service_id != self.batch.coordinator_id and ref.service_url is None for ref in writer.refs):
-                # The coordinator cannot reach the sidecar that took these sets, so nobody else can ask for them.
-                writer.make_durable()
-            receipt = Receipt(
-                operator=self.operator,
-                partition=partition,
-                attempt=attempt,
-                rows=work.input.rows_seen,
-                keys=work.input.keys_seen,
-                changes=writer.changes,
-                refs=writer.refs,
-                materialized=advance.materialized,
-                late_rows=work.input.late_rows if isinstance(work.input, ColumnarCalls) else on_time.late_rows,
-                state_reads=work.state_reads(),
-                table_bytes=table.size_bytes(),
-                next_due_ms=work.next_due_ms(),
-            )
-            yield self._marker(to_arrow, f"{attempt} {receipt.to_json()}")
+                hand_over_snapshot(table, client, job, self.operator, key_groups, base)
+            if earlier is not None:
+                table.overlay(read_change_sets(client, job, batch.epoch, earlier))
+            yield _Partition(partition, attempt, key_groups, table, writer, advance.materialized)
         except Exception as error:
             if is_damage(error):
                 table.discard()
@@ -210,36 +186,84 @@ class OperatorTask:
             table.close()
             spare_garbage_collection()
 
-    def _work(
-        self, on_time: OnTime, table: StateTable, key_groups: KeyGroupRange, writer: LogWriter, to_arrow: RowsToArrow
-    ) -> _Work:
-        settings = self.batch.settings
-        key_count = len(self.key_places)
-        batches = with_key_groups(KeysApart(on_time, key_count, KeyCodec(self.key_schema).encode))
+    def _work(self, part: _Partition, batches: Iterable[pa.RecordBatch], to_arrow: RowsToArrow) -> _Work:
+        """Delete what is to be deleted, and return what is to be done with the rows."""
+        deleted = deletions(part.table.scan, part.key_groups, self.deleted, self.batch.settings.preemptive_bytes)
+        for changes in deleted:
+            part.writer.append(changes, preemptive=True)
+        on_time = LateRowFilter(with_keys(batches, self.key_places))
+        separated = KeySeparator(on_time, len(self.key_places), KeyCodec(self.key_schema).encode)
         processor: StatefulProcessor | ColumnarPlan = self.processor.unpack()
         if isinstance(processor, ColumnarPlan):
-            moments = processor.moments(self.batch.time)
-            columnar = ColumnarCalls(
-                processor, self.key_schema, self.states, key_groups, moments, settings.preemptive_bytes
-            )
-            outputs = columnar.run(batches, table, writer)
-            fit = (fitted(output, to_arrow.names, to_arrow.types) for output in outputs)
-            return _Work(columnar, fit, lambda: columnar.keys_seen, lambda: columnar.next_end_ms)
+            return self._columnar_work(processor, part, with_key_groups(separated), to_arrow)
+        return self._row_work(processor, part, with_key_groups(separated), on_time, to_arrow)
+
+    def _run(self, work: _Work, to_arrow: RowsToArrow) -> Iterator[pa.RecordBatch]:
+        """Yield what the processor puts out."""
+        for columns in work.outputs:
+            for start in range(0, len(columns[0]), OUTPUT_ROWS):
+                part = [column.slice(start, OUTPUT_ROWS) for column in columns]
+                yield self._batch(part, pa.nulls(len(part[0]), pa.string()), to_arrow)
+
+    def _commit(self, part: _Partition, work: _Work) -> Receipt:
+        """Bring the changes to where the coordinator finds them; return the receipt."""
+        writer = part.writer
+        if any(ref.service_id != self.batch.coordinator_id and ref.service_url is None for ref in writer.refs):
+            # The coordinator cannot reach the sidecar that took these sets, so nobody else can ask for them.
+            writer.make_durable()
+        return Receipt(
+            operator=self.operator,
+            partition=part.number,
+            attempt=part.attempt,
+            rows=work.input.rows_seen,
+            keys=work.input.keys_seen,
+            changes=writer.changes,
+            refs=writer.refs,
+            materialized=part.materialized,
+            late_rows=work.late_rows(),
+            state_reads=work.state_reads(),
+            table_bytes=part.table.size_bytes(),
+            next_due_ms=work.next_due_ms(),
+        )
+
+    def _columnar_work(
+        self, plan: ColumnarPlan, part: _Partition, batches: Iterator[pa.RecordBatch], to_arrow: RowsToArrow
+    ) -> _Work:
+        moments = plan.moments(self.batch.time)
+        columnar = ColumnarCalls(
+            plan, self.key_schema, self.states, part.key_groups, moments, self.batch.settings.preemptive_bytes
+        )
+        outputs = columnar.run(batches, part.table, part.writer)
+        fit = (with_types(output, to_arrow.names, to_arrow.types) for output in outputs)
+        return _Work(
+            columnar, fit, lambda: columnar.late_rows, lambda: columnar.keys_seen, lambda: columnar.next_end_ms
+        )
+
+    def _row_work(
+        self,
+        processor: StatefulProcessor,
+        part: _Partition,
+        batches: Iterator[pa.RecordBatch],
+        on_time: LateRowFilter,
+        to_arrow: RowsToArrow,
+    ) -> _Work:
+        table, writer = part.table, part.writer
         time = self.batch.time if self.time_mode is not TimeMode.NONE else None
         reads = CountedReads(table.get)
         get, scan = hide(reads, table.scan, self.deleted)
         timestamp_ms = 0 if time is None else time.timestamp_ms
         parts_from = _SECOND_PASS_PARTS if self.batch.is_second_pass else 0
-        state = KeyedState(get, key_groups, scan, self.batch.checkpoint_id, timestamp_ms, parts_from)
+        state = KeyedState(get, part.key_groups, scan, self.batch.checkpoint_id, timestamp_ms, parts_from)
         calls = RowCalls(
             operator=self.operator,
             processor=processor,
             states=self.states,
             key_schema=self.key_schema,
-            preemptive_bytes=settings.preemptive_bytes,
+            preemptive_bytes=self.batch.settings.preemptive_bytes,
             timing=None if time is None else Timing(self.time_mode, time, self.fires_first),
             initial=self.initial,
         )
+        key_count = len(self.key_places)
         names = self.row_names if self.initial is None else self.initial.names
         grouped: GroupedRows | GroupedFrames = GroupedRows(batches, key_count, names)
         convert: RowsToArrow | FramesToArrow = to_arrow
@@ -256,7 +280,7 @@ class OperatorTask:
             writer.append(state.take_changes(), preemptive=False)
 
         upcoming = calls.upcoming if self.time_mode is TimeMode.EVENT else Upcoming()
-        return _Work(grouped, run(), lambda: reads.count, lambda: upcoming.ms)
+        return _Work(grouped, run(), lambda: on_time.late_rows, lambda: reads.count, lambda: upcoming.ms)
 
     def _marker(self, to_arrow: RowsToArrow, text: str) -> pa.RecordBatch:
         return self._batch([pa.nulls(1, kind) for kind in to_arrow.types], pa.array([text], pa.string()), to_arrow)
@@ -265,11 +289,23 @@ class OperatorTask:
         return pa.RecordBatch.from_arrays([*columns, markers], [*to_arrow.names, MARKER_COLUMN])
 
 
+class _Partition(NamedTuple):
+    """A partition that is open to an attempt: its table at the base, and where its changes go."""
+
+    number: int
+    attempt: int
+    key_groups: KeyGroupRange
+    table: StateTable
+    writer: LogWriter
+    materialized: dict[str, Any] | None
+
+
 class _Work(NamedTuple):
-    """How a partition is processed: what counts its input, its output, how often state is read, what is due."""
+    """How a partition is processed: what counts its input, its output; when that is read, how much was done."""
 
     input: GroupedRows | GroupedFrames | ColumnarCalls
     outputs: Iterator[list[pa.Array]]
+    late_rows: Callable[[], int]
     state_reads: Callable[[], int]
     next_due_ms: Callable[[], int | None]
 

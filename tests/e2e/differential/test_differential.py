@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, Phase, given, reject, seed, settings
 from pyspark.sql import SparkSession
 
 from backend_client import ChangelogStateBackend
-from loadtest.report import Figure, Goal, write_report_json
+from loadtest.reporting.figures import Figure, Goal, write_report_json
 from tests.e2e.conftest import folder_of_sidecars
 from tests.e2e.differential.engines import Engines
 from tests.e2e.differential.history import History, histories, rich_history

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from backend_client.service.client import ServiceClient
 from backend_client.service.hand_over import hand_over_snapshot
-from backend_client.service.log_writer import LogTarget, LogWriter
+from backend_client.service.log_writer import LogWriter
 from backend_client.service.restore import Advance, advance_to_base
 from backend_client.table.memory_table import open_advanced
 from backend_client.table.state_table import StateTable
@@ -28,7 +28,7 @@ from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.manifest import StateView
 from dstl_service.registry.materialization_index import MaterializationIndex, read_index
 from dstl_service.registry.under_way import is_announcement
-from dstl_service.wire import CheckpointRef
+from dstl_service.wire import CheckpointRef, LogTarget
 from storage.clock import SystemClock, SystemIds
 from storage.key_groups import key_group_range
 from storage.local_store import LocalStore

@@ -12,7 +12,7 @@ import pytest
 
 from backend_client.service.restore import advance_to_base
 from backend_client.table.local_disk import LocalDiskError
-from backend_client.table.memory_table import SpareTable, open_advanced
+from backend_client.table.memory_table import MemoryTable, open_advanced
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
@@ -88,5 +88,5 @@ def test_snapshot_without_room_goes_into_memory(disk: Path, tmp_path: Path, is_f
     )
 
     with closing(table):
-        assert (type(table), table.version, dict(table.items())) == (SpareTable, "2.0.u", content)
+        assert (type(table), table.version, dict(table.items())) == (MemoryTable, "2.0.u", content)
         assert client.asked == (1 if is_full else 2)

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from backend_client.service.client import ServiceClient
-from backend_client.service.log_writer import LogTarget, LogWriter
+from backend_client.service.log_writer import LogWriter
 from backend_client.service.restore import advance_to_base
 from backend_client.table.state_table import StateTable
-from dstl_service.wire import CheckpointRef
+from dstl_service.wire import CheckpointRef, LogTarget
 from storage.errors import UnavailableError
 from storage.model import KeyGroupRange
 

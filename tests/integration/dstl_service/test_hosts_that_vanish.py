@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from backend_client.service.client import ServiceClient
-from backend_client.service.log_writer import LogTarget, LogWriter
+from backend_client.service.log_writer import LogWriter
 from dstl_service.peers.client import PeerClient
-from dstl_service.wire import ChangeSetRef
+from dstl_service.wire import ChangeSetRef, LogTarget
 from storage.errors import LostChangesError
 from storage.model import KeyGroupRange
 from tests.stack.machine import Host

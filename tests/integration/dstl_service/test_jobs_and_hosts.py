@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from backend_client.service.client import ServiceClient
-from backend_client.service.log_writer import LogTarget, LogWriter
+from backend_client.service.log_writer import LogWriter
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import rebuild_registry
-from dstl_service.wire import ChangeSetRef, CheckpointRef
+from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget
 from storage.change_set import decode_change_set
 from storage.clock import SystemClock, SystemIds
 from storage.errors import LostChangesError, NotFoundError

@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from backend_client.service.client import ServiceClient
-from backend_client.service.log_writer import LogTarget
-from dstl_service.wire import ChangeSetRef, CheckpointRef
+from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget
 from storage.checksum import checksum64
 from storage.errors import LostChangesError, UnavailableError
 from storage.model import KeyGroupRange

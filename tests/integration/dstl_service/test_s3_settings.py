@@ -18,8 +18,8 @@ import boto3
 import pytest
 
 from backend_client.service.job_session import connect, embedded_service
-from backend_client.service.log_writer import LogTarget
 from backend_client.settings import BackendSettings
+from dstl_service.wire import LogTarget
 from storage.checksum import checksum64
 from storage.errors import UnavailableError
 from storage.model import KeyGroupRange

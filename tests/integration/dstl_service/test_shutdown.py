@@ -23,8 +23,7 @@ from typing import Any
 import pytest
 
 from backend_client.service.client import ServiceClient
-from backend_client.service.log_writer import LogTarget
-from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef
+from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef, LogTarget
 from loadtest.stack.s3_server import S3Server
 from loadtest.stack.service_process import ServiceProcess
 from storage.checksum import checksum64

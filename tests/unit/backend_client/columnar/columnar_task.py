@@ -10,8 +10,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from backend_client.columnar import BatchMoment, ColumnarProcessor
-from backend_client.spark.task.columnar_calls import ColumnarCalls, ColumnarPlan
-from backend_client.spark.task.late_rows import DELAY_KEY
+from backend_client.spark.columnar_plan import ColumnarPlan
+from backend_client.spark.event_time import DELAY_KEY
+from backend_client.spark.task.columnar_calls import ColumnarCalls
 from storage.change_set import ChangeColumns, decode_change_set, encode_columns
 from storage.model import KeyGroupRange
 
@@ -28,7 +29,7 @@ class Table:
         assert 0 < covered <= 1
         return pa.array([self.entries.get(key) for key in keys.to_pylist()], pa.binary())
 
-    def lay_over(self, parts: Iterable[ChangeColumns]) -> None:
+    def overlay(self, parts: Iterable[ChangeColumns]) -> None:
         for key, value in (pair for part in parts for pair in part.pairs()):
             self.entries.pop(key, None) if value is None else self.entries.__setitem__(key, value)
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from backend_client.columnar import Aggregate, ColumnarProcessor, Count, Deduplicate, KeyBatch, KeyResults, tumbling
-from backend_client.spark.task.columnar_calls import ColumnarPlan
-from backend_client.spark.task.late_rows import DELAY_KEY
+from backend_client.spark.columnar_plan import ColumnarPlan
+from backend_client.spark.event_time import DELAY_KEY
 from storage.errors import InvalidInputError
 from tests.unit.backend_client.columnar.columnar_task import with_watermark
 

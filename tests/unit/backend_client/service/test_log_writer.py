@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from backend_client.service.log_writer import LogTarget, LogWriter
-from dstl_service.wire import ChangeSetRef
+from backend_client.service.log_writer import LogWriter
+from dstl_service.wire import ChangeSetRef, LogTarget
 from storage.change_set import decode_change_set
 from storage.checksum import checksum64
 from storage.errors import OverloadedError

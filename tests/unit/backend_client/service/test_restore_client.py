@@ -35,10 +35,10 @@ class ScriptedClient:
 
     @contextmanager
     def restore(
-        self, job: str, operator: str, key_groups: KeyGroupRange, have: str | None, want: str
+        self, job: str, operator: str, key_groups: KeyGroupRange, from_checkpoint: str | None, to_checkpoint: str
     ) -> Iterator[Iterator[Frame]]:
         """Give the frames."""
-        self.asked.append((have, want))
+        self.asked.append((from_checkpoint, to_checkpoint))
         yield iter(self.frames)
 
 
@@ -153,11 +153,13 @@ def test_reported_error_is_raised(table: StateTable, frame: Frame, kind: type[Ds
 class ForgetfulClient(ScriptedClient):
     """A service that no longer has what leads from an old table to the base, but all of the base."""
 
-    def restore(self, job: str, operator: str, key_groups: KeyGroupRange, have: str | None, want: str) -> Any:
+    def restore(
+        self, job: str, operator: str, key_groups: KeyGroupRange, from_checkpoint: str | None, to_checkpoint: str
+    ) -> Any:
         """Break off for who has something; give everything to who has nothing."""
-        if have is None:
+        if from_checkpoint is None:
             self.frames = (plan(full=True), changed({key(12): b"all"}), END)
-        return super().restore(job, operator, key_groups, have, want)
+        return super().restore(job, operator, key_groups, from_checkpoint, to_checkpoint)
 
 
 def test_old_table_is_rebuilt_where_the_difference_is_gone(table: StateTable) -> None:
@@ -178,10 +180,10 @@ class BreakingClient(ScriptedClient):
 
     @contextmanager
     def restore(
-        self, job: str, operator: str, key_groups: KeyGroupRange, have: str | None, want: str
+        self, job: str, operator: str, key_groups: KeyGroupRange, from_checkpoint: str | None, to_checkpoint: str
     ) -> Iterator[Iterator[Frame]]:
         """Give the frames, or only the first two."""
-        self.asked.append((have, want))
+        self.asked.append((from_checkpoint, to_checkpoint))
         yield iter(self.frames) if len(self.asked) > self.breaks else self._broken()
 
     def _broken(self) -> Iterator[Frame]:

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from backend_client.service.client import ServiceClient
-from backend_client.service.log_writer import LogTarget
-from dstl_service.wire import encode_frame
+from dstl_service.wire import LogTarget, encode_frame
 from storage.errors import (
     CorruptDataError,
     DstlError,

@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructType, TimestampNTZType, TimestampType
 
-from backend_client.spark.task.late_rows import DELAY_KEY, EventTime, OnTime, event_time_of, mark_event_time
+from backend_client.spark.event_time import DELAY_KEY, EventTime, event_time_of, mark_event_time
+from backend_client.spark.task.late_rows import LateRowFilter
 from storage.errors import InvalidInputError
 
 MOMENT = StructType().add("k", StringType()).add("my `t`", TimestampType(), True, {DELAY_KEY: 7})
@@ -56,6 +57,6 @@ def test_late_rows_are_dropped_and_counted() -> None:
     def batch(*key_groups: int) -> pa.RecordBatch:
         return pa.record_batch({"key_group": list(key_groups)})
 
-    on_time = OnTime([batch(-7, -1), batch(), batch(-1, 0, 3), batch(3, 4)])
+    on_time = LateRowFilter([batch(-7, -1), batch(), batch(-1, 0, 3), batch(3, 4)])
     assert [part.column(0).to_pylist() for part in on_time if part.num_rows] == [[0, 3], [3, 4]]
     assert on_time.late_rows == 3

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend_client.key_groups import HASH_BITS
-from backend_client.spark.task.mixed_keys import KeysApart, with_key_groups, with_keys
+from backend_client.spark.task.mixed_keys import KeySeparator, with_key_groups, with_keys
 
 Rows = list[tuple[int, str | None, int]]
 SCHEMA = pa.schema([("order", pa.int64()), ("key", pa.string()), ("row", pa.int64())])
@@ -30,9 +30,9 @@ def rows_of(batches: list[pa.RecordBatch]) -> Rows:
     return [tuple(row.values()) for part in batches for row in part.to_pylist()]
 
 
-def apart(batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch]) -> KeysApart:
+def apart(batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch]) -> KeySeparator:
     """Put the keys of batches apart."""
-    return KeysApart(batches, 1, ENCODE)
+    return KeySeparator(batches, 1, ENCODE)
 
 
 @st.composite

@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from backend_client.columnar import Aggregate, Count
-from backend_client.spark.api.plan import Operator
-from backend_client.spark.driver.operator_modes import COLUMNS, ROWS, check_modes, kind_of
-from backend_client.spark.driver.start_checks import check_start
-from backend_client.spark.task.columnar_calls import ColumnarPlan
+from backend_client.spark.columnar_plan import ColumnarPlan
+from backend_client.spark.query import Operator
+from backend_client.spark.start.checks import check_start
+from backend_client.spark.start.operator_modes import COLUMNS, ROWS, check_modes, kind_of
 from dstl_service.wire import OperatorInfo, StateInfo
 from storage.errors import InvalidInputError
 
@@ -87,10 +87,9 @@ def test_operator_of_another_kind_is_refused(
     processor: Any = ColumnarPlan.of(Aggregate(Count(name="n")), "update", rows, ["k"]) if columnar else object()
     operator = Operator("totals", processor, ("k",), rows, rows, {}, 2, ())
     stored = OperatorInfo("totals", 2, operator.key_schema.json(), states, "None", "Update", kind)
-    backend = SimpleNamespace(settings=SimpleNamespace(job="job", parallelism=2))
-    frame: Any = SimpleNamespace(operators=[operator], backend=backend)
+    query: Any = SimpleNamespace(operators=[operator], settings=SimpleNamespace(job="job", parallelism=2))
     latest: Any = SimpleNamespace(operators=[stored])
     log: Any = None  # is not asked: the operators come first
 
     with pytest.raises(InvalidInputError, match=f"operator 'totals' .*{message}"):
-        check_start(frame, log, latest, 32768)
+        check_start(query, log, latest, 32768)

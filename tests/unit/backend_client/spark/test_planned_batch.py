@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backend_client.spark.driver.planned_batch import is_same_plan
+from backend_client.spark.start.planned_batch import is_same_plan
 
 
 def entry(

@@ -10,7 +10,7 @@ import pytest
 
 from backend_client.table import memory_table
 from backend_client.table.local_disk import LocalDiskError
-from backend_client.table.memory_table import SpareTable, open_advanced
+from backend_client.table.memory_table import MemoryTable, open_advanced
 from backend_client.table.state_table import StateTable
 from storage.errors import CorruptDataError, UnavailableError
 
@@ -48,7 +48,7 @@ def test_unusable_folder_is_replaced(tmp_path: Path, memory: Path, kind: str) ->
     folder = tmp_path / "t" if kind == "a file" else tmp_path / "t" / "below"
     table, changes = open_advanced(folder, advance)
 
-    assert (type(table), changes, table.get(b"key"), table.version) == (SpareTable, 1, b"value", "1.0.x")
+    assert (type(table), changes, table.get(b"key"), table.version) == (MemoryTable, 1, b"value", "1.0.x")
     assert len(list(memory.iterdir())) == 1
     table.close()
 
@@ -66,7 +66,7 @@ def test_folder_that_fails_meanwhile_is_replaced(tmp_path: Path, memory: Path, e
         return advance(table)
 
     table, _ = open_advanced(tmp_path / "t", advance_once)
-    assert (type(table), table.get(b"other"), table.get(b"key")) == (SpareTable, None, b"value")
+    assert (type(table), table.get(b"other"), table.get(b"key")) == (MemoryTable, None, b"value")
     table.close()
     later = StateTable.open(tmp_path / "t")
     assert later.version is None
@@ -89,10 +89,10 @@ def test_other_errors_are_raised(tmp_path: Path, memory: Path, error: BaseExcept
 
 def test_table_of_killed_process_is_removed(tmp_path: Path, memory: Path) -> None:
     """What a killed process left in memory goes when the next spare table is made; one in use stays."""
-    used = SpareTable.make()
+    used = MemoryTable.make()
     (memory / "dstl-table-dead" / "0").mkdir(parents=True)
     (memory / "dstl-table-dead" / "0.lock").touch()
-    other = SpareTable.make()
+    other = MemoryTable.make()
 
     assert len(list(memory.iterdir())) == 2
     used.close()
@@ -107,7 +107,7 @@ def test_only_own_spare_tables_are_removed(tmp_path: Path, memory: Path) -> None
         (folder / "diary").write_bytes(b"precious")
     (victim / "0.lock").touch()
     (memory / "dstl-table-link").symlink_to(victim)
-    SpareTable.make().close()
+    MemoryTable.make().close()
 
     assert (victim / "diary").exists()
     assert (memory / "dstl-table-notes" / "diary").exists()

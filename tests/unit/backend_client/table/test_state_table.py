@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,6 +17,7 @@ from backend_client.table import state_table
 from backend_client.table.journal import BYTES_MAX
 from backend_client.table.local_disk import LocalDiskError, is_damage
 from backend_client.table.state_table import StateTable
+from backend_client.table.writes import write
 from storage.change_set import ChangeColumns, in_columns
 from storage.errors import CorruptDataError, UnavailableError
 
@@ -49,8 +51,8 @@ def test_changes_that_lie_over_a_table(tmp_path: Path) -> None:
         table = StateTable.open(tmp_path)
         if table.version is None:
             table.advance([(b"a1", b"old"), (b"a2", b"gone"), (b"b1", b"kept")], "0.0.u")
-        table.lay_over(list(in_columns([(b"a1", b"new"), (b"a2", None)])))
-        table.lay_over(list(in_columns([(b"a1", b"newer"), (b"a3", b"more")])))
+        table.overlay(list(in_columns([(b"a1", b"new"), (b"a2", None)])))
+        table.overlay(list(in_columns([(b"a1", b"newer"), (b"a3", b"more")])))
 
         assert [table.get(key) for key in (b"a1", b"a2", b"b1")] == [b"newer", None, b"kept"]
         assert list(table.scan(b"a")) == [(b"a1", b"newer"), (b"a3", b"more")]
@@ -90,8 +92,8 @@ def test_many_changes_over_a_table_do_not_stay_in_memory(tmp_path: Path, is_writ
             most = max(most, pa.total_allocated_bytes() - before)
             yield part
 
-    table.lay_over(parts())
-    table.lay_over(list(in_columns([(b"b1", b"newest")])))
+    table.overlay(parts())
+    table.overlay(list(in_columns([(b"b1", b"newest")])))
 
     assert most <= BYTES_MAX + (8 << 20)
     assert [table.get(key) for key in (b"a1", b"a2", b"b1")] == [b"14750", None, b"newest"]
@@ -113,17 +115,17 @@ def test_changes_over_a_table_stay_in_memory_where_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
     """I16: what a copy cannot take, from its first write or a later one on, is read in the right order all the same."""
-    write, left = StateTable._write, iter(range(writes))
+    left = iter(range(writes))
 
-    def full(table: StateTable, parts: Iterable[ChangeColumns], version: str) -> int:
+    def full(table: Any, parts: Iterable[ChangeColumns], version: str) -> int:
         if next(left, None) is None:
             raise Exception("IO error: No space left on device")  # noqa: TRY002 - as rocksdict does
         return write(table, parts, version)
 
     with closing(StateTable.open(tmp_path)) as table:
         table.advance([(b"a1", b"old"), (b"a2", b"gone"), (b"b1", b"kept")], "0.0.u")
-        monkeypatch.setattr(StateTable, "_write", full)
-        table.lay_over(guests(60, 250))
+        monkeypatch.setattr(state_table, "write", full)
+        table.overlay(guests(60, 250))
 
         assert [table.get(key) for key in (b"a1", b"a2", b"b1")] == [b"14750", None, b"kept"]
         assert sum(1 for _ in table.scan(b"new")) == 15_000
@@ -177,7 +179,7 @@ def test_advance_that_breaks_between_writes_has_no_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, version: str | None
 ) -> None:
     """I1: once a part of the changes was written, the table stands at no version until all of them are."""
-    monkeypatch.setattr(state_table, "_WRITE_BYTES", 10_000)
+    monkeypatch.setattr("backend_client.table.writes._WRITE_BYTES", 10_000)
     monkeypatch.setattr(state_table, "CHANGES_MAX", 1000)
     table = StateTable.open(tmp_path)
     table.advance(many(b"old"), "1.0.u")

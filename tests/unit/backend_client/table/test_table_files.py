@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from backend_client.table import state_table
 from backend_client.table.files import TableFiles
 from backend_client.table.journal import CHANGES_MAX
 from backend_client.table.local_disk import LocalDiskError, is_damage
-from backend_client.table.memory_table import SpareTable, open_advanced
+from backend_client.table.memory_table import MemoryTable, open_advanced
 from backend_client.table.state_table import StateTable
+from backend_client.table.writes import write
 
 OLD = {b"k-%03d" % number: b"old" for number in range(100)}
 NOW = {**OLD, b"k-001": b"new"}
@@ -90,7 +92,7 @@ def test_spare_table_is_taken_for_a_table_that_cannot_be_written(
 
     spare, _ = open_advanced(tmp_path, restore)
     with closing(spare):
-        assert type(spare) is SpareTable
+        assert type(spare) is MemoryTable
         assert (spare.version, dict(spare.items())) == ("3.0.u", {**NOW, **many()})
 
 
@@ -115,17 +117,16 @@ def test_journal_that_cannot_be_written_stays_in_force(
     table: StateTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I13, I16: a write that fails behind the opening costs the snapshot; the table reads on as before."""
-    write = StateTable._write
 
     def fail(*_: Any) -> int:
         raise NO_SPACE
 
-    monkeypatch.setattr(StateTable, "_write", fail)
+    monkeypatch.setattr(state_table, "write", fail)
     with pytest.raises(LocalDiskError, match="no snapshot"):
         snapshot(table)
     assert (table.version, dict(table.items()), table.get(b"k-001")) == ("2.0.u", NOW, b"new")
 
-    monkeypatch.setattr(StateTable, "_write", write)
+    monkeypatch.setattr(state_table, "write", write)
     snapshot(table)
     assert (table.version, dict(table.items()), len(table._journal)) == ("2.0.u", NOW, 0)
 

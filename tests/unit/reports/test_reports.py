@@ -7,20 +7,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from loadtest.report import (
-    Figure,
-    Goal,
-    HtmlReport,
-    Marker,
-    Series,
-    format_number,
-    histogram,
-    line_plot,
-    percentile,
-    strict_exit_code,
-    ticks,
-    write_report_json,
-)
+from loadtest.reporting.figures import Figure, Goal, format_number, percentile, strict_exit_code, write_report_json
+from loadtest.reporting.page import HtmlReport
+from loadtest.reporting.plots import Marker, Series, histogram, line_plot, ticks
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backend_client.batch_time import BatchTime
-from backend_client.spark.source_watermark import PlanNode, time_behind
+from backend_client.source_watermark import PlanNode, output_time
 
 GIVES = PlanNode(gives=True)
 
@@ -45,7 +45,7 @@ def test_time_behind_the_input() -> None:
     """Both watermarks of a batch are seen through the input; none is before 1970, which means that there is none."""
     time = BatchTime(timestamp_ms=5, watermark_ms=100, previous_watermark_ms=20)
 
-    assert time_behind(join(GIVES, keeps_back_ms=30), time) == BatchTime(5, 70, 0)
+    assert output_time(join(GIVES, keeps_back_ms=30), time) == BatchTime(5, 70, 0)
 
 
 def test_operators_that_ask_for_a_batch_without_data() -> None:

@@ -44,7 +44,7 @@ class CheckpointLog:
         """Return the number of the last batch that Spark has planned, or None if there is none."""
         return max(self._numbers("offsets"), default=None)
 
-    def set_back(self, batch_id: int, offsets: str, uid: str, closed_ms: int | None = None) -> None:
+    def rewind(self, batch_id: int, offsets: str, uid: str, closed_ms: int | None = None) -> None:
         """
         Set the query back to where it stood behind a batch: the next one is the one behind it, with offsets of its own.
 

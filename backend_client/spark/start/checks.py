@@ -9,32 +9,29 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from backend_client.spark.driver.idle_ticks import check_idle_ticks
-from backend_client.spark.driver.operator_modes import COLUMNS, ROWS, check_modes
-from backend_client.spark.driver.planned_batch import is_same_plan
-from backend_client.spark.driver.spark_checkpoint import CheckpointLog
-from backend_client.spark.task.columnar_calls import ColumnarPlan
+from backend_client.settings import BackendSettings
+from backend_client.spark.columnar_plan import ColumnarPlan
+from backend_client.spark.query import Operator, Query
+from backend_client.spark.start.idle_ticks import check_idle_ticks
+from backend_client.spark.start.operator_modes import COLUMNS, ROWS, check_modes
+from backend_client.spark.start.planned_batch import is_same_plan
+from backend_client.spark.start.spark_checkpoint import CheckpointLog
 from backend_client.state.declared_states import merge_states
 from backend_client.state.schema_change import key_difference
 from dstl_service.wire import CheckpointInfo, OperatorInfo
 from storage.errors import ConflictError, InvalidInputError
 from storage.key_groups import check_parallelism
 
-if TYPE_CHECKING:
-    from backend_client.settings import BackendSettings
-    from backend_client.spark.api.plan import Operator, StatefulDataFrame
-
 
 def check_start(
-    frame: StatefulDataFrame, log: CheckpointLog, latest: CheckpointInfo | None, max_parallelism: int
+    query: Query, log: CheckpointLog, latest: CheckpointInfo | None, max_parallelism: int
 ) -> list[OperatorInfo]:
     """
     Return the query's operators, joined with what the newest checkpoint says of them.
 
     Args:
-        frame: The query.
+        query: What is to run.
         log: Its Spark checkpoint.
         latest: The job's newest checkpoint, None for a new job.
         max_parallelism: The job's number of key groups.
@@ -44,14 +41,14 @@ def check_start(
             an operator with state is missing.
         ConflictError: The Spark checkpoint and the state went apart.
     """
-    infos = _operator_infos(frame, latest, max_parallelism)
-    _check_checkpoint(frame, log, latest)
+    infos = _operator_infos(query, latest, max_parallelism)
+    _check_checkpoint(query, log, latest)
     return infos
 
 
-def _check_checkpoint(frame: StatefulDataFrame, log: CheckpointLog, latest: CheckpointInfo | None) -> None:
+def _check_checkpoint(query: Query, log: CheckpointLog, latest: CheckpointInfo | None) -> None:
     """Refuse a Spark checkpoint of another query than the one that made the state, and the reverse."""
-    settings, query_id = frame.backend.settings, log.query_id()
+    settings, query_id = query.settings, log.query_id()
     job, location = settings.job, log.location
     check_idle_ticks(latest.offsets if latest else log.offsets(0), settings.idle_timers, job)
     if latest is None:
@@ -71,7 +68,7 @@ def _check_checkpoint(frame: StatefulDataFrame, log: CheckpointLog, latest: Chec
             f"the Spark checkpoint {location} belongs to query {query_id}, the state of job {job!r} to query "
             f"{latest.query_id}: use the checkpointLocation that this job was started with, or another job name"
         )
-    # A job that was set back takes the Spark checkpoint with it, see `CheckpointLog.set_back`.
+    # A job that was set back takes the Spark checkpoint with it, see `CheckpointLog.rewind`.
     if latest.rewound_from is None:
         check_plan(log, latest, settings)
 
@@ -109,21 +106,19 @@ def _or_rewind(settings: BackendSettings, batch_id: int | None) -> str:
     return f", or set the state back, too: {command}"
 
 
-def _operator_infos(
-    frame: StatefulDataFrame, latest: CheckpointInfo | None, max_parallelism: int
-) -> list[OperatorInfo]:
+def _operator_infos(query: Query, latest: CheckpointInfo | None, max_parallelism: int) -> list[OperatorInfo]:
     stored = {info.name: info for info in latest.operators} if latest else {}
-    missing = stored.keys() - {operator.name for operator in frame.operators}
+    missing = stored.keys() - {operator.name for operator in query.operators}
     if missing:
         raise InvalidInputError(
-            f"job {frame.backend.settings.job!r} has state of the operator(s) {', '.join(sorted(missing))}, which this "
+            f"job {query.settings.job!r} has state of the operator(s) {', '.join(sorted(missing))}, which this "
             "query does not have: give operators the names that they had (name=…), or use another job name"
         )
-    default = frame.backend.settings.parallelism
+    default = query.settings.parallelism
     if default is None:
-        default = min(frame.source.sparkSession.sparkContext.defaultParallelism, max_parallelism)
+        default = min(query.spark.sparkContext.defaultParallelism, max_parallelism)
     return [
-        _operator_info(operator, stored.get(operator.name), default, max_parallelism) for operator in frame.operators
+        _operator_info(operator, stored.get(operator.name), default, max_parallelism) for operator in query.operators
     ]
 
 

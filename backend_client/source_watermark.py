@@ -54,12 +54,12 @@ class PlanNode:
         return own or any(child.asks_at(watermark_ms) for child in self.children)
 
 
-def behind(tree: PlanNode, watermark_ms: int) -> int:
+def output_watermark_ms(tree: PlanNode, watermark_ms: int) -> int:
     """Return the watermark behind the query's input; 0 for none yet."""
     return max(0, tree.output_ms(watermark_ms) or 0)
 
 
-def time_behind(tree: PlanNode, time: BatchTime) -> BatchTime:
+def output_time(tree: PlanNode, time: BatchTime) -> BatchTime:
     """Return a batch's time behind the query's input; a watermark that is not there yet is 0."""
-    now, before = (behind(tree, moment) for moment in (time.watermark_ms, time.previous_watermark_ms))
+    now, before = (output_watermark_ms(tree, moment) for moment in (time.watermark_ms, time.previous_watermark_ms))
     return replace(time, watermark_ms=now, previous_watermark_ms=before)

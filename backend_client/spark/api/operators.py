@@ -1,0 +1,155 @@
+"""From the arguments of ``transformWithState``, and its like, to the operator that the driver runs."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import DataType, StructType
+
+from backend_client.batch_time import TimeMode
+from backend_client.columnar.processor import ColumnarProcessor
+from backend_client.spark.columnar_plan import ColumnarPlan
+from backend_client.spark.driver.initial_state import initial_state_of
+from backend_client.spark.event_time import mark_event_time
+from backend_client.spark.query import Operator, Query
+from backend_client.spark.task.state_handle import declare_states
+from backend_client.state.codec import KeyCodec
+from dstl_service.wire import validate_operator
+from storage.errors import InvalidInputError
+
+logger = logging.getLogger("backend_client")
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorInput:
+    """What an operator gets its rows from: the query up to there, the rows' schema and the columns of the key."""
+
+    query: Query
+    schema: StructType
+    key_columns: tuple[str, ...]
+
+    def check_name(self, name: str) -> None:
+        """
+        Check the name of a further operator.
+
+        Raises:
+            InvalidInputError: It is impossible, or another operator's.
+        """
+        validate_operator(name)
+        if any(operator.name == name for operator in self.query.operators):
+            raise InvalidInputError(f"two operators are called {name!r}; give one of them another name=…")
+
+
+@dataclass(frozen=True, slots=True)
+class TransformOptions:
+    """The arguments by Spark's names and in Spark's order; see `ChangelogStateBackend.transform_with_state`."""
+
+    statefulProcessor: StatefulProcessor
+    outputStructType: StructType | str
+    outputMode: str
+    timeMode: str
+    initialState: Any = None
+    eventTimeColumnName: str = ""
+    _: KW_ONLY
+    name: str | None = None
+    parallelism: int | None = None
+    pandas: bool = False
+
+
+def row_operator(given: OperatorInput, options: TransformOptions) -> Operator:
+    """
+    Return the operator of a processor of the Row or the pandas API.
+
+    Raises:
+        InvalidInputError: An argument is impossible, or asks for what is not served yet.
+    """
+    output_mode, time_mode = _output_mode(options.outputMode), TimeMode.of(options.timeMode)
+    processor, output_schema = options.statefulProcessor, options.outputStructType
+    name = options.name or type(processor).__name__
+    given.check_name(name)
+    if isinstance(output_schema, str):
+        output_schema = _parse(output_schema)
+    if options.eventTimeColumnName:
+        output_schema = mark_event_time(output_schema, options.eventTimeColumnName, given.schema)
+    states, recreated_states = declare_states(name, processor, _parse, time_mode)
+    key_types = [given.schema[column].dataType for column in given.key_columns]
+    operator = Operator(
+        name=name,
+        processor=processor,
+        key_columns=given.key_columns,
+        input_schema=given.schema,
+        output_schema=output_schema,
+        states=states,
+        recreated_states=recreated_states,
+        parallelism=options.parallelism,
+        steps=given.query.steps,
+        pandas=options.pandas,
+        time_mode=time_mode,
+        output_mode=output_mode,
+        initial=None if options.initialState is None else initial_state_of(options.initialState, key_types),
+    )
+    if time_mode is TimeMode.EVENT and operator.event_time is None:
+        logger.warning(
+            "operator %r has timeMode 'EventTime', but its input has no watermark: timers never fire. Call "
+            "withWatermark before groupBy; behind another operator, name its eventTimeColumnName",
+            name,
+        )
+    return _groupable(operator)
+
+
+def columnar_operator(
+    given: OperatorInput,
+    processor: ColumnarProcessor,
+    output_schema: StructType | str | None,
+    output_mode: str,
+    *,
+    name: str | None,
+    parallelism: int | None,
+) -> Operator:
+    """
+    Return the operator of a columnar processor; the arguments are those of `ChangelogStateBackend.transform_columns`.
+
+    Raises:
+        InvalidInputError: An argument is impossible, or the processor does not fit the input.
+    """
+    output_mode = _output_mode(output_mode)
+    name = name or type(processor).__name__
+    given.check_name(name)
+    is_first = not given.query.operators
+    plan = ColumnarPlan.of(processor, output_mode, given.schema, given.key_columns, is_first=is_first)
+    output_schema = output_schema or plan.output_schema()
+    return _groupable(
+        Operator(
+            name=name,
+            processor=plan,
+            key_columns=given.key_columns,
+            input_schema=given.schema,
+            output_schema=_parse(output_schema) if isinstance(output_schema, str) else output_schema,
+            states=plan.states(),
+            parallelism=parallelism,
+            steps=given.query.steps,
+            output_mode=output_mode,
+        )
+    )
+
+
+def _groupable(operator: Operator) -> Operator:
+    KeyCodec(operator.key_schema.json())  # refuses keys that cannot be grouped by
+    return operator
+
+
+def _parse(text: str) -> StructType:
+    parsed = DataType.fromDDL(text)
+    if not isinstance(parsed, StructType):
+        raise InvalidInputError(f"{text!r} is no schema of named columns")
+    return parsed
+
+
+def _output_mode(text: str) -> str:
+    """Return a mode by Spark's name; `InvalidInputError` for others than are served."""
+    if text.lower() not in ("update", "append"):
+        raise InvalidInputError(f"outputMode must be 'Update' or 'Append', it is {text!r}")
+    return text.capitalize()

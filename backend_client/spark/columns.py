@@ -1,0 +1,44 @@
+"""Columns by name: as SQL, and those that a ``groupBy`` names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from backend_client.spark.private.session import grouped_frame, grouping_expressions, setting
+from storage.errors import InvalidInputError
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def grouping_columns(grouped: Any) -> tuple[str, ...]:
+    """
+    Return the names of the columns of a ``groupBy``.
+
+    Raises:
+        InvalidInputError: It groups by something else than columns.
+    """
+    names = []
+    frame = grouped_frame(grouped)
+    for text, is_column in grouping_expressions(grouped):
+        name = _column_called(text, frame) if is_column else None
+        if name is None:
+            raise InvalidInputError(
+                f"the state's key must be columns; {text!r} is none of {', '.join(frame.columns)}. "
+                "Add it with withColumn first"
+            )
+        names.append(name)
+    if not names:
+        raise InvalidInputError("groupBy needs at least one column: state is kept per key")
+    return tuple(names)
+
+
+def _column_called(text: str, frame: DataFrame) -> str | None:
+    """Return the column that Spark finds under a name, which by default is in any case."""
+    if text in frame.columns or setting(frame.sparkSession, "spark.sql.caseSensitive", "false") == "true":
+        return text if text in frame.columns else None
+    return next((name for name in frame.columns if name.lower() == text.lower()), None)

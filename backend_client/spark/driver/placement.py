@@ -1,0 +1,84 @@
+"""How an operator's rows get to the partitions of their keys, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DoubleType, FloatType, StructField
+
+from backend_client.key_groups import order_expression, partition_expression
+from backend_client.spark.columns import quoted
+from backend_client.spark.query import Operator
+
+Pin = Callable[[DataFrame, str, int], DataFrame]
+
+ORDER_COLUMN = "__dstl_order"
+_KEY_COLUMN = "__dstl_key_"
+_PARTITION_COLUMN = "__dstl_partition"
+
+
+def key_places(operator: Operator) -> tuple[int | None, ...]:
+    """Return where among the input's columns each key column is; None for one that `place` adds, in its normal form."""
+    schema = operator.input_schema
+    return tuple(None if _has_normal_form(schema[name]) else schema.names.index(name) for name in operator.key_columns)
+
+
+def place(
+    operator: Operator,
+    frame: DataFrame,
+    parallelism: int,
+    max_parallelism: int,
+    pin: Pin | None,
+    late_until_ms: int | None = None,
+) -> DataFrame:
+    """
+    Return the rows at their partitions, sorted by key group and a hash of the key.
+
+    Columns: the number by which rows are sorted, the key columns that are none of the input's (`key_places`), then
+    the columns of `frame`. Spark sorts, and spills what does not fit. Late rows have the complement of their number,
+    which is negative, for `LateRowFilter`. Rows of a key come in the operator's `order`; keys of one number come mixed,
+    for `KeySeparator`.
+
+    Args:
+        operator: Whose input they are.
+        frame: The rows.
+        parallelism: Number of partitions.
+        max_parallelism: Number of key groups.
+        pin: Keeps partitions with executors; takes rows, the name of their partition column and `parallelism`.
+            None where there is nothing to keep.
+        late_until_ms: Rows up to this moment are late; None for no late ones.
+    """
+    fields = [operator.input_schema[name] for name in operator.key_columns]
+    order = order_expression([_normal_key(field) for field in fields], max_parallelism)
+    added = {f"{_KEY_COLUMN}{at}": _normal_key(field) for at, field in enumerate(fields) if _has_normal_form(field)}
+    time = operator.event_time
+    if late_until_ms is not None and time is not None:
+        order = f"if({time.until(late_until_ms)}, ~({order}), {order})"
+    keyed = frame.selectExpr(
+        f"{order} as {ORDER_COLUMN}",
+        *(f"{expression} as {name}" for name, expression in added.items()),
+        "*",
+    )
+    partition = F.expr(partition_expression(ORDER_COLUMN, parallelism, max_parallelism))
+    if pin is None:
+        placed = keyed.repartitionById(parallelism, partition)
+    else:
+        placed = keyed.withColumn(_PARTITION_COLUMN, partition).repartitionById(parallelism, _PARTITION_COLUMN)
+        placed = pin(placed, _PARTITION_COLUMN, parallelism).drop(_PARTITION_COLUMN)
+    return placed.sortWithinPartitions(ORDER_COLUMN, *operator.order)
+
+
+def _has_normal_form(field: StructField) -> bool:
+    """Say whether several values of a column are one key."""
+    return isinstance(field.dataType, (FloatType, DoubleType))
+
+
+def _normal_key(field: StructField) -> str:
+    # Minus zero and zero are one key, and so are all not-a-numbers; Spark's own grouping does the same.
+    name = quoted(field.name)
+    if _has_normal_form(field):
+        kind = field.dataType.simpleString()
+        return f"if(isnan({name}), cast('NaN' as {kind}), {name} + cast(0 as {kind}))"
+    return name

@@ -1,0 +1,74 @@
+"""The event time of rows: which column has it, and up to which moment a row is late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
+
+from backend_client.spark.columns import quoted
+from storage.errors import InvalidInputError
+
+DELAY_KEY = "spark.watermarkDelayMs"
+
+
+@dataclass(frozen=True, slots=True)
+class EventTime:
+    """The time of a row as SQL; timestamps without zone are compared as Spark's tracker counts them, as if in UTC."""
+
+    sql: str
+    has_zone: bool
+
+    def until(self, moment_ms: int) -> str:
+        """Return the SQL condition of rows up to a moment, itself included; rows without a time are not among them."""
+        if self.has_zone:
+            moment = f"timestamp_millis({moment_ms})"
+        else:
+            wall_clock = datetime.fromtimestamp(0, UTC).replace(tzinfo=None) + timedelta(milliseconds=moment_ms)
+            moment = f"timestamp_ntz'{wall_clock}'"
+        return f"coalesce({self.sql} <= {moment}, false)"
+
+
+def event_time_of(schema: StructType, operator: str) -> EventTime | None:
+    """
+    Return the time of a row, or None if the input has no watermark.
+
+    Raises:
+        InvalidInputError: It has several columns with a watermark.
+    """
+    found = [field for field in schema.fields if DELAY_KEY in (field.metadata or {})]
+    if len(found) > 1:
+        raise InvalidInputError(
+            f"the input of operator {operator!r} has several columns with a watermark: "
+            f"{', '.join(field.name for field in found)}; drop all but one before groupBy"
+        )
+    if not found:
+        return None
+    name, kind = quoted(found[0].name), found[0].dataType
+    if isinstance(kind, StructType):  # a window's time is its end
+        name, kind = f"{name}.end", kind["end"].dataType
+    return EventTime(name, not isinstance(kind, TimestampNTZType))
+
+
+def mark_event_time(schema: StructType, column: str, source: StructType) -> StructType:
+    """
+    Return an output schema whose `column` is the event time, with the delay of the input's watermark.
+
+    Raises:
+        InvalidInputError: There is no such column of moments.
+    """
+    if column not in schema.names:
+        raise InvalidInputError(
+            f"eventTimeColumnName {column!r} is no column of the output; it has {', '.join(schema.names)}"
+        )
+    kind = schema[column].dataType
+    if not isinstance(kind, (TimestampType, TimestampNTZType)) and not (
+        isinstance(kind, StructType) and "end" in kind.names
+    ):
+        raise InvalidInputError(f"eventTimeColumnName {column!r} must be a timestamp, it is {kind.simpleString()}")
+    delays = [field.metadata[DELAY_KEY] for field in source.fields if DELAY_KEY in (field.metadata or {})]
+    marked = StructType.fromJson(schema.jsonValue())
+    field = marked[column]
+    field.metadata = {**(field.metadata or {}), DELAY_KEY: max(delays, default=0)}
+    return marked

@@ -1,0 +1,98 @@
+"""
+A query as a value: what the API puts together, and the driver runs.
+
+An operator is not executed here, and knows neither the backend that made it nor the writer that starts the query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from backend_client.batch_time import TimeMode
+from backend_client.settings import BackendSettings
+from backend_client.spark.columnar_plan import ColumnarPlan
+from backend_client.spark.event_time import EventTime, event_time_of
+from dstl_service.wire import StateInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A call of a DataFrame's method that was recorded."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        """Call the method of a frame."""
+        result: DataFrame = getattr(frame, self.name)(*self.args, **self.kwargs)
+        return result
+
+    def with_function(self, change: Callable[[Any], Any]) -> Step:
+        """Return the same with another function in place of the user's; without one, it is itself."""
+        if self.name not in ("mapInArrow", "mapInPandas"):
+            return self
+        if self.args:
+            return replace(self, args=(change(self.args[0]), *self.args[1:]))
+        return replace(self, kwargs={**self.kwargs, "func": change(self.kwargs["func"])}) if self.kwargs else self
+
+
+@dataclass(frozen=True, slots=True)
+class InitialState:
+    """The rows of an operator's initial state, and by which of their columns they are grouped."""
+
+    frame: DataFrame
+    key_columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One stateful operator of a query, with the stateless steps between the operator before it and its input."""
+
+    name: str
+    processor: StatefulProcessor | ColumnarPlan
+    key_columns: tuple[str, ...]
+    input_schema: StructType
+    output_schema: StructType
+    states: dict[str, StateInfo]
+    parallelism: int | None
+    steps: tuple[Step, ...]
+    pandas: bool = False
+    initial: InitialState | None = None
+    recreated_states: frozenset[str] = frozenset()
+    """States that begin anew with every batch, for ``init`` deletes them before it asks for them."""
+    order: tuple[str, ...] = ()
+    """Columns by which the rows of a key are sorted."""
+    time_mode: TimeMode = TimeMode.NONE
+    output_mode: str = "Update"
+
+    @property
+    def key_schema(self) -> StructType:
+        """The grouping columns, in the order of ``groupBy``."""
+        return StructType([self.input_schema[name] for name in self.key_columns])
+
+    @property
+    def event_time(self) -> EventTime | None:
+        """A row's event time, None if that is no matter here."""
+        return event_time_of(self.input_schema, self.name) if self.time_mode is TimeMode.EVENT else None
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """The stream that rows come from, the operators that they go through, and the steps behind the last of these."""
+
+    source: DataFrame
+    operators: tuple[Operator, ...]
+    steps: tuple[Step, ...]
+    settings: BackendSettings
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session of the stream."""
+        return self.source.sparkSession

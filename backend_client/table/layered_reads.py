@@ -1,0 +1,80 @@
+"""Reads of a table with what its journal lays over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice, takewhile
+
+import numpy as np
+import pyarrow as pa
+from rocksdict import Rdict
+
+from backend_client.table.files import entries_from
+from backend_client.table.journal import MISSING, TableJournal
+
+# A look-up takes as long as a scan of about this many entries.
+_SCANNED_PER_KEY = 8
+_SCANNED_AT_ONCE = 4096
+
+
+def reader(table: Rdict, journal: TableJournal) -> Callable[[bytes], bytes | None]:
+    """Return what reads one key: the table's own function, unless there is something to be read over it."""
+    stored, layers = table.get, journal.layers()
+    if not layers:
+        return stored
+
+    def read(key: bytes) -> bytes | None:
+        for layer in layers:
+            value = layer.get(key, MISSING)
+            if value is not MISSING:
+                return value  # type: ignore[no-any-return]
+        return stored(key)
+
+    return read
+
+
+def scan(table: Rdict, journal: TableJournal, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the keys that begin with `prefix`, with their values, in key order."""
+    stored = takewhile(lambda entry: entry[0][: len(prefix)] == prefix, entries_from(table, prefix))
+    if not len(journal):
+        return stored
+    return journal.over(stored, prefix, _behind(prefix))
+
+
+def between(table: Rdict, journal: TableJournal, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the keys from `low` up to `high`, without it, with their values, in key order."""
+    # Not by RocksDB's own bound: rocksdict frees its bytes too early.
+    return journal.over(takewhile(lambda entry: entry[0] < high, entries_from(table, low)), low, high)
+
+
+def read_many(table: Rdict, journal: TableJournal, keys: pa.Array, covered: float) -> pa.Array:
+    """Return the values of many keys, null where there is none; see `StateTable.get_many`."""
+    if not len(journal):
+        return pa.array(_stored_many(table, keys.to_pylist(), covered), pa.binary())
+    values, found = journal.find_many(keys)
+    if found.all():
+        return values
+    stored = _stored_many(table, keys.filter(pa.array(~found)).to_pylist(), covered)
+    rows = np.arange(len(keys))
+    rows[~found] = len(keys) + np.arange(len(stored))
+    return pa.concat_arrays([values, pa.array(stored, pa.binary())]).take(pa.array(rows))
+
+
+def _stored_many(table: Rdict, keys: list[bytes], covered: float) -> list[bytes | None]:
+    entries = table.property_int_value("rocksdb.estimate-num-keys") or 0
+    if entries * covered > _SCANNED_PER_KEY * len(keys):
+        values: list[bytes | None] = table.get(keys)  # type: ignore[arg-type, assignment]  # raw mode
+        return values
+    found: dict[bytes, bytes] = {}
+    last, left = max(keys), entries_from(table, min(keys))
+    while block := list(islice(left, _SCANNED_AT_ONCE)):
+        found.update(block)
+        if block[-1][0] >= last:
+            break
+    return list(map(found.get, keys))
+
+
+def _behind(prefix: bytes) -> bytes | None:
+    """Return the least key behind all that begin with `prefix`; None if there is none."""
+    head = prefix.rstrip(b"\xff")
+    return head[:-1] + bytes([head[-1] + 1]) if head else None

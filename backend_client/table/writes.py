@@ -1,0 +1,47 @@
+"""How changes get into RocksDB: in writes of one size, so that a table that is between two versions knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+from rocksdict import Rdict, WriteBatch, WriteOptions
+
+from backend_client.table.journal import memory_bytes
+from backend_client.table.snapshot import VERSION_KEY
+from storage.change_set import ChangeColumns
+
+# One write to RocksDB: as large as pays, and small beside its write buffer. Python objects are made of no more at once.
+_WRITE_BYTES = 4 << 20
+_OPTIONS = WriteOptions()
+_OPTIONS.disable_wal = True  # type: ignore[method-assign, assignment]  # its stubs are wrong
+
+
+def write(table: Rdict, parts: Iterable[ChangeColumns], version: str) -> int:
+    """
+    Write changes, those of later parts over those of earlier ones, and the new version; return how many there were.
+
+    Where one write does not take all of them, the version is withdrawn with the first one.
+    """
+    batch, count, withdrawn = WriteBatch(raw_mode=True), 0, False
+    for piece in chain.from_iterable(map(_pieces, parts)):
+        for key, value in piece.pairs():
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
+        count += len(piece.keys)
+        if batch.size_in_bytes() >= _WRITE_BYTES:
+            if not withdrawn:
+                # From the first of several writes on, the table is between two versions.
+                table.put(VERSION_KEY, b"", write_opt=_OPTIONS)
+                withdrawn = True
+            table.write(batch, _OPTIONS)
+            batch = WriteBatch(raw_mode=True)
+    batch.put(VERSION_KEY, version.encode())
+    table.write(batch, _OPTIONS)
+    return count
+
+
+def _pieces(part: ChangeColumns) -> Iterable[ChangeColumns]:
+    return (part,) if memory_bytes(part) <= _WRITE_BYTES else part.pieces(_WRITE_BYTES)

@@ -1,0 +1,1 @@
+"""Reports of measured figures, for machines and for people. Owns no measurement."""

@@ -22,7 +22,7 @@ from dstl_service.collection.garbage_collector import collect_garbage
 from dstl_service.collection.tombstones import Deletions, Tombstone
 from dstl_service.http.connections import Bounds, Connections, open_files_max
 from dstl_service.http.http_protocol import protocol_of
-from dstl_service.http.listening import describe, open_listener
+from dstl_service.http.listening import ListenAddress, describe, open_listener
 from dstl_service.http.shutdown import StoppingServer
 from dstl_service.process.logs import Throttle, configure_logging
 from dstl_service.process.memory import keep_what_is_there, reuse_freed_memory
@@ -60,7 +60,7 @@ def serve(options: argparse.Namespace) -> int:
     reuse_freed_memory()
     app = create_app(settings, open_store(settings.storage, **settings.store_options()))
     keep_what_is_there()
-    listener = open_listener(settings)
+    listener = open_listener(ListenAddress(settings.socket_path, settings.host, settings.port, settings.trust))
     tls = settings.tls
     if settings.socket_path is None:
         sys.stdout.write(f"listening on {describe(listener, tls=tls.certificate_file is not None)}\n")

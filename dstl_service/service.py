@@ -139,7 +139,7 @@ class ChangelogService:
         self._jobs = ActiveJobs(store, clock, ids, settings.batch, room, self._maintenance_of, self._in_thread)
         self._announcement = Announcement(settings.advertised_url, store, partial(self._in_thread, NO_JOB), clock)
         self._intake = Intake(
-            settings,
+            settings.intake,
             self._jobs,
             room,
             uploader,

@@ -22,8 +22,10 @@ from dstl_service.collection.retention import RetentionSettings
 from dstl_service.collection.tombstones import DELAY_S
 from dstl_service.compaction.plan import CompactionSettings
 from dstl_service.intake.change_sets import BatchSettings
+from dstl_service.intake.intake import IntakeSettings
 from dstl_service.materialization.policy import MaterializationSettings
 from dstl_service.peers.registry import origin_of, parse_allowed
+from dstl_service.process.stop_time import STORED_BY
 from dstl_service.uploads.uploader import slots_in_all
 from dstl_service.wire import JSON_BYTES_MAX, URL_PATTERN
 from storage.errors import InvalidInputError
@@ -290,6 +292,15 @@ class ServiceSettings:
         """How long the service of another host may take to answer."""
         uploads_s = self.upload.timeout_ms * self.upload.attempts_max / 1000
         return min(float(self.checkpoint_timeout_s), uploads_s + self.peers.timeout_s)
+
+    @property
+    def intake(self) -> IntakeSettings:
+        """What taking change sets in is bounded by; follows from other settings."""
+        return IntakeSettings(
+            self.batch.in_flight_bytes_max,
+            self.shutdown_timeout_s * STORED_BY,
+            self.upload.delay_after_error_ms,
+        )
 
     @property
     def keeps_downloads(self) -> bool:

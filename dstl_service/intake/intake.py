@@ -11,14 +11,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
-from dstl_service.http.shutdown import STORED_BY
 from dstl_service.intake.active_job import ActiveJob, ActiveJobs
 from dstl_service.intake.in_flight_limiter import FIRST_BYTES_MAX, Place, Room
 from dstl_service.metrics.service import ServiceMetrics
 from dstl_service.restore.segment_cache import SegmentCache
-from dstl_service.settings import ServiceSettings
 from dstl_service.uploads.uploader import Upload, Uploader
 from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef
 from storage.checksum import checksum64
@@ -29,12 +28,28 @@ from storage.model import SEGMENT_BYTES_MAX, ChangeSetId, Segment, SegmentHandle
 logger = logging.getLogger("dstl_service")
 
 
+@dataclass(frozen=True, slots=True)
+class IntakeSettings:
+    """
+    What taking change sets in is bounded by.
+
+    Args:
+        in_flight_bytes_max: Bytes received and not yet durable, of all jobs.
+        stop_timeout_s: How long uploads may take after the service was told to stop.
+        delay_after_error_ms: Pause before the next attempts of what could not be stored by then.
+    """
+
+    in_flight_bytes_max: int
+    stop_timeout_s: float
+    delay_after_error_ms: int
+
+
 class Intake:
     """
     Takes change sets in and uploads them.
 
     Args:
-        settings: The service's.
+        settings: Its bounds.
         jobs: Whose sets they are.
         room: How much may be taken in; who waits for some calls `hurry`.
         uploader: Stores batches.
@@ -47,7 +62,7 @@ class Intake:
 
     def __init__(
         self,
-        settings: ServiceSettings,
+        settings: IntakeSettings,
         jobs: ActiveJobs,
         room: Room,
         uploader: Uploader,
@@ -74,7 +89,7 @@ class Intake:
     @property
     def change_set_bytes_max(self) -> int:
         """The largest change set that can ever be taken in."""
-        return min(SEGMENT_BYTES_MAX, self._settings.batch.in_flight_bytes_max)
+        return min(SEGMENT_BYTES_MAX, self._settings.in_flight_bytes_max)
 
     def room_for(self, set_id: ChangeSetId, size_bytes: int) -> AbstractAsyncContextManager[Place]:
         """
@@ -177,7 +192,7 @@ class Intake:
         """Take no change set in from now on, and upload all that wait; requests that were begun are still answered."""
         if self._stopping is None:
             loop = asyncio.get_running_loop()
-            self._stop_by = loop.time() + self._settings.shutdown_timeout_s * STORED_BY
+            self._stop_by = loop.time() + self._settings.stop_timeout_s
             self._stopping = loop.create_task(self._upload_rest())
 
     async def stopped(self) -> None:
@@ -206,7 +221,7 @@ class Intake:
             if self._tasks:
                 await asyncio.wait(self._tasks)
             if any(job.book.unstored for job in self._jobs):
-                await asyncio.sleep(self._settings.upload.delay_after_error_ms / 1000)
+                await asyncio.sleep(self._settings.delay_after_error_ms / 1000)
 
     def _check_running(self) -> None:
         if self._stopping is not None:

@@ -110,7 +110,7 @@ class ChangelogService:
             cache_hits=lambda: self._cache.hits,
             cache_misses=lambda: self._cache.misses,
             cache_bytes=lambda: self._cache.bytes_kept,
-            downloads=self._downloads,
+            downloads=self._downloads.figures,
         )
         self._materializer = Materializer(
             settings.materialization,

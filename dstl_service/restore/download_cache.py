@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dstl_service.metrics.downloads import DownloadFigures
 from dstl_service.registry.materialization_index import fits_checksum, fits_key, is_named_by_content
 from storage.checksum import checksum64, running_checksum128
 from storage.clock import Clock, IdSource
@@ -76,6 +77,7 @@ class DownloadCache:
         clock: Tells when that is.
         ids: Names this process's part of the folder.
         trust: Whose folders may lie on the way to the files.
+        figures: Where it counts what it does; by default its own.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class DownloadCache:
         clock: Clock,
         ids: IdSource,
         trust: Trust = OWN,
+        figures: DownloadFigures | None = None,
     ) -> None:
         self._store = store
         self._home = (folder or Path(tempfile.gettempdir())).absolute() / f"dstl-downloads-{os.geteuid()}"
@@ -104,10 +107,7 @@ class DownloadCache:
         self._sweeper: threading.Thread | None = None
         self._closed = threading.Event()
         self._last_name = 0
-        self.bytes_kept = 0
-        self.hits = 0
-        self.misses = 0
-        self.failures = 0
+        self.figures = figures or DownloadFigures()
 
     @property
     def url(self) -> str:
@@ -159,7 +159,7 @@ class DownloadCache:
         self._closed.set()
         with self._lock:
             files, self._files = list(self._files.items()), OrderedDict()
-            self.bytes_kept = 0
+            self.figures.bytes_kept = 0
         for _, file in files:
             _remove(file.path)
         self._leave_folder()
@@ -281,7 +281,7 @@ class DownloadCache:
         finally:
             if not is_kept:
                 with self._lock:
-                    self.bytes_kept -= 0 if self._closed.is_set() else size_bytes
+                    self.figures.bytes_kept -= 0 if self._closed.is_set() else size_bytes
                 if path is not None:
                     _remove(path)
 
@@ -298,7 +298,7 @@ class DownloadCache:
         """Make room by removing what was not read for longest; say whether there is room now."""
         surplus = []
         with self._lock:
-            excess = self.bytes_kept + size_bytes - self._bytes_max
+            excess = self.figures.bytes_kept + size_bytes - self._bytes_max
             for key, file in self._files.items():
                 if excess <= 0:
                     break
@@ -306,7 +306,7 @@ class DownloadCache:
                 excess -= file.size_bytes
             if excess > 0:  # others are being written
                 return False
-            self.bytes_kept += size_bytes
+            self.figures.bytes_kept += size_bytes
         for key, file in surplus:
             self._drop(key, file)
         return True
@@ -331,19 +331,19 @@ class DownloadCache:
             if self._files.get(key) is not file:
                 return
             del self._files[key]
-            self.bytes_kept -= file.size_bytes
+            self.figures.bytes_kept -= file.size_bytes
         _remove(file.path)
 
     def _failed(self, verb: str, error: OSError) -> None:
-        if not self.failures:
+        if not self.figures.failures:
             logger.warning("downloads cannot be kept on disk", extra={"error": f"cannot {verb}: {error}"})
         self._count(failures=1)
 
     def _count(self, hits: int = 0, misses: int = 0, failures: int = 0) -> None:
         with self._lock:
-            self.hits += hits
-            self.misses += misses
-            self.failures += failures
+            self.figures.hits += hits
+            self.figures.misses += misses
+            self.figures.failures += failures
 
     def _start_sweeper(self) -> None:
         if self._sweeper is None:

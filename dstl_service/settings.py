@@ -20,6 +20,7 @@ from dstl_service.access.certificates import TlsSettings
 from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS
 from dstl_service.collection.retention import RetentionSettings
 from dstl_service.collection.tombstones import DELAY_S
+from dstl_service.collection.upkeep import UpkeepSettings
 from dstl_service.compaction.plan import CompactionSettings
 from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.intake.intake import IntakeSettings
@@ -301,6 +302,11 @@ class ServiceSettings:
             self.shutdown_timeout_s * STORED_BY,
             self.upload.delay_after_error_ms,
         )
+
+    @property
+    def upkeep(self) -> UpkeepSettings:
+        """How jobs are looked after; follows from other settings."""
+        return UpkeepSettings(self.compaction, self.retention, self.gc.interval_s, self.gc.age_min_s * 1000)
 
     @property
     def keeps_downloads(self) -> bool:

@@ -114,7 +114,7 @@ class Process:
         """Do what a coordinator does behind its checkpoints: compact, and delete what was subsumed and is due."""
 
         async def settled() -> None:
-            self.service._jobs.get(JOB).maintenance.wake()
+            self.service._upkeep.maintenance_of(self.service._jobs.get(JOB)).wake()
             while self.service.is_busy:  # noqa: ASYNC110 - it has no event, and each round does some of it
                 await asyncio.sleep(0)
 

@@ -15,11 +15,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dstl_service.checkpoints.checkpointer import Checkpointer
-from dstl_service.checkpoints.records import received_segment
 from dstl_service.collection.garbage_collector import GarbageReport
 from dstl_service.collection.tombstones import Deletions
 from dstl_service.collection.upkeep import Upkeep
 from dstl_service.compaction.compactor import Compactor
+from dstl_service.formats.checkpoint_record import received_segment
+from dstl_service.formats.manifest import Manifest
 from dstl_service.intake.active_job import ActiveJobs
 from dstl_service.intake.handle_check import HandleCheck
 from dstl_service.intake.in_flight_limiter import Place, Room
@@ -32,7 +33,6 @@ from dstl_service.peers.calls import PeerCalls
 from dstl_service.peers.client import PeerClient
 from dstl_service.peers.registry import Announcement, PeerRegistry
 from dstl_service.process.job_threads import NO_JOB, JobThreads
-from dstl_service.registry.manifest import Manifest
 from dstl_service.restore.download_cache import DownloadCache
 from dstl_service.restore.plan import (
     RestorePlan,
@@ -338,7 +338,7 @@ class ChangelogService:
         return manifest
 
     async def create_savepoint(self, name: str, savepoint: str, checkpoint_id: int | None) -> CheckpointInfo:
-        """Keep a retained checkpoint, by default the newest, under a name, see `checkpoints.savepoints`."""
+        """Keep a retained checkpoint, by default the newest, under a name, see `registry.savepoints`."""
         job = await self._jobs.opened(name)
         created = await self._in_thread(name, job.store.make_savepoint, savepoint, checkpoint_id)
         return created.info()

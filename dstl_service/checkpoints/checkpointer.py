@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from dstl_service.checkpoints.records import Note, note_of
 from dstl_service.collection.maintenance import Maintenance
 from dstl_service.collection.upkeep import Upkeep
+from dstl_service.formats.checkpoint_record import Note, note_of
+from dstl_service.formats.manifest import Manifest, ManifestKind, StateView, is_complete_due
+from dstl_service.formats.under_way import NOTHING, UnderWay
 from dstl_service.intake.active_job import ActiveJob
 from dstl_service.intake.persister import Persister
 from dstl_service.materialization.admission import Reported, check_form
 from dstl_service.materialization.materializer import Materializer
 from dstl_service.metrics.service import ServiceMetrics
-from dstl_service.registry.manifest import Manifest, ManifestKind, StateView, is_complete_due
-from dstl_service.registry.under_way import NOTHING, UnderWay
 from dstl_service.restore.truncation import truncate
 from dstl_service.wire import CheckpointRef, CompleteRequest, CompleteResponse
 from storage.clock import Clock

@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dstl_service.collection.retention import CHECKPOINTS_MAX
+from dstl_service.collection.retention import CHECKPOINTS_MAX, retained_manifests
+from dstl_service.formats.manifest import Manifest
 from dstl_service.registry.job_store import JobStore, before_rewind
-from dstl_service.registry.manifest import Manifest
 from storage.clock import IdSource
 from storage.errors import InvalidInputError, NotFoundError
 
@@ -86,7 +86,7 @@ def rewind(
     newest = jobs.newest()
     if newest is None:
         raise NotFoundError(f"job {job!r} has no checkpoint", job=job)
-    retained = jobs.retained(checkpoints_max)
+    retained = retained_manifests(jobs, checkpoints_max)
     target = _retained(job, retained, checkpoint_id) if savepoint is None else jobs.savepoints.load(savepoint)
     if target.ref == newest.ref:
         raise InvalidInputError(f"job {job!r} stands at checkpoint {target.ref.to_text()} already")

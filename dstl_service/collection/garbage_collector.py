@@ -6,7 +6,7 @@ are listed *before* the manifests are read, so one that becomes part of a checkp
 one that was part of a checkpoint before is named. What no manifest names yet is kept if a later one may name it:
 
 - An object of a snapshot or a compaction carries a uid. It was put after a manifest had listed the uid as under way. If
-  the newest manifest neither lists nor names it, no later one will (`dstl_service.registry.under_way`).
+  the newest manifest neither lists nor names it, no later one will (`dstl_service.formats.under_way`).
 - Any other object holds change sets. A checkpoint names only sets of its own id and of its driver's epoch, so those of
   a completed checkpoint's id, or of an epoch that can complete no checkpoint any more, are never named again. After a
   rewind the epoch is a newer one.
@@ -31,10 +31,10 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from dstl_service.collection.retention import CHECKPOINTS_MAX, manifests_to_keep, object_keys
+from dstl_service.collection.retention import CHECKPOINTS_MAX, manifests_to_keep
+from dstl_service.formats.manifest import Manifest, ManifestKind, object_keys
+from dstl_service.formats.under_way import uid_in_key
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest, ManifestKind
-from dstl_service.registry.under_way import uid_in_key
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock
 from storage.errors import CorruptDataError, NotFoundError

@@ -3,7 +3,7 @@ What a coordinator does for a job behind its checkpoints: compacts the log, and 
 
 Nothing here is waited for by a checkpoint, and any of it may fail: a compaction is tried again when the log has grown,
 and what was not deleted is found by the garbage collector. A compaction that is due begins when a checkpoint lists it
-as under way (`dstl_service.registry.under_way`), and its result waits here until the next one takes it in. One whose
+as under way (`dstl_service.formats.under_way`), and its result waits here until the next one takes it in. One whose
 base does not list it any more is dropped: the job was set back. Owned by the event loop; store calls run in threads.
 """
 
@@ -28,10 +28,10 @@ from dstl_service.compaction.plan import (
     choose_compactions,
     log_size,
 )
+from dstl_service.formats.manifest import Manifest, StateView
+from dstl_service.formats.under_way import UnderWay
 from dstl_service.metrics.service import ServiceMetrics
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest, StateView
-from dstl_service.registry.under_way import UnderWay
 from storage.clock import Clock, IdSource
 from storage.errors import DstlError
 from storage.object_store import ObjectStore

@@ -1,7 +1,7 @@
 """
 The coordinator's gate: what of the snapshots that tasks report a checkpoint takes into its state, and what it lists.
 
-A stored snapshot is taken only while the base lists it as under way (`dstl_service.registry.under_way`), and while the
+A stored snapshot is taken only while the base lists it as under way (`dstl_service.formats.under_way`), and while the
 base's state has all that it is built upon (I11). What does not belong to the state is refused and counted, never an
 error: a checkpoint does not depend on it (I13). Only what is neither an announcement nor a handle of any snapshot is an
 error of who asks (`check_form`). What is refused for good leaves the list, so that its table is stored anew.
@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from dstl_service.formats.materialization_index import index_key
+from dstl_service.formats.under_way import Announcement, UnderWaySnapshot, followed, is_announcement
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.materialization_index import index_key
-from dstl_service.registry.under_way import Announcement, UnderWaySnapshot, followed, is_announcement
 from dstl_service.restore.truncation import Counting
 from dstl_service.wire import CheckpointRef, OperatorInfo
 from storage.clock import Clock

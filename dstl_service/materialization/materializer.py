@@ -3,7 +3,7 @@ Materialization on a sidecar: asks tasks for snapshots when they are due, and ha
 
 A restore tells which table stands where and what was logged, so each is a chance to ask its task for a snapshot. The
 task hands a folder of hard links over and goes on. Nothing is put before a checkpoint lists the snapshot as under way
-(`dstl_service.registry.under_way`): its announcement, and when it is stored its handle, travels with a restore to a
+(`dstl_service.formats.under_way`): its announcement, and when it is stored its handle, travels with a restore to a
 task, with that task's receipt to the driver, and from there to the coordinator, until a checkpoint has it. What a
 checkpoint lets go of is given up. If this process ends before, the next one finds the snapshot in the list, and offers
 it if its index is there. Whatever goes wrong ends one materialization, and nothing else.
@@ -24,6 +24,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry
 
+from dstl_service.formats.keys import Place
+from dstl_service.formats.manifest import Manifest
+from dstl_service.formats.materialization_index import find_index
+from dstl_service.formats.under_way import Announcement, UnderWaySnapshot
 from dstl_service.materialization.admission import Reported, choose_materializations
 from dstl_service.materialization.policy import MaterializationSettings, Schedule
 from dstl_service.materialization.snapshot_folder import SnapshotFolder
@@ -31,10 +35,6 @@ from dstl_service.materialization.snapshot_uploader import KnownFiles, SnapshotU
 from dstl_service.materialization.table_file_check import DamagedFileError
 from dstl_service.metrics.materialization import GaugeValues, MaterializationMetrics
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.keys import Place
-from dstl_service.registry.manifest import Manifest
-from dstl_service.registry.materialization_index import find_index
-from dstl_service.registry.under_way import Announcement, UnderWaySnapshot
 from dstl_service.restore.plan import RestorePlan, plan_restore
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock, IdSource

@@ -6,7 +6,7 @@ local disk had damaged, a hash would make valid state, for which the log is cut 
 verified.
 
 Whoever calls this has seen a completed manifest that lists the snapshot's uid as under way, so that the garbage
-collector knows whatever is put (I11, see `dstl_service.registry.under_way`). All keys carry the uid: nothing that was
+collector knows whatever is put (I11, see `dstl_service.formats.under_way`). All keys carry the uid: nothing that was
 ever there is put again. A file counts as stored without an upload only if a materialization of the checkpoint's state
 names it.
 """
@@ -20,11 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from dstl_service.materialization.policy import MaterializationSettings
-from dstl_service.materialization.snapshot_folder import FoundFile, SnapshotFolder
-from dstl_service.materialization.table_file_check import DamagedFileError, check_table_file
-from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.materialization_index import (
+from dstl_service.formats.materialization_index import (
     MaterializationIndex,
     SnapshotFile,
     encode_index,
@@ -32,7 +28,11 @@ from dstl_service.registry.materialization_index import (
     index_key,
     read_index,
 )
-from dstl_service.registry.under_way import UnderWaySnapshot
+from dstl_service.formats.under_way import UnderWaySnapshot
+from dstl_service.materialization.policy import MaterializationSettings
+from dstl_service.materialization.snapshot_folder import FoundFile, SnapshotFolder
+from dstl_service.materialization.table_file_check import DamagedFileError, check_table_file
+from dstl_service.registry.job_store import JobStore
 from dstl_service.uploads.fair_slots import FairSlots
 from dstl_service.uploads.uploader import slots_in_all
 from dstl_service.wire import CheckpointRef

@@ -24,15 +24,9 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from dstl_service.checkpoints.records import note_of_rewind
-from dstl_service.checkpoints.savepoints import SavepointStore
-from dstl_service.collection.retention import manifests_to_keep
-from dstl_service.registry.epochs import EpochStore
-from dstl_service.registry.hints import read_hint, write_hint
-from dstl_service.registry.keys import EpochRecord, Place, Rewind, decode_job, encode_job, epoch_key, manifest_key
-from dstl_service.registry.known_indexes import KnownIndexes
-from dstl_service.registry.lives import LifeFolder, Lives, life_folder, life_of, record_key
-from dstl_service.registry.manifest import (
+from dstl_service.formats.checkpoint_record import note_of_rewind
+from dstl_service.formats.keys import EpochRecord, Place, Rewind, decode_job, encode_job, epoch_key, manifest_key
+from dstl_service.formats.manifest import (
     Manifest,
     ManifestKind,
     StateView,
@@ -40,8 +34,13 @@ from dstl_service.registry.manifest import (
     state_up_to,
     with_segments,
 )
+from dstl_service.formats.under_way import NOTHING
+from dstl_service.registry.epochs import EpochStore
+from dstl_service.registry.hints import read_hint, write_hint
+from dstl_service.registry.known_indexes import KnownIndexes
+from dstl_service.registry.lives import LifeFolder, Lives, life_folder, life_of, record_key
 from dstl_service.registry.manifest_log import ManifestLog, Stand, place_of_manifest
-from dstl_service.registry.under_way import NOTHING
+from dstl_service.registry.savepoints import SavepointStore
 from dstl_service.registry.unfinished_objects import UnfinishedObjects
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum64
@@ -272,24 +271,6 @@ class JobStore:
                 return manifest if manifest.id == checkpoint_id else None
         return None
 
-    def retained(self, checkpoints_max: int) -> list[Manifest]:
-        """
-        Return the manifests, newest first, that the retained checkpoints need; see `dstl_service.collection.retention`.
-
-        Raises:
-            CorruptDataError: See `manifests_to_keep`.
-        """
-        newest = self.newest()
-        while newest is not None:
-            try:
-                return manifests_to_keep(self.stored_chain(newest.ref), checkpoints_max)
-            except CorruptDataError:
-                # Read so slowly that it was deleted meanwhile?
-                before, newest = newest, self.newest()
-                if newest == before:
-                    raise
-        return []
-
     def load(self, checkpoint_id: int, generation: int) -> Manifest:
         """
         Return one manifest, from memory if it was seen before: manifests never change.
@@ -398,7 +379,7 @@ class JobStore:
         return self.keep(name, manifest)
 
     def keep(self, name: str, manifest: Manifest) -> Manifest:
-        """Keep a checkpoint under a name; see `dstl_service.checkpoints.savepoints.SavepointStore.create`."""
+        """Keep a checkpoint under a name; see `dstl_service.registry.savepoints.SavepointStore.create`."""
         base = manifest.base if manifest.kind is ManifestKind.DELTA else None
         before = self.state(base) if base is not None else None
         return self.savepoints.create(name, manifest, before, self._ids.unique_id())

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dstl_service.registry.materialization_index import read_index
+from dstl_service.formats.materialization_index import read_index
 from dstl_service.wire import CheckpointRef
 from storage.model import MaterializationHandle
 from storage.object_store import ObjectReader

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dstl_service.checkpoints.records import Note, NotedSet
-from dstl_service.registry.keys import Place
-from dstl_service.registry.manifest import COMPLETE_EVERY, Manifest, ManifestKind, StateView
+from dstl_service.formats.checkpoint_record import Note, NotedSet
+from dstl_service.formats.keys import Place
+from dstl_service.formats.manifest import COMPLETE_EVERY, Manifest, ManifestKind, StateView
 from dstl_service.repair.scan import Registry
 from dstl_service.wire import CheckpointRef, OperatorInfo
 from storage.errors import CorruptDataError

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from dstl_service.checkpoints.records import Note, decode_note
+from dstl_service.formats.checkpoint_record import Note, decode_note
+from dstl_service.formats.keys import EpochRecord, Place, encode_job, epoch_key, manifest_key, number_of
+from dstl_service.formats.manifest import Manifest, encode_manifest
 from dstl_service.registry.hints import forget_hints
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.keys import EpochRecord, Place, encode_job, epoch_key, manifest_key, number_of
 from dstl_service.registry.lives import first_epoch
-from dstl_service.registry.manifest import Manifest, encode_manifest
 from dstl_service.repair.fsck import check_object
 from dstl_service.repair.plan import Choice, Try, choose, join_tries, manifests_of, not_fenced, proven_keys, state_of
 from dstl_service.repair.scan import Registry, read_registry

@@ -29,8 +29,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dstl_service.formats.materialization_index import fits_checksum, fits_key, is_named_by_content
 from dstl_service.metrics.downloads import DownloadFigures
-from dstl_service.registry.materialization_index import fits_checksum, fits_key, is_named_by_content
 from storage.checksum import checksum64, running_checksum128
 from storage.clock import Clock, IdSource
 from storage.errors import CorruptDataError

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias
 
+from dstl_service.formats.manifest import Manifest, ManifestKind, select_handles, state_up_to
+from dstl_service.formats.materialization_index import MaterializationIndex, SnapshotFile, read_file, read_index
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest, ManifestKind, select_handles, state_up_to
-from dstl_service.registry.materialization_index import MaterializationIndex, SnapshotFile, read_file, read_index
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.restore.truncation import bases_of, counted_materializations, counted_of_segment
 from dstl_service.wire import CheckpointRef

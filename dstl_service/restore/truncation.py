@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from dstl_service.registry.manifest import StateView
+from dstl_service.formats.manifest import StateView
 from storage.key_group_sets import KeyGroups, within, without, without_all
 from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle, SegmentKind
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from dstl_service.cli import main
 from dstl_service.collection.garbage_collector import collect_garbage
-from dstl_service.collection.retention import object_keys
+from dstl_service.formats.manifest import object_keys
+from dstl_service.formats.under_way import uid_in_key
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.under_way import uid_in_key
 from dstl_service.restore.plan import plan_restore, read_plan
 from dstl_service.restore.segment_cache import SegmentCache
 from loadtest.chaos.driver import MAX_PARALLELISM, OPERATORS, Driver, Table, apply

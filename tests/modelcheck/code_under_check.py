@@ -21,11 +21,11 @@ from dstl_service.checkpoints.rewind import rewind
 from dstl_service.collection.retention import RetentionSettings
 from dstl_service.collection.tombstones import Deletions, Tombstone
 from dstl_service.compaction.plan import CompactionSettings
+from dstl_service.formats.manifest import Manifest, decode_manifest
+from dstl_service.formats.under_way import uid_in_key
 from dstl_service.materialization.snapshot_folder import FoundFile
 from dstl_service.peers.client import PeerClient
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest, decode_manifest
-from dstl_service.registry.under_way import uid_in_key
 from dstl_service.restore.plan import plan_restore, read_plan, read_snapshots
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.service import ChangelogService
@@ -312,7 +312,7 @@ def made_small() -> Iterator[None]:
     is counted or is logged.
     """
     with (
-        mock.patch("dstl_service.registry.manifest.COMPLETE_EVERY", COMPLETE_EVERY),
+        mock.patch("dstl_service.formats.manifest.COMPLETE_EVERY", COMPLETE_EVERY),
         mock.patch(f"{MANIFESTS_READ_IN}.decode_manifest", _decoded_manifest),
         mock.patch.multiple("dstl_service.service", ServiceMetrics=_NoMetrics, ThreadPerCall=_Inline),
         mock.patch("dstl_service.process.job_threads.ThreadPoolExecutor", _Inline),

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from dstl_service.compaction.plan import CompactionSettings, Replacement, apply, choose_compactions, log_size
-from dstl_service.registry.manifest import StateView, select_handles
+from dstl_service.formats.manifest import StateView, select_handles
 from dstl_service.restore.truncation import bases_of, counted_materializations, counted_of_segment, truncate
 from dstl_service.wire import OperatorInfo
 from storage.key_groups import key_group_range

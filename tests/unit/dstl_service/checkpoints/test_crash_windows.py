@@ -15,11 +15,11 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from dstl_service.checkpoints.records import read_note
 from dstl_service.collection.garbage_collector import collect_garbage
+from dstl_service.formats.checkpoint_record import read_note
+from dstl_service.formats.manifest import ManifestKind
 from dstl_service.intake.change_sets import BatchSettings, ChangeSetBook
 from dstl_service.peers.client import PeerClient
-from dstl_service.registry.manifest import ManifestKind
 from dstl_service.service import ChangelogService
 from dstl_service.settings import GcSettings, PeerSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CompleteRequest, OpenJob

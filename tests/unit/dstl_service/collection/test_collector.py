@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from dstl_service.formats.keys import number_of, place_of
 from dstl_service.intake.active_job import IDLE_MS
-from dstl_service.registry.keys import number_of, place_of
 from dstl_service.settings import GcSettings
 from storage.errors import CorruptDataError
 from storage.memory_store import MemoryStore

@@ -14,9 +14,9 @@ import pytest
 from dstl_service.checkpoints.rewind import rewind
 from dstl_service.collection.deletion import delete_subsumed
 from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
-from dstl_service.collection.retention import Deletion, RetentionBook, RetentionSettings, object_keys
+from dstl_service.collection.retention import Deletion, RetentionBook, RetentionSettings
+from dstl_service.formats.manifest import ManifestKind, object_keys
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import ManifestKind
 from storage.errors import NotFoundError
 from storage.object_store import exists
 from storage.testing import FakeIds

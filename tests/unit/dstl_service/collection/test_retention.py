@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dstl_service.collection.retention import RetentionBook, RetentionSettings, manifests_to_keep
-from dstl_service.registry.manifest import Manifest, ManifestKind
+from dstl_service.formats.manifest import Manifest, ManifestKind
 from storage.errors import CorruptDataError, InvalidInputError
 from storage.model import ChangeSetId, KeyGroupRange, SegmentEntry, SegmentHandle, Writer
 

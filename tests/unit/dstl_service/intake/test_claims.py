@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dstl_service.checkpoints.records import Note, encode_note
+from dstl_service.formats.checkpoint_record import Note, encode_note
 from storage.errors import NotFoundError
 from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, KeyGroupRange, ObjectInfo, Segment, Writer

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from dstl_service.formats.manifest import ManifestKind
+from dstl_service.formats.materialization_index import read_index
+from dstl_service.formats.under_way import UnderWaySnapshot, uid_in_key
 from dstl_service.materialization import snapshot_uploader
 from dstl_service.materialization.policy import MaterializationSettings
 from dstl_service.materialization.snapshot_folder import SnapshotFolder
@@ -24,9 +27,6 @@ from dstl_service.materialization.snapshot_uploader import (
 )
 from dstl_service.materialization.table_file_check import DamagedFileError
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import ManifestKind
-from dstl_service.registry.materialization_index import read_index
-from dstl_service.registry.under_way import UnderWaySnapshot, uid_in_key
 from dstl_service.wire import CheckpointRef
 from storage.errors import InvalidInputError, UnavailableError
 from storage.memory_store import MemoryStore

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dstl_service.checkpoints.records import Note, NotedSet, encode_note, received_segment
+from dstl_service.formats.checkpoint_record import Note, NotedSet, encode_note, received_segment
 from dstl_service.process.job_threads import JobThreads
 from dstl_service.service import RESTORE_THREADS, ChangelogService
 from dstl_service.wire import NOTE_CHARS_MAX

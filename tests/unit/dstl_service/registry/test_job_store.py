@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from dstl_service.formats.manifest import Manifest, ManifestKind
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest, ManifestKind
 from dstl_service.wire import CheckpointRef
 from storage.errors import (
     ConflictError,

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from dstl_service.formats.manifest import Manifest
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest
 from storage.memory_store import MemoryStore
 from storage.model import KeyGroupRange, MaterializationHandle
 from storage.object_store import ObjectStore

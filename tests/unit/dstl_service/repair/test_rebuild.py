@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from dstl_service.checkpoints.records import NotedSet
 from dstl_service.checkpoints.rewind import rewind
 from dstl_service.cli import main
+from dstl_service.collection.retention import retained_manifests
+from dstl_service.formats.checkpoint_record import NotedSet
+from dstl_service.formats.manifest import ManifestKind, StateView
 from dstl_service.registry.hints import write_hint
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import ManifestKind, StateView
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.plan import Try, choose, manifests_of
 from dstl_service.repair.rebuild import RebuildReport, rebuild_registry
@@ -484,7 +485,7 @@ def rewound_story(then: str) -> Story:
 def test_job_that_was_set_back_is_not_rebuilt_into_what_was_given_up(then: str) -> None:
     """I10: whatever of the registry is lost, the job comes back where it stood, and is set back no second time."""
     objects = (told := rewound_story(then)).store
-    rewound_from = opened(objects, 95).retained(1)[-1].rewound_from
+    rewound_from = retained_manifests(opened(objects, 95), 1)[-1].rewound_from
     for lost in (("checkpoints/",), ("checkpoints/r",), ("checkpoints/", "epochs/", "job.json", "savepoints/")):
         story = Story(MemoryStore())
         for info in objects.list(""):
@@ -495,7 +496,7 @@ def test_job_that_was_set_back_is_not_rebuilt_into_what_was_given_up(then: str) 
         assert story.restored(report.checkpoint) == told.contents[-1], lost
         assert (report.lost, check_job(story.store, "job").problems) == ([], [])
         rebuilt = opened(story.store, 96)
-        assert rebuilt.retained(1)[-1].rewound_from == rewound_from is not None
+        assert retained_manifests(rebuilt, 1)[-1].rewound_from == rewound_from is not None
         with service(story.store) as life:
             assert life.open()["latest"]["ref"]["uid"] == report.checkpoint.split(".")[2]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dstl_service.registry.materialization_index import file_key
+from dstl_service.formats.materialization_index import file_key
 from dstl_service.restore import download_cache
 from dstl_service.restore.download_cache import DownloadCache
 from storage.checksum import checksum128

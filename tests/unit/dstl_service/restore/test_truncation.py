@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dstl_service.registry.manifest import StateView
+from dstl_service.formats.manifest import StateView
 from dstl_service.restore.truncation import counted_materializations, truncate, would_count
 from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle
 from tests.unit.dstl_service.samples import handles_of, segment

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dstl_service.registry.manifest import (
+from dstl_service.formats.manifest import (
     Manifest,
     StateView,
     closed_from_json,

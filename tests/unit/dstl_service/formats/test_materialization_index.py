@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dstl_service.registry.known_indexes import KnownIndexes
-from dstl_service.registry.materialization_index import (
+from dstl_service.formats.materialization_index import (
     SnapshotFile,
     check_materialization,
     decode_index,
@@ -15,6 +14,7 @@ from dstl_service.registry.materialization_index import (
     is_table_file,
     read_index,
 )
+from dstl_service.registry.known_indexes import KnownIndexes
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, InvalidInputError
 from storage.memory_store import MemoryStore

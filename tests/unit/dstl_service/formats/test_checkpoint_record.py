@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dstl_service.checkpoints.records import Note, NotedSet, decode_note, encode_note, read_note
 from dstl_service.collection.garbage_collector import collect_garbage
-from dstl_service.registry.manifest import StateView
+from dstl_service.formats.checkpoint_record import Note, NotedSet, decode_note, encode_note, read_note
+from dstl_service.formats.manifest import StateView
 from dstl_service.wire import NOTE_OPERATOR, CheckpointRef, validate_operator
 from storage.errors import CorruptDataError, InvalidInputError
 from storage.memory_store import MemoryStore

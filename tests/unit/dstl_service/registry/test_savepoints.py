@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS
-from dstl_service.collection.retention import RetentionSettings, object_keys
+from dstl_service.collection.retention import RetentionSettings
 from dstl_service.compaction.plan import CompactionSettings
+from dstl_service.formats.manifest import ManifestKind, encode_manifest, object_keys
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import ManifestKind, encode_manifest
 from storage.change_set import encode_change_set
 from storage.errors import CorruptDataError, NotFoundError
 from storage.model import KeyGroupRange, MaterializationHandle

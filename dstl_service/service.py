@@ -32,6 +32,7 @@ from dstl_service.metrics.service import ServiceMetrics
 from dstl_service.peers.calls import PeerCalls
 from dstl_service.peers.client import PeerClient
 from dstl_service.peers.registry import Announcement, PeerRegistry
+from dstl_service.process.fair_slots import FairSlots
 from dstl_service.process.job_threads import NO_JOB, JobThreads
 from dstl_service.restore.download_cache import DownloadCache
 from dstl_service.restore.plan import (
@@ -45,7 +46,6 @@ from dstl_service.restore.plan import (
 )
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.settings import ServiceSettings
-from dstl_service.uploads.fair_slots import FairSlots
 from dstl_service.uploads.uploader import ThreadPerCall, Uploader
 from dstl_service.wire import (
     BatchFigures,

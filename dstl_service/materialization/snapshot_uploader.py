@@ -32,8 +32,8 @@ from dstl_service.formats.under_way import UnderWaySnapshot
 from dstl_service.materialization.policy import MaterializationSettings
 from dstl_service.materialization.snapshot_folder import FoundFile, SnapshotFolder
 from dstl_service.materialization.table_file_check import DamagedFileError, check_table_file
+from dstl_service.process.fair_slots import FairSlots
 from dstl_service.registry.job_store import JobStore
-from dstl_service.uploads.fair_slots import FairSlots
 from dstl_service.uploads.uploader import slots_in_all
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128

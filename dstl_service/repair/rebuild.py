@@ -240,9 +240,8 @@ def _write(
     for key in report.moved:
         store.put(f"{job}/damaged/{ids.unique_id()}/{key.removeprefix(f'{job}/')}", store.get(key))
         store.delete([key])
-    forget_hints(
-        store, registry.folder
-    )  # checkpoints that come back may lie in front of what they tell to be passed over
+    # Checkpoints that come back may lie in front of what hints tell to be passed over.
+    forget_hints(store, registry.folder)
     for manifest in manifests:
         key = manifest_key(registry.folder, manifest.id, manifest.generation)
         store.put(key, encode_manifest(manifest), if_absent=True)

@@ -24,8 +24,8 @@ from dstl_service.http.connections import Bounds, Connections, open_files_max
 from dstl_service.http.http_protocol import protocol_of
 from dstl_service.http.listening import ListenAddress, describe, open_listener
 from dstl_service.http.shutdown import StoppingServer
-from dstl_service.process.logs import Throttle, configure_logging
-from dstl_service.process.memory import keep_what_is_there, reuse_freed_memory
+from dstl_service.process.logs import LogLimiter, configure_logging
+from dstl_service.process.memory import freeze_heap, reuse_freed_memory
 from dstl_service.registry.job_store import MAX_PARALLELISM_DEFAULT, JobStore
 from dstl_service.registry.jobs import delete_job, has_leftovers, job_names
 from dstl_service.repair.fsck import check_job
@@ -59,13 +59,13 @@ def serve(options: argparse.Namespace) -> int:
     configure_logging(settings.log_level, settings.log_file, settings.log_file_bytes_max)
     reuse_freed_memory()
     app = create_app(settings, open_store(settings.storage, **settings.store_options()))
-    keep_what_is_there()
+    freeze_heap()
     listener = open_listener(ListenAddress(settings.socket_path, settings.host, settings.port, settings.trust))
     tls = settings.tls
     if settings.socket_path is None:
         sys.stdout.write(f"listening on {describe(listener, tls=tls.certificate_file is not None)}\n")
         sys.stdout.flush()
-    guard = Connections(_bounds_of(settings), Throttle(SystemClock()))
+    guard = Connections(_bounds_of(settings), LogLimiter(SystemClock()))
     config = uvicorn.Config(
         app,
         http=identified(protocol_of(guard), settings.trust),
@@ -246,13 +246,13 @@ def delete(options: argparse.Namespace) -> int:
     return 0
 
 
-def _fence(jobs: JobStore) -> None:
+def _fence(job_store: JobStore) -> None:
     """Let a query that runs all the same stop with its next checkpoint; where that cannot be, say so."""
-    if not jobs.exists():  # a collector deleted all but the tombstone
+    if not job_store.exists():  # a collector deleted all but the tombstone
         return
     try:
-        jobs.open(None)
-        jobs.claim(_DELETING)
+        job_store.open(None)
+        job_store.claim(_DELETING)
     except DstlError as error:
         sys.stderr.write(f"dstl: warning: a query that still runs is not stopped by this: {error}\n")
 

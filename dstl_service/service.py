@@ -23,7 +23,7 @@ from dstl_service.formats.checkpoint_record import received_segment
 from dstl_service.formats.manifest import Manifest
 from dstl_service.intake.active_job import ActiveJobs
 from dstl_service.intake.handle_check import HandleCheck
-from dstl_service.intake.in_flight_limiter import Place, Room
+from dstl_service.intake.in_flight_limiter import InFlightLimiter, Place
 from dstl_service.intake.intake import Intake
 from dstl_service.intake.persister import Persister
 from dstl_service.materialization.materializer import Materializer, Offer
@@ -128,10 +128,10 @@ class ChangelogService:
             Uploader(store, self._upload_threads, background, ids, settings.host_id),
             self._in_thread,
         )
-        room = Room(
+        room = InFlightLimiter(
             settings.batch.in_flight_bytes_max,
             lambda job: self._jobs.in_flight_bytes_of(job),  # noqa: PLW0108 - they are made further down
-            lambda: self._intake.hurry(),  # noqa: PLW0108 - it is made further down
+            lambda: self._intake.flush_all(),  # noqa: PLW0108 - it is made further down
             self.metrics.refused.inc,
         )
         self._jobs = ActiveJobs(store, clock, ids, settings.batch, room, self._in_thread)
@@ -214,7 +214,7 @@ class ChangelogService:
             await self.check_storage(name)
             await self._in_thread(name, self._deletions.check, name)
             if job.store.job_uid != "" and await self._in_thread(name, job.store.has_ended):
-                job = self._jobs.begin_anew(name)
+                job = self._jobs.recreate(name)
             await self._in_thread(name, job.store.open, request.max_parallelism)
             epoch, latest = await self._in_thread(name, job.store.claim, request.owner)
             job.learn_epoch(epoch)
@@ -311,13 +311,13 @@ class ChangelogService:
         job = await self._jobs.opened(name)
         await self._jobs.owned(name, epoch)
         self._jobs.begin_look(job, checkpoint_id)
-        await job.take_turn(checkpoint_id)
+        await job.discard_attempt(checkpoint_id)
 
     async def abort(self, name: str, checkpoint_id: int, epoch: int) -> None:
         """Give a checkpoint up: its sets are forgotten; stored ones become orphans."""
         job = await self._jobs.opened(name)
         await self._jobs.owned(name, epoch)
-        await job.take_turn(checkpoint_id)
+        await job.discard_attempt(checkpoint_id)
 
     async def count_batch(self, name: str, figures: BatchFigures) -> None:
         """Count a finished batch."""

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from dstl_service.collection.maintenance import Maintenance
 from dstl_service.collection.upkeep import Upkeep
-from dstl_service.formats.checkpoint_record import Note, note_of
+from dstl_service.formats.checkpoint_record import CheckpointRecord, note_of
 from dstl_service.formats.manifest import Manifest, ManifestKind, StateView, is_complete_due
 from dstl_service.formats.under_way import NOTHING, UnderWay
 from dstl_service.intake.active_job import ActiveJob
@@ -53,7 +53,7 @@ class PendingCheckpoint:
 
     id: int
     request: CompleteRequest
-    note: Note
+    note: CheckpointRecord
     segment: Segment
     under_way: UnderWay
 

@@ -59,7 +59,7 @@ class _Entry:
         return cls(manifest.ref, is_complete, frozenset(object_keys(manifest)))
 
 
-class RetentionBook:
+class RetentionTracker:
     """The manifests of one job that a coordinator knows to exist, oldest first, from a complete one on."""
 
     def __init__(self, settings: RetentionSettings) -> None:

@@ -196,5 +196,5 @@ class Upkeep:
                 logger.warning("garbage collection failed", extra={"job": job.name, "error": str(error)})
             except Exception:  # a bug here must not end the collections of the job
                 logger.exception("garbage collection failed", extra={"job": job.name})
-            self._jobs.rest()
+            self._jobs.evict_idle()
         self._metrics.collection_age.remove(job.name)  # or it would be reported as overdue

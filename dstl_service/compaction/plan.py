@@ -19,7 +19,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from dstl_service.formats.manifest import StateView
-from dstl_service.restore.truncation import counted_of_segment
+from dstl_service.restore.truncation import key_groups_of_segment
 from dstl_service.wire import OperatorInfo
 from storage.errors import InvalidInputError
 from storage.key_group_sets import KeyGroups
@@ -174,7 +174,7 @@ def _plan(
     too_large: set[int] = set()
     for partition in range(operator.parallelism):
         key_groups = key_group_range(partition, operator.parallelism, max_parallelism)
-        counted = ((h, counted_of_segment(h, materializations, key_groups)) for h in by_partition[partition])
+        counted = ((h, key_groups_of_segment(h, materializations, key_groups)) for h in by_partition[partition])
         inputs = [(handle, counting) for handle, counting in counted if counting]
         is_materialized = any(m.key_groups.intersects(key_groups) for m in materializations)
         if is_materialized and any(handle.entry.kind is SegmentKind.BASE for handle, _ in inputs):

@@ -120,9 +120,9 @@ def file_key(
     return f"{materialization_folder(job, operator, key_groups)}{uid}={checksum}-{size_bytes}.{kind}"
 
 
-def fits_key(key: str, data: bytes) -> bool:
+def matches_key(key: str, data: bytes) -> bool:
     """Say whether bytes may be those of an object, as far as its key tells: those of tables' files hold a checksum."""
-    return not is_named_by_content(key) or fits_checksum(key, checksum128(data))
+    return not is_named_by_content(key) or matches_checksum(key, checksum128(data))
 
 
 def is_named_by_content(key: str) -> bool:
@@ -130,7 +130,7 @@ def is_named_by_content(key: str) -> bool:
     return _FILE_KEY.search(key) is not None
 
 
-def fits_checksum(key: str, checksum: str) -> bool:
+def matches_checksum(key: str, checksum: str) -> bool:
     """Say whether the checksum in a table's file's key is this one, see `storage.checksum.checksum128`."""
     named = _FILE_KEY.search(key)
     return named is not None and checksum == named[1]

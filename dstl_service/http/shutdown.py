@@ -78,7 +78,7 @@ class StoppingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-class AnswerBeforeEnd:
+class ShutdownMiddleware:
     """Answers requests that the server gives up at its end with 503: whoever waits asks the next process."""
 
     def __init__(self, app: _App) -> None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
-from dstl_service.intake.change_sets import BatchSettings, ChangeSetBook
-from dstl_service.intake.in_flight_limiter import Room
+from dstl_service.intake.change_sets import BatchSettings, ChangeSetTracker
+from dstl_service.intake.in_flight_limiter import InFlightLimiter
 from dstl_service.registry.job_store import JobStore
 from dstl_service.wire import validate_operator
 from storage.clock import Clock, IdSource
@@ -35,8 +35,8 @@ class ActiveJob:
 
     name: str
     store: JobStore
-    book: ChangeSetBook
-    room: Room
+    book: ChangeSetTracker
+    room: InFlightLimiter
     used_ms: int = 0
     epoch: int = 0
     owned_epoch: int = 0
@@ -93,7 +93,7 @@ class ActiveJob:
             self.book.forget_epochs_before(epoch)
             self.wake()
 
-    async def take_turn(self, checkpoint_id: int) -> None:
+    async def discard_attempt(self, checkpoint_id: int) -> None:
         """Forget what was sent for a checkpoint; no earlier try at it can come to exist any more."""
         self.turn += 1
         async with self.writing:  # a manifest that is being written has come to exist, or has not, when this returns
@@ -136,7 +136,7 @@ class ActiveJobs:
         clock: Clock,
         ids: IdSource,
         batch: BatchSettings,
-        room: Room,
+        room: InFlightLimiter,
         in_thread: Callable[..., Awaitable[Any]],
     ) -> None:
         self._store = store
@@ -169,20 +169,20 @@ class ActiveJobs:
         job = self._jobs.get(name)
         if job is None:
             validate_name("job", name)
-            self.rest()
+            self.evict_idle()
             store = JobStore(self._store, name, self._clock, self._ids)
-            job = self._jobs[name] = ActiveJob(name, store, ChangeSetBook(self._batch), self._room)
+            job = self._jobs[name] = ActiveJob(name, store, ChangeSetTracker(self._batch), self._room)
         job.used_ms = self._clock.monotonic_ms()
         return job
 
-    def begin_anew(self, name: str) -> ActiveJob:
+    def recreate(self, name: str) -> ActiveJob:
         """Forget a job whose objects were deleted, and return the new one that has its name."""
         job = self._jobs.pop(name)
         for end in job.at_end:
             end()
         return self.get(name)
 
-    def rest(self) -> None:
+    def evict_idle(self) -> None:
         """Let go of what is kept of idle jobs and can be read again, or a service would grow with every job it saw."""
         idle_ms = self._clock.monotonic_ms() - IDLE_MS
         for job in list(self):
@@ -239,7 +239,7 @@ class ActiveJobs:
             return False
         if self._jobs.get(name) is job:
             logger.warning("job was deleted", extra={"job": name, "epoch": job.epoch})
-            self.begin_anew(name)
+            self.recreate(name)
         return True
 
     def begin_look(self, job: ActiveJob, checkpoint_id: int) -> None:
@@ -293,7 +293,7 @@ class ActiveJobs:
                 raise _no_such_job(name, job_uid)
             job.learn_epoch(epoch)
 
-    def writable(self, set_id: ChangeSetId) -> ActiveJob:
+    def admit(self, set_id: ChangeSetId) -> ActiveJob:
         """
         Return the job of a set that may be taken in; forget what its checkpoint makes obsolete.
 

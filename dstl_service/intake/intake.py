@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dstl_service.intake.active_job import ActiveJob, ActiveJobs
-from dstl_service.intake.in_flight_limiter import FIRST_BYTES_MAX, Place, Room
+from dstl_service.intake.in_flight_limiter import FIRST_BYTES_MAX, InFlightLimiter, Place
 from dstl_service.metrics.service import ServiceMetrics
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.uploads.uploader import Upload, Uploader
@@ -51,7 +51,7 @@ class Intake:
     Args:
         settings: Its bounds.
         jobs: Whose sets they are.
-        room: How much may be taken in; who waits for some calls `hurry`.
+        room: How much may be taken in; who waits for some calls `flush_all`.
         uploader: Stores batches.
         cache: Keeps what was uploaded, within what the sets in flight leave of it.
         clock: Tells when a batch is due.
@@ -64,7 +64,7 @@ class Intake:
         self,
         settings: IntakeSettings,
         jobs: ActiveJobs,
-        room: Room,
+        room: InFlightLimiter,
         uploader: Uploader,
         cache: SegmentCache,
         clock: Clock,
@@ -107,7 +107,7 @@ class Intake:
                 f"a change set has at most {self.change_set_bytes_max} bytes here, not {size_bytes}; send several "
                 "smaller ones (preemptive_bytes of the client), or raise in_flight_bytes_max"
             )
-        if self._jobs.writable(set_id).book.holds(set_id) and size_bytes <= FIRST_BYTES_MAX:
+        if self._jobs.admit(set_id).book.holds(set_id) and size_bytes <= FIRST_BYTES_MAX:
             # Sent again after a lost response; its bytes are counted already.
             return nullcontext(Place(None, set_id.job, size_bytes))
         return self._room.reserved(set_id.job, size_bytes)
@@ -125,7 +125,7 @@ class Intake:
         set_id = segment.id
         if checksum64(segment.payload) != segment.checksum:
             raise CorruptDataError(f"change set {set_id} was damaged on its way to the service", job=set_id.job)
-        job = self._jobs.writable(set_id)
+        job = self._jobs.admit(set_id)
         job.book.receive(segment, self._clock.monotonic_ms(), preemptive=preemptive)
         self._cache.leave_room(self._jobs.in_flight_bytes)
         self._schedule(job)
@@ -182,10 +182,10 @@ class Intake:
                 )
             await changed.wait()
 
-    def hurry(self) -> None:
+    def flush_all(self) -> None:
         """Upload all that waits, of all jobs: somebody needs its room."""
         for job in self._jobs:
-            job.book.release_all(self._clock.monotonic_ms())
+            job.book.request_all(self._clock.monotonic_ms())
             self._schedule(job)
 
     def begin_stop(self) -> None:
@@ -217,7 +217,7 @@ class Intake:
     async def _upload_rest(self) -> None:
         """Upload until nothing is left to upload; what fails is sent again."""
         while any(job.book.unstored for job in self._jobs):
-            self.hurry()
+            self.flush_all()
             if self._tasks:
                 await asyncio.wait(self._tasks)
             if any(job.book.unstored for job in self._jobs):

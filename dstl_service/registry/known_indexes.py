@@ -75,7 +75,7 @@ class KnownIndexes:
                 self._keys -= len(dropped.file_keys)
         return known
 
-    def named_by(self, handles: Iterable[MaterializationHandle]) -> set[str]:
+    def object_keys_of(self, handles: Iterable[MaterializationHandle]) -> set[str]:
         """
         Return the keys of all objects that these materializations consist of.
 

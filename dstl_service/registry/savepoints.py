@@ -173,7 +173,7 @@ class SavepointStore:
             named |= object_keys(manifest)
             for handle in manifest.materializations:
                 try:
-                    named |= indexes.named_by([handle])
+                    named |= indexes.object_keys_of([handle])
                 except CorruptDataError:
                     if exists(self._store, handle.index_key):
                         raise

@@ -29,7 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dstl_service.formats.materialization_index import fits_checksum, fits_key, is_named_by_content
+from dstl_service.formats.materialization_index import is_named_by_content, matches_checksum, matches_key
 from dstl_service.metrics.downloads import DownloadFigures
 from storage.checksum import checksum64, running_checksum128
 from storage.clock import Clock, IdSource
@@ -256,7 +256,7 @@ class DownloadCache:
                 hasher.update(piece)
                 yield piece
 
-        self._write(key, size_bytes, pieces(), lambda: fits_checksum(key, hasher.hexdigest()))
+        self._write(key, size_bytes, pieces(), lambda: matches_checksum(key, hasher.hexdigest()))
 
     def _write(
         self, key: str, size_bytes: int, pieces: Iterable[bytes], is_sound: Callable[[], bool] = lambda: True
@@ -366,7 +366,7 @@ def _is_sound(key: str, data: bytes) -> bool:
             decode_object(data, key)
         except CorruptDataError:
             return False
-    return fits_key(key, data)
+    return matches_key(key, data)
 
 
 def _blocks(data: bytes) -> Sequence[memoryview]:

@@ -240,11 +240,11 @@ def _is_under_way(key: str, newest: Manifest | None) -> bool:
     return newest is not None and uid_in_key(key) in newest.under_way.uids
 
 
-def _check_restored(world: World, jobs: JobStore) -> None:
+def _check_restored(world: World, job_store: JobStore) -> None:
     """Restore all retained checkpoints and all savepoints as a new process does, and compare them."""
     for manifest in (*world.oracle.retained(), *world.oracle.savepoints.values()):
         table: Table = {}
-        plan = plan_restore(jobs, OPERATOR, GROUPS, None, manifest.ref)
+        plan = plan_restore(job_store, OPERATOR, GROUPS, None, manifest.ref)
         for _, _, files in read_snapshots(plan, world.store):
             for file, _, data in files:
                 if file.name.endswith(".sst"):

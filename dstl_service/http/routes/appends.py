@@ -1,4 +1,4 @@
-"""Routes by which tasks hand their change sets over and have them made durable; see `shortcut` as well."""
+"""Routes by which tasks hand their change sets over and have them made durable; see `fast_path` as well."""
 
 from __future__ import annotations
 

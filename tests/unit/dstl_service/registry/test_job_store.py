@@ -23,15 +23,17 @@ from tests.unit.dstl_service.interleaving import PausingStore, StaleStore
 from tests.unit.dstl_service.samples import SteppingStore, manifest, opened
 
 
-def completed(jobs: JobStore, epoch: int, checkpoint_id: int, base: Manifest | None = None, uid: str = "") -> Manifest:
+def completed(
+    job_store: JobStore, epoch: int, checkpoint_id: int, base: Manifest | None = None, uid: str = ""
+) -> Manifest:
     """Make a checkpoint of this epoch exist."""
-    created, _ = jobs.create(
+    created, _ = job_store.create(
         manifest(
             checkpoint_id,
             epoch,
             base.ref if base else None,
             uid=uid or f"{epoch}x{checkpoint_id}",
-            job_uid=jobs.job_uid,
+            job_uid=job_store.job_uid,
         )
     )
     return created

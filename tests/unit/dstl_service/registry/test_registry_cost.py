@@ -24,10 +24,10 @@ START_REQUESTS_MAX = 20
 SAVEPOINT_REQUESTS_MAX = 50
 
 
-def complete(jobs: JobStore, epoch: int, base: Manifest | None) -> Manifest:
+def complete(job_store: JobStore, epoch: int, base: Manifest | None) -> Manifest:
     checkpoint_id = base.id + 1 if base else 0
-    made, _ = jobs.create(
-        manifest(checkpoint_id, epoch, base.ref if base else None, uid=f"e{epoch}", job_uid=jobs.job_uid)
+    made, _ = job_store.create(
+        manifest(checkpoint_id, epoch, base.ref if base else None, uid=f"e{epoch}", job_uid=job_store.job_uid)
     )
     return made
 

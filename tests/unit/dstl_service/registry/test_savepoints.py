@@ -92,10 +92,10 @@ def test_savepoint_made_during_retention_keeps_its_objects() -> None:
     assert object_keys(maker.savepoints.load("kept")) <= stored_keys(store)
 
 
-def left_behind(world: World, jobs: JobStore) -> None:
+def left_behind(world: World, job_store: JobStore) -> None:
     """Leave a savepoint of a checkpoint whose snapshot is gone, as a process that dies before its last look does."""
     lost = MaterializationHandle("op", KeyGroupRange(0, 0), 0, "uid", "job/materialized/op/lost.json", 1)
-    found = replace(next(jobs.completed()), materializations=(lost,), kept_by="dead")
+    found = replace(next(job_store.completed()), materializations=(lost,), kept_by="dead")
     world.store.put("job/savepoints/broken.json", encode_manifest(replace(found, kind=ManifestKind.COMPLETE)))
 
 

@@ -18,7 +18,7 @@ from dstl_service.formats.manifest import ManifestKind, StateView
 from dstl_service.registry.hints import write_hint
 from dstl_service.registry.job_store import JobStore
 from dstl_service.repair.fsck import check_job
-from dstl_service.repair.plan import Try, choose, manifests_of
+from dstl_service.repair.plan import CheckpointCandidate, choose, manifests_of
 from dstl_service.repair.rebuild import RebuildReport, rebuild_registry
 from dstl_service.repair.scan import Registry
 from dstl_service.restore.plan import plan_restore, read_plan
@@ -523,7 +523,7 @@ def test_materialization_is_taken_if_it_is_there(is_there: bool) -> None:
     handles = [handles_of([segment(checkpoint_id=number)], f"job/segments/h/{number}.seg")[0] for number in range(3)]
     snapshot = MaterializationHandle("op", ALL_GROUPS, 0, "m", "job/materialized/m.json", 1)
     tries = [
-        Try(
+        CheckpointCandidate(
             id=number,
             uid=f"u{number}",
             epoch=1,

@@ -63,6 +63,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "http",
         "http.routes",
         "app",
+        "commands",
         "cli",
         "__main__",
     ),

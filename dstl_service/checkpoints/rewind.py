@@ -9,7 +9,7 @@ Sets a job back to a savepoint or a retained checkpoint, as after a deployment t
 6. The savepoint of step 1 is deleted, unless the next owner was quicker.
 
 Who dies before step 2 leaves a savepoint behind, and the job as it was. Behind step 2, whoever claims the job next,
-collects its garbage or sets it back does the rest; see `job_store`. The query's driver sees `rewound_from` when it
+collects its garbage or sets it back does the rest; see `takeover`. The query's driver sees `rewound_from` when it
 starts, and sets the Spark checkpoint back too. Blocking I/O.
 """
 
@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 
 from dstl_service.collection.retention import CHECKPOINTS_MAX, retained_manifests
 from dstl_service.formats.manifest import Manifest
-from dstl_service.registry.job_store import JobStore, before_rewind
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.takeover import before_rewind
 from storage.clock import IdSource
 from storage.errors import InvalidInputError, NotFoundError
 

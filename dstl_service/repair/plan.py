@@ -18,8 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet
-from dstl_service.formats.keys import Place
-from dstl_service.formats.manifest import COMPLETE_EVERY, Manifest, ManifestKind, StateView
+from dstl_service.formats.manifest import Manifest, ManifestKind, StateView
 from dstl_service.repair.scan import Registry
 from dstl_service.wire import CheckpointRef, OperatorInfo
 from storage.errors import CorruptDataError
@@ -196,62 +195,6 @@ def choose(
     return RecoveryPlan((), False, tuple(lost))
 
 
-def manifests_of(plan: RecoveryPlan, registry: Registry, job_uid: str, stored: Stored) -> list[Manifest]:
-    """
-    Return the manifests that are to be written, oldest first, so that the chosen checkpoint can be restored.
-
-    The oldest one is complete, so nothing before it is needed. What a sound manifest says already is not said again.
-    """
-    newest = plan.path[0].manifest
-    if newest is not None and _is_restorable(registry, newest):
-        return []
-    state = state_of(plan, stored)
-    path = list(reversed(plan.path))[-COMPLETE_EVERY:]
-    own = {one.key: [_require(stored, noted) for noted in one.sets] for one in path}
-    own_count = sum(map(len, own.values()))
-    manifests: list[Manifest] = []
-    before: CheckpointRef | None = None
-    for number, one in enumerate(path):
-        known = one.manifest
-        is_complete = number == 0
-        if known is not None and not manifests and (known.base == before if not is_complete else _ends_chain(known)):
-            before = known.ref
-            continue
-        named = path[number + 1].base if number + 1 < len(path) else None
-        wanted = named.generation if named is not None else _first_generation(one, before)
-        manifest = Manifest(
-            kind=ManifestKind.COMPLETE if is_complete else ManifestKind.DELTA,
-            job_uid=job_uid,
-            id=one.id,
-            generation=_free_generation(registry, one.id, wanted),
-            uid=one.uid,
-            epoch=one.epoch,
-            created_ms=one.created_ms,
-            base=before,
-            query_id=one.query_id,
-            offsets=one.offsets,
-            operators=one.operators,
-            segments=tuple(own[one.key]),
-            earlier=tuple(state.log[: len(state.log) - own_count]) if is_complete else (),
-            materializations=state.materializations if is_complete else (),
-            note=one.note if one.note and one.note.object_key not in {h.object_key for h in own[one.key]} else None,
-            rewound_from=one.rewound_from,
-            closed_ms=one.closed_ms,
-        )
-        manifests.append(manifest)
-        before = manifest.ref
-    return manifests
-
-
-def state_of(plan: RecoveryPlan, stored: Stored) -> StateView:
-    """Return all that the chosen checkpoint consists of, oldest first."""
-    oldest = plan.path[-1].start
-    assert oldest is not None  # a path ends where the start is known
-    log = [_require(stored, NotedSet(handle.entry.id, handle.entry.checksum)) for handle in oldest.log]
-    log += [_require(stored, noted) for one in reversed(plan.path) for noted in one.sets]
-    return StateView(oldest.materializations, log)
-
-
 class _Walk:
     """Walks from checkpoints to where they begin, and remembers where that is not possible."""
 
@@ -294,7 +237,7 @@ class _Walk:
         return self._broken[one.key]
 
     def _missing_sets(self, one: CheckpointCandidate) -> str | None:
-        return next((_missing(noted) for noted in one.sets if _find(self._stored, noted) is None), None)
+        return next((describe_missing(noted) for noted in one.sets if find_set(self._stored, noted) is None), None)
 
     def _missing_at_start(self, start: StateView) -> str | None:
         for materialization in start.materializations:
@@ -302,8 +245,8 @@ class _Walk:
                 return f"materialization {materialization.index_key} is missing"
         for handle in start.log:
             noted = NotedSet(handle.entry.id, handle.entry.checksum)
-            if _find(self._stored, noted) is None:
-                return f"{_missing(noted)}, once in object {handle.object_key}"
+            if find_set(self._stored, noted) is None:
+                return f"{describe_missing(noted)}, once in object {handle.object_key}"
         return None
 
 
@@ -323,7 +266,8 @@ def not_fenced(candidates: Sequence[CheckpointCandidate], registry: Registry) ->
     return [one for one in candidates if one.id < fenced_from.get(one.epoch, one.id + 1)]
 
 
-def _find(stored: Stored, noted: NotedSet) -> SegmentHandle | None:
+def find_set(stored: Stored, noted: NotedSet) -> SegmentHandle | None:
+    """Return where a change set is stored with the checksum that its note names, or None."""
     for handle in stored.get(noted.id, ()):
         if handle.entry.checksum == noted.checksum:
             return handle
@@ -332,13 +276,8 @@ def _find(stored: Stored, noted: NotedSet) -> SegmentHandle | None:
     return None
 
 
-def _require(stored: Stored, noted: NotedSet) -> SegmentHandle:
-    handle = _find(stored, noted)
-    assert handle is not None  # a path leads only over what is there
-    return handle
-
-
-def _missing(noted: NotedSet) -> str:
+def describe_missing(noted: NotedSet) -> str:
+    """Return what is said of a change set that is not there."""
     return (
         f"change set {noted.id.sqn} of partition {noted.id.partition} of {noted.id.operator!r}, checkpoint "
         f"{noted.id.checkpoint_id}, attempt {noted.id.writer.attempt}, is missing or damaged"
@@ -359,19 +298,3 @@ def _is_restorable(registry: Registry, newest: Manifest) -> bool:
     except CorruptDataError:
         return False
     return True
-
-
-def _first_generation(one: CheckpointCandidate, before: CheckpointRef | None) -> int:
-    """Return the first generation of the branch in which a checkpoint follows another, or which a rewind began."""
-    if one.rewound_from is not None:
-        return Place(one.epoch, one.id, 0).generation
-    return Place.of(0, before.generation)._replace(number=0).generation if before is not None else 0
-
-
-def _free_generation(registry: Registry, checkpoint_id: int, wanted: int) -> int:
-    """Return the generation that others name, if it is free and no sound checkpoint of the id stands behind it."""
-    taken = {generation for there, generation in registry.manifests if there == checkpoint_id}
-    floor = max((manifest.generation for manifest in registry.checkpoints if manifest.id == checkpoint_id), default=-1)
-    if wanted > floor and wanted not in taken:
-        return wanted
-    return max(taken) + 1

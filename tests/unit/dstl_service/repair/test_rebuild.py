@@ -18,7 +18,8 @@ from dstl_service.formats.manifest import ManifestKind, StateView
 from dstl_service.registry.hints import write_hint
 from dstl_service.registry.job_store import JobStore
 from dstl_service.repair.fsck import check_job
-from dstl_service.repair.plan import CheckpointCandidate, choose, manifests_of
+from dstl_service.repair.manifests import manifests_of
+from dstl_service.repair.plan import CheckpointCandidate, choose
 from dstl_service.repair.rebuild import RebuildReport, rebuild_registry
 from dstl_service.repair.scan import Registry
 from dstl_service.restore.plan import plan_restore, read_plan

@@ -17,17 +17,17 @@ from dstl_service import __version__
 from dstl_service.access.audit import AuditTrail
 from dstl_service.access.certificates import client_context
 from dstl_service.access.tokens import Access
-from dstl_service.http.access_middleware import Gate
+from dstl_service.http.access_middleware import AccessMiddleware
 from dstl_service.http.audit_middleware import Recorder, RecordWriter
 from dstl_service.http.body_limiter import BodyRoom
 from dstl_service.http.errors import RESPONSES, install
 from dstl_service.http.routes import appends, checkpoints, jobs, materializations, restore, savepoints
 from dstl_service.http.routes.description import describe_access
-from dstl_service.http.routes.fast_path import Shortcut
-from dstl_service.http.shutdown import AnswerBeforeEnd
+from dstl_service.http.routes.fast_path import FastPath
+from dstl_service.http.shutdown import ShutdownMiddleware
 from dstl_service.peers.client import PeerClient
 from dstl_service.process.idle import IdleWatch
-from dstl_service.process.logs import Throttle
+from dstl_service.process.logs import LogLimiter
 from dstl_service.service import ChangelogService
 from dstl_service.settings import ServiceSettings
 from storage.clock import Clock, IdSource, SystemClock, SystemIds
@@ -56,7 +56,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.settings = settings
-        app.state.overloads, app.state.mistakes = Throttle(clock), Throttle(clock)
+        app.state.overloads, app.state.mistakes = LogLimiter(clock), LogLimiter(clock)
         opened = store or open_store(settings.storage, **settings.store_options())
         unique = ids or SystemIds()
         record = app.state.record = RecordWriter(AuditTrail(opened, clock, unique))
@@ -91,9 +91,9 @@ def create_app(
 
     install(app)
     describe_access(app)
-    app.add_middleware(Shortcut)
+    app.add_middleware(FastPath)
     app.add_middleware(BodyRoom, bytes_max=settings.http.bodies_bytes_max)
     app.add_middleware(Recorder)
-    app.add_middleware(Gate, access=access, hosts=settings.known_hosts)
-    app.add_middleware(AnswerBeforeEnd)  # added last, it is met first
+    app.add_middleware(AccessMiddleware, access=access, hosts=settings.known_hosts)
+    app.add_middleware(ShutdownMiddleware)  # added last, it is met first
     return app

@@ -7,7 +7,6 @@ Methods run on the event loop; blocking store calls go to threads.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -16,14 +15,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dstl_service.checkpoints.checkpointer import Checkpointer
-from dstl_service.checkpoints.records import received_segment
-from dstl_service.collection.garbage_collector import GarbageReport, collect_garbage
-from dstl_service.collection.maintenance import Maintenance
+from dstl_service.collection.garbage_collector import GarbageReport
 from dstl_service.collection.tombstones import Deletions
+from dstl_service.collection.upkeep import Upkeep
 from dstl_service.compaction.compactor import Compactor
-from dstl_service.intake.active_job import IDLE_MS, ActiveJob, ActiveJobs
+from dstl_service.formats.checkpoint_record import received_segment
+from dstl_service.formats.manifest import Manifest
+from dstl_service.intake.active_job import ActiveJobs
 from dstl_service.intake.handle_check import HandleCheck
-from dstl_service.intake.in_flight_limiter import Place, Room
+from dstl_service.intake.in_flight_limiter import InFlightLimiter, Place
 from dstl_service.intake.intake import Intake
 from dstl_service.intake.persister import Persister
 from dstl_service.materialization.materializer import Materializer, Offer
@@ -32,9 +32,8 @@ from dstl_service.metrics.service import ServiceMetrics
 from dstl_service.peers.calls import PeerCalls
 from dstl_service.peers.client import PeerClient
 from dstl_service.peers.registry import Announcement, PeerRegistry
+from dstl_service.process.fair_slots import FairSlots
 from dstl_service.process.job_threads import NO_JOB, JobThreads
-from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest
 from dstl_service.restore.download_cache import DownloadCache
 from dstl_service.restore.plan import (
     RestorePlan,
@@ -47,7 +46,6 @@ from dstl_service.restore.plan import (
 )
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.settings import ServiceSettings
-from dstl_service.uploads.fair_slots import FairSlots
 from dstl_service.uploads.uploader import ThreadPerCall, Uploader
 from dstl_service.wire import (
     BatchFigures,
@@ -62,7 +60,7 @@ from dstl_service.wire import (
 )
 from storage.checksum import BytesLike
 from storage.clock import Clock, IdSource
-from storage.errors import CorruptDataError, DstlError, NotFoundError
+from storage.errors import CorruptDataError, NotFoundError
 from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, validate_name
 from storage.object_store import ObjectStore
 
@@ -110,7 +108,7 @@ class ChangelogService:
             cache_hits=lambda: self._cache.hits,
             cache_misses=lambda: self._cache.misses,
             cache_bytes=lambda: self._cache.bytes_kept,
-            downloads=self._downloads,
+            downloads=self._downloads.figures,
         )
         self._materializer = Materializer(
             settings.materialization,
@@ -124,22 +122,33 @@ class ChangelogService:
             store, self._upload_threads, settings.upload, ids, settings.host_id, slots=settings.upload.threads
         )
         background = replace(settings.upload, timeout_ms=max(settings.upload.timeout_ms, _BACKGROUND_TIMEOUT_MS))
-        self._compactor = Compactor(
+        compactor = Compactor(
             store,
             self._cache,
             Uploader(store, self._upload_threads, background, ids, settings.host_id),
             self._in_thread,
         )
-        room = Room(
+        room = InFlightLimiter(
             settings.batch.in_flight_bytes_max,
             lambda job: self._jobs.in_flight_bytes_of(job),  # noqa: PLW0108 - they are made further down
-            lambda: self._intake.hurry(),  # noqa: PLW0108 - it is made further down
+            lambda: self._intake.flush_all(),  # noqa: PLW0108 - it is made further down
             self.metrics.refused.inc,
         )
-        self._jobs = ActiveJobs(store, clock, ids, settings.batch, room, self._maintenance_of, self._in_thread)
+        self._jobs = ActiveJobs(store, clock, ids, settings.batch, room, self._in_thread)
+        self._upkeep = Upkeep(
+            settings.upkeep,
+            self._jobs,
+            store,
+            compactor,
+            self._deletions,
+            clock,
+            ids,
+            self.metrics,
+            self._in_thread,
+        )
         self._announcement = Announcement(settings.advertised_url, store, partial(self._in_thread, NO_JOB), clock)
         self._intake = Intake(
-            settings,
+            settings.intake,
             self._jobs,
             room,
             uploader,
@@ -155,6 +164,7 @@ class ChangelogService:
         self._checkpointer = Checkpointer(
             self._persister,
             self._materializer,
+            self._upkeep,
             clock,
             self.metrics,
             self._in_thread,
@@ -168,7 +178,7 @@ class ChangelogService:
     @property
     def is_busy(self) -> bool:
         """Say whether something is done that no request waits for."""
-        return self._materializer.is_busy or any(job.maintenance.is_busy for job in self._jobs)
+        return self._materializer.is_busy or self._upkeep.is_busy
 
     async def check_storage(self, job: str = NO_JOB) -> None:
         """
@@ -215,7 +225,7 @@ class ChangelogService:
             )  # that took a while: `latest` may be old by now
             job.check_epoch(epoch)
             job.owned_epoch = epoch
-        self._start_collector(job)
+        self._upkeep.start_collector(job)
         logger.info("job opened", extra={"job": name, "epoch": epoch, "checkpoint_id": latest.id if latest else None})
         return OpenedJob(
             job=name,
@@ -292,7 +302,7 @@ class ChangelogService:
         await self._jobs.check_not_ended(job)
         completed = await self._checkpointer.complete(job, checkpoint_id, request)
         if request.epoch == job.owned_epoch:  # its batches may be so long that the collector had ended
-            self._start_collector(job)
+            self._upkeep.start_collector(job)
         return completed
 
     async def begin(self, name: str, checkpoint_id: int, epoch: int) -> None:
@@ -300,13 +310,13 @@ class ChangelogService:
         job = await self._jobs.opened(name)
         await self._jobs.owned(name, epoch)
         self._jobs.begin_look(job, checkpoint_id)
-        await job.take_turn(checkpoint_id)
+        await job.discard_attempt(checkpoint_id)
 
     async def abort(self, name: str, checkpoint_id: int, epoch: int) -> None:
         """Give a checkpoint up: its sets are forgotten; stored ones become orphans."""
         job = await self._jobs.opened(name)
         await self._jobs.owned(name, epoch)
-        await job.take_turn(checkpoint_id)
+        await job.discard_attempt(checkpoint_id)
 
     async def count_batch(self, name: str, figures: BatchFigures) -> None:
         """Count a finished batch."""
@@ -327,7 +337,7 @@ class ChangelogService:
         return manifest
 
     async def create_savepoint(self, name: str, savepoint: str, checkpoint_id: int | None) -> CheckpointInfo:
-        """Keep a retained checkpoint, by default the newest, under a name, see `checkpoints.savepoints`."""
+        """Keep a retained checkpoint, by default the newest, under a name, see `registry.savepoints`."""
         job = await self._jobs.opened(name)
         created = await self._in_thread(name, job.store.make_savepoint, savepoint, checkpoint_id)
         return created.info()
@@ -371,30 +381,7 @@ class ChangelogService:
 
     async def collect_garbage(self, name: str, *, dry_run: bool) -> GarbageReport:
         """Delete the job's orphans, or only report them; see `dstl_service.collection.garbage_collector`."""
-        return await self._collect(await self._jobs.opened(name), dry_run=dry_run)
-
-    async def _collect(self, job: ActiveJob, *, dry_run: bool) -> GarbageReport:
-        collect = partial(
-            collect_garbage,
-            self._store,
-            job.store,
-            job.name,
-            self._clock,
-            age_min_ms=self._settings.gc.age_min_s * 1000,
-            checkpoints_max=self._settings.retention.checkpoints_max,
-            dry_run=dry_run,
-        )
-        try:
-            report = await self._in_thread(job.name, collect)
-        except Exception:
-            if not dry_run:
-                self.metrics.collections_failed.labels(job.name).inc()
-            raise
-        self.metrics.orphans.labels(job.name).set(len(report.orphans) if dry_run else 0)
-        if not dry_run:
-            job.collected_ms = self._clock.monotonic_ms()
-            self.metrics.orphans_deleted.labels(job.name).inc(len(report.orphans))
-        return report
+        return await self._upkeep.collect(await self._jobs.opened(name), dry_run=dry_run)
 
     def is_at_hand(self, plan: RestorePlan) -> bool:
         """Say whether all that a plan needs is in memory, so that reading it takes no thread."""
@@ -425,10 +412,7 @@ class ChangelogService:
 
     async def close(self) -> None:
         """Stop, wait for the uploads within the time that a stop may take, and give the threads back."""
-        for job in self._jobs:
-            job.maintenance.close()
-            if job.collector is not None:
-                job.collector.cancel()
+        self._upkeep.close()
         await self._intake.stopped()
         await self._materializer.close()
         self._intake.close()
@@ -437,53 +421,6 @@ class ChangelogService:
         self._restore_threads.close()
         self._downloads.close()
         self._store.close()
-
-    def _maintenance_of(self, name: str, job_store: JobStore) -> Maintenance:
-        return Maintenance(
-            name,
-            job_store,
-            self._store,
-            self._compactor,
-            self._clock,
-            self.metrics,
-            self._in_thread,
-            self._settings.compaction,
-            self._settings.retention,
-            self._ids,
-        )
-
-    def _start_collector(self, job: ActiveJob) -> None:
-        """Have a job's garbage collected from now on, unless that is done already."""
-        if self._settings.gc.interval_s <= 0 or (job.collector is not None and not job.collector.done()):
-            return
-        job.collected_ms = self._clock.monotonic_ms()
-        self.metrics.collections_failed.labels(job.name)  # shown from the start
-        self.metrics.collection_age.labels(job.name).set_function(
-            lambda: (self._clock.monotonic_ms() - job.collected_ms) / 1000
-        )
-        job.collector = asyncio.get_running_loop().create_task(self._collect_regularly(job))
-
-    async def _collect_regularly(self, job: ActiveJob) -> None:
-        """Collect a job's garbage while this service is its coordinator, and once more behind its last request."""
-        is_driven = True
-        while is_driven:
-            await asyncio.sleep(self._settings.gc.interval_s)
-            is_driven = job.used_ms >= self._clock.monotonic_ms() - IDLE_MS
-            # Whatever fails, the next round tries again; nothing waits for it.
-            try:
-                if await self._in_thread(job.name, job.store.has_newer_epoch, job.owned_epoch):
-                    logger.info("another service coordinates the job now", extra={"job": job.name})
-                    break
-                await self._collect(job, dry_run=False)
-                job.maintenance.wake()
-                for removal in await self._in_thread(job.name, self._deletions.collect_expired):
-                    logger.info("deleted job collected", extra={"job": removal.job, "objects": removal.objects})
-            except DstlError as error:
-                logger.warning("garbage collection failed", extra={"job": job.name, "error": str(error)})
-            except Exception:  # a bug here must not end the collections of the job
-                logger.exception("garbage collection failed", extra={"job": job.name})
-            self._jobs.rest()
-        self.metrics.collection_age.remove(job.name)  # or it would be reported as overdue
 
     def _peer_calls(self, client: PeerClient) -> PeerCalls:
         settings = self._settings

@@ -9,7 +9,6 @@ the environment and on the command line, and its place on docs/settings.md, foll
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from dataclasses import dataclass, field, fields
@@ -17,13 +16,17 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from dstl_service.access.certificates import TlsSettings
 from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS
 from dstl_service.collection.retention import RetentionSettings
 from dstl_service.collection.tombstones import DELAY_S
+from dstl_service.collection.upkeep import UpkeepSettings
 from dstl_service.compaction.plan import CompactionSettings
 from dstl_service.intake.change_sets import BatchSettings
+from dstl_service.intake.intake import IntakeSettings
 from dstl_service.materialization.policy import MaterializationSettings
 from dstl_service.peers.registry import origin_of, parse_allowed
+from dstl_service.process.stop_time import STORED_BY
 from dstl_service.uploads.uploader import slots_in_all
 from dstl_service.wire import JSON_BYTES_MAX, URL_PATTERN
 from storage.errors import InvalidInputError
@@ -95,32 +98,6 @@ class DeletionSettings:
 
     def __post_init__(self) -> None:
         check_at_least(0, self, "delay_s")
-
-
-@dataclass(frozen=True, slots=True)
-class TlsSettings:
-    """Encryption of what goes over TCP."""
-
-    certificate_file: Path | None = None
-    """Certificate chain in PEM; with it, TCP is HTTPS only. Shown to other services, too. It is read again when it
-    changes, as are the other files here."""
-    key_file: Path | None = None
-    """Its private key in PEM, if it is not in the same file; readable by the service's user alone."""
-    ca_file: Path | None = None
-    """Certificates in PEM by which services of other hosts are known; without it, those of the system."""
-    client_ca_file: Path | None = None
-    """Certificates in PEM by which clients are known who show one in place of a token; `access_file` says what they
-    may."""
-
-    def __post_init__(self) -> None:
-        if self.key_file is not None and self.certificate_file is None:
-            raise InvalidInputError("tls.key_file is there without tls.certificate_file")
-        if self.client_ca_file is not None and self.certificate_file is None:
-            raise InvalidInputError("tls.client_ca_file is there without tls.certificate_file")
-        for name in ("certificate_file", "key_file", "ca_file", "client_ca_file"):
-            path = getattr(self, name)
-            if path is not None and not os.access(path, os.R_OK):
-                raise InvalidInputError(f"tls.{name} {path} cannot be read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +293,20 @@ class ServiceSettings:
         """How long the service of another host may take to answer."""
         uploads_s = self.upload.timeout_ms * self.upload.attempts_max / 1000
         return min(float(self.checkpoint_timeout_s), uploads_s + self.peers.timeout_s)
+
+    @property
+    def intake(self) -> IntakeSettings:
+        """What taking change sets in is bounded by; follows from other settings."""
+        return IntakeSettings(
+            self.batch.in_flight_bytes_max,
+            self.shutdown_timeout_s * STORED_BY,
+            self.upload.delay_after_error_ms,
+        )
+
+    @property
+    def upkeep(self) -> UpkeepSettings:
+        """How jobs are looked after; follows from other settings."""
+        return UpkeepSettings(self.compaction, self.retention, self.gc.interval_s, self.gc.age_min_s * 1000)
 
     @property
     def keeps_downloads(self) -> bool:

@@ -23,7 +23,7 @@ from storage.model import KEY_GROUP_MAX, NAME_CHARS_MAX, NUMBER_MAX, ChangeSetId
 NOTE_OPERATOR = "_note"
 """
 Names the segments by which a segment object says which checkpoint its sets belong to; see
-`dstl_service.checkpoints.records`.
+`dstl_service.formats.checkpoint_record`.
 """
 
 NOTE_CHARS_MAX = 8 << 20
@@ -271,7 +271,7 @@ class PersistRequest:
     Make these change sets durable; `wait` false only starts the upload.
 
     `note` is what a coordinator that holds no set of the checkpoint itself has stored with these sets; see
-    `dstl_service.checkpoints.records`.
+    `dstl_service.formats.checkpoint_record`.
     """
 
     epoch: Number
@@ -302,7 +302,7 @@ class CompleteRequest:
 
     `uid` is chosen by the driver once and kept over retries, so that a lost response is recognised. `refs` are exactly
     the change sets of the accepted attempts. `materializations` are what tasks reported of their tables' snapshots:
-    announcements (see `dstl_service.registry.under_way.Announcement`), which the checkpoint lists, and handles of
+    announcements (see `dstl_service.formats.under_way.Announcement`), which the checkpoint lists, and handles of
     stored ones (see `storage.model.MaterializationHandle.to_dict`); those that belong to the state enter it.
     `closed_ms` is set where the batch was closed, see `CheckpointInfo`: then a partition may have two writers, of which
     the one with the greater attempt wrote behind the other, and numbered its sets behind that one's.

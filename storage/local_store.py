@@ -26,7 +26,7 @@ from storage.object_store import (
     ObjectData,
     buffers_of,
     check_range_size,
-    decide_refusal,
+    check_refused_put,
     probe,
     validate_key,
     validate_prefix,
@@ -100,7 +100,7 @@ class LocalStore:
             try:
                 _write_file(temporary, buffers_of(data))
                 if not self._name(temporary, target, if_absent=if_absent):
-                    decide_refusal(self, key, data)
+                    check_refused_put(self, key, data)
             finally:
                 with suppress(OSError):
                     os.unlink(temporary)

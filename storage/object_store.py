@@ -173,7 +173,7 @@ def exists(store: ObjectReader, key: str) -> bool:
     return True
 
 
-def decide_refusal(store: ObjectStore, key: str, data: ObjectData) -> None:
+def check_refused_put(store: ObjectStore, key: str, data: ObjectData) -> None:
     """
     Read what a refused conditional put has met, and return if it holds the same bytes, so is our own.
 

@@ -33,7 +33,7 @@ from storage.object_store import (
     ObjectData,
     buffers_of,
     check_range_size,
-    decide_refusal,
+    check_refused_put,
     joined,
     probe,
     validate_key,
@@ -195,7 +195,7 @@ class S3Store:
         except UnavailableError as error:
             if not if_absent or error.context.get("status") not in _REFUSED:
                 raise
-            decide_refusal(self, key, data)
+            check_refused_put(self, key, data)
 
     def get(self, key: str) -> bytes:
         """Send one GET, and another one if its body breaks off."""

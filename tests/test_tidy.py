@@ -10,8 +10,10 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,43 @@ PROJECT_IMPORTS: dict[str, tuple[str, ...]] = {
     "loadtest": ("loadtest", "backend_client", "storage", "dstl_service"),
     "examples": ("examples", "backend_client", "loadtest", "storage"),
 }
+
+LAYERS: dict[str, tuple[str, ...]] = {
+    # part            its packages and single modules, bottom to top: each imports only itself and what is before it,
+    #                 for types only, too; of `a` and `a.b` the longer name counts
+    "dstl_service": (
+        "wire",
+        "process",
+        "metrics",
+        "access",
+        "formats",
+        "registry",
+        "restore",
+        "uploads",
+        "peers",
+        "intake",
+        "materialization",
+        "compaction",
+        "collection",
+        "checkpoints",
+        "repair",
+        "settings",
+        "settings_sources",
+        "service",
+        "http",
+        "http.routes",
+        "app",
+        "commands",
+        "cli",
+        "__main__",
+    ),
+}
+
+WITHOUT_CIRCLES = ("storage", "dstl_service", "loadtest", "examples", "tools")
+"""Where no module leads back to itself."""
+
+MODULES_MAX = 13
+"""How many modules a folder of a part in LAYERS may hold."""
 
 DOORS: dict[str, tuple[str, ...]] = {
     # third party       the only files and folders (with a slash) of PACKAGES that may import it, or what is below it
@@ -168,6 +207,48 @@ def import_defects(file: str, tree: ast.Module) -> list[str]:
     return defects
 
 
+def module_of(file: str) -> str:
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def longest_prefix(name: str, known: Collection[str]) -> str | None:
+    """Return the module or package that an imported name is, or is in."""
+    while name and name not in known:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def layer_defects(file: str, tree: ast.Module) -> list[str]:
+    """Return what the imports of one file break of LAYERS."""
+    part = file.partition("/")[0]
+    layers = [f"{part}.{name}" for name in LAYERS[part]]
+    if module_of(file) == part:
+        return []
+    own = longest_prefix(module_of(file), layers)
+    if own is None:
+        return [f"{file}:1: has no place in LAYERS"]
+    found = [(name, longest_prefix(name, layers), line) for name, line in imports_of(tree)]
+    return [
+        f"{file}:{line}: {own} is below {layer} and may not import {name}"
+        for name, layer, line in found
+        if layer is not None and layers.index(layer) > layers.index(own)
+    ]
+
+
+def circle_of(trees: Mapping[str, ast.Module]) -> list[str]:
+    """Return modules of which each imports the next one and the last the first; empty if there are none."""
+    modules = {module_of(file) for file in trees}
+    graph: dict[str, set[str]] = {}
+    for file, tree in trees.items():
+        imported = {longest_prefix(name, modules) for name, _ in imports_of(tree)}
+        graph[module_of(file)] = {name for name in imported if name is not None} - {module_of(file)}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))  # it names them from what is imported to what imports it
+    return []
+
+
 def code_from_data_defects(file: str, tree: ast.Module) -> list[str]:
     """Return where one file uses what turns data into code."""
     return [f"{file}:{line}: uses {name}" for name, line in uses_of(tree) if is_below(name, CODE_FROM_DATA)]
@@ -222,6 +303,65 @@ def test_import_rule_finds_defect(file: str, source: str, defect: str) -> None:
     found = import_defects(file, ast.parse(source))
 
     assert [defect in text for text in found] == ([True] if defect else [])
+
+
+def test_layers_import_only_what_is_below() -> None:
+    """Within a part, packages have an order, and each imports only from those below it."""
+    report([defect for file in python_files(*LAYERS) for defect in layer_defects(file, parse(file))])
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "defect"),
+    [
+        ("registry/a.py", "from dstl_service.formats.keys import Place", ""),
+        ("registry/a.py", "from dstl_service.registry.b import B", ""),
+        ("formats/a.py", "from dstl_service.registry import lives", "formats is below dstl_service.registry"),
+        ("formats/a.py", "if TYPE_CHECKING:\n    from dstl_service.app import create_app", "is below dstl_service.app"),
+        ("http/routes/a.py", "from dstl_service.http.errors import install", ""),
+        ("http/a.py", "from dstl_service.http.routes import jobs", "http is below dstl_service.http.routes"),
+        ("service.py", "from dstl_service import __version__", ""),
+        ("unheard_of/a.py", "import json", "has no place in LAYERS"),
+    ],
+)
+def test_layer_rule_finds_defect(file: str, source: str, defect: str) -> None:
+    """The rule about layers finds imports that lead up, and only those."""
+    found = layer_defects(f"dstl_service/{file}", ast.parse(source))
+
+    assert [defect in text for text in found] == ([True] if defect else [])
+
+
+def test_layers_name_existing_modules() -> None:
+    """Every name in the table of layers is a folder or a module."""
+    paths = [ROOT / part / name.replace(".", "/") for part, names in LAYERS.items() for name in names]
+
+    assert [path for path in paths if not (path.is_dir() or path.with_suffix(".py").is_file())] == []
+
+
+def test_no_module_leads_back_to_itself() -> None:
+    """Imports form no circle, those for types only counted."""
+    assert circle_of({file: parse(file) for file in python_files(*WITHOUT_CIRCLES)}) == []
+
+
+def test_circle_is_found() -> None:
+    """The rule about circles follows packages, modules and names, and says which modules take part."""
+    sources = {
+        "storage/__init__.py": "",
+        "storage/a.py": "from storage.b import B",
+        "storage/b.py": "def f():\n    from storage import c",
+        "storage/c.py": "import storage.a",
+        "storage/d.py": "import storage.a",
+    }
+    trees = {file: ast.parse(source) for file, source in sources.items()}
+
+    assert {*circle_of(trees)} == {"storage.a", "storage.b", "storage.c"}
+    assert circle_of({**trees, "storage/c.py": ast.parse("from storage import X")}) == []
+
+
+def test_folders_are_small() -> None:
+    """A folder holds as many modules as one can take in at a glance."""
+    folders = Counter(file.rpartition("/")[0] for file in python_files(*LAYERS) if not file.endswith("/__init__.py"))
+
+    assert {folder: count for folder, count in folders.items() if count > MODULES_MAX} == {}
 
 
 def test_packages_run_no_code_from_data() -> None:

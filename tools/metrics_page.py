@@ -9,11 +9,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
+from dstl_service.metrics.downloads import DownloadFigures
 from dstl_service.metrics.materialization import MaterializationMetrics
 from dstl_service.metrics.service import ServiceMetrics
-from dstl_service.restore.download_cache import DownloadCache
-from storage.clock import SystemClock, SystemIds
-from storage.memory_store import MemoryStore
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 _INTRODUCTION = """\
@@ -28,8 +26,7 @@ Units are in the names. A histogram `NAME` has the series `NAME_bucket`, `NAME_s
 
 def registry() -> CollectorRegistry:
     """Return all that a service declares."""
-    downloads = DownloadCache(MemoryStore(), None, 0, 0, SystemClock(), SystemIds())
-    declared = ServiceMetrics(float, float, float, float, float, float, downloads).registry
+    declared = ServiceMetrics(float, float, float, float, float, float, DownloadFigures()).registry
     MaterializationMetrics(declared, dict)
     return declared
 

@@ -14,7 +14,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dstl_service.access.tokens import CALLER, Caller
-from dstl_service.process.logs import Throttle
+from dstl_service.process.logs import LogLimiter
 from storage.clock import SystemClock
 from storage.errors import UnauthorizedError
 from storage.private_folder import Trust, user_name
@@ -34,7 +34,7 @@ def identified(protocol: type[HttpToolsProtocol], trust: Trust) -> type[HttpTool
         protocol: What speaks HTTP.
         trust: Whose processes may call over a Unix socket; over TCP a token tells that.
     """
-    refused = Throttle(SystemClock())
+    refused = LogLimiter(SystemClock())
 
     class Identified(protocol):  # type: ignore[valid-type, misc]  # a class that is given is one
         _refused_uid: int | None = None

@@ -6,13 +6,41 @@ A connection that begins takes what the files say then, so a certificate is exch
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from dstl_service.access.reread import Reread, warn_if_readable
-from dstl_service.settings import TlsSettings
 from storage.clock import Clock
+from storage.errors import InvalidInputError
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """Encryption of what goes over TCP."""
+
+    certificate_file: Path | None = None
+    """Certificate chain in PEM; with it, TCP is HTTPS only. Shown to other services, too. It is read again when it
+    changes, as are the other files here."""
+    key_file: Path | None = None
+    """Its private key in PEM, if it is not in the same file; readable by the service's user alone."""
+    ca_file: Path | None = None
+    """Certificates in PEM by which services of other hosts are known; without it, those of the system."""
+    client_ca_file: Path | None = None
+    """Certificates in PEM by which clients are known who show one in place of a token; `access_file` says what they
+    may."""
+
+    def __post_init__(self) -> None:
+        if self.key_file is not None and self.certificate_file is None:
+            raise InvalidInputError("tls.key_file is there without tls.certificate_file")
+        if self.client_ca_file is not None and self.certificate_file is None:
+            raise InvalidInputError("tls.client_ca_file is there without tls.certificate_file")
+        for name in ("certificate_file", "key_file", "ca_file", "client_ca_file"):
+            path = getattr(self, name)
+            if path is not None and not os.access(path, os.R_OK):
+                raise InvalidInputError(f"tls.{name} {path} cannot be read")
 
 
 def server_context(tls: TlsSettings, clock: Clock) -> ssl.SSLContext:

@@ -33,7 +33,7 @@ from typing import Any
 
 from dstl_service.access.reread import Reread
 from dstl_service.access.rights import Identity
-from dstl_service.process.logs import Throttle
+from dstl_service.process.logs import LogLimiter
 from dstl_service.wire import parse_tokens
 from storage.clock import Clock
 from storage.errors import InvalidInputError
@@ -89,7 +89,7 @@ class Access:
         self._grants = None
         if access_file is not None:
             self._grants = Reread("access file", [access_file], lambda: parse_grants(_text(access_file)), clock)
-        self._refused = Throttle(clock)
+        self._refused = LogLimiter(clock)
 
     @property
     def is_asked_for(self) -> bool:

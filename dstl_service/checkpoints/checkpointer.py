@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from dstl_service.checkpoints.records import note_of
-from dstl_service.intake.active_job import ActiveJob, NotedCheckpoint
+from dstl_service.collection.maintenance import Maintenance
+from dstl_service.collection.upkeep import Upkeep
+from dstl_service.formats.checkpoint_record import CheckpointRecord, note_of
+from dstl_service.formats.manifest import Manifest, ManifestKind, StateView, is_complete_due
+from dstl_service.formats.under_way import NOTHING, UnderWay
+from dstl_service.intake.active_job import ActiveJob
 from dstl_service.intake.persister import Persister
 from dstl_service.materialization.admission import Reported, check_form
 from dstl_service.materialization.materializer import Materializer
 from dstl_service.metrics.service import ServiceMetrics
-from dstl_service.registry.manifest import Manifest, ManifestKind, StateView, is_complete_due
-from dstl_service.registry.under_way import NOTHING, UnderWay
 from dstl_service.restore.truncation import truncate
 from dstl_service.wire import CheckpointRef, CompleteRequest, CompleteResponse
 from storage.clock import Clock
@@ -29,9 +33,33 @@ from storage.errors import (
     LostChangesError,
     NotFoundError,
 )
-from storage.model import SegmentHandle, Writer
+from storage.model import Segment, SegmentHandle, Writer
 
 logger = logging.getLogger("dstl_service")
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCheckpoint:
+    """
+    A checkpoint that is on its way.
+
+    Args:
+        id: Its id.
+        request: What was asked for.
+        note: What it is going to be.
+        segment: The note, encoded.
+        under_way: What it is going to list.
+    """
+
+    id: int
+    request: CompleteRequest
+    note: CheckpointRecord
+    segment: Segment
+    under_way: UnderWay
+
+    def is_for(self, checkpoint_id: int, request: CompleteRequest) -> bool:
+        """Say whether it is what this request asks for."""
+        return (self.id, self.request) == (checkpoint_id, request)
 
 
 class Checkpointer:
@@ -41,6 +69,7 @@ class Checkpointer:
     Args:
         persister: Makes sets durable.
         materializer: Knows the snapshots that a checkpoint may take in.
+        upkeep: Learns of new checkpoints, and has compactions for them.
         clock: Dates manifests.
         metrics: The service's.
         in_thread: Runs a blocking call of a job.
@@ -50,15 +79,18 @@ class Checkpointer:
         self,
         persister: Persister,
         materializer: Materializer,
+        upkeep: Upkeep,
         clock: Clock,
         metrics: ServiceMetrics,
         in_thread: Callable[..., Awaitable[Any]],
     ) -> None:
         self._persister = persister
         self._materializer = materializer
+        self._upkeep = upkeep
         self._clock = clock
         self._metrics = metrics
         self._in_thread = in_thread
+        self._pending: WeakKeyDictionary[ActiveJob, PendingCheckpoint] = WeakKeyDictionary()
 
     async def flush(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> None:
         """
@@ -106,9 +138,9 @@ class Checkpointer:
                 await self._in_thread(job.name, job.store.check_still_newest, request.epoch)
                 raise
             return CompleteResponse(made.ref, 0.0, 0.0, 0, 0)
-        job.maintenance.checkpoint_completed(manifest)
+        self._upkeep.maintenance_of(job).checkpoint_completed(manifest)
         job.book.forget_up_to(checkpoint_id)
-        job.noted = None
+        self._pending.pop(job, None)
         job.wake()
         done_ms = self._clock.monotonic_ms()
         objects = {handle.object_key: handle.object_size_bytes for handle in durable}
@@ -140,21 +172,27 @@ class Checkpointer:
         CheckpointRef.parse(f"0.0.{request.uid}")
         check_form(request.materializations)
 
-    async def _noted(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> NotedCheckpoint:
+    async def _noted(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> PendingCheckpoint:
         """Return the note for this request; `complete` takes the one that `flush` has sent on its way."""
-        if job.noted is None or not job.noted.is_for(checkpoint_id, request):
+        pending = self._pending.get(job)
+        if pending is None or not pending.is_for(checkpoint_id, request):
             reported = await self._materializer.choose(job.name, job.store, request.base, request.materializations)
             # What replaces the log is chosen here. However long the checkpoint takes, its base lists that as under way.
-            job.noted = await self._in_thread(job.name, self._make_note, job, checkpoint_id, request, reported)
-        return job.noted
+            maintenance = self._upkeep.maintenance_of(job)
+            pending = await self._in_thread(
+                job.name, self._make_note, job, maintenance, checkpoint_id, request, reported
+            )
+            self._pending[job] = pending
+        return pending
 
     def _make_note(
         self,
         job: ActiveJob,
+        maintenance: Maintenance,
         checkpoint_id: int,
         request: CompleteRequest,
         reported: Reported,
-    ) -> NotedCheckpoint:
+    ) -> PendingCheckpoint:
         base = request.base
         try:
             before = job.store.state(base) if base is not None else StateView((), [])
@@ -169,7 +207,7 @@ class Checkpointer:
                     newer_epoch=epoch,
                 ) from None
             raise
-        view, compactions = job.maintenance.replace(truncate(before, reported.taken), listed)
+        view, compactions = maintenance.replace(truncate(before, reported.taken), listed)
         snapshots = reported.under_way(job.store, base, request.operators, view.materializations) if base else ()
         is_complete = view is not before or is_complete_due(checkpoint_id)
         note = note_of(
@@ -180,10 +218,10 @@ class Checkpointer:
             request,
             view if is_complete else None,
         )
-        return NotedCheckpoint(checkpoint_id, request, note, note.to_segment(), UnderWay(snapshots, compactions))
+        return PendingCheckpoint(checkpoint_id, request, note, note.to_segment(), UnderWay(snapshots, compactions))
 
     def _write_manifest(
-        self, job: ActiveJob, noted: NotedCheckpoint, handles: list[SegmentHandle], of_note: Sequence[SegmentHandle]
+        self, job: ActiveJob, noted: PendingCheckpoint, handles: list[SegmentHandle], of_note: Sequence[SegmentHandle]
     ) -> tuple[Manifest, int]:
         note = noted.note
         objects = {handle.object_key for handle in handles}

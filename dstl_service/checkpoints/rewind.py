@@ -9,7 +9,7 @@ Sets a job back to a savepoint or a retained checkpoint, as after a deployment t
 6. The savepoint of step 1 is deleted, unless the next owner was quicker.
 
 Who dies before step 2 leaves a savepoint behind, and the job as it was. Behind step 2, whoever claims the job next,
-collects its garbage or sets it back does the rest; see `job_store`. The query's driver sees `rewound_from` when it
+collects its garbage or sets it back does the rest; see `takeover`. The query's driver sees `rewound_from` when it
 starts, and sets the Spark checkpoint back too. Blocking I/O.
 """
 
@@ -18,9 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dstl_service.collection.retention import CHECKPOINTS_MAX
-from dstl_service.registry.job_store import JobStore, before_rewind
-from dstl_service.registry.manifest import Manifest
+from dstl_service.collection.retention import CHECKPOINTS_MAX, retained_manifests
+from dstl_service.formats.manifest import Manifest
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.takeover import before_rewind
 from storage.clock import IdSource
 from storage.errors import InvalidInputError, NotFoundError
 
@@ -52,7 +53,7 @@ class RewindReport:
 
 
 def rewind(
-    jobs: JobStore,
+    job_store: JobStore,
     job: str,
     ids: IdSource,
     *,
@@ -67,7 +68,7 @@ def rewind(
     No query of the job may run; one that does is fenced, and stops with its next checkpoint.
 
     Args:
-        jobs: The job's objects, opened.
+        job_store: The job's objects, opened.
         job: Its name.
         ids: Names the savepoint that holds the target meanwhile.
         savepoint: Name of the savepoint.
@@ -82,27 +83,27 @@ def rewind(
     if (savepoint is None) == (checkpoint_id is None):
         raise InvalidInputError("give a savepoint or a checkpoint to set the job back to, one of the two")
     if write:
-        jobs.settled_epoch()
-    newest = jobs.newest()
+        job_store.settled_epoch()
+    newest = job_store.newest()
     if newest is None:
         raise NotFoundError(f"job {job!r} has no checkpoint", job=job)
-    retained = jobs.retained(checkpoints_max)
-    target = _retained(job, retained, checkpoint_id) if savepoint is None else jobs.savepoints.load(savepoint)
+    retained = retained_manifests(job_store, checkpoints_max)
+    target = _retained(job, retained, checkpoint_id) if savepoint is None else job_store.savepoints.load(savepoint)
     if target.ref == newest.ref:
         raise InvalidInputError(f"job {job!r} stands at checkpoint {target.ref.to_text()} already")
-    behind = sum(manifest.id > target.id for manifest in jobs.completed())
+    behind = sum(manifest.id > target.id for manifest in job_store.completed())
     report = RewindReport(job, False, newest.ref.to_text(), target.ref.to_text(), behind, before_rewind(newest.ref))
     if not write:
         return report
     call_uid = ids.unique_id()
     pin = f"rewind-to-{target.id}-{call_uid}"
     if savepoint is None:
-        jobs.keep(pin, target)
+        job_store.keep(pin, target)
     else:
-        jobs.savepoints.copy(pin, savepoint, call_uid)
-    record = jobs.begin_rewind(OWNER, pin, target.id)
-    made = jobs.finish_rewind(record)
-    jobs.savepoints.discard(pin)
+        job_store.savepoints.copy(pin, savepoint, call_uid)
+    record = job_store.begin_rewind(OWNER, pin, target.id)
+    made = job_store.finish_rewind(record)
+    job_store.savepoints.discard(pin)
     left = made.rewound_from or newest.ref  # a query that ran until now may have completed more than was seen above
     return replace(
         report,

@@ -39,24 +39,24 @@ class Deleted:
 
 
 def delete_subsumed(
-    store: ObjectStore, jobs: JobStore, due: Sequence[Deletion], spared: Iterable[CheckpointRef], epoch: int
+    store: ObjectStore, job_store: JobStore, due: Sequence[Deletion], spared: Iterable[CheckpointRef], epoch: int
 ) -> Deleted:
     """
     Delete what was subsumed.
 
     Args:
         store: Holds the objects.
-        jobs: The job's manifests.
+        job_store: The job's manifests.
         due: What to delete.
         spared: The manifests that are needed, or not due yet.
         epoch: The epoch in which that was decided.
     """
-    if jobs.has_newer_epoch(epoch):
+    if job_store.has_newer_epoch(epoch):
         return Deleted(0, 0, is_owner=False)
-    subsumed = {ref for ref, _ in jobs.subsumed(list(spared))} | {ref for one in due for ref in one.manifests}
-    jobs.delete_manifests(list(subsumed))
-    keys = frozenset[str]().union(*(one.object_keys for one in due)) - jobs.savepoints.object_keys()
-    if jobs.has_newer_epoch(epoch):
+    subsumed = {ref for ref, _ in job_store.subsumed(list(spared))} | {ref for one in due for ref in one.manifests}
+    job_store.delete_manifests(list(subsumed))
+    keys = frozenset[str]().union(*(one.object_keys for one in due)) - job_store.savepoints.object_keys()
+    if job_store.has_newer_epoch(epoch):
         return Deleted(len(subsumed), 0, is_owner=False)
     store.delete(sorted(keys))
     return Deleted(len(subsumed), len(keys))

@@ -6,7 +6,7 @@ are listed *before* the manifests are read, so one that becomes part of a checkp
 one that was part of a checkpoint before is named. What no manifest names yet is kept if a later one may name it:
 
 - An object of a snapshot or a compaction carries a uid. It was put after a manifest had listed the uid as under way. If
-  the newest manifest neither lists nor names it, no later one will (`dstl_service.registry.under_way`).
+  the newest manifest neither lists nor names it, no later one will (`dstl_service.formats.under_way`).
 - Any other object holds change sets. A checkpoint names only sets of its own id and of its driver's epoch, so those of
   a completed checkpoint's id, or of an epoch that can complete no checkpoint any more, are never named again. After a
   rewind the epoch is a newer one.
@@ -31,10 +31,10 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from dstl_service.collection.retention import CHECKPOINTS_MAX, manifests_to_keep, object_keys
+from dstl_service.collection.retention import CHECKPOINTS_MAX, manifests_to_keep
+from dstl_service.formats.manifest import Manifest, ManifestKind, object_keys
+from dstl_service.formats.under_way import uid_in_key
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest, ManifestKind
-from dstl_service.registry.under_way import uid_in_key
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock
 from storage.errors import CorruptDataError, NotFoundError
@@ -95,7 +95,7 @@ def choose_orphans(
 
 def collect_garbage(
     store: ObjectStore,
-    jobs: JobStore,
+    job_store: JobStore,
     job: str,
     clock: Clock,
     *,
@@ -108,7 +108,7 @@ def collect_garbage(
 
     Args:
         store: Holds the job.
-        jobs: The job's manifests.
+        job_store: The job's manifests.
         job: Its name.
         clock: Compared with the store's times of modification; a wrong one costs requests, or delays a deletion.
         age_min_ms: Younger objects are left alone. What killed processes left anywhere in the store goes by the default
@@ -121,31 +121,31 @@ def collect_garbage(
         NotFoundError: The job was deleted; the collector deleted nothing.
     """
     now_ms = clock.now_ms()
-    begun = 0 if dry_run else jobs.settled_epoch()
+    begun = 0 if dry_run else job_store.settled_epoch()
     objects = [info for folder in ("segments", "materialized") for info in store.list(f"{job}/{folder}/")]
-    newest, epoch = jobs.frontier()
-    jobs.check_not_ended()
-    kept = manifests_to_keep(jobs.stored_chain(newest.ref), checkpoints_max) if newest else []
+    newest, epoch = job_store.frontier()
+    job_store.check_not_ended()
+    kept = manifests_to_keep(job_store.stored_chain(newest.ref), checkpoints_max) if newest else []
     subsumed: list[CheckpointRef] = []
     if kept:
-        subsumed, staying = _divide_subsumed(jobs, kept, now_ms - age_min_ms)
+        subsumed, staying = _divide_subsumed(job_store, kept, now_ms - age_min_ms)
         # A manifest that stays is whole, also where nobody needs it any more.
-        named = _named(jobs, [*kept, *staying])
+        named = _named(job_store, [*kept, *staying])
     else:
         # Either nothing was completed yet, or the manifests were lost and these objects are all that is left.
         named = {info.key for info in objects}
     orphans, young = choose_orphans(objects, named, newest.under_way.uids if newest else set(), now_ms, age_min_ms)
     if newest is not None:
         unnamed = len(orphans) + young
-        unfinished = jobs.unfinished.among(filter(_holds_change_sets, orphans), newest.id, epoch)
+        unfinished = job_store.unfinished.among(filter(_holds_change_sets, orphans), newest.id, epoch)
         orphans = [info for info in orphans if info not in unfinished]
         young = unnamed - len(orphans)
     if not dry_run:
-        jobs.delete_manifests(subsumed)
+        job_store.delete_manifests(subsumed)
         if orphans:
-            saved = _named(jobs, [])
+            saved = _named(job_store, [])
             orphans = [info for info in orphans if info.key not in saved]
-        if orphans and jobs.has_newer_epoch(begun):  # the job may have been set back to what was not named
+        if orphans and job_store.has_newer_epoch(begun):  # the job may have been set back to what was not named
             young, orphans = young + len(orphans), []
     keys = [info.key for info in orphans]
     if not dry_run:
@@ -177,29 +177,29 @@ def collect_garbage(
     )
 
 
-def _named(jobs: JobStore, manifests: Sequence[Manifest]) -> set[str]:
+def _named(job_store: JobStore, manifests: Sequence[Manifest]) -> set[str]:
     """Return the keys of all objects that these manifests and all savepoints name."""
-    keys = jobs.savepoints.named(jobs.indexes).union(*(object_keys(manifest) for manifest in manifests))
+    keys = job_store.savepoints.named(job_store.indexes).union(*(object_keys(manifest) for manifest in manifests))
     for handle in dict.fromkeys(handle for manifest in manifests for handle in manifest.materializations):
         try:
-            keys |= jobs.indexes.named_by([handle])
+            keys |= job_store.indexes.object_keys_of([handle])
         except CorruptDataError:
             # Who deletes an index has deleted all manifests before that named it.
-            if any(handle in item.materializations and jobs.is_stored(item.ref) for item in manifests):
+            if any(handle in item.materializations and job_store.is_stored(item.ref) for item in manifests):
                 raise
     return keys
 
 
 def _divide_subsumed(
-    jobs: JobStore, kept: Sequence[Manifest], modified_ms_max: int
+    job_store: JobStore, kept: Sequence[Manifest], modified_ms_max: int
 ) -> tuple[list[CheckpointRef], list[Manifest]]:
     """Return which subsumed manifests may go, and which stay: young ones, with all that makes them whole."""
     older: list[tuple[CheckpointRef, Manifest]] = []
     staying_from: int | None = None
     complete_at = 0
-    for ref, info in jobs.subsumed([manifest.ref for manifest in kept]):
+    for ref, info in job_store.subsumed([manifest.ref for manifest in kept]):
         try:
-            manifest = jobs.load(ref.id, ref.generation)
+            manifest = job_store.load(ref.id, ref.generation)
         except NotFoundError:  # its coordinator deletes it just now
             continue
         if manifest.kind is ManifestKind.COMPLETE:

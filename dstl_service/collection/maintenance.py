@@ -3,7 +3,7 @@ What a coordinator does for a job behind its checkpoints: compacts the log, and 
 
 Nothing here is waited for by a checkpoint, and any of it may fail: a compaction is tried again when the log has grown,
 and what was not deleted is found by the garbage collector. A compaction that is due begins when a checkpoint lists it
-as under way (`dstl_service.registry.under_way`), and its result waits here until the next one takes it in. One whose
+as under way (`dstl_service.formats.under_way`), and its result waits here until the next one takes it in. One whose
 base does not list it any more is dropped: the job was set back. Owned by the event loop; store calls run in threads.
 """
 
@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from dstl_service.collection.deletion import Deleted, delete_subsumed
-from dstl_service.collection.retention import RetentionBook, RetentionSettings
+from dstl_service.collection.retention import RetentionSettings, RetentionTracker
 from dstl_service.compaction.compactor import Compactor
 from dstl_service.compaction.plan import (
     Compaction,
@@ -28,10 +28,10 @@ from dstl_service.compaction.plan import (
     choose_compactions,
     log_size,
 )
+from dstl_service.formats.manifest import Manifest, StateView
+from dstl_service.formats.under_way import UnderWay
 from dstl_service.metrics.service import ServiceMetrics
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest, StateView
-from dstl_service.registry.under_way import UnderWay
 from storage.clock import Clock, IdSource
 from storage.errors import DstlError
 from storage.object_store import ObjectStore
@@ -59,7 +59,7 @@ class Maintenance:
     def __init__(
         self,
         job: str,
-        jobs: JobStore,
+        job_store: JobStore,
         store: ObjectStore,
         compactor: Compactor,
         clock: Clock,
@@ -70,14 +70,14 @@ class Maintenance:
         ids: IdSource,
     ) -> None:
         self._job = job
-        self._jobs = jobs
+        self._job_store = job_store
         self._store = store
         self._compactor = compactor
         self._clock = clock
         self._metrics = metrics
         self._in_thread = in_thread
         self._compaction_settings = compaction
-        self._book = RetentionBook(retention)
+        self._book = RetentionTracker(retention)
         self._ids = ids
         self._is_due = False
         # Of the compaction that the newest checkpoint lists: it waits for its begin, runs, or has these results.
@@ -149,7 +149,7 @@ class Maintenance:
 
     async def _take_in(self, manifest: Manifest) -> None:
         if manifest.base is None or self._book.newest != manifest.base:
-            chain = await self._in_thread(self._job, lambda: list(self._jobs.stored_chain(manifest.ref)))
+            chain = await self._in_thread(self._job, lambda: list(self._job_store.stored_chain(manifest.ref)))
             self._book.begin(chain)
         else:
             self._book.completed(manifest, self._clock.monotonic_ms())
@@ -183,12 +183,12 @@ class Maintenance:
 
     def _look(self, manifest: Manifest, *, is_idle: bool) -> _Findings:
         """Look through a checkpoint's state, which may be long; runs in a thread."""
-        view = self._jobs.state(manifest.ref)
+        view = self._job_store.state(manifest.ref)
         sizes = {operator.name: log_size(view, operator.name) for operator in manifest.operators}
         chosen: list[Compaction] = []
         if is_idle:  # else the last result has to come in first
             chosen = choose_compactions(
-                view, manifest.operators, sizes, manifest.id, self._jobs.max_parallelism, self._compaction_settings
+                view, manifest.operators, sizes, manifest.id, self._job_store.max_parallelism, self._compaction_settings
             )
         return _Findings(sizes, chosen)
 
@@ -231,7 +231,7 @@ class Maintenance:
         if not due:
             return
         deleted: Deleted = await self._in_thread(
-            self._job, delete_subsumed, self._store, self._jobs, due, self._book.spared, self._epoch
+            self._job, delete_subsumed, self._store, self._job_store, due, self._book.spared, self._epoch
         )
         if not deleted.is_owner:
             self._book.drop()

@@ -5,7 +5,7 @@ The newest `checkpoints_max` checkpoints are *retained*; older ones are *subsume
 manifests back to a complete one, so those stay as well, and with them all that they name: it is part of the retained
 checkpoint's state. Whatever only older manifests name is deleted with them, after a delay in which a reader that
 began before may end (I11). A manifest goes before its objects, so that every manifest that exists is whole.
-No I/O.
+No I/O but in `retained_manifests`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dstl_service.registry.manifest import Manifest, ManifestKind
+from dstl_service.formats.manifest import Manifest, ManifestKind, object_keys
+from dstl_service.registry.job_store import JobStore
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, InvalidInputError
 
@@ -58,7 +59,7 @@ class _Entry:
         return cls(manifest.ref, is_complete, frozenset(object_keys(manifest)))
 
 
-class RetentionBook:
+class RetentionTracker:
     """The manifests of one job that a coordinator knows to exist, oldest first, from a complete one on."""
 
     def __init__(self, settings: RetentionSettings) -> None:
@@ -123,13 +124,6 @@ class RetentionBook:
         return due
 
 
-def object_keys(manifest: Manifest) -> set[str]:
-    """Return the keys of all segment objects and materialization indexes that a manifest names."""
-    note = (manifest.note,) if manifest.note is not None else ()
-    keys = {handle.object_key for handles in (manifest.segments, manifest.earlier, note) for handle in handles}
-    return keys | {handle.index_key for handle in manifest.materializations}
-
-
 def manifests_to_keep(newest_first: Iterable[Manifest], checkpoints_max: int) -> list[Manifest]:
     """
     Return the manifests, newest first, that the retained checkpoints of a chain need.
@@ -148,3 +142,22 @@ def manifests_to_keep(newest_first: Iterable[Manifest], checkpoints_max: int) ->
     if kept and not whole:
         raise CorruptDataError(f"the chain of manifests breaks off at checkpoint {kept[-1].id}")
     return kept[:whole]
+
+
+def retained_manifests(job_store: JobStore, checkpoints_max: int) -> list[Manifest]:
+    """
+    Return the manifests, newest first, that the retained checkpoints of a job need; reads them, and blocks.
+
+    Raises:
+        CorruptDataError: See `manifests_to_keep`.
+    """
+    newest = job_store.newest()
+    while newest is not None:
+        try:
+            return manifests_to_keep(job_store.stored_chain(newest.ref), checkpoints_max)
+        except CorruptDataError:
+            # Read so slowly that it was deleted meanwhile?
+            before, newest = newest, job_store.newest()
+            if newest == before:
+                raise
+    return []

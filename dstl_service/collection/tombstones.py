@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
+from dstl_service.formats.keys import encode_job
 from dstl_service.registry.jobs import Removal, delete_job, has_leftovers
-from dstl_service.registry.keys import encode_job
 from dstl_service.registry.lives import Lives, record_key
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, NotFoundError

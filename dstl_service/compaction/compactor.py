@@ -57,7 +57,7 @@ class Compactor:
             epoch: Of the driver behind whose checkpoint this runs.
             compactions: What to do.
             uid: In the keys of all objects. A completed manifest lists it as under way, so that the garbage collector
-                knows them (`dstl_service.registry.under_way`).
+                knows them (`dstl_service.formats.under_way`).
 
         Raises:
             CorruptDataError: A segment is damaged, or is no change set; names its object.

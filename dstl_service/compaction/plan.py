@@ -6,7 +6,7 @@ a *compacted* log, which keeps deletions, for the key may be in a materializatio
 The log that counts against the bound is everything but bases; the table's size is estimated by the bases and the
 materializations. A compaction that ends while others complete checkpoints replaces exactly the segments it read; it
 enters with a later checkpoint, whose manifest is a complete one, while its base lists the compaction as under way
-(`dstl_service.registry.under_way`).
+(`dstl_service.formats.under_way`).
 What is merged has to fit into memory, so a partition with too long a log is left to materializations, and with it all
 that share segments with it. What is left alone does not count when it is asked whether the rest is due: else the rest
 would be compacted again at every checkpoint. No I/O.
@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from dstl_service.registry.manifest import StateView
-from dstl_service.restore.truncation import counted_of_segment
+from dstl_service.formats.manifest import StateView
+from dstl_service.restore.truncation import key_groups_of_segment
 from dstl_service.wire import OperatorInfo
 from storage.errors import InvalidInputError
 from storage.key_group_sets import KeyGroups
@@ -174,7 +174,7 @@ def _plan(
     too_large: set[int] = set()
     for partition in range(operator.parallelism):
         key_groups = key_group_range(partition, operator.parallelism, max_parallelism)
-        counted = ((h, counted_of_segment(h, materializations, key_groups)) for h in by_partition[partition])
+        counted = ((h, key_groups_of_segment(h, materializations, key_groups)) for h in by_partition[partition])
         inputs = [(handle, counting) for handle, counting in counted if counting]
         is_materialized = any(m.key_groups.intersects(key_groups) for m in materializations)
         if is_materialized and any(handle.entry.kind is SegmentKind.BASE for handle, _ in inputs):

@@ -28,7 +28,7 @@ _STREAMED = re.compile(rf"/v1/jobs/{NAME}/change-sets")
 _TOO_LARGE = f"the body of a request has at most {JSON_BYTES_MAX} bytes here"
 
 
-class Gate:
+class AccessMiddleware:
     """
     Lets a request in if it may be and is not too large, and tells the idle watch of it.
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from dstl_service.process.logs import Throttle
+from dstl_service.process.logs import LogLimiter
 
 TICK_S = 1.0
 UNREAD_S = 600.0
@@ -128,7 +128,7 @@ class Connections:
         refusals: Lets a line through now and then.
     """
 
-    def __init__(self, bounds: Bounds, refusals: Throttle) -> None:
+    def __init__(self, bounds: Bounds, refusals: LogLimiter) -> None:
         self._bounds = bounds
         self._refusals = refusals
         self._waited: dict[Connection, _Waited] = {}

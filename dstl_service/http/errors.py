@@ -79,7 +79,7 @@ class NotAllowedError(UnauthorizedError):
     """It is known who asks, and that one may not do this. Use another token, or have the access file say otherwise."""
 
 
-class LateBodyError(UnavailableError):
+class BodyTimeoutError(UnavailableError):
     """The rest of a request's body did not come in time. Its connection is closed; send the request again."""
 
 
@@ -128,8 +128,8 @@ def log_refusal(scope: Scope, error: DstlError) -> None:
     """
     requests = 1
     if error.kind in _CALLERS_FAULT or error.kind is ErrorKind.OVERLOADED:
-        throttle = scope["app"].state.overloads if error.kind is ErrorKind.OVERLOADED else scope["app"].state.mistakes
-        requests = throttle.count()
+        limiter = scope["app"].state.overloads if error.kind is ErrorKind.OVERLOADED else scope["app"].state.mistakes
+        requests = limiter.count()
         if not requests:
             return
     asked = {name: values[0] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
@@ -155,7 +155,7 @@ def error_response(error: DstlError, status: int | None = None, headers: dict[st
     """Return the answer that reports an error; with its own status, unless another says more."""
     if status is None:
         status = 403 if isinstance(error, NotAllowedError) else HTTP_STATUS[error.kind]
-    if isinstance(error, LateBodyError):
+    if isinstance(error, BodyTimeoutError):
         headers = {**(headers or {}), **CLOSE}
     if status in (429, 503):
         headers = {**(headers or {}), "retry-after": "1"}

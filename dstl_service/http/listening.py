@@ -10,12 +10,12 @@ import fcntl
 import os
 import socket
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 from dstl_service.process.tcp_keepalive import keep_alive
-from dstl_service.settings import ServiceSettings
 from storage.errors import ConflictError, InvalidInputError, UnavailableError
-from storage.private_folder import Trust, check_folder, open_lock
+from storage.private_folder import OWN, Trust, check_folder, open_lock
 
 _BACKLOG = 2048
 _PROBE_TIMEOUT_S = 5.0
@@ -23,7 +23,25 @@ _PROBE_TIMEOUT_S = 5.0
 _ALIVE_AFTER_S, _ALIVE_EVERY_S, _ALIVE_PROBES = 60, 15, 4
 
 
-def open_listener(settings: ServiceSettings) -> socket.socket:
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """
+    Where to listen.
+
+    Args:
+        socket_path: A Unix socket; None for TCP.
+        host: Address for TCP.
+        port: Port for TCP; 0 lets the system choose.
+        trust: Whose folders may lie above the socket, and who may call over it.
+    """
+
+    socket_path: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    trust: Trust = OWN
+
+
+def open_listener(address: ListenAddress) -> socket.socket:
     """
     Return a listening socket.
 
@@ -32,18 +50,18 @@ def open_listener(settings: ServiceSettings) -> socket.socket:
         ConflictError: Another process answers there.
         UnavailableError: Another process answers there slowly, or may not be asked.
     """
-    if settings.socket_path is not None:
-        return _unix_listener(settings.socket_path.absolute(), settings.trust)
-    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET, socket.SOCK_STREAM)
+    if address.socket_path is not None:
+        return _unix_listener(address.socket_path.absolute(), address.trust)
+    listener = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     keep_alive(listener, _ALIVE_AFTER_S, _ALIVE_EVERY_S, _ALIVE_PROBES)
     try:
-        listener.bind((settings.host, settings.port))
+        listener.bind((address.host, address.port))
         listener.listen(_BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
         why = getattr(error, "strerror", None) or error
-        raise InvalidInputError(f"cannot listen on {settings.host}:{settings.port}: {why}") from error
+        raise InvalidInputError(f"cannot listen on {address.host}:{address.port}: {why}") from error
     return listener
 
 

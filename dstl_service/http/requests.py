@@ -11,7 +11,7 @@ from pydantic import BeforeValidator
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from dstl_service.http.errors import LateBodyError
+from dstl_service.http.errors import BodyTimeoutError
 from dstl_service.intake.in_flight_limiter import Place
 from dstl_service.service import ChangelogService
 from dstl_service.wire import NAME_PATTERN, ChangeSetRef
@@ -61,7 +61,7 @@ async def take_in(
         NotFoundError: The store has no such job or epoch; it is not read.
         OverloadedError: There is no room; it is not read.
         ClientDisconnect: The client went away.
-        LateBodyError: The client is there, for all one can tell, and sends nothing more.
+        BodyTimeoutError: The client is there, for all one can tell, and sends nothing more.
     """
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     if not length.isdigit():
@@ -92,7 +92,7 @@ async def _collect_body(receive: Receive, size_bytes_max: int, place: Place) -> 
                 await place.arrived(len(chunk))
                 wait.reschedule(now_s() + BODY_WAIT_S)
     except TimeoutError:
-        raise LateBodyError(
+        raise BodyTimeoutError(
             f"{size_bytes} of {size_bytes_max} bytes of a change set came, no more for {BODY_WAIT_S:g} s: send it again"
         ) from None
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -2,9 +2,9 @@
 The server of a service process, and how it ends: within its time, with an answer to everybody who waits.
 
 On SIGTERM (or Ctrl-C) the service takes nothing more in and uploads what it holds, while requests that were begun are
-answered. Shares of the time are kept for what comes after: at `ANSWERED_BY` whoever still waits is told to ask again,
-at `STORED_BY` what could not be stored is given up, and at the end the process is gone, whatever hangs: a set that was
-only received is lost by that as by a kill, and reported as lost to the driver that names it.
+answered. Shares of the time are kept for what comes after, see `dstl_service.process.stop_time`. At the end the process
+is gone, whatever hangs: a set that was only received is lost by that as by a kill, and reported as lost to the driver
+that names it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,8 @@ import uvicorn
 from dstl_service.http.connections import Connections, Endable
 from dstl_service.http.http_protocol import BoundedHttpProtocol
 from dstl_service.http.tls_listener import TlsListener
+from dstl_service.process.stop_time import ANSWERED_BY
 from storage.errors import ClosedError
-
-ANSWERED_BY = 0.8
-STORED_BY = 0.9
-"""Shares of the time that a stop may take."""
 
 _TICK_S = 0.1  # The server looks for signals this often.
 
@@ -81,7 +78,7 @@ class StoppingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-class AnswerBeforeEnd:
+class ShutdownMiddleware:
     """Answers requests that the server gives up at its end with 503: whoever waits asks the next process."""
 
     def __init__(self, app: _App) -> None:

@@ -14,16 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
-from dstl_service.checkpoints.records import Note
-from dstl_service.collection.maintenance import Maintenance
-from dstl_service.intake.change_sets import BatchSettings, ChangeSetBook
-from dstl_service.intake.in_flight_limiter import Room
+from dstl_service.intake.change_sets import BatchSettings, ChangeSetTracker
+from dstl_service.intake.in_flight_limiter import InFlightLimiter
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.under_way import UnderWay
-from dstl_service.wire import CompleteRequest, validate_operator
+from dstl_service.wire import validate_operator
 from storage.clock import Clock, IdSource
 from storage.errors import DstlError, FencedError, NotFoundError
-from storage.model import ChangeSetId, Segment, validate_name
+from storage.model import ChangeSetId, validate_name
 from storage.object_store import ObjectStore
 
 logger = logging.getLogger("dstl_service")
@@ -32,39 +29,14 @@ IDLE_MS = 3_600_000
 """A job that nobody asked for during this time is taken to have ended, or to be served elsewhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class NotedCheckpoint:
-    """
-    A checkpoint that is on its way.
-
-    Args:
-        id: Its id.
-        request: What was asked for.
-        note: What it is going to be.
-        segment: The note, encoded.
-        under_way: What it is going to list.
-    """
-
-    id: int
-    request: CompleteRequest
-    note: Note
-    segment: Segment
-    under_way: UnderWay
-
-    def is_for(self, checkpoint_id: int, request: CompleteRequest) -> bool:
-        """Say whether it is what this request asks for."""
-        return (self.id, self.request) == (checkpoint_id, request)
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class ActiveJob:
-    """What one service holds of one job."""
+    """What one service holds of one job to take its change sets in; others keep what they need by it."""
 
     name: str
     store: JobStore
-    book: ChangeSetBook
-    room: Room
-    maintenance: Maintenance
+    book: ChangeSetTracker
+    room: InFlightLimiter
     used_ms: int = 0
     epoch: int = 0
     owned_epoch: int = 0
@@ -74,16 +46,14 @@ class ActiveJob:
     """Counts begins and aborts: what was asked for before one of them is not carried out after it."""
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    noted: NotedCheckpoint | None = None
     look: asyncio.Task[bool] | None = None
     """Asks whether the job was deleted before the newest checkpoint began."""
     looked_id: int = -1
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     last_error: str | None = None
     timer: asyncio.TimerHandle | None = None
-    collector: asyncio.Task[None] | None = None
-    collected_ms: int = 0
-    """When garbage was last collected with success, or the collector was started."""
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+    """Called when this is forgotten as the job's objects were deleted."""
 
     def wake(self) -> None:
         """Let those who wait for sets, or for room, look again; who comes later waits for the next change."""
@@ -123,7 +93,7 @@ class ActiveJob:
             self.book.forget_epochs_before(epoch)
             self.wake()
 
-    async def take_turn(self, checkpoint_id: int) -> None:
+    async def discard_attempt(self, checkpoint_id: int) -> None:
         """Forget what was sent for a checkpoint; no earlier try at it can come to exist any more."""
         self.turn += 1
         async with self.writing:  # a manifest that is being written has come to exist, or has not, when this returns
@@ -157,7 +127,6 @@ class ActiveJobs:
         ids: For what is stored of them.
         batch: When their change sets are uploaded.
         room: What their change sets share.
-        maintenance_of: Makes what looks after one of them.
         in_thread: Runs a blocking call of a job.
     """
 
@@ -167,8 +136,7 @@ class ActiveJobs:
         clock: Clock,
         ids: IdSource,
         batch: BatchSettings,
-        room: Room,
-        maintenance_of: Callable[[str, JobStore], Maintenance],
+        room: InFlightLimiter,
         in_thread: Callable[..., Awaitable[Any]],
     ) -> None:
         self._store = store
@@ -176,7 +144,6 @@ class ActiveJobs:
         self._ids = ids
         self._batch = batch
         self._room = room
-        self._maintenance_of = maintenance_of
         self._in_thread = in_thread
         self._jobs: dict[str, ActiveJob] = {}
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -202,22 +169,20 @@ class ActiveJobs:
         job = self._jobs.get(name)
         if job is None:
             validate_name("job", name)
-            self.rest()
+            self.evict_idle()
             store = JobStore(self._store, name, self._clock, self._ids)
-            maintenance = self._maintenance_of(name, store)
-            job = self._jobs[name] = ActiveJob(name, store, ChangeSetBook(self._batch), self._room, maintenance)
+            job = self._jobs[name] = ActiveJob(name, store, ChangeSetTracker(self._batch), self._room)
         job.used_ms = self._clock.monotonic_ms()
         return job
 
-    def begin_anew(self, name: str) -> ActiveJob:
+    def recreate(self, name: str) -> ActiveJob:
         """Forget a job whose objects were deleted, and return the new one that has its name."""
         job = self._jobs.pop(name)
-        job.maintenance.close()
-        if job.collector is not None:
-            job.collector.cancel()
+        for end in job.at_end:
+            end()
         return self.get(name)
 
-    def rest(self) -> None:
+    def evict_idle(self) -> None:
         """Let go of what is kept of idle jobs and can be read again, or a service would grow with every job it saw."""
         idle_ms = self._clock.monotonic_ms() - IDLE_MS
         for job in list(self):
@@ -278,7 +243,7 @@ class ActiveJobs:
             return False
         if self._jobs.get(name) is job:
             logger.warning("job was deleted", extra={"job": name, "epoch": job.epoch})
-            self.begin_anew(name)
+            self.recreate(name)
         return True
 
     def begin_look(self, job: ActiveJob, checkpoint_id: int) -> None:
@@ -332,7 +297,7 @@ class ActiveJobs:
                 raise _no_such_job(name, job_uid)
             job.learn_epoch(epoch)
 
-    def writable(self, set_id: ChangeSetId) -> ActiveJob:
+    def admit(self, set_id: ChangeSetId) -> ActiveJob:
         """
         Return the job of a set that may be taken in; forget what its checkpoint makes obsolete.
 

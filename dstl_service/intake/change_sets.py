@@ -62,7 +62,7 @@ class _Entry:
     handle: SegmentHandle | None = None
 
 
-class ChangeSetBook:
+class ChangeSetTracker:
     """The change sets of one job in one service. Not thread-safe: owned by the event loop."""
 
     def __init__(self, settings: BatchSettings) -> None:
@@ -111,7 +111,7 @@ class ChangeSetBook:
         self._waiting_bytes += len(segment.payload)
         self.in_flight_bytes += len(segment.payload)
         if self._waiting_bytes >= self._settings.size_bytes:
-            self.release_all(now_ms)
+            self.request_all(now_ms)
         elif preemptive:
             self.request([segment.id], now_ms, delay_ms=self._settings.delay_ms)
         return True
@@ -152,7 +152,7 @@ class ChangeSetBook:
             due_ms = now_ms + delay_ms
             self._due_ms = due_ms if self._due_ms is None else min(self._due_ms, due_ms)
 
-    def release_all(self, now_ms: int) -> None:
+    def request_all(self, now_ms: int) -> None:
         """Upload all that waits, at once."""
         for entry in list(self._received.values()):
             self._put_into(_Stage.REQUESTED, entry)

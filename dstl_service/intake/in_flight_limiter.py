@@ -35,7 +35,7 @@ class Place:
         size_bytes: How long the body is said to be.
     """
 
-    room: Room | None
+    room: InFlightLimiter | None
     job: str
     size_bytes: int
     kept_bytes: int = field(default=0, init=False)
@@ -68,7 +68,7 @@ class _Turn:
     given: asyncio.Future[None]
 
 
-class Room:
+class InFlightLimiter:
     """
     Room for `bytes_max` bytes. Owned by the event loop.
 

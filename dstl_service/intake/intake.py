@@ -11,14 +11,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
-from dstl_service.http.shutdown import STORED_BY
 from dstl_service.intake.active_job import ActiveJob, ActiveJobs
-from dstl_service.intake.in_flight_limiter import FIRST_BYTES_MAX, Place, Room
+from dstl_service.intake.in_flight_limiter import FIRST_BYTES_MAX, InFlightLimiter, Place
 from dstl_service.metrics.service import ServiceMetrics
 from dstl_service.restore.segment_cache import SegmentCache
-from dstl_service.settings import ServiceSettings
 from dstl_service.uploads.uploader import Upload, Uploader
 from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef
 from storage.checksum import checksum64
@@ -29,14 +28,30 @@ from storage.model import SEGMENT_BYTES_MAX, ChangeSetId, Segment, SegmentHandle
 logger = logging.getLogger("dstl_service")
 
 
+@dataclass(frozen=True, slots=True)
+class IntakeSettings:
+    """
+    What taking change sets in is bounded by.
+
+    Args:
+        in_flight_bytes_max: Bytes received and not yet durable, of all jobs.
+        stop_timeout_s: How long uploads may take after the service was told to stop.
+        delay_after_error_ms: Pause before the next attempts of what could not be stored by then.
+    """
+
+    in_flight_bytes_max: int
+    stop_timeout_s: float
+    delay_after_error_ms: int
+
+
 class Intake:
     """
     Takes change sets in and uploads them.
 
     Args:
-        settings: The service's.
+        settings: Its bounds.
         jobs: Whose sets they are.
-        room: How much may be taken in; who waits for some calls `hurry`.
+        room: How much may be taken in; who waits for some calls `flush_all`.
         uploader: Stores batches.
         cache: Keeps what was uploaded, within what the sets in flight leave of it.
         clock: Tells when a batch is due.
@@ -47,9 +62,9 @@ class Intake:
 
     def __init__(
         self,
-        settings: ServiceSettings,
+        settings: IntakeSettings,
         jobs: ActiveJobs,
-        room: Room,
+        room: InFlightLimiter,
         uploader: Uploader,
         cache: SegmentCache,
         clock: Clock,
@@ -74,7 +89,7 @@ class Intake:
     @property
     def change_set_bytes_max(self) -> int:
         """The largest change set that can ever be taken in."""
-        return min(SEGMENT_BYTES_MAX, self._settings.batch.in_flight_bytes_max)
+        return min(SEGMENT_BYTES_MAX, self._settings.in_flight_bytes_max)
 
     def room_for(self, set_id: ChangeSetId, size_bytes: int) -> AbstractAsyncContextManager[Place]:
         """
@@ -92,7 +107,7 @@ class Intake:
                 f"a change set has at most {self.change_set_bytes_max} bytes here, not {size_bytes}; send several "
                 "smaller ones (preemptive_bytes of the client), or raise in_flight_bytes_max"
             )
-        if self._jobs.writable(set_id).book.holds(set_id) and size_bytes <= FIRST_BYTES_MAX:
+        if self._jobs.admit(set_id).book.holds(set_id) and size_bytes <= FIRST_BYTES_MAX:
             # Sent again after a lost response; its bytes are counted already.
             return nullcontext(Place(None, set_id.job, size_bytes))
         return self._room.reserved(set_id.job, size_bytes)
@@ -110,7 +125,7 @@ class Intake:
         set_id = segment.id
         if checksum64(segment.payload) != segment.checksum:
             raise CorruptDataError(f"change set {set_id} was damaged on its way to the service", job=set_id.job)
-        job = self._jobs.writable(set_id)
+        job = self._jobs.admit(set_id)
         job.book.receive(segment, self._clock.monotonic_ms(), preemptive=preemptive)
         self._cache.leave_room(self._jobs.in_flight_bytes)
         self._schedule(job)
@@ -167,17 +182,17 @@ class Intake:
                 )
             await changed.wait()
 
-    def hurry(self) -> None:
+    def flush_all(self) -> None:
         """Upload all that waits, of all jobs: somebody needs its room."""
         for job in self._jobs:
-            job.book.release_all(self._clock.monotonic_ms())
+            job.book.request_all(self._clock.monotonic_ms())
             self._schedule(job)
 
     def begin_stop(self) -> None:
         """Take no change set in from now on, and upload all that wait; requests that were begun are still answered."""
         if self._stopping is None:
             loop = asyncio.get_running_loop()
-            self._stop_by = loop.time() + self._settings.shutdown_timeout_s * STORED_BY
+            self._stop_by = loop.time() + self._settings.stop_timeout_s
             self._stopping = loop.create_task(self._upload_rest())
 
     async def stopped(self) -> None:
@@ -202,11 +217,11 @@ class Intake:
     async def _upload_rest(self) -> None:
         """Upload until nothing is left to upload; what fails is sent again."""
         while any(job.book.unstored for job in self._jobs):
-            self.hurry()
+            self.flush_all()
             if self._tasks:
                 await asyncio.wait(self._tasks)
             if any(job.book.unstored for job in self._jobs):
-                await asyncio.sleep(self._settings.upload.delay_after_error_ms / 1000)
+                await asyncio.sleep(self._settings.delay_after_error_ms / 1000)
 
     def _check_running(self) -> None:
         if self._stopping is not None:

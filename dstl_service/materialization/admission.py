@@ -1,7 +1,7 @@
 """
 The coordinator's gate: what of the snapshots that tasks report a checkpoint takes into its state, and what it lists.
 
-A stored snapshot is taken only while the base lists it as under way (`dstl_service.registry.under_way`), and while the
+A stored snapshot is taken only while the base lists it as under way (`dstl_service.formats.under_way`), and while the
 base's state has all that it is built upon (I11). What does not belong to the state is refused and counted, never an
 error: a checkpoint does not depend on it (I13). Only what is neither an announcement nor a handle of any snapshot is an
 error of who asks (`check_form`). What is refused for good leaves the list, so that its table is stored anew.
@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from dstl_service.formats.materialization_index import index_key
+from dstl_service.formats.under_way import Announcement, UnderWaySnapshot, followed, is_announcement
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.materialization_index import index_key
-from dstl_service.registry.under_way import Announcement, UnderWaySnapshot, followed, is_announcement
 from dstl_service.restore.truncation import Counting
 from dstl_service.wire import CheckpointRef, OperatorInfo
 from storage.clock import Clock
@@ -46,19 +46,19 @@ class Reported:
 
     def under_way(
         self,
-        jobs: JobStore,
+        job_store: JobStore,
         base: CheckpointRef,
         operators: Sequence[OperatorInfo],
         materializations: Iterable[MaterializationHandle],
     ) -> tuple[UnderWaySnapshot, ...]:
         """Return the snapshots that the checkpoint after `base` lists; `materializations` are those of its state."""
         gone = {*self.refused, *(handle.uid for handle in self.taken)}
-        before = jobs.resolve(base).under_way
-        return followed(before, base, self.announced, gone, operators, materializations, jobs.max_parallelism)
+        before = job_store.resolve(base).under_way
+        return followed(before, base, self.announced, gone, operators, materializations, job_store.max_parallelism)
 
 
 def choose_materializations(
-    jobs: JobStore,
+    job_store: JobStore,
     job: str,
     base: CheckpointRef,
     reported: Sequence[dict[str, Any]],
@@ -70,7 +70,7 @@ def choose_materializations(
     Return what the checkpoint after `base` makes of what was reported.
 
     Args:
-        jobs: The job's manifests.
+        job_store: The job's manifests.
         job: Its name.
         base: The checkpoint on which the new one builds.
         reported: Announcements, and handles of stored snapshots; of several attempts the same one may come twice.
@@ -78,7 +78,7 @@ def choose_materializations(
         patience_ms: No further index is read after this time; handles that are left are reported again.
         at_once: Indexes that are read at the same time.
     """
-    gate = _Gate(jobs, job, base)
+    gate = _Gate(job_store, job, base)
     handles: dict[str, MaterializationHandle] = {}
     announced: list[Announcement] = []
     refused: set[str] = set()
@@ -96,7 +96,7 @@ def choose_materializations(
     until_ms = clock.monotonic_ms() + patience_ms
 
     def check(handle: MaterializationHandle) -> DstlError | None:
-        if clock.monotonic_ms() > until_ms and not jobs.indexes.knows(handle):
+        if clock.monotonic_ms() > until_ms and not job_store.indexes.knows(handle):
             return UnavailableError("there was no time to look at it")
         try:
             gate.check_index(handle)
@@ -132,13 +132,13 @@ def check_form(reported: Sequence[Any]) -> None:
 class _Gate:
     """Knows the base of a checkpoint, and raises what speaks against what was reported."""
 
-    def __init__(self, jobs: JobStore, job: str, base: CheckpointRef) -> None:
-        state = jobs.state(base)
-        self._jobs = jobs
+    def __init__(self, job_store: JobStore, job: str, base: CheckpointRef) -> None:
+        state = job_store.state(base)
+        self._job_store = job_store
         self._job = job
         self._base = base
         self._counting = Counting(state)
-        self._listed = {item.uid: item for item in jobs.resolve(base).under_way.snapshots}
+        self._listed = {item.uid: item for item in job_store.resolve(base).under_way.snapshots}
         self.taken = {item.uid for item in state.materializations}
 
     def announced(self, data: dict[str, Any]) -> Announcement:
@@ -150,7 +150,7 @@ class _Gate:
                 f"materialization {announcement.snapshot.uid} was announced for the checkpoint after "
                 f"{announcement.base.to_text()}, not after {self._base.to_text()}"
             )
-        if not self._jobs.is_ancestor(version, self._base):
+        if not self._job_store.is_ancestor(version, self._base):
             raise InvalidInputError(
                 f"materialization {announcement.snapshot.uid} is of checkpoint {version.to_text()}, which is no "
                 f"ancestor of {self._base.to_text()}"
@@ -172,8 +172,8 @@ class _Gate:
         """Raise what the index says against a handle that is listed; the first time that takes one request."""
         if not self._counting.would_count(handle):
             raise InvalidInputError(f"materialization {handle.uid} is no newer than what the state has")
-        index = self._jobs.indexes.read(handle)
-        if index.job_uid != self._jobs.job_uid or index.version != self._listed[handle.uid].version:
+        index = self._job_store.indexes.read(handle)
+        if index.job_uid != self._job_store.job_uid or index.version != self._listed[handle.uid].version:
             raise InvalidInputError(f"materialization {handle.uid} is not the one that was announced")
         if not self.taken.issuperset(index.parents):
             raise InvalidInputError(f"materialization {handle.uid} is built upon one that the state has no more")

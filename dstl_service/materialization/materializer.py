@@ -3,7 +3,7 @@ Materialization on a sidecar: asks tasks for snapshots when they are due, and ha
 
 A restore tells which table stands where and what was logged, so each is a chance to ask its task for a snapshot. The
 task hands a folder of hard links over and goes on. Nothing is put before a checkpoint lists the snapshot as under way
-(`dstl_service.registry.under_way`): its announcement, and when it is stored its handle, travels with a restore to a
+(`dstl_service.formats.under_way`): its announcement, and when it is stored its handle, travels with a restore to a
 task, with that task's receipt to the driver, and from there to the coordinator, until a checkpoint has it. What a
 checkpoint lets go of is given up. If this process ends before, the next one finds the snapshot in the list, and offers
 it if its index is there. Whatever goes wrong ends one materialization, and nothing else.
@@ -24,6 +24,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry
 
+from dstl_service.formats.keys import Place
+from dstl_service.formats.manifest import Manifest
+from dstl_service.formats.materialization_index import find_index
+from dstl_service.formats.under_way import Announcement, UnderWaySnapshot
 from dstl_service.materialization.admission import Reported, choose_materializations
 from dstl_service.materialization.policy import MaterializationSettings, Schedule
 from dstl_service.materialization.snapshot_folder import SnapshotFolder
@@ -31,10 +35,6 @@ from dstl_service.materialization.snapshot_uploader import KnownFiles, SnapshotU
 from dstl_service.materialization.table_file_check import DamagedFileError
 from dstl_service.metrics.materialization import GaugeValues, MaterializationMetrics
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.keys import Place
-from dstl_service.registry.manifest import Manifest
-from dstl_service.registry.materialization_index import find_index
-from dstl_service.registry.under_way import Announcement, UnderWaySnapshot
 from dstl_service.restore.plan import RestorePlan, plan_restore
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock, IdSource
@@ -128,9 +128,9 @@ class _History(NamedTuple):
     branch: int
 
     @classmethod
-    def of(cls, jobs: JobStore, ref: CheckpointRef) -> _History:
+    def of(cls, job_store: JobStore, ref: CheckpointRef) -> _History:
         """Return that of a checkpoint."""
-        return cls(jobs.job_uid, Place.of(ref.id, ref.generation).branch)
+        return cls(job_store.job_uid, Place.of(ref.id, ref.generation).branch)
 
 
 @dataclass(slots=True)
@@ -200,18 +200,18 @@ class Materializer:
         table.is_damaged = False
         return None
 
-    async def offer(self, table_id: TableId, jobs: JobStore, plan: RestorePlan, want: CheckpointRef) -> Offer:
+    async def offer(self, table_id: TableId, job_store: JobStore, plan: RestorePlan, want: CheckpointRef) -> Offer:
         """
         Take note of a restore, and decide what its task is told. Never raises: a restore must not fail for this.
 
         Args:
             table_id: The table that is restored.
-            jobs: Its job.
+            job_store: Its job.
             plan: What it gets.
             want: The checkpoint at which it will stand.
         """
         try:
-            history = _History.of(jobs, want)
+            history = _History.of(job_store, want)
             table = self._tables.get(table_id)
             if table is not None and table.history != history:
                 if table.history.job_uid == history.job_uid and table.history.branch > history.branch:
@@ -223,12 +223,12 @@ class Materializer:
                 if not plan.is_full:
                     # Another process counted the log before; from here on it is counted as it comes.
                     key = (table_id.operator, table_id.key_groups)
-                    plan = await self._in_thread(plan_restore, jobs, *key, None, want)
+                    plan = await self._in_thread(plan_restore, job_store, *key, None, want)
             self._count_log(table.schedule, plan)
-            manifest = jobs.remembered(want)
+            manifest = job_store.remembered(want)
             if manifest is None:
-                manifest = await self._in_thread(lambda: next(jobs.chain(want)))
-            await self._follow(table_id, table, jobs, manifest)
+                manifest = await self._in_thread(lambda: next(job_store.chain(want)))
+            await self._follow(table_id, table, job_store, manifest)
             if self._settings.enabled:
                 await self._look_at_foreign(table_id, table, manifest)
             is_asked = self._ask(table_id, table)
@@ -239,13 +239,13 @@ class Materializer:
             logger.warning("materialization not considered", extra={**_names(table_id), "error": str(error)})
             return Offer()
 
-    async def take(self, table_id: TableId, jobs: JobStore, version: CheckpointRef, path: str) -> None:
+    async def take(self, table_id: TableId, job_store: JobStore, version: CheckpointRef, path: str) -> None:
         """
         Take a snapshot over: store it in the background once it is listed, and remove its folder then.
 
         Args:
             table_id: The table of which it is.
-            jobs: Its job.
+            job_store: Its job.
             version: The checkpoint at which the table stood.
             path: The folder. Taking the same one again changes nothing.
 
@@ -254,7 +254,7 @@ class Materializer:
             InvalidInputError: The folder cannot be taken.
             NotFoundError: The checkpoint does not exist.
         """
-        table = self._tables.get(table_id) or self._add(table_id, _History.of(jobs, version))
+        table = self._tables.get(table_id) or self._add(table_id, _History.of(job_store, version))
         own = table.own
         if own is not None and own.path == path:
             return
@@ -265,7 +265,7 @@ class Materializer:
             own = table.own = self._begun(table_id, version)
         own.path = path
         try:
-            await self._in_thread(jobs.resolve, version)
+            await self._in_thread(job_store.resolve, version)
             own.folder = await self._in_thread(SnapshotFolder.open, path, self._settings.root)
         except BaseException:
             if table.own is own:
@@ -277,12 +277,12 @@ class Materializer:
             return
         table.schedule.begin(self._clock.monotonic_ms(), version.id)
         self.metrics.started.labels(table_id.job, table_id.operator).inc()
-        self._store_if_listed(table_id, table, jobs)
+        self._store_if_listed(table_id, table, job_store)
         if own.storing is None and table_id.job not in self._watches:
-            self._watches[table_id.job] = asyncio.get_running_loop().create_task(self._watch(table_id.job, jobs))
+            self._watches[table_id.job] = asyncio.get_running_loop().create_task(self._watch(table_id.job, job_store))
 
     async def choose(
-        self, job: str, jobs: JobStore, base: CheckpointRef | None, reported: Sequence[dict[str, Any]]
+        self, job: str, job_store: JobStore, base: CheckpointRef | None, reported: Sequence[dict[str, Any]]
     ) -> Reported:
         """
         Return what the checkpoint after `base` makes of what tasks reported of their snapshots.
@@ -291,7 +291,7 @@ class Materializer:
         """
         if not reported or base is None:
             return Reported()
-        choose = partial(choose_materializations, jobs, job, base, reported, self._clock, _CHOICE_MS)
+        choose = partial(choose_materializations, job_store, job, base, reported, self._clock, _CHOICE_MS)
         try:
             chosen = await asyncio.wait_for(self._in_thread(choose), _CHOICE_HUNG_S)
         except (DstlError, TimeoutError) as error:
@@ -349,16 +349,16 @@ class Materializer:
         snapshot = UnderWaySnapshot(table_id.operator, table_id.key_groups, version, self._ids.unique_id())
         return _Snapshot(Announcement(snapshot, version), self._clock.monotonic_ms())
 
-    async def _follow(self, table_id: TableId, table: _Table, jobs: JobStore, manifest: Manifest) -> None:
+    async def _follow(self, table_id: TableId, table: _Table, job_store: JobStore, manifest: Manifest) -> None:
         """Learn from a completed checkpoint what became of the table's snapshot."""
         own = table.own
         if own is None or manifest.id <= own.announcement.base.id:
             return  # who restores an older checkpoint tells nothing
         if own.uid in manifest.under_way.uids:
             own.listed_at = own.listed_at or manifest.ref
-            self._store_if_listed(table_id, table, jobs)
+            self._store_if_listed(table_id, table, job_store)
         elif own.listed_at is not None:
-            state = await self._in_thread(jobs.state, manifest.ref)
+            state = await self._in_thread(job_store.state, manifest.ref)
             if table.own is not own:
                 return
             if any(handle.uid == own.uid for handle in state.materializations):
@@ -369,7 +369,7 @@ class Materializer:
                 self._let_go(table_id, table, own)
         elif own.folder is not None:
             is_free = manifest.under_way.snapshot_of(table_id.operator, table_id.key_groups) is None
-            is_ancestor = await self._in_thread(jobs.is_ancestor, own.announcement.snapshot.version, manifest.ref)
+            is_ancestor = await self._in_thread(job_store.is_ancestor, own.announcement.snapshot.version, manifest.ref)
             if table.own is not own or own.listed_at is not None:
                 return
             if is_free and is_ancestor:  # else another host is at it already, or the table's checkpoint was given up
@@ -379,11 +379,11 @@ class Materializer:
             else:
                 self._let_go(table_id, table, own)
 
-    def _store_if_listed(self, table_id: TableId, table: _Table, jobs: JobStore) -> None:
+    def _store_if_listed(self, table_id: TableId, table: _Table, job_store: JobStore) -> None:
         own = table.own
         if own is None or own.listed_at is None or own.folder is None or own.storing is not None:
             return
-        store = self._store_snapshot(table_id, table, jobs, own, own.listed_at, own.folder)
+        store = self._store_snapshot(table_id, table, job_store, own, own.listed_at, own.folder)
         own.storing = asyncio.get_running_loop().create_task(store)
         self._tasks.add(own.storing)
         own.storing.add_done_callback(self._tasks.discard)
@@ -423,7 +423,7 @@ class Materializer:
         table.schedule.completed(now_ms, own.stored.size_bytes)
         logger.info("stored materialization found", extra={**_names(table_id), "uid": own.uid})
 
-    async def _watch(self, job: str, jobs: JobStore) -> None:
+    async def _watch(self, job: str, job_store: JobStore) -> None:
         """Ask now and then whether a checkpoint lists what waits; behind the last batch of a job no restore tells."""
         try:
             while True:
@@ -436,10 +436,10 @@ class Materializer:
                 if not waiting:
                     return
                 try:
-                    newest = await self._in_thread(jobs.newest)
+                    newest = await self._in_thread(job_store.newest)
                     for table_id, table, own in waiting:
                         if newest is not None:
-                            await self._follow(table_id, table, jobs, newest)
+                            await self._follow(table_id, table, job_store, newest)
                         is_late = self._clock.monotonic_ms() - own.since_ms > _UNLISTED_MS_MAX
                         if table.own is own and own.listed_at is None and is_late:
                             self._let_go(table_id, table, own)
@@ -474,7 +474,7 @@ class Materializer:
         self,
         table_id: TableId,
         table: _Table,
-        jobs: JobStore,
+        job_store: JobStore,
         own: _Snapshot,
         base: CheckpointRef,
         folder: SnapshotFolder,
@@ -483,7 +483,7 @@ class Materializer:
         labels = (table_id.job, table_id.operator)
         snapshot = own.announcement.snapshot
         try:
-            stored = await self._uploader.store(table_id, jobs, snapshot, base, folder, table.known)
+            stored = await self._uploader.store(table_id, job_store, snapshot, base, folder, table.known)
         except DamagedFileError as error:
             logger.error(  # noqa: TRY400 - the message says all
                 "a local table is damaged, and will be restored anew", extra={**_names(table_id), "error": str(error)}

@@ -15,7 +15,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from dstl_service.registry.materialization_index import is_table_file
+from dstl_service.formats.materialization_index import is_table_file
 from storage.errors import InvalidInputError, UnavailableError
 
 _FILES_MAX = 100_000

@@ -6,7 +6,7 @@ local disk had damaged, a hash would make valid state, for which the log is cut 
 verified.
 
 Whoever calls this has seen a completed manifest that lists the snapshot's uid as under way, so that the garbage
-collector knows whatever is put (I11, see `dstl_service.registry.under_way`). All keys carry the uid: nothing that was
+collector knows whatever is put (I11, see `dstl_service.formats.under_way`). All keys carry the uid: nothing that was
 ever there is put again. A file counts as stored without an upload only if a materialization of the checkpoint's state
 names it.
 """
@@ -20,11 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from dstl_service.materialization.policy import MaterializationSettings
-from dstl_service.materialization.snapshot_folder import FoundFile, SnapshotFolder
-from dstl_service.materialization.table_file_check import DamagedFileError, check_table_file
-from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.materialization_index import (
+from dstl_service.formats.materialization_index import (
     MaterializationIndex,
     SnapshotFile,
     encode_index,
@@ -32,8 +28,12 @@ from dstl_service.registry.materialization_index import (
     index_key,
     read_index,
 )
-from dstl_service.registry.under_way import UnderWaySnapshot
-from dstl_service.uploads.fair_slots import FairSlots
+from dstl_service.formats.under_way import UnderWaySnapshot
+from dstl_service.materialization.policy import MaterializationSettings
+from dstl_service.materialization.snapshot_folder import FoundFile, SnapshotFolder
+from dstl_service.materialization.table_file_check import DamagedFileError, check_table_file
+from dstl_service.process.fair_slots import FairSlots
+from dstl_service.registry.job_store import JobStore
 from dstl_service.uploads.uploader import slots_in_all
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
@@ -73,7 +73,7 @@ class StoredSnapshot:
     reused_bytes: int
 
 
-class Throttle:
+class BandwidthLimiter:
     """Spreads bytes over time; without a limit it lets all through. No clock: the caller says the time, and waits."""
 
     def __init__(self, bytes_per_s: int) -> None:
@@ -111,13 +111,13 @@ class SnapshotUploader:
         self._store = store
         self._clock = clock
         self._executor = executor
-        self._throttle = Throttle(settings.bandwidth_bytes_per_s)
+        self._bandwidth = BandwidthLimiter(settings.bandwidth_bytes_per_s)
         self._slots = FairSlots(slots_in_all(settings.threads), settings.threads)
 
     async def store(
         self,
         table: TableId,
-        jobs: JobStore,
+        job_store: JobStore,
         snapshot: UnderWaySnapshot,
         base: CheckpointRef,
         folder: SnapshotFolder,
@@ -128,7 +128,7 @@ class SnapshotUploader:
 
         Args:
             table: Of which it is.
-            jobs: Its job.
+            job_store: Its job.
             snapshot: What the checkpoint `base` lists as under way.
             base: A completed checkpoint; what its state has of the table is built upon.
             folder: Where the files are.
@@ -138,7 +138,7 @@ class SnapshotUploader:
             DamagedFileError: It is not stored, as the local disk has damaged the table.
             DstlError: It is not stored as a whole for another reason. Nothing names what is.
         """
-        parent = await self._in_thread(_parent, self._store, jobs, table, base)
+        parent = await self._in_thread(_parent, self._store, job_store, table, base)
         found = {file.name: file for file in await self._in_thread(folder.files)}
         # A table's next snapshot shares files with this one; what is not in this one never comes again.
         here = {file.identity for file in found.values()}
@@ -149,7 +149,7 @@ class SnapshotUploader:
         in_parent = set(shared.values())
         missing = {file.object_key: file for file in files if file.object_key not in in_parent}
         index = MaterializationIndex(
-            job_uid=jobs.job_uid,
+            job_uid=job_store.job_uid,
             operator=table.operator,
             key_groups=table.key_groups,
             version=snapshot.version,
@@ -193,7 +193,7 @@ class SnapshotUploader:
 
     async def _upload(self, job: str, folder: SnapshotFolder, found: FoundFile, file: SnapshotFile) -> None:
         async with self._slots.held(job):
-            await asyncio.sleep(self._throttle.delay_ms(file.size_bytes, self._clock.monotonic_ms()) / 1000)
+            await asyncio.sleep(self._bandwidth.delay_ms(file.size_bytes, self._clock.monotonic_ms()) / 1000)
             attempt = 1
             while True:
                 try:
@@ -231,9 +231,11 @@ def _verified(
     return checksum
 
 
-def _parent(store: ObjectStore, jobs: JobStore, table: TableId, base: CheckpointRef) -> MaterializationIndex | None:
+def _parent(
+    store: ObjectStore, job_store: JobStore, table: TableId, base: CheckpointRef
+) -> MaterializationIndex | None:
     """Return the materialization of the same table that the checkpoint's state has, or None."""
-    found: Iterable[MaterializationHandle] = jobs.state(base).materializations
+    found: Iterable[MaterializationHandle] = job_store.state(base).materializations
     for handle in found:
         if (handle.operator, handle.key_groups) == (table.operator, table.key_groups):
             try:

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from dstl_service.metrics.batches import BatchMetrics
-from dstl_service.restore.download_cache import DownloadCache
+from dstl_service.metrics.downloads import DownloadFigures
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SIZES = (1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9)
@@ -31,7 +31,7 @@ class ServiceMetrics:
         cache_hits: Asked likewise: segments restored from memory.
         cache_misses: Asked likewise: segments read from the store.
         cache_bytes: Asked likewise: bytes of segments in memory.
-        downloads: Asked likewise: what is kept on disk.
+        downloads: Read likewise: what the cache of downloads reports.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ServiceMetrics:
         cache_hits: Callable[[], float],
         cache_misses: Callable[[], float],
         cache_bytes: Callable[[], float],
-        downloads: DownloadCache,
+        downloads: DownloadFigures,
     ) -> None:
         self.registry = CollectorRegistry()
         self.batches = BatchMetrics(self.registry)

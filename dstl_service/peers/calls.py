@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from dstl_service.peers.client import PeerClient
 from dstl_service.peers.registry import PeerRegistry
-from dstl_service.uploads.fair_slots import FairSlots
+from dstl_service.process.fair_slots import FairSlots
 from dstl_service.wire import ChangeSetRef
 from storage.errors import UnavailableError
 from storage.model import SegmentHandle

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from dstl_service.uploads.fair_slots import FairSlots
+from dstl_service.process.fair_slots import FairSlots
 
 _T = TypeVar("_T")
 

@@ -34,7 +34,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(document, default=str)
 
 
-class Throttle:
+class LogLimiter:
     """
     Lets one line through in an interval, for events that may come by the thousand.
 

@@ -31,7 +31,7 @@ def reuse_freed_memory() -> None:
     set_option(_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
-def keep_what_is_there() -> None:
+def freeze_heap() -> None:
     """
     Leave all that exists now out of the garbage collector's searches, each of which stops the process for a while.
 

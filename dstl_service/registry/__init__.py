@@ -1,1 +1,1 @@
-"""A job's metadata on the object store: keys, manifests, epochs, and the indexes of snapshots."""
+"""A job's metadata on the object store: how manifests, epochs, savepoints and lives come to be, and are read."""

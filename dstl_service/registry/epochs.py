@@ -8,8 +8,8 @@ Blocking I/O.
 
 from __future__ import annotations
 
+from dstl_service.formats.keys import EpochRecord, epoch_key, epoch_prefix, number_of
 from dstl_service.registry.hints import read_hint, write_hint
-from dstl_service.registry.keys import EpochRecord, epoch_key, epoch_prefix, number_of
 from dstl_service.registry.lives import EPOCHS_OF_LIFE, LifeFolder, first_epoch, life_of
 from storage.errors import ConflictError, FencedError, NotFoundError, UnavailableError
 from storage.object_store import ObjectStore

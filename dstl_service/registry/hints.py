@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 
-from dstl_service.registry.keys import hint_key, hints_prefix
+from dstl_service.formats.keys import hint_key, hints_prefix
 from storage.errors import NotFoundError
 from storage.object_store import ObjectStore
 

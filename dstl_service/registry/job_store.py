@@ -1,86 +1,46 @@
 """
 A job's objects: ``job.json``, epochs and manifests, kept with create-if-absent alone.
 
-How an older driver is kept out (I4): a new owner first claims the next epoch, then puts a *fence* at the place of the
-next manifest. If that place is taken, the older driver was quicker: its checkpoint stands, and the fence moves one on.
-The claim ends when its fence is what lies last. From then on every later write of the older driver collides with it.
-No clock and no lock takes part.
-
-How a job is set back: the epoch's record names what to, so that is decided with the epoch, and a new branch of
-manifests begins (`registry_format.Place`). First a fence ends the branch before, then what the job is set back to is
-written as the first manifest of the new one. Each of these steps can be done again by anyone, whoever died or pauses:
-who claims next, sets the job back next, or collects garbage does what is left. So of two that do it at once, one wins
-each put, and the other goes on from what it finds. What lies behind the target in the branch before is never touched:
-it is no longer part of the job because no newer manifest leads to it, and retention deletes it.
-
-Blocking I/O; the service calls it in threads. One instance per job and service.
+A job is owned by one driver at a time, see `dstl_service.registry.takeover`; its manifests are read by
+`dstl_service.registry.manifest_reader`. Blocking I/O; the service calls it in threads. One instance per job and
+service.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
-from dstl_service.checkpoints.records import note_of_rewind
-from dstl_service.checkpoints.savepoints import SavepointStore
-from dstl_service.collection.retention import manifests_to_keep
-from dstl_service.registry.epochs import EpochStore
+from dstl_service.formats.keys import Place, decode_job, encode_job, epoch_key
+from dstl_service.formats.manifest import Manifest, encode_manifest
 from dstl_service.registry.hints import read_hint, write_hint
-from dstl_service.registry.keys import EpochRecord, Place, Rewind, decode_job, encode_job, epoch_key, manifest_key
 from dstl_service.registry.known_indexes import KnownIndexes
-from dstl_service.registry.lives import LifeFolder, Lives, life_folder, life_of, record_key
-from dstl_service.registry.manifest import (
-    Manifest,
-    ManifestKind,
-    StateView,
-    encode_manifest,
-    state_up_to,
-    with_segments,
-)
-from dstl_service.registry.manifest_log import ManifestLog, Stand, place_of_manifest
-from dstl_service.registry.under_way import NOTHING
+from dstl_service.registry.lives import Lives, life_folder, life_of, record_key
+from dstl_service.registry.manifest_log import place_of_manifest
+from dstl_service.registry.manifest_reader import is_checkpoint
+from dstl_service.registry.takeover import OwnedJob
 from dstl_service.registry.unfinished_objects import UnfinishedObjects
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum64
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, FencedError, InvalidInputError, NotFoundError
-from storage.model import KEY_GROUP_MAX, ObjectInfo, SegmentHandle
+from storage.model import KEY_GROUP_MAX, ObjectInfo
 from storage.object_store import ObjectStore, exists
-from storage.segment_format import encode_object
 
 MAX_PARALLELISM_DEFAULT = 128
-_VIEWS_CACHED = 4
-_BASES_KNOWN = 50_000  # a day at two checkpoints a second, in some megabytes
 _SWEPT_HINT = "swept"
 _SWEPT_MIN = 50
 """So many ids with nothing but fences are looked at by each collection before a hint leads past them."""
 
 
-class JobStore:
+class JobStore(OwnedJob):
     """Reads and writes what belongs to one life of a job: the current one when it is first asked for anything."""
 
     def __init__(self, store: ObjectStore, job: str, clock: Clock, ids: IdSource) -> None:
-        self._store = store
-        self._job = job
-        self._clock = clock
-        self._ids = ids
-        self._lock = threading.Lock()
-        self._folder = LifeFolder(store, job)
-        self._epochs = EpochStore(store, self._folder)
-        self._log = ManifestLog(store, self._folder)
-        self._views: OrderedDict[CheckpointRef, StateView] = OrderedDict()
-        self.savepoints = SavepointStore(store, self._folder)
+        super().__init__(store, job, clock, ids)
         self.indexes = KnownIndexes(store)
         self.unfinished = UnfinishedObjects(store)
-        self._bases: OrderedDict[CheckpointRef, CheckpointRef | None] = OrderedDict()
-        self._epoch_seen = 0
-        self._own_fence: tuple[int, Place] | None = None
         self._swept: Place | None = None
-        self.job_uid = ""
-        self.max_parallelism = 0
 
     def open(self, max_parallelism: int | None) -> None:
         """
@@ -160,87 +120,6 @@ class JobStore:
         """Say whether this epoch has ever begun."""
         return exists(self._store, epoch_key(life_folder(self._job, life_of(epoch)), epoch))
 
-    def forget(self) -> None:
-        """Keep nothing in memory of what is stored; it is read again when it is needed."""
-        self._log.forget()
-        with self._lock:
-            self._views.clear()
-            self._bases.clear()
-
-    def claim(self, owner: str) -> tuple[int, Manifest | None]:
-        """
-        Take the job over: return the new epoch and the manifest to go on from (None: none was ever completed).
-
-        What a rewind left undone is done first.
-
-        Raises:
-            FencedError: A newer epoch began meanwhile.
-            CorruptDataError: Epochs are lost: manifests are of a newer one than there are.
-        """
-        record = self._begin_epoch(owner, None)
-        stand, fence = self._end_branch(record, record.branch, record.latest, record.tail)
-        self.check_still_newest(record.epoch)
-        self._own_fence = record.epoch, fence
-        return record.epoch, stand.latest
-
-    def begin_rewind(self, owner: str, savepoint: str, target: int) -> EpochRecord:
-        """
-        Decide that the job is set back to what a savepoint holds; `finish_rewind` does it, or whoever comes next.
-
-        Args:
-            owner: Who does it, for people.
-            savepoint: Holds a checkpoint's manifest; is deleted when that is the job's newest.
-            target: The checkpoint's id.
-        """
-        return self._begin_epoch(owner, (savepoint, target))
-
-    def finish_rewind(self, record: EpochRecord) -> Manifest:
-        """
-        Return the first manifest of a rewind's branch, doing what is left to be done until it is there.
-
-        Raises:
-            NotFoundError: The savepoint that holds the target was deleted by hand.
-        """
-        assert record.rewind is not None
-        if (first := self._first_of_branch(record)) is not None:
-            return first
-        try:
-            parent, _ = self._end_branch(record, record.rewind.parent, record.latest, record.tail)
-            if parent.latest is None:
-                raise NotFoundError(f"job {self._job!r} has nothing left of what it is set back from", job=self._job)
-            self.keep(before_rewind(parent.latest.ref), parent.latest)
-            target = self._target_of(record.rewind)
-            restored = self._restored(target, record, parent.latest.ref)
-            self._log.append(replace(restored, note=self._noted(restored)))
-        except (NotFoundError, ConflictError, CorruptDataError):
-            # Another one has done it, and the job went on so far that what this one wanted to read is deleted.
-            if self._first_of_branch(record) is None:
-                raise
-        return self.finish_rewind(record)
-
-    def settled_epoch(self) -> int:
-        """
-        Return the newest epoch's number; a rewind that was begun is done before.
-
-        Who is going to delete asks this first, then reads what is named, and asks `has_newer_epoch` before it deletes
-        objects. A rewind to something that was not named then pins it by a savepoint, begins an epoch, and lets the
-        savepoint go at its end: so who deletes sees the one, or the other (I11).
-        """
-        record = self._newest_epoch()
-        if record is None:
-            return self._epochs.first - 1
-        if record.rewind is not None:
-            self.finish_rewind(record)
-        return record.epoch
-
-    def has_newer_epoch(self, epoch: int) -> bool:
-        """Say whether another epoch began since; one request."""
-        return self._epochs.has_newer(epoch)
-
-    def check_still_newest(self, epoch: int) -> None:
-        """Raise `FencedError` if another epoch began since."""
-        self._epochs.check_newest(epoch)
-
     def create(self, manifest: Manifest) -> tuple[Manifest, int]:
         """
         Make a checkpoint exist; return it with the generation it got, and the size of its object.
@@ -271,7 +150,7 @@ class JobStore:
         """Return the checkpoint of this id and uid that follows `base`, whatever its generation, or None."""
         place = self._log.last_at(_branch_of(base), checkpoint_id)
         manifest = self._log.load(place) if place else None
-        return manifest if manifest is not None and manifest.uid == uid and _is_checkpoint(manifest) else None
+        return manifest if manifest is not None and manifest.uid == uid and is_checkpoint(manifest) else None
 
     def newest_of(self, checkpoint_id: int) -> Manifest | None:
         """Return the checkpoint of this id that the newest one goes back to, or None."""
@@ -280,114 +159,6 @@ class JobStore:
             if manifest.id <= checkpoint_id:
                 return manifest if manifest.id == checkpoint_id else None
         return None
-
-    def retained(self, checkpoints_max: int) -> list[Manifest]:
-        """
-        Return the manifests, newest first, that the retained checkpoints need; see `dstl_service.collection.retention`.
-
-        Raises:
-            CorruptDataError: See `manifests_to_keep`.
-        """
-        newest = self.newest()
-        while newest is not None:
-            try:
-                return manifests_to_keep(self.stored_chain(newest.ref), checkpoints_max)
-            except CorruptDataError:
-                # Read so slowly that it was deleted meanwhile?
-                before, newest = newest, self.newest()
-                if newest == before:
-                    raise
-        return []
-
-    def load(self, checkpoint_id: int, generation: int) -> Manifest:
-        """
-        Return one manifest, from memory if it was seen before: manifests never change.
-
-        Raises:
-            NotFoundError: There is none at this place.
-            CorruptDataError: It cannot be read, or belongs to another job.
-        """
-        manifest = self._log.load(Place.of(checkpoint_id, generation))
-        if self.job_uid and manifest.job_uid != self.job_uid:
-            raise CorruptDataError(
-                f"manifest {manifest.ref.to_text()} of job {self._job!r} is of a job of uid {manifest.job_uid}, not "
-                f"{self.job_uid}; `dstl fsck` names its object",
-                job=self._job,
-            )
-        self._know(manifest)
-        return manifest
-
-    def remembered(self, ref: CheckpointRef) -> Manifest | None:
-        """Return the manifest that `ref` names if it is in memory. Never waits."""
-        manifest = self._log.remembered(Place.of(ref.id, ref.generation))
-        return manifest if manifest is not None and manifest.ref == ref else None
-
-    def resolve(self, ref: CheckpointRef) -> Manifest:
-        """
-        Return the manifest that `ref` names.
-
-        Raises:
-            NotFoundError: There is none, or one with another uid stands in its place.
-        """
-        manifest = self.load(ref.id, ref.generation)
-        if manifest.uid != ref.uid:
-            manifest = self._log.load_anew(Place.of(ref.id, ref.generation))
-        if manifest.uid != ref.uid or not _is_checkpoint(manifest):
-            raise NotFoundError(f"job {self._job!r} has no checkpoint {ref.to_text()}", job=self._job)
-        return manifest
-
-    def chain(self, ref: CheckpointRef) -> Iterator[Manifest]:
-        """
-        Yield the manifests from `ref` back to the job's first checkpoint, newest first, one read each.
-
-        Raises:
-            NotFoundError: The next one was subsumed and deleted, or never existed.
-        """
-        try:
-            manifest = self.resolve(ref)
-        except NotFoundError:
-            savepoint = next((found for _, found in self.savepoints.all() if found.ref == ref), None)
-            if savepoint is None:
-                raise
-            manifest = savepoint
-        yield manifest
-        while manifest.base is not None:
-            manifest = self.resolve(manifest.base)
-            yield manifest
-
-    def stored_chain(self, ref: CheckpointRef) -> Iterator[Manifest]:
-        """Yield the manifests from `ref` back to the oldest that is stored, newest first."""
-        try:
-            yield from self.chain(ref)
-        except NotFoundError:
-            return
-
-    def state(self, ref: CheckpointRef) -> StateView:
-        """
-        Return all that a checkpoint's state consists of; in a running job from what the one before consists of.
-
-        Raises:
-            NotFoundError: There is no such checkpoint.
-            CorruptDataError: Its chain cannot be read back to a complete manifest.
-        """
-        newest_first: list[Manifest] = []
-        view: StateView | None = None
-        for manifest in self.stored_chain(ref):
-            with self._lock:
-                view = self._views.get(manifest.ref)
-            if view is not None:
-                break
-            newest_first.append(manifest)
-            if manifest.kind is ManifestKind.COMPLETE:
-                break
-        if view is None and not newest_first:
-            raise NotFoundError(f"job {self._job!r} has no checkpoint {ref.to_text()}", job=self._job)
-        view = state_up_to(newest_first) if view is None else with_segments(view, newest_first)
-        with self._lock:
-            self._views[ref] = view
-            while len(self._views) > _VIEWS_CACHED:
-                self._views.popitem(last=False)
-        return view
 
     def make_savepoint(self, name: str, checkpoint_id: int | None) -> Manifest:
         """
@@ -406,12 +177,6 @@ class JobStore:
             )
         return self.keep(name, manifest)
 
-    def keep(self, name: str, manifest: Manifest) -> Manifest:
-        """Keep a checkpoint under a name; see `dstl_service.checkpoints.savepoints.SavepointStore.create`."""
-        base = manifest.base if manifest.kind is ManifestKind.DELTA else None
-        before = self.state(base) if base is not None else None
-        return self.savepoints.create(name, manifest, before, self._ids.unique_id())
-
     def delete_manifests(self, refs: Sequence[CheckpointRef]) -> None:
         """
         Delete manifests that no retained checkpoint needs; their objects must still be there.
@@ -423,39 +188,12 @@ class JobStore:
             write_hint(self._store, self._folder.path, _SWEPT_HINT, *self._swept, self._uid_number)
             self._swept = None
 
-    def is_stored(self, ref: CheckpointRef) -> bool:
-        """Say whether a manifest is still there, whatever this process remembers of it."""
-        return exists(self._store, manifest_key(self._folder.path, ref.id, ref.generation))
-
-    def is_ancestor(self, older: CheckpointRef, ref: CheckpointRef) -> bool:
-        """
-        Tell whether a checkpoint lies on the way from `ref` back to the first; both being one counts.
-
-        Raises:
-            NotFoundError: That cannot be told: a manifest in between is deleted, and this process never saw it.
-        """
-        step: CheckpointRef | None = ref
-        while step is not None and step.id > older.id:
-            with self._lock:
-                known, before = step in self._bases, self._bases.get(step)
-            step = before if known else self.resolve(step).base
-        return step == older
-
-    def newest(self) -> Manifest | None:
-        """Return the newest checkpoint, or None."""
-        return self.frontier()[0]
-
-    def frontier(self) -> tuple[Manifest | None, int]:
-        """Return the newest checkpoint, and the epoch that may complete the next one: no older one can (I4)."""
-        stand = self._stand(self._newest_epoch())
-        return stand.latest, stand.epoch
-
     def manifests(self) -> Iterator[Manifest]:
         """Yield all checkpoints that are stored, also those that the job was set back from, as they were written."""
         self._newest_epoch()
         for place, _ in self._log.last_places():
             manifest = self.load(place.id, place.generation)
-            if _is_checkpoint(manifest):
+            if is_checkpoint(manifest):
                 yield manifest
 
     def completed(self) -> Iterator[Manifest]:
@@ -480,7 +218,7 @@ class JobStore:
                 break
             if place not in keeping:
                 manifest = self._log.find(place)
-                if manifest is None or not _is_checkpoint(manifest):
+                if manifest is None or not is_checkpoint(manifest):
                     passed += oldest is None
                     continue
                 yield manifest.ref, info
@@ -497,129 +235,6 @@ class JobStore:
     def _uid_number(self) -> int:
         """The job's uid as a number, for a hint; one of the job that was here before a rebuild may come late."""
         return checksum64(self.job_uid.encode())
-
-    def _begin_epoch(self, owner: str, back_to: tuple[str, int] | None) -> EpochRecord:
-        """Claim the next epoch; what an unfinished rewind left to be done is done before it."""
-        while True:
-            newest = self._newest_epoch()
-            if newest is not None and newest.rewind is not None:
-                self.finish_rewind(newest)
-            stand = self._stand(newest)
-            epoch = newest.epoch + 1 if newest else self._epochs.first
-            record = EpochRecord(
-                epoch=epoch,
-                owner=owner,
-                uid=self._ids.unique_id(),
-                began_ms=self._clock.now_ms(),
-                branch=epoch if back_to else stand.branch,
-                latest=place_of_manifest(stand.latest) if stand.latest else None,
-                tail=place_of_manifest(stand.last) if stand.last else None,
-                rewind=Rewind(*back_to, stand.branch) if back_to else None,
-            )
-            if self._epochs.begin(record):
-                if newest is not None and newest.rewind is not None:
-                    self.savepoints.discard(newest.rewind.savepoint)
-                return record
-
-    def _end_branch(
-        self, record: EpochRecord, branch: int, latest: Place | None, tail: Place | None
-    ) -> tuple[Stand, Place]:
-        """
-        Put an epoch's fence where a branch ends; return where that is, and the fence's place.
-
-        It is there when it lies last. A put alone does not show that: the place may have been one of a checkpoint
-        that the older driver completed, retained for a while, and deleted, while this call was paused.
-        """
-        taken: list[Place] = []
-        while True:
-            stand = self._log.stand(branch, latest, tail, taken)
-            if stand.last is not None and stand.epoch >= record.epoch:
-                if stand.epoch > record.epoch:
-                    self.check_still_newest(record.epoch)
-                    raise CorruptDataError(
-                        f"epochs of job {self._job!r} are lost: manifests tell of epoch {stand.epoch}; "
-                        "`dstl fsck --rebuild` brings them back",
-                        job=self._job,
-                    )
-                if stand.last.kind is ManifestKind.FENCE:
-                    return stand, place_of_manifest(stand.last)
-            if record.rewind is None:
-                self.check_still_newest(record.epoch)
-            taken.append(stand.next_place)
-            with suppress(ConflictError):
-                self._log.append(self._fence(stand.next_place, record.epoch))
-
-    def _fence(self, place: Place, epoch: int) -> Manifest:
-        """Return what keeps older epochs from a manifest's place."""
-        return Manifest(
-            kind=ManifestKind.FENCE,
-            job_uid=self.job_uid,
-            id=place.id,
-            generation=place.generation,
-            uid=self._ids.unique_id(),
-            epoch=epoch,
-            created_ms=self._clock.now_ms(),
-        )
-
-    def _target_of(self, rewind: Rewind) -> Manifest:
-        try:
-            return self.savepoints.load(rewind.savepoint)
-        except NotFoundError as error:
-            raise NotFoundError(
-                f"job {self._job!r} is being set back to savepoint {rewind.savepoint!r}, and that was deleted: make it "
-                f"again with `dstl savepoints --create {rewind.savepoint} --checkpoint {rewind.target}`, or of another "
-                "checkpoint",
-                job=self._job,
-            ) from error
-
-    def _restored(self, target: Manifest, record: EpochRecord, newest: CheckpointRef) -> Manifest:
-        """Return what begins a rewind's branch: nothing that is under way belongs to it."""
-        return replace(
-            target,
-            kind=ManifestKind.COMPLETE,
-            uid=self._ids.unique_id(),
-            generation=Place(record.branch, target.id, 0).generation,
-            epoch=record.epoch,
-            created_ms=self._clock.now_ms(),
-            rewound_from=newest,
-            kept_by="",
-            under_way=NOTHING,
-        )
-
-    def _noted(self, restored: Manifest) -> SegmentHandle:
-        """Store the note of what begins a rewind's branch, in an object of its own; return where it is."""
-        segment = note_of_rewind(self._job, self.max_parallelism, restored).to_segment()
-        buffers, (entry,) = encode_object([segment])
-        key = f"{self._job}/segments/rewind/{self._ids.unique_id()}.seg"
-        self._store.put(key, buffers)
-        return SegmentHandle(key, sum(map(len, buffers)), entry)
-
-    def _first_of_branch(self, record: EpochRecord) -> Manifest | None:
-        """Return what a rewind's branch begins with, as far as it is stored; None while it is empty."""
-        assert record.rewind is not None
-        first = self._log.find(Place(record.branch, record.rewind.target, 0))
-        if first is None and (place := self._log.first_of(record.branch)) is not None:
-            first = self._log.find(place)
-        return first
-
-    def _stand(self, record: EpochRecord | None) -> Stand:
-        """Return where the job stands; while a rewind is not done, where it stood before."""
-        if record is None:
-            return self._log.stand(0)
-        if record.rewind is None:
-            return self._log.stand(record.branch, record.latest, record.tail)
-        if (first := self._first_of_branch(record)) is not None:
-            return self._log.stand(record.branch, taken=[place_of_manifest(first)])
-        return self._log.stand(record.rewind.parent, record.latest, record.tail)
-
-    def _newest_epoch(self) -> EpochRecord | None:
-        """Return the newest epoch's record. What was remembered before it may be gone, or be another job's."""
-        record = self._epochs.newest()
-        number = record.epoch if record else 0
-        if number != self._epoch_seen:
-            self.forget()
-            self._epoch_seen = number
-        return record
 
     def _first_place(self, manifest: Manifest) -> Place:
         """Return where a checkpoint goes, if nobody was there before: behind its epoch's fence, if that is in front."""
@@ -650,27 +265,10 @@ class JobStore:
                 epoch=manifest.epoch,
                 newer_epoch=there.epoch,
             )
-        if _is_checkpoint(there):
+        if is_checkpoint(there):
             raise ConflictError(
                 f"checkpoint {manifest.id} was completed already, as {there.ref.to_text()}", epoch=manifest.epoch
             )
-
-    def _know(self, manifest: Manifest) -> None:
-        if not _is_checkpoint(manifest):
-            return
-        with self._lock:
-            self._bases[manifest.ref] = manifest.base
-            while len(self._bases) > _BASES_KNOWN:
-                self._bases.popitem(last=False)
-
-
-def before_rewind(newest: CheckpointRef) -> str:
-    """Return the name of the savepoint that keeps what a job is set back from."""
-    return f"before-rewind-{newest.id}-{newest.uid[:8]}"
-
-
-def _is_checkpoint(manifest: Manifest) -> bool:
-    return manifest.kind is not ManifestKind.FENCE
 
 
 def _branch_of(base: CheckpointRef | None) -> int:

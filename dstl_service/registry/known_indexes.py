@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dstl_service.registry.materialization_index import read_index
+from dstl_service.formats.materialization_index import read_index
 from dstl_service.wire import CheckpointRef
 from storage.model import MaterializationHandle
 from storage.object_store import ObjectReader
@@ -75,7 +75,7 @@ class KnownIndexes:
                 self._keys -= len(dropped.file_keys)
         return known
 
-    def named_by(self, handles: Iterable[MaterializationHandle]) -> set[str]:
+    def object_keys_of(self, handles: Iterable[MaterializationHandle]) -> set[str]:
         """
         Return the keys of all objects that these materializations consist of.
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from dstl_service.registry.keys import Place, branch_prefix, manifests_prefix, place_key, place_of, place_prefix
+from dstl_service.formats.keys import Place, branch_prefix, manifests_prefix, place_key, place_of, place_prefix
+from dstl_service.formats.manifest import Manifest, ManifestKind, decode_manifest, encode_manifest
 from dstl_service.registry.lives import LifeFolder
-from dstl_service.registry.manifest import Manifest, ManifestKind, decode_manifest, encode_manifest
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, NotFoundError, UnavailableError
 from storage.model import ObjectInfo

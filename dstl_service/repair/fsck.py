@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dstl_service.registry.manifest import Manifest
-from dstl_service.registry.materialization_index import check_materialization
+from dstl_service.formats.manifest import Manifest
+from dstl_service.formats.materialization_index import check_materialization
 from dstl_service.repair.scan import Registry, read_registry
 from storage.errors import CorruptDataError, NotFoundError
 from storage.model import SegmentHandle

@@ -1,15 +1,15 @@
 """
 Which checkpoint a job can be brought back to, from notes, manifests and the segments that are there. No I/O.
 
-Segments and notes of tries that never became a checkpoint lie among the others. What decides:
+Segments and notes of candidates that never became a checkpoint lie among the others. What decides:
 
 1. A checkpoint that a manifest or a savepoint stands for, or that another one names as its base, came to exist: it is
    *proven*. So did one that a job was set back to, as its note tells: that is stored behind the decision.
-2. Other tries at the id of a proven one were given up.
+2. Other candidates at the id of a proven one were given up.
 3. Where a higher epoch began, all that lower ones did from that id on was given up: they were fenced (I4).
 4. Of what is left, the newest checkpoint wins whose sets are all there with the right checksums, and so on back to the
-   first checkpoint, or to one of which it is written down in one place all that it consists of. Of several tries at
-   one id: a proven one, then the higher epoch, then the one whose note was stored last.
+   first checkpoint, or to one of which it is written down in one place all that it consists of. Of several at one id:
+   a proven one, then the higher epoch, then the one whose note was stored last.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dstl_service.checkpoints.records import Note, NotedSet
-from dstl_service.registry.keys import Place
-from dstl_service.registry.manifest import COMPLETE_EVERY, Manifest, ManifestKind, StateView
+from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet
+from dstl_service.formats.manifest import Manifest, ManifestKind, StateView
 from dstl_service.repair.scan import Registry
 from dstl_service.wire import CheckpointRef, OperatorInfo
 from storage.errors import CorruptDataError
@@ -32,13 +31,13 @@ _Key = tuple[int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class CheckpointCandidate:
     """
     A try at a checkpoint, as its note or its manifest tells.
 
     Args:
         id: The checkpoint's.
-        uid: Tells apart tries at one id.
+        uid: Tells apart candidates at one id.
         epoch: Of the driver that tried.
         stored_as: Name of the object with its note; names ascend with time, also after objects were copied.
         created_ms: When it was stored, as far as is known.
@@ -74,11 +73,11 @@ class Try:
 
     @property
     def key(self) -> _Key:
-        """What other tries know it by; a generation may change by a rebuild."""
+        """What other candidates know it by; a generation may change by a rebuild."""
         return self.id, self.uid
 
     @classmethod
-    def of_note(cls, note: Note, handle: SegmentHandle, stored_ms: int) -> Try:
+    def of_note(cls, note: CheckpointRecord, handle: SegmentHandle, stored_ms: int) -> CheckpointCandidate:
         """Return what a note tells that lies at `handle`."""
         return cls(
             id=note.checkpoint_id,
@@ -99,7 +98,7 @@ class Try:
         )
 
     @classmethod
-    def of_manifest(cls, manifest: Manifest) -> Try:
+    def of_manifest(cls, manifest: Manifest) -> CheckpointCandidate:
         """Return what a manifest tells."""
         is_start = manifest.kind is ManifestKind.COMPLETE or manifest.base is None
         return cls(
@@ -121,13 +120,13 @@ class Try:
         )
 
     @classmethod
-    def of_savepoint(cls, savepoint: Manifest) -> Try:
+    def of_savepoint(cls, savepoint: Manifest) -> CheckpointCandidate:
         """Return what a savepoint tells: as a manifest, but it stands in no checkpoint's place."""
         return replace(cls.of_manifest(savepoint), manifest=None, is_kept=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RecoveryPlan:
     """
     What a job can be brought back to.
 
@@ -138,15 +137,15 @@ class Choice:
         lost: Tries that are newer, with the reason why they cannot be brought back.
     """
 
-    path: tuple[Try, ...]
+    path: tuple[CheckpointCandidate, ...]
     is_proven: bool
     lost: tuple[tuple[str, str], ...]
 
 
-def join_tries(tries: Iterable[Try]) -> list[Try]:
-    """Join what several notes and manifests tell of one try; the latest manifest knows best, then the latest note."""
-    joined: dict[_Key, Try] = {}
-    for one in sorted(tries, key=lambda one: (one.manifest.generation if one.manifest else -1, one.stored_as)):
+def join_candidates(candidates: Iterable[CheckpointCandidate]) -> list[CheckpointCandidate]:
+    """Join what notes and manifests tell of one candidate; the latest manifest knows best, then the latest note."""
+    joined: dict[_Key, CheckpointCandidate] = {}
+    for one in sorted(candidates, key=lambda one: (one.manifest.generation if one.manifest else -1, one.stored_as)):
         known = joined.get(one.key)
         if known is not None:
             one = replace(  # noqa: PLW2901
@@ -156,116 +155,62 @@ def join_tries(tries: Iterable[Try]) -> list[Try]:
     return list(joined.values())
 
 
-def proven_keys(tries: Iterable[Try]) -> set[_Key]:
-    """Return the tries that came to exist (rule 1)."""
-    tries = list(tries)
-    named = {(one.base.id, one.base.uid) for one in tries if one.base is not None}
-    return named | {one.key for one in tries if one.manifest is not None or one.is_kept}
+def proven_keys(candidates: Iterable[CheckpointCandidate]) -> set[_Key]:
+    """Return the candidates that came to exist (rule 1)."""
+    candidates = list(candidates)
+    named = {(one.base.id, one.base.uid) for one in candidates if one.base is not None}
+    return named | {one.key for one in candidates if one.manifest is not None or one.is_kept}
 
 
 def choose(
-    tries: Sequence[Try],
+    candidates: Sequence[CheckpointCandidate],
     registry: Registry,
     stored: Stored,
     missing_indexes: frozenset[str] = frozenset(),
     up_to: int | None = None,
-) -> Choice:
+) -> RecoveryPlan:
     """
     Choose the checkpoint to bring back.
 
     Args:
-        tries: All of one life of the job, joined.
+        candidates: All of one life of the job, joined.
         registry: What is readable of the registry; its fences tell where epochs began.
         stored: The segments that are there and sound.
         missing_indexes: Keys of materializations' indexes that are not there.
         up_to: Take no newer checkpoint.
     """
-    current = not_fenced(tries, registry)
+    current = not_fenced(candidates, registry)
     proven = proven_keys(current)
     proven_ids = {checkpoint_id for checkpoint_id, _ in proven}
     valid = [one for one in current if one.key in proven or one.id not in proven_ids]
-    candidates = [one for one in valid if up_to is None or one.id <= up_to]
-    candidates.sort(key=lambda one: (one.id, one.key in proven, one.epoch, one.stored_as), reverse=True)
-    walk = _Walk({one.key: one for one in tries}, stored, missing_indexes)
+    eligible = [one for one in valid if up_to is None or one.id <= up_to]
+    eligible.sort(key=lambda one: (one.id, one.key in proven, one.epoch, one.stored_as), reverse=True)
+    walk = _Walk({one.key: one for one in candidates}, stored, missing_indexes)
     lost: list[tuple[str, str]] = []
-    for one in candidates:
+    for one in eligible:
         path = walk.path(one)
         if path is not None:
-            return Choice(path, one.key in proven, tuple(lost))
+            return RecoveryPlan(path, one.key in proven, tuple(lost))
         lost.append((f"{one.id} ({one.uid})", walk.reason(one)))
-    return Choice((), False, tuple(lost))
-
-
-def manifests_of(choice: Choice, registry: Registry, job_uid: str, stored: Stored) -> list[Manifest]:
-    """
-    Return the manifests that are to be written, oldest first, so that the chosen checkpoint can be restored.
-
-    The oldest one is complete, so nothing before it is needed. What a sound manifest says already is not said again.
-    """
-    newest = choice.path[0].manifest
-    if newest is not None and _is_restorable(registry, newest):
-        return []
-    state = state_of(choice, stored)
-    path = list(reversed(choice.path))[-COMPLETE_EVERY:]
-    own = {one.key: [_require(stored, noted) for noted in one.sets] for one in path}
-    own_count = sum(map(len, own.values()))
-    manifests: list[Manifest] = []
-    before: CheckpointRef | None = None
-    for number, one in enumerate(path):
-        known = one.manifest
-        is_complete = number == 0
-        if known is not None and not manifests and (known.base == before if not is_complete else _ends_chain(known)):
-            before = known.ref
-            continue
-        named = path[number + 1].base if number + 1 < len(path) else None
-        wanted = named.generation if named is not None else _first_generation(one, before)
-        manifest = Manifest(
-            kind=ManifestKind.COMPLETE if is_complete else ManifestKind.DELTA,
-            job_uid=job_uid,
-            id=one.id,
-            generation=_free_generation(registry, one.id, wanted),
-            uid=one.uid,
-            epoch=one.epoch,
-            created_ms=one.created_ms,
-            base=before,
-            query_id=one.query_id,
-            offsets=one.offsets,
-            operators=one.operators,
-            segments=tuple(own[one.key]),
-            earlier=tuple(state.log[: len(state.log) - own_count]) if is_complete else (),
-            materializations=state.materializations if is_complete else (),
-            note=one.note if one.note and one.note.object_key not in {h.object_key for h in own[one.key]} else None,
-            rewound_from=one.rewound_from,
-            closed_ms=one.closed_ms,
-        )
-        manifests.append(manifest)
-        before = manifest.ref
-    return manifests
-
-
-def state_of(choice: Choice, stored: Stored) -> StateView:
-    """Return all that the chosen checkpoint consists of, oldest first."""
-    oldest = choice.path[-1].start
-    assert oldest is not None  # a path ends where the start is known
-    log = [_require(stored, NotedSet(handle.entry.id, handle.entry.checksum)) for handle in oldest.log]
-    log += [_require(stored, noted) for one in reversed(choice.path) for noted in one.sets]
-    return StateView(oldest.materializations, log)
+    return RecoveryPlan((), False, tuple(lost))
 
 
 class _Walk:
     """Walks from checkpoints to where they begin, and remembers where that is not possible."""
 
-    def __init__(self, tries: Mapping[_Key, Try], stored: Stored, missing_indexes: frozenset[str]) -> None:
-        self._tries = tries
+    def __init__(
+        self, candidates: Mapping[_Key, CheckpointCandidate], stored: Stored, missing_indexes: frozenset[str]
+    ) -> None:
+        self._candidates = candidates
         self._stored = stored
         self._missing_indexes = missing_indexes
         self._broken: dict[_Key, str] = {}
 
-    def path(self, one: Try) -> tuple[Try, ...] | None:
+    def path(self, one: CheckpointCandidate) -> tuple[CheckpointCandidate, ...] | None:
         """Return the way from `one` back to a known start, or None if something on it is missing."""
-        path: list[Try] = []
+        path: list[CheckpointCandidate] = []
         reasons: list[str] = []  # the first one is nearest to what was asked for
-        step: Try | None = one
+        step: CheckpointCandidate | None = one
         while step is not None:
             path.append(step)
             reason = self._broken.get(step.key) or self._missing_sets(step)
@@ -279,7 +224,7 @@ class _Walk:
                 reasons.append(reason)
             before = None
             if step.base is not None:
-                before = self._tries.get((step.base.id, step.base.uid))
+                before = self._candidates.get((step.base.id, step.base.uid))
                 if before is None:
                     reasons.append(f"nothing tells what checkpoint {step.base.to_text()} consists of")
             step = before
@@ -287,12 +232,12 @@ class _Walk:
             self._broken.setdefault(passed.key, reasons[0])
         return None
 
-    def reason(self, one: Try) -> str:
+    def reason(self, one: CheckpointCandidate) -> str:
         """Return why there is no way from `one`."""
         return self._broken[one.key]
 
-    def _missing_sets(self, one: Try) -> str | None:
-        return next((_missing(noted) for noted in one.sets if _find(self._stored, noted) is None), None)
+    def _missing_sets(self, one: CheckpointCandidate) -> str | None:
+        return next((describe_missing(noted) for noted in one.sets if find_set(self._stored, noted) is None), None)
 
     def _missing_at_start(self, start: StateView) -> str | None:
         for materialization in start.materializations:
@@ -300,15 +245,15 @@ class _Walk:
                 return f"materialization {materialization.index_key} is missing"
         for handle in start.log:
             noted = NotedSet(handle.entry.id, handle.entry.checksum)
-            if _find(self._stored, noted) is None:
-                return f"{_missing(noted)}, once in object {handle.object_key}"
+            if find_set(self._stored, noted) is None:
+                return f"{describe_missing(noted)}, once in object {handle.object_key}"
         return None
 
 
-def not_fenced(tries: Sequence[Try], registry: Registry) -> list[Try]:
-    """Return the tries without those that a higher epoch has overtaken (rule 3)."""
+def not_fenced(candidates: Sequence[CheckpointCandidate], registry: Registry) -> list[CheckpointCandidate]:
+    """Return the candidates without those that a higher epoch has overtaken (rule 3)."""
     began: dict[int, int] = {}
-    for epoch, place in [(one.epoch, one.id) for one in tries] + [
+    for epoch, place in [(one.epoch, one.id) for one in candidates] + [
         (manifest.epoch, manifest.id) for manifest in registry.manifests.values()
     ]:
         began[epoch] = min(place, began.get(epoch, place))
@@ -318,10 +263,11 @@ def not_fenced(tries: Sequence[Try], registry: Registry) -> list[Try]:
         if lowest is not None:
             fenced_from[epoch] = lowest
         lowest = began[epoch] if lowest is None else min(lowest, began[epoch])
-    return [one for one in tries if one.id < fenced_from.get(one.epoch, one.id + 1)]
+    return [one for one in candidates if one.id < fenced_from.get(one.epoch, one.id + 1)]
 
 
-def _find(stored: Stored, noted: NotedSet) -> SegmentHandle | None:
+def find_set(stored: Stored, noted: NotedSet) -> SegmentHandle | None:
+    """Return where a change set is stored with the checksum that its note names, or None."""
     for handle in stored.get(noted.id, ()):
         if handle.entry.checksum == noted.checksum:
             return handle
@@ -330,13 +276,8 @@ def _find(stored: Stored, noted: NotedSet) -> SegmentHandle | None:
     return None
 
 
-def _require(stored: Stored, noted: NotedSet) -> SegmentHandle:
-    handle = _find(stored, noted)
-    assert handle is not None  # a path leads only over what is there
-    return handle
-
-
-def _missing(noted: NotedSet) -> str:
+def describe_missing(noted: NotedSet) -> str:
+    """Return what is said of a change set that is not there."""
     return (
         f"change set {noted.id.sqn} of partition {noted.id.partition} of {noted.id.operator!r}, checkpoint "
         f"{noted.id.checkpoint_id}, attempt {noted.id.writer.attempt}, is missing or damaged"
@@ -357,19 +298,3 @@ def _is_restorable(registry: Registry, newest: Manifest) -> bool:
     except CorruptDataError:
         return False
     return True
-
-
-def _first_generation(one: Try, before: CheckpointRef | None) -> int:
-    """Return the first generation of the branch in which a checkpoint follows another, or which a rewind began."""
-    if one.rewound_from is not None:
-        return Place(one.epoch, one.id, 0).generation
-    return Place.of(0, before.generation)._replace(number=0).generation if before is not None else 0
-
-
-def _free_generation(registry: Registry, checkpoint_id: int, wanted: int) -> int:
-    """Return the generation that others name, if it is free and no sound checkpoint of the id stands behind it."""
-    taken = {generation for there, generation in registry.manifests if there == checkpoint_id}
-    floor = max((manifest.generation for manifest in registry.checkpoints if manifest.id == checkpoint_id), default=-1)
-    if wanted > floor and wanted not in taken:
-        return wanted
-    return max(taken) + 1

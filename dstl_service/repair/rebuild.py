@@ -11,26 +11,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from dstl_service.checkpoints.records import Note, decode_note
+from dstl_service.formats.checkpoint_record import CheckpointRecord
+from dstl_service.formats.keys import EpochRecord, Place, encode_job, epoch_key, manifest_key, number_of
+from dstl_service.formats.manifest import Manifest, encode_manifest
 from dstl_service.registry.hints import forget_hints
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.keys import EpochRecord, Place, encode_job, epoch_key, manifest_key, number_of
 from dstl_service.registry.lives import Lives, first_epoch, life_of
-from dstl_service.registry.manifest import Manifest, encode_manifest
-from dstl_service.repair.fsck import check_object
-from dstl_service.repair.plan import Choice, Try, choose, join_tries, manifests_of, not_fenced, proven_keys, state_of
+from dstl_service.repair.manifests import manifests_of
+from dstl_service.repair.plan import (
+    CheckpointCandidate,
+    join_candidates,
+    not_fenced,
+    proven_keys,
+)
 from dstl_service.repair.scan import Registry, read_registry
-from dstl_service.wire import NOTE_OPERATOR, CheckpointRef
+from dstl_service.repair.survey import Survey
+from dstl_service.wire import CheckpointRef
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, InvalidInputError, NotFoundError
-from storage.model import ChangeSetId, ObjectInfo, SegmentHandle
-from storage.object_store import ObjectStore, exists
-from storage.segment_reader import read_index, read_payload
+from storage.model import SegmentHandle
+from storage.object_store import ObjectStore
 
-_READ_AT_ONCE = 16
 _CAUSES_MAX = 3
 """An error names the first few of each kind; the report has all."""
 
@@ -92,40 +95,50 @@ def rebuild_registry(
         CorruptDataError: No checkpoint can be restored from what is there.
         InvalidInputError: The registry is sound, or has a sound manifest that is newer than what can be restored.
     """
-    survey = _Survey(store, job)
+    survey = Survey(store, job)
     survey.read()
     registry = read_registry(store, job, max((life_of(note.epoch) for note, _, _ in survey.notes), default=0))
     if registry.is_empty and not survey.objects:
         raise NotFoundError(f"there is no job {job!r} in {store.url}", job=job)
     life = _choose_life(registry, survey.notes)
-    tries = join_tries(
-        [Try.of_note(note, handle, stored_ms) for note, handle, stored_ms in survey.notes if note.job_uid == life]
-        + [Try.of_manifest(manifest) for manifest in registry.checkpoints if manifest.job_uid == life]
-        + [Try.of_savepoint(savepoint) for savepoint in registry.savepoints.values() if savepoint.job_uid == life]
+    candidates = join_candidates(
+        [
+            CheckpointCandidate.of_note(note, handle, stored_ms)
+            for note, handle, stored_ms in survey.notes
+            if note.job_uid == life
+        ]
+        + [CheckpointCandidate.of_manifest(manifest) for manifest in registry.checkpoints if manifest.job_uid == life]
+        + [
+            CheckpointCandidate.of_savepoint(savepoint)
+            for savepoint in registry.savepoints.values()
+            if savepoint.job_uid == life
+        ]
     )
     report = RebuildReport(
         job,
-        registry_problems=registry.problems() + _lost_manifests(not_fenced(tries, registry)),
+        registry_problems=registry.problems() + _lost_manifests(not_fenced(candidates, registry)),
         object_problems=survey.problems,
         objects=len(survey.objects),
         notes=len(survey.notes),
     )
-    choice = survey.choose_verified(tries, registry, up_to)
-    report.lost = [f"checkpoint {name} is lost: {reason}" for name, reason in choice.lost]
-    if not choice.path:
+    plan = survey.choose_verified(candidates, registry, up_to)
+    report.lost = [f"checkpoint {name} is lost: {reason}" for name, reason in plan.lost]
+    if not plan.path:
         raise CorruptDataError(f"no checkpoint of job {job!r} can be restored: {'; '.join(_causes(report))}", job=job)
-    manifests = manifests_of(choice, registry, life, survey.stored)
-    newest = choice.path[0]
+    manifests = manifests_of(plan, registry, life, survey.stored)
+    newest = plan.path[0]
     made = manifests[-1] if manifests else newest.manifest
     assert made is not None  # no manifest is needed only where there is one
     report.checkpoint = made.ref.to_text()
-    report.is_proven, report.query_id = choice.is_proven, newest.query_id
+    report.is_proven, report.query_id = plan.is_proven, newest.query_id
     report.manifests = [manifest_key(registry.folder, manifest.id, manifest.generation) for manifest in manifests]
     report.moved = sorted(registry.damaged)
     before_all = first_epoch(registry.life) - 1
-    report.epoch = max([before_all, registry.epoch_max, *(one.epoch for one in tries), *_damaged_epochs(registry)]) + 2
+    report.epoch = (
+        max([before_all, registry.epoch_max, *(one.epoch for one in candidates), *_damaged_epochs(registry)]) + 2
+    )
     if write:
-        _check_writable(not_fenced(tries, registry), report, newest, registry.folder)
+        _check_writable(not_fenced(candidates, registry), report, newest, registry.folder)
         _write(store, registry, report, manifests, life, _max_parallelism(registry, survey.notes, life), clock, ids)
     return report
 
@@ -151,80 +164,6 @@ def describe_rebuild(report: RebuildReport) -> str:
     return "\n".join(lines)
 
 
-class _Survey:
-    """What the segment objects of a job hold, as their indexes tell; payloads are verified when they are chosen."""
-
-    def __init__(self, store: ObjectStore, job: str) -> None:
-        self._store = store
-        self._job = job
-        self._verified: set[str] = set()
-        self.objects: list[ObjectInfo] = []
-        self.stored: dict[ChangeSetId, list[SegmentHandle]] = {}
-        self.notes: list[tuple[Note, SegmentHandle, int]] = []
-        self.problems: list[str] = []
-
-    def read(self) -> None:
-        """Read all indexes and notes."""
-        self.objects = list(self._store.list(f"{self._job}/segments/"))
-        with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
-            for info, (handles, notes, problems) in zip(
-                self.objects, threads.map(self._read_object, self.objects), strict=True
-            ):
-                for handle in handles:
-                    self.stored.setdefault(handle.entry.id, []).append(handle)
-                self.notes += [(note, handle, info.modified_ms) for note, handle in notes]
-                self.problems += problems
-
-    def choose_verified(self, tries: Sequence[Try], registry: Registry, up_to: int | None) -> Choice:
-        """Choose, read all that was chosen, and choose again without what is damaged, until all is sound."""
-        missing_indexes = self._missing_indexes(tries)
-        while True:
-            choice = choose(tries, registry, self.stored, missing_indexes, up_to)
-            if not choice.path:
-                return choice
-            handles_of: dict[str, list[SegmentHandle]] = {}
-            for handle in state_of(choice, self.stored).log:
-                if handle.object_key not in self._verified:
-                    handles_of.setdefault(handle.object_key, []).append(handle)
-            damaged = {key for key, handles in handles_of.items() if not self._verify(key, handles)}
-            if not damaged:
-                return choice
-            for handles in self.stored.values():
-                handles[:] = [handle for handle in handles if handle.object_key not in damaged]
-
-    def _read_object(self, info: ObjectInfo) -> tuple[list[SegmentHandle], list[tuple[Note, SegmentHandle]], list[str]]:
-        try:
-            entries = read_index(self._store, info.key, info.size_bytes)
-        except (CorruptDataError, NotFoundError) as error:
-            return [], [], [error.message]
-        handles, notes, problems = [], [], []
-        for entry in entries:
-            handle = SegmentHandle(info.key, info.size_bytes, entry)
-            if entry.id.job != self._job:
-                problems.append(f"object {info.key} holds a segment of job {entry.id.job!r}")
-            elif entry.id.operator != NOTE_OPERATOR:
-                handles.append(handle)
-            else:
-                try:
-                    notes.append((decode_note(read_payload(self._store, handle), info.key), handle))
-                except (CorruptDataError, NotFoundError) as error:
-                    problems.append(error.message)
-        return handles, notes, problems
-
-    def _verify(self, key: str, handles: Sequence[SegmentHandle]) -> bool:
-        try:
-            check_object(self._store, key, handles)
-        except CorruptDataError as error:
-            self.problems.append(error.message)
-            return False
-        self._verified.add(key)
-        return True
-
-    def _missing_indexes(self, tries: Sequence[Try]) -> frozenset[str]:
-        keys = {handle.index_key for one in tries if one.start for handle in one.start.materializations}
-        return frozenset(key for key in keys if not exists(self._store, key))
-
-
 def _write(
     store: ObjectStore,
     registry: Registry,
@@ -242,7 +181,7 @@ def _write(
     for key in report.moved:
         store.put(f"{job}/damaged/{ids.unique_id()}/{key.removeprefix(f'{job}/')}", store.get(key))
         store.delete([key])
-    # Checkpoints that come back may lie in front of what they tell to be passed over.
+    # Checkpoints that come back may lie in front of what hints tell to be passed over.
     forget_hints(store, registry.folder)
     for manifest in manifests:
         key = manifest_key(registry.folder, manifest.id, manifest.generation)
@@ -263,7 +202,9 @@ def _write(
     report.is_written = True
 
 
-def _check_writable(current: Sequence[Try], report: RebuildReport, chosen: Try, folder: str) -> None:
+def _check_writable(
+    current: Sequence[CheckpointCandidate], report: RebuildReport, chosen: CheckpointCandidate, folder: str
+) -> None:
     if not report.registry_problems:
         raise InvalidInputError(f"the registry of job {report.job!r} is sound: there is nothing to rebuild")
     newest = _newest_manifest(current)
@@ -284,7 +225,7 @@ def _causes(report: RebuildReport) -> Iterator[str]:
         yield "there are no notes"
 
 
-def _choose_life(registry: Registry, notes: Sequence[tuple[Note, SegmentHandle, int]]) -> str:
+def _choose_life(registry: Registry, notes: Sequence[tuple[CheckpointRecord, SegmentHandle, int]]) -> str:
     """Return the uid of the job to rebuild; without ``job.json``, that of what was stored last in the last life."""
     if registry.uid is not None:
         return registry.uid
@@ -294,7 +235,9 @@ def _choose_life(registry: Registry, notes: Sequence[tuple[Note, SegmentHandle, 
     return max(((life_of(note.epoch), stored_ms, note.job_uid) for note, _, stored_ms in notes), default=(0, 0, ""))[2]
 
 
-def _max_parallelism(registry: Registry, notes: Sequence[tuple[Note, SegmentHandle, int]], life: str) -> int:
+def _max_parallelism(
+    registry: Registry, notes: Sequence[tuple[CheckpointRecord, SegmentHandle, int]], life: str
+) -> int:
     if registry.max_parallelism is not None:
         return registry.max_parallelism
     counts = Counter(note.max_parallelism for note, _, _ in notes if note.job_uid == life)
@@ -305,13 +248,13 @@ def _max_parallelism(registry: Registry, notes: Sequence[tuple[Note, SegmentHand
     return counts.most_common(1)[0][0]
 
 
-def _newest_manifest(current: Sequence[Try]) -> Manifest | None:
+def _newest_manifest(current: Sequence[CheckpointCandidate]) -> Manifest | None:
     """Return the newest manifest of those that no higher epoch has overtaken, as by setting the job back."""
     manifests = [one.manifest for one in current if one.manifest is not None]
     return max(manifests, key=lambda one: Place.of(one.id, one.generation), default=None)
 
 
-def _lost_manifests(current: Sequence[Try]) -> list[str]:
+def _lost_manifests(current: Sequence[CheckpointCandidate]) -> list[str]:
     """Return a problem if a checkpoint that came to exist is newer than all manifests."""
     newest = _newest_manifest(current)
     newest_id = -1 if newest is None else newest.id

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from dstl_service.registry.keys import EpochRecord, Place, decode_job, epoch_key, manifest_key, number_of, place_of
+from dstl_service.formats.keys import EpochRecord, Place, decode_job, epoch_key, manifest_key, number_of, place_of
+from dstl_service.formats.manifest import FORMAT, Manifest, ManifestKind, decode_manifest
 from dstl_service.registry.lives import Lives, life_folder, record_key
-from dstl_service.registry.manifest import FORMAT, Manifest, ManifestKind, decode_manifest
 from storage.errors import CorruptDataError, InvalidInputError, NotFoundError
 from storage.object_store import ObjectStore
 

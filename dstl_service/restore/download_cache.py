@@ -6,37 +6,36 @@ read from the store once: whoever comes while it is on its way waits for it, who
 
 Best effort (I16): what is read from a file is compared with checksums kept in memory, and a file that is damaged, gone
 or could never be written only costs a read from the store. Safe to use from several threads.
-
-    <folder>/dstl-downloads-<uid>/      this user's alone, and what is in it follows no link
-      part-<id>.lock                    locked while its process lives
-      part-<id>/                        the files of one process, for they are of no use to another one
-
-Nothing else is ever removed than parts of dead processes: a part is known by its name and its lock.
 """
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
-import re
-import shutil
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dstl_service.registry.materialization_index import fits_checksum, fits_key, is_named_by_content
+from dstl_service.formats.materialization_index import is_named_by_content, matches_checksum
+from dstl_service.metrics.downloads import DownloadFigures
+from dstl_service.restore.download_files import (
+    DownloadedFile,
+    blocks_of,
+    is_immutable,
+    is_sound_object,
+    open_part,
+    read_verified,
+    remove_file,
+    remove_part,
+)
 from storage.checksum import checksum64, running_checksum128
 from storage.clock import Clock, IdSource
-from storage.errors import CorruptDataError
 from storage.model import ObjectInfo
 from storage.object_store import ObjectReader
-from storage.private_folder import OWN, Trust, UntrustedFolderError, make_folder, open_lock
-from storage.segment_format import decode_object
+from storage.private_folder import OWN, Trust
 
 OBJECT_BYTES_MAX = 64 * 1024 * 1024
 """Larger objects are never held in memory as a whole."""
@@ -44,18 +43,8 @@ PIECE_BYTES = 16 * 1024 * 1024
 """In pieces of this size a larger file of a snapshot is downloaded."""
 _SIZES_KNOWN = 100_000
 
-_BLOCK_BYTES = 1024 * 1024
-_PART_LOCK = re.compile(r"(part-[0-9a-f]{32})\.lock")
 
 logger = logging.getLogger("dstl_service")
-
-
-@dataclass(slots=True)
-class _File:
-    path: Path
-    size_bytes: int
-    checksums: list[int]
-    used_ms: int
 
 
 @dataclass(slots=True)
@@ -76,6 +65,7 @@ class DownloadCache:
         clock: Tells when that is.
         ids: Names this process's part of the folder.
         trust: Whose folders may lie on the way to the files.
+        figures: Where it counts what it does; by default its own.
     """
 
     def __init__(
@@ -87,6 +77,7 @@ class DownloadCache:
         clock: Clock,
         ids: IdSource,
         trust: Trust = OWN,
+        figures: DownloadFigures | None = None,
     ) -> None:
         self._store = store
         self._home = (folder or Path(tempfile.gettempdir())).absolute() / f"dstl-downloads-{os.geteuid()}"
@@ -96,7 +87,7 @@ class DownloadCache:
         self._ids = ids
         self._trust = trust
         self._lock = threading.Lock()
-        self._files: OrderedDict[str, _File] = OrderedDict()
+        self._files: OrderedDict[str, DownloadedFile] = OrderedDict()
         self._downloads: dict[str, _Download] = {}
         self._sizes: OrderedDict[str, int] = OrderedDict()
         self._folder: Path | None = None
@@ -104,10 +95,7 @@ class DownloadCache:
         self._sweeper: threading.Thread | None = None
         self._closed = threading.Event()
         self._last_name = 0
-        self.bytes_kept = 0
-        self.hits = 0
-        self.misses = 0
-        self.failures = 0
+        self.figures = figures or DownloadFigures()
 
     @property
     def url(self) -> str:
@@ -116,7 +104,7 @@ class DownloadCache:
 
     def get(self, key: str) -> bytes:
         """Return all bytes of an object; as `ObjectStore.get`."""
-        if not _is_immutable(key):
+        if not is_immutable(key):
             return self._store.get(key)
         data = self._from_file(key, 0, None)
         if data is None:
@@ -125,7 +113,7 @@ class DownloadCache:
 
     def get_range(self, key: str, offset: int, size: int) -> bytes:
         """Return `size` bytes from `offset` on; as `ObjectStore.get_range`."""
-        if _is_immutable(key):
+        if is_immutable(key):
             part = self._from_file(key, offset, size)
             if part is not None:
                 return part
@@ -159,9 +147,9 @@ class DownloadCache:
         self._closed.set()
         with self._lock:
             files, self._files = list(self._files.items()), OrderedDict()
-            self.bytes_kept = 0
+            self.figures.bytes_kept = 0
         for _, file in files:
-            _remove(file.path)
+            remove_file(file.path)
         self._leave_folder()
 
     def _size_of(self, key: str) -> int:
@@ -233,7 +221,7 @@ class DownloadCache:
         if end > file.size_bytes:
             return None
         try:
-            data = _read_verified(file, offset, end)
+            data = read_verified(file, offset, end)
         except OSError as error:
             self._failed("read", error)
             self._drop(key, file)
@@ -243,7 +231,7 @@ class DownloadCache:
 
     def _keep(self, key: str, data: bytes) -> None:
         """Write a file, if there is room and the disk takes it."""
-        if len(data) <= min(self._bytes_max, OBJECT_BYTES_MAX) and _is_sound(key, data):
+        if len(data) <= min(self._bytes_max, OBJECT_BYTES_MAX) and is_sound_object(key, data):
             self._write(key, len(data), [data])
 
     def _download_pieces(self, key: str, size_bytes: int) -> None:
@@ -256,7 +244,7 @@ class DownloadCache:
                 hasher.update(piece)
                 yield piece
 
-        self._write(key, size_bytes, pieces(), lambda: fits_checksum(key, hasher.hexdigest()))
+        self._write(key, size_bytes, pieces(), lambda: matches_checksum(key, hasher.hexdigest()))
 
     def _write(
         self, key: str, size_bytes: int, pieces: Iterable[bytes], is_sound: Callable[[], bool] = lambda: True
@@ -272,8 +260,10 @@ class DownloadCache:
             with open(path, "xb") as stream:
                 for piece in pieces:
                     stream.write(piece)
-                    checksums += [checksum64(block) for block in _blocks(piece)]
-            is_kept = is_sound() and self._add(key, _File(path, size_bytes, checksums, self._clock.monotonic_ms()))
+                    checksums += [checksum64(block) for block in blocks_of(piece)]
+            is_kept = is_sound() and self._add(
+                key, DownloadedFile(path, size_bytes, checksums, self._clock.monotonic_ms())
+            )
         except OSError as error:
             self._failed("write", error)
             if path is not None and not path.parent.exists():  # somebody cleaned up; the next file gets a new one
@@ -281,11 +271,11 @@ class DownloadCache:
         finally:
             if not is_kept:
                 with self._lock:
-                    self.bytes_kept -= 0 if self._closed.is_set() else size_bytes
+                    self.figures.bytes_kept -= 0 if self._closed.is_set() else size_bytes
                 if path is not None:
-                    _remove(path)
+                    remove_file(path)
 
-    def _add(self, key: str, file: _File) -> bool:
+    def _add(self, key: str, file: DownloadedFile) -> bool:
         """Let others read a file; say whether that is still wanted."""
         with self._lock:
             if self._closed.is_set():
@@ -298,7 +288,7 @@ class DownloadCache:
         """Make room by removing what was not read for longest; say whether there is room now."""
         surplus = []
         with self._lock:
-            excess = self.bytes_kept + size_bytes - self._bytes_max
+            excess = self.figures.bytes_kept + size_bytes - self._bytes_max
             for key, file in self._files.items():
                 if excess <= 0:
                     break
@@ -306,7 +296,7 @@ class DownloadCache:
                 excess -= file.size_bytes
             if excess > 0:  # others are being written
                 return False
-            self.bytes_kept += size_bytes
+            self.figures.bytes_kept += size_bytes
         for key, file in surplus:
             self._drop(key, file)
         return True
@@ -314,7 +304,7 @@ class DownloadCache:
     def _new_path(self) -> Path:
         with self._lock:
             if self._folder is None:
-                self._folder, self._folder_lock = _open_part(self._home, self._ids.unique_id(), self._trust)
+                self._folder, self._folder_lock = open_part(self._home, self._ids.unique_id(), self._trust)
             self._last_name += 1
             return self._folder / str(self._last_name)
 
@@ -323,27 +313,27 @@ class DownloadCache:
             folder, self._folder = self._folder, None
             folder_lock, self._folder_lock = self._folder_lock, -1
         if folder is not None:
-            _remove_part(self._home, folder.name)
+            remove_part(self._home, folder.name)
             os.close(folder_lock)
 
-    def _drop(self, key: str, file: _File) -> None:
+    def _drop(self, key: str, file: DownloadedFile) -> None:
         with self._lock:
             if self._files.get(key) is not file:
                 return
             del self._files[key]
-            self.bytes_kept -= file.size_bytes
-        _remove(file.path)
+            self.figures.bytes_kept -= file.size_bytes
+        remove_file(file.path)
 
     def _failed(self, verb: str, error: OSError) -> None:
-        if not self.failures:
+        if not self.figures.failures:
             logger.warning("downloads cannot be kept on disk", extra={"error": f"cannot {verb}: {error}"})
         self._count(failures=1)
 
     def _count(self, hits: int = 0, misses: int = 0, failures: int = 0) -> None:
         with self._lock:
-            self.hits += hits
-            self.misses += misses
-            self.failures += failures
+            self.figures.hits += hits
+            self.figures.misses += misses
+            self.figures.failures += failures
 
     def _start_sweeper(self) -> None:
         if self._sweeper is None:
@@ -353,81 +343,3 @@ class DownloadCache:
     def _sweep_regularly(self) -> None:
         while not self._closed.wait(self._idle_s / 4):
             self.sweep()
-
-
-def _is_immutable(key: str) -> bool:
-    return key.endswith(".seg") or "/materialized/" in key
-
-
-def _is_sound(key: str, data: bytes) -> bool:
-    """Say whether an object came through whole, as far as can be told; the next reader may have more luck."""
-    if key.endswith(".seg"):
-        try:
-            decode_object(data, key)
-        except CorruptDataError:
-            return False
-    return fits_key(key, data)
-
-
-def _blocks(data: bytes) -> Sequence[memoryview]:
-    view = memoryview(data)
-    return [view[begin : begin + _BLOCK_BYTES] for begin in range(0, len(view), _BLOCK_BYTES)]
-
-
-def _read_verified(file: _File, offset: int, end: int) -> bytes:
-    """Read a part of a file, whole blocks of which are compared with their checksums; `OSError` for a damaged one."""
-    first = offset // _BLOCK_BYTES
-    begin = first * _BLOCK_BYTES
-    with open(file.path, "rb") as stream:
-        stream.seek(begin)
-        data = stream.read(min(file.size_bytes, -(-end // _BLOCK_BYTES) * _BLOCK_BYTES) - begin)
-    blocks = _blocks(data)
-    expected = file.checksums[first : first + len(blocks)]
-    if begin + len(data) < end or [checksum64(block) for block in blocks] != expected:
-        raise OSError(f"{file.path} is damaged")
-    return data if (begin, begin + len(data)) == (offset, end) else data[offset - begin : end - begin]
-
-
-def _open_part(home: Path, unique_id: str, trust: Trust) -> tuple[Path, int]:
-    """Make this process's part of the folder, and remove those of dead ones; `OSError` if that cannot be done."""
-    try:
-        make_folder(home, trust)
-    except UntrustedFolderError as error:
-        raise PermissionError(str(error)) from error
-    _remove_stale(home)
-    part = home / f"part-{unique_id}"
-    lock = open_lock(f"{part}.lock", os.O_CREAT | os.O_EXCL)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.fstat(lock).st_nlink:
-            raise FileNotFoundError(f"{part}.lock was removed before it was locked")
-        part.mkdir(mode=0o700)
-    except OSError:
-        os.close(lock)
-        raise
-    return part, lock
-
-
-def _remove_stale(home: Path) -> None:
-    """Remove the parts whose lock nobody holds; a part is made after its lock and removed before it."""
-    for name in os.listdir(home):
-        mark = _PART_LOCK.fullmatch(name)
-        if mark is None:
-            continue
-        with suppress(OSError):
-            lock = open_lock(home / name, 0)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error if its process lives
-                _remove_part(home, mark[1])
-            finally:
-                os.close(lock)
-
-
-def _remove_part(home: Path, name: str) -> None:
-    shutil.rmtree(home / name, ignore_errors=True)  # does not follow links, `name` included
-    _remove(home / f"{name}.lock")
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()

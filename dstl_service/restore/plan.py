@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias
 
+from dstl_service.formats.manifest import Manifest, ManifestKind, select_handles, state_up_to
+from dstl_service.formats.materialization_index import MaterializationIndex, SnapshotFile, read_file, read_index
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest, ManifestKind, select_handles, state_up_to
-from dstl_service.registry.materialization_index import MaterializationIndex, SnapshotFile, read_file, read_index
 from dstl_service.restore.segment_cache import SegmentCache
-from dstl_service.restore.truncation import bases_of, counted_materializations, counted_of_segment
+from dstl_service.restore.truncation import bases_of, key_groups_by_materialization, key_groups_of_segment
 from dstl_service.wire import CheckpointRef
 from storage.checksum import BytesLike
 from storage.errors import NotFoundError
@@ -61,7 +61,7 @@ class RestorePlan:
 
     def counted(self, handle: SegmentHandle) -> KeyGroups:
         """Return the key groups for which a segment of the plan counts."""
-        return counted_of_segment(handle, (item.handle for item in self.materializations), self.key_groups)
+        return key_groups_of_segment(handle, (item.handle for item in self.materializations), self.key_groups)
 
 
 SnapshotStream: TypeAlias = Iterator[
@@ -71,7 +71,7 @@ SnapshotStream: TypeAlias = Iterator[
 
 
 def plan_restore(
-    jobs: JobStore, operator: str, key_groups: KeyGroupRange, have: CheckpointRef | None, want: CheckpointRef
+    job_store: JobStore, operator: str, key_groups: KeyGroupRange, have: CheckpointRef | None, want: CheckpointRef
 ) -> RestorePlan:
     """
     Decide what leads from `have` to `want`.
@@ -82,7 +82,7 @@ def plan_restore(
     """
     newest_first: list[Manifest] = []
     complete_at: int | None = None
-    chain = jobs.chain(want)
+    chain = job_store.chain(want)
     while True:
         try:
             manifest = next(chain, None)
@@ -102,21 +102,21 @@ def plan_restore(
             break
     state = state_up_to(newest_first[:complete_at])
     snapshots = [handle for handle in state.materializations if handle.operator == operator]
-    counted = counted_materializations(snapshots, bases_of(state.log, operator), key_groups)
+    counted = key_groups_by_materialization(snapshots, bases_of(state.log, operator), key_groups)
     beside = [handle for handle, _ in counted]
     handles = [
         handle
         for handle in select_handles(state.log, operator, key_groups)
-        if counted_of_segment(handle, beside, key_groups)
+        if key_groups_of_segment(handle, beside, key_groups)
     ]
     return RestorePlan(True, key_groups, handles, tuple(PlannedMaterialization(*item) for item in counted))
 
 
 def plan_step(
-    jobs: JobStore, operator: str, key_groups: KeyGroupRange, have: CheckpointRef | None, want: CheckpointRef
+    job_store: JobStore, operator: str, key_groups: KeyGroupRange, have: CheckpointRef | None, want: CheckpointRef
 ) -> RestorePlan | None:
     """Return the plan of a table that stands right before `want`, if that is in memory; the usual case. Never waits."""
-    manifest = jobs.remembered(want) if have is not None else None
+    manifest = job_store.remembered(want) if have is not None else None
     if manifest is None or manifest.base != have or manifest.kind is ManifestKind.FENCE:
         return None
     return RestorePlan(False, key_groups, select_handles(manifest.segments, operator, key_groups))

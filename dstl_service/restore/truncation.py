@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from dstl_service.registry.manifest import StateView
+from dstl_service.formats.manifest import StateView
 from storage.key_group_sets import KeyGroups, within, without, without_all
 from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle, SegmentKind
 
@@ -44,7 +44,7 @@ def truncate(view: StateView, made: Iterable[MaterializationHandle]) -> StateVie
         if (operator, key_groups) not in beside:
             found = kept.get(operator, ())
             beside[operator, key_groups] = [item for item in found if item.key_groups.intersects(key_groups)]
-        if counted_of_segment(segment, beside[operator, key_groups], key_groups):
+        if key_groups_of_segment(segment, beside[operator, key_groups], key_groups):
             log.append(segment)
     ordered = sorted(
         (handle for group in kept.values() for handle in group),
@@ -78,7 +78,7 @@ class Counting:
             if item.key_groups.intersects(handle.key_groups) and item.uid != handle.uid
         ]
         bases = self._bases.get(handle.operator, [])
-        counted = counted_materializations([*beside, handle], bases, handle.key_groups)
+        counted = key_groups_by_materialization([*beside, handle], bases, handle.key_groups)
         return any(item.uid == handle.uid for item, _ in counted)
 
 
@@ -87,7 +87,7 @@ def bases_of(log: Iterable[SegmentHandle], operator: str) -> list[SegmentHandle]
     return [item for item in log if item.entry.kind is SegmentKind.BASE and item.entry.id.operator == operator]
 
 
-def counted_of_segment(
+def key_groups_of_segment(
     segment: SegmentHandle, materializations: Iterable[MaterializationHandle], wanted: KeyGroupRange
 ) -> KeyGroups:
     """Return the key groups within `wanted` for which a segment counts, beside materializations of its operator."""
@@ -96,7 +96,7 @@ def counted_of_segment(
     return within(without_all(segment.entry.key_groups, covers), wanted)
 
 
-def counted_materializations(
+def key_groups_by_materialization(
     materializations: Iterable[MaterializationHandle], bases: Sequence[SegmentHandle], wanted: KeyGroupRange
 ) -> list[tuple[MaterializationHandle, KeyGroups]]:
     """
@@ -129,4 +129,4 @@ def _still_counting(
         min(handle.key_groups.first for handle in materializations),
         max(handle.key_groups.last for handle in materializations),
     )
-    return [handle for handle, _ in counted_materializations(materializations, bases, everything)]
+    return [handle for handle, _ in key_groups_by_materialization(materializations, bases, everything)]

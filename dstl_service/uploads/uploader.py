@@ -21,7 +21,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
-from dstl_service.uploads.fair_slots import FairSlots
+from dstl_service.process.fair_slots import FairSlots
 from storage.checksum import BytesLike
 from storage.clock import IdSource
 from storage.errors import DstlError, UnavailableError

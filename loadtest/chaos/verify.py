@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from dstl_service.cli import main
 from dstl_service.collection.garbage_collector import collect_garbage
-from dstl_service.collection.retention import object_keys
+from dstl_service.formats.manifest import object_keys
+from dstl_service.formats.under_way import uid_in_key
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.under_way import uid_in_key
 from dstl_service.restore.plan import plan_restore, read_plan
 from dstl_service.restore.segment_cache import SegmentCache
 from loadtest.chaos.driver import MAX_PARALLELISM, OPERATORS, Driver, Table, apply
@@ -72,18 +72,18 @@ def verify(storage: str, store: ObjectStore, driver: Driver, findings: Findings)
 
 
 def _compare(
-    store: ObjectStore, jobs: JobStore, driver: Driver, findings: Findings, newest_only: int | None = None
+    store: ObjectStore, job_store: JobStore, driver: Driver, findings: Findings, newest_only: int | None = None
 ) -> None:
-    newest = jobs.newest()
+    newest = job_store.newest()
     if newest is None or newest.ref != driver.base:
         findings.different.append(f"{driver.job}: the newest checkpoint is {newest and newest.ref}, not {driver.base}")
         return
-    for manifest in list(jobs.completed())[-newest_only if newest_only else 0 :]:
+    for manifest in list(job_store.completed())[-newest_only if newest_only else 0 :]:
         name = f"{driver.job} at {manifest.ref.to_text()}"
         findings.checkpoints += 1
         try:
-            findings.handles += sum(1 for _ in read_segments(store, jobs.state(manifest.ref).log))
-            tables = {operator: _restored(store, jobs, operator, manifest.id) for operator in OPERATORS}
+            findings.handles += sum(1 for _ in read_segments(store, job_store.state(manifest.ref).log))
+            tables = {operator: _restored(store, job_store, operator, manifest.id) for operator in OPERATORS}
         except DstlError as error:
             findings.lost.append(f"{name}: {error}")
             continue
@@ -95,11 +95,11 @@ def _compare(
                 findings.different.append(f"{name}: {operator} has {repeated} segments twice")
 
 
-def _restored(store: ObjectStore, jobs: JobStore, operator: str, checkpoint_id: int) -> tuple[Table, int]:
+def _restored(store: ObjectStore, job_store: JobStore, operator: str, checkpoint_id: int) -> tuple[Table, int]:
     """Return an operator's table as a cold start gets it, and how many segments came more than once."""
-    manifest = jobs.newest_of(checkpoint_id)
+    manifest = job_store.newest_of(checkpoint_id)
     assert manifest is not None
-    plan = plan_restore(jobs, operator, _EVERYTHING, None, manifest.ref)
+    plan = plan_restore(job_store, operator, _EVERYTHING, None, manifest.ref)
     table: Table = {}
     for handle, payload in read_plan(plan, store, SegmentCache(0)):
         apply(table, dict(decode_change_set(payload, handle.object_key)))
@@ -118,11 +118,11 @@ def _fsck(storage: str, job: str) -> list[str]:
     )
 
 
-def _unnamed(store: ObjectStore, jobs: JobStore, job: str) -> list[str]:
+def _unnamed(store: ObjectStore, job_store: JobStore, job: str) -> list[str]:
     """Return the objects of the job that nothing names or lists, found without the garbage collector."""
-    named = set(jobs.savepoints.object_keys())
+    named = set(job_store.savepoints.object_keys())
     listed: set[str] = set()
-    for manifest in jobs.completed():
+    for manifest in job_store.completed():
         named |= object_keys(manifest)
         listed = manifest.under_way.uids
     folders = (f"{job}/{name}/" for name in ("segments", "materialized"))

@@ -26,9 +26,9 @@ from pathlib import Path
 import pytest
 
 from dstl_service.collection.garbage_collector import collect_garbage
-from dstl_service.collection.retention import object_keys
+from dstl_service.formats.manifest import object_keys
+from dstl_service.formats.under_way import uid_in_key
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.under_way import uid_in_key
 from loadtest.chaos.jumping_clock import ClockOffset
 from loadtest.reporting.figures import Figure, Goal, write_report_json
 from storage.clock import SystemClock, SystemIds

@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from backend_client import ChangelogStateBackend
+from dstl_service.formats.keys import manifest_key
+from dstl_service.formats.manifest import encode_manifest
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.keys import manifest_key
-from dstl_service.registry.manifest import encode_manifest
 from storage.clock import SystemClock, SystemIds
 from storage.errors import InvalidInputError
 from storage.open import open_store

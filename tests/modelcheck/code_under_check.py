@@ -21,11 +21,11 @@ from dstl_service.checkpoints.rewind import rewind
 from dstl_service.collection.retention import RetentionSettings
 from dstl_service.collection.tombstones import Deletions, Tombstone
 from dstl_service.compaction.plan import CompactionSettings
+from dstl_service.formats.manifest import Manifest, decode_manifest
+from dstl_service.formats.under_way import uid_in_key
 from dstl_service.materialization.snapshot_folder import FoundFile
 from dstl_service.peers.client import PeerClient
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest, decode_manifest
-from dstl_service.registry.under_way import uid_in_key
 from dstl_service.restore.plan import plan_restore, read_plan, read_snapshots
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.service import ChangelogService
@@ -114,7 +114,7 @@ class Process:
         """Do what a coordinator does behind its checkpoints: compact, and delete what was subsumed and is due."""
 
         async def settled() -> None:
-            self.service._jobs.get(JOB).maintenance.wake()
+            self.service._upkeep.maintenance_of(self.service._jobs.get(JOB)).wake()
             while self.service.is_busy:  # noqa: ASYNC110 - it has no event, and each round does some of it
                 await asyncio.sleep(0)
 
@@ -240,11 +240,11 @@ def _is_under_way(key: str, newest: Manifest | None) -> bool:
     return newest is not None and uid_in_key(key) in newest.under_way.uids
 
 
-def _check_restored(world: World, jobs: JobStore) -> None:
+def _check_restored(world: World, job_store: JobStore) -> None:
     """Restore all retained checkpoints and all savepoints as a new process does, and compare them."""
     for manifest in (*world.oracle.retained(), *world.oracle.savepoints.values()):
         table: Table = {}
-        plan = plan_restore(jobs, OPERATOR, GROUPS, None, manifest.ref)
+        plan = plan_restore(job_store, OPERATOR, GROUPS, None, manifest.ref)
         for _, _, files in read_snapshots(plan, world.store):
             for file, _, data in files:
                 if file.name.endswith(".sst"):
@@ -312,7 +312,7 @@ def made_small() -> Iterator[None]:
     is counted or is logged.
     """
     with (
-        mock.patch("dstl_service.registry.manifest.COMPLETE_EVERY", COMPLETE_EVERY),
+        mock.patch("dstl_service.formats.manifest.COMPLETE_EVERY", COMPLETE_EVERY),
         mock.patch(f"{MANIFESTS_READ_IN}.decode_manifest", _decoded_manifest),
         mock.patch.multiple("dstl_service.service", ServiceMetrics=_NoMetrics, ThreadPerCall=_Inline),
         mock.patch("dstl_service.process.job_threads.ThreadPoolExecutor", _Inline),

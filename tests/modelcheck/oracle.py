@@ -17,11 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from dstl_service.collection.retention import object_keys
-from dstl_service.registry.keys import place_of
+from dstl_service.formats.keys import place_of
+from dstl_service.formats.manifest import Manifest, ManifestKind, decode_manifest, object_keys
+from dstl_service.formats.materialization_index import MaterializationIndex, decode_index
 from dstl_service.registry.lives import life_of
-from dstl_service.registry.manifest import Manifest, ManifestKind, decode_manifest
-from dstl_service.registry.materialization_index import MaterializationIndex, decode_index
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError
 from storage.memory_store import MemoryStore

@@ -20,9 +20,9 @@ import random
 import pytest
 
 from dstl_service.collection.garbage_collector import collect_garbage
-from dstl_service.collection.retention import object_keys
+from dstl_service.formats.manifest import object_keys
+from dstl_service.formats.under_way import uid_in_key
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.under_way import uid_in_key
 from dstl_service.restore.plan import plan_restore, read_plan
 from dstl_service.restore.segment_cache import SegmentCache
 from storage.leftovers import remove_leftovers

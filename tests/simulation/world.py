@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from dstl_service.checkpoints.records import read_note
 from dstl_service.collection.retention import RetentionSettings
 from dstl_service.compaction.plan import CompactionSettings
+from dstl_service.formats.checkpoint_record import read_note
 from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.peers.client import PeerClient
 from dstl_service.service import ChangelogService

@@ -40,7 +40,7 @@ _RESTORE = re.compile(
 _Answer = Callable[[ChangelogService, Scope, Receive], Awaitable[Response]]
 
 
-class Shortcut:
+class FastPath:
     """ASGI middleware that answers appends and restores in the client's own form; all else is for the application."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -24,10 +24,10 @@ from backend_client.service.log_writer import LogWriter
 from backend_client.service.restore import Advance, advance_to_base
 from backend_client.table.memory_table import open_advanced
 from backend_client.table.state_table import StateTable
+from dstl_service.formats.manifest import StateView
+from dstl_service.formats.materialization_index import MaterializationIndex, read_index
+from dstl_service.formats.under_way import is_announcement
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import StateView
-from dstl_service.registry.materialization_index import MaterializationIndex, read_index
-from dstl_service.registry.under_way import is_announcement
 from dstl_service.wire import CheckpointRef, LogTarget
 from storage.clock import SystemClock, SystemIds
 from storage.key_groups import key_group_range

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dstl_service.registry.manifest import ManifestKind
+from dstl_service.formats.manifest import ManifestKind
 from storage.errors import CorruptDataError
 from storage.key_groups import key_group_range
 from tests.integration.backend_client.materializing_job import MAX_PARALLELISM, Job, Sidecar, report_none

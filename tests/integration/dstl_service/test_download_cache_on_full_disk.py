@@ -39,9 +39,9 @@ def test_reads_go_on(tmp_path: Path, state: str) -> None:
         store.clear()
         for _ in range(3):
             assert [cache.get(key) for key in KEYS] == [content(key) for key in KEYS]
-        kept = cache.bytes_kept // SIZE
+        kept = cache.figures.bytes_kept // SIZE
 
-        assert cache.failures > 0
+        assert cache.figures.failures > 0
         assert (kept >= 1) == (state == "fills up")
         assert store.count("get") == 6 * 3 - kept * 2
         cache.close()

@@ -21,7 +21,7 @@ from dstl_service.compaction.plan import (
     choose_compactions,
     log_size,
 )
-from dstl_service.registry.manifest import StateView
+from dstl_service.formats.manifest import StateView
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.wire import OperatorInfo
 from storage.change_set import decode_change_set, encode_change_set

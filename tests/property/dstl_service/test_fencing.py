@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from dstl_service.formats.manifest import Manifest, ManifestKind, decode_manifest
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest, ManifestKind, decode_manifest
 from storage.errors import ConflictError, FencedError, UnavailableError
 from storage.memory_store import MemoryStore
 from storage.object_store import ObjectData

@@ -14,8 +14,8 @@ from dataclasses import replace
 import pytest
 
 from dstl_service.compaction.plan import CompactionSettings, Replacement, apply, choose_compactions, log_size
-from dstl_service.registry.manifest import StateView, select_handles
-from dstl_service.restore.truncation import bases_of, counted_materializations, counted_of_segment, truncate
+from dstl_service.formats.manifest import StateView, select_handles
+from dstl_service.restore.truncation import bases_of, key_groups_by_materialization, key_groups_of_segment, truncate
 from dstl_service.wire import OperatorInfo
 from storage.key_groups import key_group_range
 from storage.model import (
@@ -112,16 +112,16 @@ class TruncatedState:
                 wanted = key_group_range(partition, parallelism, KEY_GROUPS)
                 assert self.restored(wanted) == within(self.model, wanted)
         for handle in self.view.log:
-            assert counted_of_segment(handle, self.view.materializations, KeyGroupRange(0, KEY_GROUPS - 1))
+            assert key_groups_of_segment(handle, self.view.materializations, KeyGroupRange(0, KEY_GROUPS - 1))
 
     def restored(self, wanted: KeyGroupRange) -> Changes:
         """Restore a table as a plan says."""
         table: Changes = {}
-        counted = counted_materializations(self.view.materializations, bases_of(self.view.log, "op"), wanted)
+        counted = key_groups_by_materialization(self.view.materializations, bases_of(self.view.log, "op"), wanted)
         for materialization, parts in counted:
             table.update(within(self.snapshots[materialization.uid], *parts))
         for handle in select_handles(self.view.log, "op", wanted):
-            parts = counted_of_segment(handle, [item for item, _ in counted], wanted)
+            parts = key_groups_of_segment(handle, [item for item, _ in counted], wanted)
             table.update(within(self.payloads[handle.object_key], *parts))
         return {key: value for key, value in table.items() if value is not None}
 

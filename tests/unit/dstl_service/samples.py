@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 
+from dstl_service.formats.manifest import Manifest, ManifestKind
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest, ManifestKind
 from dstl_service.wire import CheckpointRef, OperatorInfo, StateInfo
 from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer

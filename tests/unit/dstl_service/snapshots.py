@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dstl_service.registry.materialization_index import (
+from dstl_service.formats.materialization_index import (
     MaterializationIndex,
     SnapshotFile,
     encode_index,

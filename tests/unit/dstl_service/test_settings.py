@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from dstl_service.access.certificates import TlsSettings
 from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.settings import (
     CacheSettings,
     GcSettings,
     S3Settings,
     ServiceSettings,
-    TlsSettings,
     UploadSettings,
     default_host_id,
 )

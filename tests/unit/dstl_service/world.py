@@ -7,8 +7,8 @@ from typing import Any
 
 from dstl_service.collection.garbage_collector import GarbageReport, collect_garbage
 from dstl_service.collection.retention import CHECKPOINTS_MAX
+from dstl_service.formats.manifest import Manifest, ManifestKind
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest, ManifestKind
 from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
 from storage.object_store import ObjectStore

@@ -12,7 +12,7 @@ from moto import mock_aws
 from storage.errors import ConflictError, UnavailableError
 from storage.local_store import LocalStore
 from storage.memory_store import MemoryStore
-from storage.object_store import ObjectData, ObjectStore, decide_refusal
+from storage.object_store import ObjectData, ObjectStore, check_refused_put
 from storage.s3_store import S3Store
 from storage.testing import Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.storage.object_store_suite import ObjectStoreSuite, RaceSuite
@@ -76,7 +76,7 @@ def test_check_finds_ignored_condition() -> None:
 def test_refusal_by_vanished_object_is_unavailable() -> None:
     """An object that was there and is gone again decides nothing, so the put is to be repeated."""
     with pytest.raises(UnavailableError, match="gone again"):
-        decide_refusal(MemoryStore(), "k", b"x")
+        check_refused_put(MemoryStore(), "k", b"x")
 
 
 def test_put_succeeds_when_response_is_lost() -> None:

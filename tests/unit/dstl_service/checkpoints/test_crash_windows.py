@@ -15,11 +15,11 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from dstl_service.checkpoints.records import read_note
 from dstl_service.collection.garbage_collector import collect_garbage
-from dstl_service.intake.change_sets import BatchSettings, ChangeSetBook
+from dstl_service.formats.checkpoint_record import read_note
+from dstl_service.formats.manifest import ManifestKind
+from dstl_service.intake.change_sets import BatchSettings, ChangeSetTracker
 from dstl_service.peers.client import PeerClient
-from dstl_service.registry.manifest import ManifestKind
 from dstl_service.service import ChangelogService
 from dstl_service.settings import GcSettings, PeerSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CompleteRequest, OpenJob
@@ -101,7 +101,7 @@ class Gate(FaultyStore):
 
 def test_stale_upload_does_not_stand_for_new_set() -> None:
     """An upload that ends after its sets were forgotten and sent anew does not count for the new content (I2)."""
-    book = ChangeSetBook(BatchSettings())
+    book = ChangeSetTracker(BatchSettings())
     old, new = segment(b"old"), segment(b"new")
     batches = []
     for item in (old, new):
@@ -123,7 +123,7 @@ def test_stale_upload_does_not_stand_for_new_set() -> None:
 
 def test_stale_failure_does_not_touch_new_set() -> None:
     """An upload that fails after its sets were forgotten and sent anew leaves the running one alone."""
-    book = ChangeSetBook(BatchSettings())
+    book = ChangeSetTracker(BatchSettings())
     for item in (old := segment(), new := replace(old, payload=b"payload")):
         book.receive(item, 0, preemptive=False)
         book.request([item.id], 0)
@@ -142,7 +142,7 @@ def test_stale_failure_does_not_touch_new_set() -> None:
 
 def test_older_epochs_sets_are_forgotten() -> None:
     """When a newer epoch is seen, sets of older ones give their room back (I4, I9)."""
-    book = ChangeSetBook(BatchSettings())
+    book = ChangeSetTracker(BatchSettings())
     for epoch in (1, 2):
         book.receive(segment(epoch=epoch), 0, preemptive=False)
 

@@ -15,10 +15,11 @@ import pytest
 from dstl_service.checkpoints.rewind import RewindReport, rewind
 from dstl_service.cli import main
 from dstl_service.collection.deletion import delete_subsumed
+from dstl_service.collection.retention import retained_manifests
+from dstl_service.formats.keys import epoch_key
+from dstl_service.formats.manifest import Manifest, ManifestKind
 from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.jobs import delete_job
-from dstl_service.registry.keys import epoch_key
-from dstl_service.registry.manifest import Manifest, ManifestKind
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import rebuild_registry
 from dstl_service.wire import CheckpointRef
@@ -267,7 +268,7 @@ def sweep(store: ObjectStore) -> None:
     """Delete all manifests that are not needed, as a coordinator or a collector does."""
     jobs = opened(store, 70)
     epoch = jobs.settled_epoch()
-    delete_subsumed(store, jobs, [], [found.ref for found in jobs.retained(2)], epoch)
+    delete_subsumed(store, jobs, [], [found.ref for found in retained_manifests(jobs, 2)], epoch)
 
 
 def complete_or_be_fenced(driver: Driver) -> None:
@@ -341,7 +342,7 @@ def check_whole(store: ObjectStore, follower: Driver) -> None:
     jobs = opened(store, 93)
     listed = list(jobs.completed())
     assert listed[-1] == follower.latest
-    for found in jobs.retained(2):
+    for found in retained_manifests(jobs, 2):
         assert jobs.state(found.ref).log == []
 
 

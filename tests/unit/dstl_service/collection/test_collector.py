@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from dstl_service.formats.keys import number_of, place_of
 from dstl_service.intake.active_job import IDLE_MS
-from dstl_service.registry.keys import number_of, place_of
 from dstl_service.settings import GcSettings
 from storage.errors import CorruptDataError
 from storage.memory_store import MemoryStore
@@ -31,7 +31,8 @@ def metrics(life: Life) -> dict[str, float]:
 
 def collector_of(life: Life) -> Any:
     """Return the task that collects the job's garbage."""
-    return life.client.app.state.service._jobs.get("job").collector
+    service = life.client.app.state.service
+    return service._upkeep.collector_of(service._jobs.get("job"))
 
 
 def test_collector_outlives_a_bug() -> None:

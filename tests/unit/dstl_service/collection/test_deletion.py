@@ -14,9 +14,9 @@ import pytest
 from dstl_service.checkpoints.rewind import rewind
 from dstl_service.collection.deletion import delete_subsumed
 from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
-from dstl_service.collection.retention import Deletion, RetentionBook, RetentionSettings, object_keys
+from dstl_service.collection.retention import Deletion, RetentionSettings, RetentionTracker
+from dstl_service.formats.manifest import ManifestKind, object_keys
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import ManifestKind
 from storage.errors import NotFoundError
 from storage.object_store import exists
 from storage.testing import FakeIds
@@ -27,14 +27,14 @@ from tests.unit.dstl_service.world import World
 Deleting = Callable[[World, PausingStore], object]
 
 
-def subsumed_world() -> tuple[World, list[Deletion], RetentionBook]:
+def subsumed_world() -> tuple[World, list[Deletion], RetentionTracker]:
     """Return a job whose first three checkpoints were subsumed long ago, and are about to be deleted."""
     world = World()
     world.complete(world.object(0), kind=ManifestKind.COMPLETE)
     world.complete(world.object(1))
     world.complete(world.object(2))
     assert world.newest is not None
-    book = RetentionBook(RetentionSettings(checkpoints_max=1, delay_s=0))
+    book = RetentionTracker(RetentionSettings(checkpoints_max=1, delay_s=0))
     book.begin(world.jobs.chain(world.newest.ref))
     world.compact(world.object(3))
     book.completed(world.newest, now_ms=0)
@@ -42,7 +42,7 @@ def subsumed_world() -> tuple[World, list[Deletion], RetentionBook]:
     return world, book.take_due(0), book
 
 
-def retention(world: World, due: list[Deletion], book: RetentionBook) -> Deleting:
+def retention(world: World, due: list[Deletion], book: RetentionTracker) -> Deleting:
     return lambda _, store: delete_subsumed(store, opened(store, 5), due, book.spared, world.epoch)
 
 
@@ -50,24 +50,24 @@ def collection(world: World, *_: object) -> Deleting:
     return lambda _, store: collect_garbage(store, opened(store, 5), "job", world.clock, checkpoints_max=1)
 
 
-def to_checkpoint(jobs: JobStore) -> None:
+def to_checkpoint(job_store: JobStore) -> None:
     """Set the job back to a checkpoint, as somebody does who retains more of them."""
     with suppress(NotFoundError):  # its deletion has begun
-        rewind(jobs, "job", FakeIds(8), checkpoint_id=1, write=True)
+        rewind(job_store, "job", FakeIds(8), checkpoint_id=1, write=True)
 
 
-def to_savepoint(jobs: JobStore) -> None:
+def to_savepoint(job_store: JobStore) -> None:
     """Set the job back to a savepoint, and delete that."""
-    rewind(jobs, "job", FakeIds(8), savepoint="kept", write=True)
-    jobs.savepoints.delete("kept")
+    rewind(job_store, "job", FakeIds(8), savepoint="kept", write=True)
+    job_store.savepoints.delete("kept")
 
 
-def check_whole(jobs: JobStore, world: World) -> None:
+def check_whole(job_store: JobStore, world: World) -> None:
     """Check that all objects of the newest checkpoint, and of all savepoints, are there."""
-    newest = jobs.newest()
+    newest = job_store.newest()
     assert newest is not None
-    kept = {handle.object_key for handle in jobs.state(newest.ref).log}
-    for _, savepoint in jobs.savepoints.all():
+    kept = {handle.object_key for handle in job_store.state(newest.ref).log}
+    for _, savepoint in job_store.savepoints.all():
         kept |= object_keys(savepoint)
     assert [key for key in kept if not exists(world.store, key)] == []
 

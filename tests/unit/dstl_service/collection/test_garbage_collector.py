@@ -11,10 +11,9 @@ import pytest
 from dstl_service.checkpoints.rewind import rewind
 from dstl_service.cli import main
 from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
-from dstl_service.collection.retention import object_keys
+from dstl_service.formats.manifest import Manifest, ManifestKind, object_keys
+from dstl_service.formats.under_way import UnderWay, UnderWaySnapshot
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest, ManifestKind
-from dstl_service.registry.under_way import UnderWay, UnderWaySnapshot
 from dstl_service.registry.unfinished_objects import UnfinishedObjects
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, NotFoundError

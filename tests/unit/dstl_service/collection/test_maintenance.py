@@ -12,8 +12,8 @@ from dstl_service.checkpoints.rewind import rewind
 from dstl_service.collection.garbage_collector import collect_garbage
 from dstl_service.collection.retention import RetentionSettings
 from dstl_service.compaction.plan import CompactionSettings
-from dstl_service.registry.manifest import Manifest
-from dstl_service.registry.under_way import uid_in_key
+from dstl_service.formats.manifest import Manifest
+from dstl_service.formats.under_way import uid_in_key
 from storage.change_set import decode_change_set, encode_change_set
 from storage.memory_store import MemoryStore
 from storage.model import SegmentKind

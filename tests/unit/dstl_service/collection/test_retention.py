@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dstl_service.collection.retention import RetentionBook, RetentionSettings, manifests_to_keep
-from dstl_service.registry.manifest import Manifest, ManifestKind
+from dstl_service.collection.retention import RetentionSettings, RetentionTracker, manifests_to_keep
+from dstl_service.formats.manifest import Manifest, ManifestKind
 from storage.errors import CorruptDataError, InvalidInputError
 from storage.model import ChangeSetId, KeyGroupRange, SegmentEntry, SegmentHandle, Writer
 
@@ -43,9 +43,9 @@ def chain(*kinds: str, earlier: dict[int, tuple[str, ...]] | None = None) -> lis
     return made
 
 
-def book(manifests: list[Manifest], retained: int, delay_s: int = 0) -> RetentionBook:
+def book(manifests: list[Manifest], retained: int, delay_s: int = 0) -> RetentionTracker:
     """Return a book that saw these checkpoints being completed at second 0, 1, 2, …."""
-    made = RetentionBook(RetentionSettings(retained, delay_s))
+    made = RetentionTracker(RetentionSettings(retained, delay_s))
     made.begin([manifests[0]])
     for second, manifest in enumerate(manifests[1:], start=1):
         made.completed(manifest, second * 1000)
@@ -101,7 +101,7 @@ def test_shared_object_stays() -> None:
 def test_book_begins_at_what_is_stored() -> None:
     """A new coordinator takes over what its predecessor left, back to what the retained checkpoints need."""
     manifests = chain("c", "d", "c", "d", "d", "c", "d")
-    made = RetentionBook(RetentionSettings(3, 0))
+    made = RetentionTracker(RetentionSettings(3, 0))
     made.begin(reversed(manifests))
 
     assert made.newest == manifests[-1].ref

@@ -14,7 +14,7 @@ from dstl_service.compaction.plan import (
     choose_compactions,
     log_size,
 )
-from dstl_service.registry.manifest import StateView
+from dstl_service.formats.manifest import StateView
 from dstl_service.wire import OperatorInfo
 from storage.model import ChangeSetId, KeyGroupRange, MaterializationHandle, Segment, SegmentHandle, SegmentKind, Writer
 from tests.unit.dstl_service.samples import handles_of

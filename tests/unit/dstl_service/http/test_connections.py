@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from dstl_service.http.connections import ENDING_S, UNREAD_S, Bounds, Connections, Phase
-from dstl_service.process.logs import Throttle
+from dstl_service.process.logs import LogLimiter
 from storage.testing import FakeClock
 
 BOUNDS = Bounds(connections_max=3, head_timeout_s=20, body_grace_s=10, body_bytes_per_s_min=100)
@@ -41,7 +41,7 @@ def with_clients(*clients: Client, story: Callable[[Connections], None]) -> None
     """Tell a story of a server with these clients."""
 
     async def tell() -> None:
-        connections = Connections(BOUNDS, Throttle(FakeClock()))
+        connections = Connections(BOUNDS, LogLimiter(FakeClock()))
         for client in clients:
             assert connections.admit(client)
         story(connections)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from dstl_service.http.routes.fast_path import Shortcut
+from dstl_service.http.routes.fast_path import FastPath
 from storage.checksum import checksum64
 from storage.memory_store import MemoryStore
 from tests.unit.dstl_service.http_life import Life, service
@@ -51,7 +51,7 @@ def way_of(query: str, path: str = "/v1/jobs/job/change-sets", method: str = "PO
 
     scope = {"type": "http", "method": method, "path": path, "query_string": query.encode()}
     try:
-        asyncio.run(Shortcut(application)(scope, None, None))  # type: ignore[arg-type]
+        asyncio.run(FastPath(application)(scope, None, None))  # type: ignore[arg-type]
     except KeyError:  # there is no application in the scope whose service could be asked
         taken.append("short")
     return taken[0]

@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 
 from dstl_service.http.connections import Bounds, Connections
 from dstl_service.http.http_protocol import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINED_MAX, BoundedHttpProtocol, protocol_of
-from dstl_service.process.logs import Throttle
+from dstl_service.process.logs import LogLimiter
 from storage.testing import FakeClock
 
 pytestmark = pytest.mark.timeout(30)
@@ -83,7 +83,7 @@ def connected(story: Callable[[BoundedHttpProtocol, Wire], Awaitable[None]]) -> 
 
     async def tell() -> None:
         config = uvicorn.Config(echo, log_config=None, ws="none", lifespan="off")
-        guard = Connections(Bounds(10, 20, 20, 100), Throttle(FakeClock()))
+        guard = Connections(Bounds(10, 20, 20, 100), LogLimiter(FakeClock()))
         wire = Wire()
         protocol = protocol_of(guard)(config, ServerState(), {})
         protocol.connection_made(wire)

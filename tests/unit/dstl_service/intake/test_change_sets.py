@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from dstl_service.intake.change_sets import BatchSettings, ChangeSetBook
+from dstl_service.intake.change_sets import BatchSettings, ChangeSetTracker
 from storage.errors import ConflictError, InvalidInputError, LostChangesError
 from storage.model import Segment
 from tests.unit.dstl_service.samples import handles_of, segment
@@ -15,15 +15,15 @@ from tests.unit.dstl_service.samples import handles_of, segment
 SETTINGS = BatchSettings(delay_ms=10, size_bytes=100, in_flight_bytes_max=1000)
 
 
-def book_of(*segments: Segment) -> ChangeSetBook:
+def book_of(*segments: Segment) -> ChangeSetTracker:
     """Return a book that received these sets at time 0."""
-    book = ChangeSetBook(SETTINGS)
+    book = ChangeSetTracker(SETTINGS)
     for one in segments:
         book.receive(one, 0, preemptive=False)
     return book
 
 
-def uploaded(book: ChangeSetBook, *segments: Segment) -> None:
+def uploaded(book: ChangeSetTracker, *segments: Segment) -> None:
     """Have these sets uploaded."""
     book.request([one.id for one in segments], 0)
     batch = book.take_batch(0)
@@ -60,7 +60,7 @@ class TestRelease:
 
     def test_preemptive_set_waits_for_delay(self) -> None:
         """A preemptive set becomes due after the batch's delay, so that others can share its object."""
-        book = ChangeSetBook(SETTINGS)
+        book = ChangeSetTracker(SETTINGS)
         book.receive(segment(), 100, preemptive=True)
 
         assert book.due_ms == 110
@@ -212,7 +212,7 @@ class TestOutcome:
 
         payload = Payload(b"0123456789")
         watched = weakref.ref(payload)
-        book = ChangeSetBook(SETTINGS)
+        book = ChangeSetTracker(SETTINGS)
         book.receive(segment(payload=payload), 0, preemptive=False)
         uploaded(book, segment())
         del payload
@@ -313,7 +313,7 @@ class TestSameSetTwice:
 
     def test_first_receipt_is_reported(self) -> None:
         """The first time, the set is taken in."""
-        assert ChangeSetBook(SETTINGS).receive(segment(), 0, preemptive=False)
+        assert ChangeSetTracker(SETTINGS).receive(segment(), 0, preemptive=False)
 
     def test_other_content_is_refused(self) -> None:
         """I8: the same identity with other bytes is a conflict, and what was there stays."""
@@ -446,7 +446,7 @@ class TestEpochs:
     def test_large_request_leaves_in_order(self) -> None:
         """What was asked for leaves in the order of asking, in batches that are full, and each set once."""
         segments = [segment(sqn) for sqn in range(35)]
-        book = ChangeSetBook(BatchSettings(size_bytes=100, in_flight_bytes_max=1000))
+        book = ChangeSetTracker(BatchSettings(size_bytes=100, in_flight_bytes_max=1000))
         batches = []
         for one in segments:
             book.receive(one, 0, preemptive=True)

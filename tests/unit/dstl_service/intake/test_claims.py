@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dstl_service.checkpoints.records import Note, encode_note
+from dstl_service.formats.checkpoint_record import CheckpointRecord, encode_note
 from storage.errors import NotFoundError
 from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, KeyGroupRange, ObjectInfo, Segment, Writer
@@ -234,7 +234,7 @@ class TestUnknownJobs:
         """A note without sets would be an object of its own, also for a job that does not exist."""
         store = MemoryStore()
         with service(store) as life:
-            note = Note("job", "uid", 128, 0, "u", 1, None, "", "", (), ())
+            note = CheckpointRecord("job", "uid", 128, 0, "u", 1, None, "", "", (), ())
             body = {"epoch": 1, "refs": [], "note": str(note.to_segment().payload, "ascii")}
             answer = life.client.post(f"{life.path}/persist", json=body)
 
@@ -269,7 +269,9 @@ def test_note_is_stored_as_it_came() -> None:
     store = MemoryStore()
     with service(store) as life:
         opened = life.open()
-        text = encode_note(Note("job", opened["job_uid"], 128, 0, "u", 1, None, "", "x" * 300_000, (), ())).decode()
+        text = encode_note(
+            CheckpointRecord("job", opened["job_uid"], 128, 0, "u", 1, None, "", "x" * 300_000, (), ())
+        ).decode()
         spaced = text.replace('"format":', '"format": ')
         body = {"epoch": 1, "refs": [], "note": spaced}
         (handle,) = life.client.post(f"{life.path}/persist", json=body).json()["handles"]

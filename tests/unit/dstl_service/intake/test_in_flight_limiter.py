@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from dstl_service.intake import in_flight_limiter
-from dstl_service.intake.in_flight_limiter import Room
+from dstl_service.intake.in_flight_limiter import InFlightLimiter
 from storage.errors import OverloadedError
 
 
@@ -22,7 +22,7 @@ class Hall:
         self.refused = 0
         self.entered: list[str] = []
         self.held_of: Counter[str] = Counter()
-        self.room = Room(1000, self._held, self._hurry, self._refuse)
+        self.room = InFlightLimiter(1000, self._held, self._hurry, self._refuse)
 
     def _held(self, job: str | None) -> int:
         return self.held_bytes if job is None else self.held_of[job]

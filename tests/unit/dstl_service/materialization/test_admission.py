@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from dstl_service.formats.manifest import ManifestKind
+from dstl_service.formats.materialization_index import MaterializationIndex
+from dstl_service.formats.under_way import Announcement, UnderWay, UnderWaySnapshot
 from dstl_service.materialization.admission import Reported, choose_materializations
-from dstl_service.registry.manifest import ManifestKind
-from dstl_service.registry.materialization_index import MaterializationIndex
-from dstl_service.registry.under_way import Announcement, UnderWay, UnderWaySnapshot
 from dstl_service.wire import CheckpointRef
 from storage.memory_store import MemoryStore
 from storage.model import KeyGroupRange, MaterializationHandle

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from dstl_service.formats.manifest import Manifest, ManifestKind, StateView
+from dstl_service.formats.under_way import UnderWay
 from dstl_service.materialization.admission import choose_materializations
 from dstl_service.materialization.materializer import Materializer
 from dstl_service.materialization.policy import MaterializationSettings
 from dstl_service.materialization.snapshot_uploader import TableId
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest, ManifestKind, StateView
-from dstl_service.registry.under_way import UnderWay
 from dstl_service.restore.plan import RestorePlan
 from dstl_service.restore.truncation import truncate
 from dstl_service.wire import OperatorInfo

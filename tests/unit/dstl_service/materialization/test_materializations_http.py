@@ -12,10 +12,10 @@ import pytest
 
 from dstl_service.checkpoints.rewind import rewind
 from dstl_service.collection.garbage_collector import collect_garbage
+from dstl_service.formats.under_way import Announcement, UnderWaySnapshot, uid_in_key
 from dstl_service.materialization import materializer
 from dstl_service.materialization.policy import MaterializationSettings
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.under_way import Announcement, UnderWaySnapshot, uid_in_key
 from dstl_service.settings import GcSettings
 from dstl_service.wire import CheckpointRef, decode_frames
 from storage.local_store import LocalStore

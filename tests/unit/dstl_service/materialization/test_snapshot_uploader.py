@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
+from dstl_service.formats.manifest import ManifestKind
+from dstl_service.formats.materialization_index import read_index
+from dstl_service.formats.under_way import UnderWaySnapshot, uid_in_key
 from dstl_service.materialization import snapshot_uploader
 from dstl_service.materialization.policy import MaterializationSettings
 from dstl_service.materialization.snapshot_folder import SnapshotFolder
 from dstl_service.materialization.snapshot_uploader import (
+    BandwidthLimiter,
     KnownFiles,
     SnapshotUploader,
     StoredSnapshot,
     TableId,
-    Throttle,
 )
 from dstl_service.materialization.table_file_check import DamagedFileError
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import ManifestKind
-from dstl_service.registry.materialization_index import read_index
-from dstl_service.registry.under_way import UnderWaySnapshot, uid_in_key
 from dstl_service.wire import CheckpointRef
 from storage.errors import InvalidInputError, UnavailableError
 from storage.memory_store import MemoryStore
@@ -209,9 +209,9 @@ def test_files_that_went_are_forgotten(tmp_path: Path) -> None:
 
 def test_throttle_spreads_bytes() -> None:
     """Each upload waits until those before it would be through at the limit; unused time is not saved up."""
-    throttle = Throttle(1000)
+    limiter = BandwidthLimiter(1000)
 
-    assert [throttle.delay_ms(500, 0) for _ in range(3)] == [0, 500, 1000]
-    assert throttle.delay_ms(500, 10_000) == 0
-    assert throttle.delay_ms(1, 10_000) == 500
-    assert [Throttle(0).delay_ms(10**9, 0) for _ in range(2)] == [0, 0]
+    assert [limiter.delay_ms(500, 0) for _ in range(3)] == [0, 500, 1000]
+    assert limiter.delay_ms(500, 10_000) == 0
+    assert limiter.delay_ms(1, 10_000) == 500
+    assert [BandwidthLimiter(0).delay_ms(10**9, 0) for _ in range(2)] == [0, 0]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dstl_service.checkpoints.records import Note, NotedSet, encode_note, received_segment
+from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet, encode_note, received_segment
 from dstl_service.process.job_threads import JobThreads
 from dstl_service.service import RESTORE_THREADS, ChangelogService
 from dstl_service.wire import NOTE_CHARS_MAX
@@ -169,7 +169,7 @@ def test_notes_of_one_job_stop_no_other(monkeypatch: pytest.MonkeyPatch) -> None
 def test_long_note_does_not_block_the_loop() -> None:
     """B9: while a note of megabytes is persisted the event loop turns; it stands for less than reading one takes."""
     sets = tuple(NotedSet(ChangeSetId("job", "op", 0, Writer(1, 1), 0, number), number) for number in range(100_000))
-    text = encode_note(Note("job", "uid", 128, 0, "u", 1, None, "", "", (), sets)).decode()
+    text = encode_note(CheckpointRecord("job", "uid", 128, 0, "u", 1, None, "", "", (), sets)).decode()
     assert NOTE_CHARS_MAX // 3 < len(text) < NOTE_CHARS_MAX
     beats: list[float] = []
     has_ended = threading.Event()

@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dstl_service.app import create_app
-from dstl_service.process.logs import JsonFormatter, Throttle
+from dstl_service.process.logs import JsonFormatter, LogLimiter
 from dstl_service.settings import ServiceSettings, UploadSettings
 from dstl_service.wire import BatchFigures
 from storage.checksum import checksum64
@@ -142,11 +142,11 @@ def test_back_pressure_is_one_line_a_second(lines: pytest.LogCaptureFixture) -> 
 def test_throttle_counts_what_it_holds_back() -> None:
     """The first event has its line at once; those of a whole interval share the next one."""
     clock = FakeClock()
-    throttle = Throttle(clock)
+    limiter = LogLimiter(clock)
 
-    assert [throttle.count() for _ in range(4)] == [1, 0, 0, 0]
+    assert [limiter.count() for _ in range(4)] == [1, 0, 0, 0]
     clock.advance(1_000)
-    assert [throttle.count(), throttle.count()] == [4, 0]
+    assert [limiter.count(), limiter.count()] == [4, 0]
 
 
 def test_strangers_do_not_fill_the_log(lines: pytest.LogCaptureFixture) -> None:

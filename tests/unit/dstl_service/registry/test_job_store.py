@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from dstl_service.formats.manifest import Manifest, ManifestKind
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest, ManifestKind
 from dstl_service.wire import CheckpointRef
 from storage.errors import (
     ConflictError,
@@ -23,15 +23,17 @@ from tests.unit.dstl_service.interleaving import PausingStore, StaleStore
 from tests.unit.dstl_service.samples import SteppingStore, manifest, opened
 
 
-def completed(jobs: JobStore, epoch: int, checkpoint_id: int, base: Manifest | None = None, uid: str = "") -> Manifest:
+def completed(
+    job_store: JobStore, epoch: int, checkpoint_id: int, base: Manifest | None = None, uid: str = ""
+) -> Manifest:
     """Make a checkpoint of this epoch exist."""
-    created, _ = jobs.create(
+    created, _ = job_store.create(
         manifest(
             checkpoint_id,
             epoch,
             base.ref if base else None,
             uid=uid or f"{epoch}x{checkpoint_id}",
-            job_uid=jobs.job_uid,
+            job_uid=job_store.job_uid,
         )
     )
     return created

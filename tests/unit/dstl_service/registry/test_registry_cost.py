@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from dstl_service.formats.manifest import Manifest
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest
 from storage.memory_store import MemoryStore
 from storage.model import KeyGroupRange, MaterializationHandle
 from storage.object_store import ObjectStore
@@ -24,10 +24,10 @@ START_REQUESTS_MAX = 20
 SAVEPOINT_REQUESTS_MAX = 50
 
 
-def complete(jobs: JobStore, epoch: int, base: Manifest | None) -> Manifest:
+def complete(job_store: JobStore, epoch: int, base: Manifest | None) -> Manifest:
     checkpoint_id = base.id + 1 if base else 0
-    made, _ = jobs.create(
-        manifest(checkpoint_id, epoch, base.ref if base else None, uid=f"e{epoch}", job_uid=jobs.job_uid)
+    made, _ = job_store.create(
+        manifest(checkpoint_id, epoch, base.ref if base else None, uid=f"e{epoch}", job_uid=job_store.job_uid)
     )
     return made
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dstl_service.cli import main
-from dstl_service.registry.manifest import ManifestKind
+from dstl_service.formats.manifest import ManifestKind
 from dstl_service.repair.fsck import check_job
 from dstl_service.wire import CheckpointRef
 from storage.open import open_store

@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
-from dstl_service.checkpoints.records import NotedSet
 from dstl_service.checkpoints.rewind import rewind
 from dstl_service.cli import main
+from dstl_service.collection.retention import retained_manifests
+from dstl_service.formats.checkpoint_record import NotedSet
+from dstl_service.formats.manifest import ManifestKind, StateView
 from dstl_service.registry.hints import write_hint
 from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.jobs import delete_job
-from dstl_service.registry.manifest import ManifestKind, StateView
 from dstl_service.repair.fsck import check_job
-from dstl_service.repair.plan import Try, choose, manifests_of
+from dstl_service.repair.manifests import manifests_of
+from dstl_service.repair.plan import CheckpointCandidate, choose
 from dstl_service.repair.rebuild import RebuildReport, rebuild_registry
 from dstl_service.repair.scan import Registry
 from dstl_service.restore.plan import plan_restore, read_plan
@@ -485,7 +487,7 @@ def rewound_story(then: str) -> Story:
 def test_job_that_was_set_back_is_not_rebuilt_into_what_was_given_up(then: str) -> None:
     """I10: whatever of the registry is lost, the job comes back where it stood, and is set back no second time."""
     objects = (told := rewound_story(then)).store
-    rewound_from = opened(objects, 95).retained(1)[-1].rewound_from
+    rewound_from = retained_manifests(opened(objects, 95), 1)[-1].rewound_from
     for lost in (("checkpoints/",), ("checkpoints/r",), ("checkpoints/", "epochs/", "job.json", "savepoints/")):
         story = Story(MemoryStore())
         for info in objects.list(""):
@@ -496,7 +498,7 @@ def test_job_that_was_set_back_is_not_rebuilt_into_what_was_given_up(then: str) 
         assert story.restored(report.checkpoint) == told.contents[-1], lost
         assert (report.lost, check_job(story.store, "job").problems) == ([], [])
         rebuilt = opened(story.store, 96)
-        assert rebuilt.retained(1)[-1].rewound_from == rewound_from is not None
+        assert retained_manifests(rebuilt, 1)[-1].rewound_from == rewound_from is not None
         with service(story.store) as life:
             assert life.open()["latest"]["ref"]["uid"] == report.checkpoint.split(".")[2]
 
@@ -523,7 +525,7 @@ def test_materialization_is_taken_if_it_is_there(is_there: bool) -> None:
     handles = [handles_of([segment(checkpoint_id=number)], f"job/segments/h/{number}.seg")[0] for number in range(3)]
     snapshot = MaterializationHandle("op", ALL_GROUPS, 0, "m", "job/materialized/m.json", 1)
     tries = [
-        Try(
+        CheckpointCandidate(
             id=number,
             uid=f"u{number}",
             epoch=1,

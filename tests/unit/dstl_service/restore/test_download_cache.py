@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dstl_service.registry.materialization_index import file_key
+from dstl_service.formats.materialization_index import file_key
 from dstl_service.restore import download_cache
 from dstl_service.restore.download_cache import DownloadCache
 from storage.checksum import checksum128
@@ -78,7 +78,12 @@ def test_object_is_downloaded_once(world: World) -> None:
     assert cache.get_range(SST, 1_048_570, 20) == CONTENT[1_048_570:1_048_590]
     assert cache.get_range(SST, SIZE - 3, 3) == b"il!"
     assert world.gets() == 1
-    assert (cache.hits, cache.misses, cache.bytes_kept, cache.failures) == (4, 1, SIZE, 0)
+    assert (cache.figures.hits, cache.figures.misses, cache.figures.bytes_kept, cache.figures.failures) == (
+        4,
+        1,
+        SIZE,
+        0,
+    )
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 0), (0, SIZE), (5, 1), (2 << 20, 1 << 20), (SIZE, 0)])
@@ -146,7 +151,7 @@ def test_large_file_is_downloaded_once_in_pieces(world: World, large: str) -> No
         assert b"".join(parts) == CONTENT
 
     assert (world.store.count("head"), world.gets()) == (1, 4)
-    assert cache.bytes_kept == SIZE
+    assert cache.figures.bytes_kept == SIZE
 
 
 def test_large_file_that_came_damaged_is_not_kept(world: World, large: str) -> None:
@@ -156,7 +161,7 @@ def test_large_file_that_came_damaged_is_not_kept(world: World, large: str) -> N
     cache = world.cache()
 
     assert cache.get_range(large, SIZE - 2, 2) == CONTENT[-2:-1] + b"?"
-    assert (cache.bytes_kept, world.files()) == (0, [])
+    assert (cache.figures.bytes_kept, world.files()) == (0, [])
 
 
 def test_large_file_without_room_is_read_from_the_store(world: World, large: str) -> None:
@@ -164,7 +169,7 @@ def test_large_file_without_room_is_read_from_the_store(world: World, large: str
     cache = world.cache(bytes_max=SIZE - 1)
 
     assert cache.get_range(large, 5, 10) == CONTENT[5:15]
-    assert cache.bytes_kept == 0
+    assert cache.figures.bytes_kept == 0
 
 
 def test_failed_download_fails_nobody_else(world: World) -> None:
@@ -207,11 +212,11 @@ def test_space_is_bounded(world: World) -> None:
     cache = world.cache(bytes_max=250)
     for key in (keys[0], keys[1], keys[0], keys[2], keys[0], keys[1]):
         cache.get(key)
-        assert cache.bytes_kept == sum(path.stat().st_size for path in world.files()) <= 250
+        assert cache.figures.bytes_kept == sum(path.stat().st_size for path in world.files()) <= 250
 
     assert [world.gets(key) for key in keys] == [1, 2, 1, 0]
     world.faulty.put(keys[3], b"x" * 251)
-    assert (len(cache.get(keys[3])), cache.bytes_kept) == (251, 200)
+    assert (len(cache.get(keys[3])), cache.figures.bytes_kept) == (251, 200)
 
 
 def test_cache_of_no_bytes_keeps_nothing(world: World) -> None:
@@ -234,10 +239,10 @@ def test_idle_files_are_removed(world: World) -> None:
     cache.sweep()
 
     assert [path.stat().st_size for path in world.files()] == [SIZE]
-    assert cache.bytes_kept == SIZE
+    assert cache.figures.bytes_kept == SIZE
     world.clock.advance(600_000)
     cache.sweep()
-    assert (world.files(), cache.bytes_kept) == ([], 0)
+    assert (world.files(), cache.figures.bytes_kept) == ([], 0)
 
 
 def test_idle_files_go_by_themselves(world: World, tmp_path: Path) -> None:
@@ -248,11 +253,11 @@ def test_idle_files_go_by_themselves(world: World, tmp_path: Path) -> None:
     world.clock.advance(1_000)
     deadline = threading.Event()
     for _ in range(600):
-        if not cache.bytes_kept:
+        if not cache.figures.bytes_kept:
             break
         deadline.wait(0.05)
 
-    assert cache.bytes_kept == 0
+    assert cache.figures.bytes_kept == 0
 
 
 def flip(path: Path) -> None:
@@ -290,7 +295,7 @@ def test_damaged_file_is_read_from_store(world: World, damage: Callable[[Path], 
 
     assert [read() for _ in range(4)] == [expected] * 4
     # Where the folder itself is gone, the file cannot be written at first.
-    assert (world.gets(), cache.failures) == ((2, 1) if path.parent.exists() else (3, 2))
+    assert (world.gets(), cache.figures.failures) == ((2, 1) if path.parent.exists() else (3, 2))
     assert len(world.files()) == 1
 
 
@@ -325,7 +330,7 @@ def test_unusable_folder_only_slows(world: World, tmp_path: Path, kind: str) -> 
     cache = world.cache(folder=folder / "below" if kind == "below a file" else folder)
 
     assert [cache.get(SST) for _ in range(3)] == [CONTENT] * 3
-    assert (world.gets(), cache.bytes_kept, cache.failures) == (3, 0, 3)
+    assert (world.gets(), cache.figures.bytes_kept, cache.figures.failures) == (3, 0, 3)
 
 
 def test_files_are_private(world: World) -> None:
@@ -363,7 +368,7 @@ def test_files_of_dead_processes_are_removed(world: World) -> None:
     assert {path.stat().st_size for path in world.files()} == {SIZE}
     assert not Path(f"{dead}.lock").exists()
     living.get(SST)
-    assert living.hits == 1
+    assert living.figures.hits == 1
 
 
 def test_nothing_foreign_is_removed(world: World) -> None:

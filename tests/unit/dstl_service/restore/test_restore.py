@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dstl_service.checkpoints.rewind import rewind
+from dstl_service.formats.manifest import Manifest, ManifestKind, is_complete_due, state_up_to
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import Manifest, ManifestKind, is_complete_due, state_up_to
 from dstl_service.restore.plan import RestorePlan, plan_restore, read_handles, read_plan
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.wire import CheckpointRef

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dstl_service.registry.manifest import StateView
-from dstl_service.restore.truncation import counted_materializations, truncate, would_count
+from dstl_service.formats.manifest import StateView
+from dstl_service.restore.truncation import key_groups_by_materialization, truncate, would_count
 from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle
 from tests.unit.dstl_service.samples import handles_of, segment
 
@@ -83,8 +83,8 @@ def test_newest_counts_for_each_key_group() -> None:
     """For a wider table each key group comes from the newest snapshot that holds it."""
     old, new = snapshot(0, 19, 1), snapshot(5, 9, 2)
 
-    assert counted_materializations([old, new], [], KeyGroupRange(3, 12)) == [
+    assert key_groups_by_materialization([old, new], [], KeyGroupRange(3, 12)) == [
         (new, (KeyGroupRange(5, 9),)),
         (old, (KeyGroupRange(3, 4), KeyGroupRange(10, 12))),
     ]
-    assert counted_materializations([old, new], [], KeyGroupRange(6, 7)) == [(new, (KeyGroupRange(6, 7),))]
+    assert key_groups_by_materialization([old, new], [], KeyGroupRange(6, 7)) == [(new, (KeyGroupRange(6, 7),))]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from dstl_service.uploads.fair_slots import FairSlots
+from dstl_service.process.fair_slots import FairSlots
 from dstl_service.uploads.uploader import ThreadPerCall, Uploader
 from storage.errors import DstlError, InvalidInputError, UnavailableError
 from storage.memory_store import MemoryStore

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dstl_service.registry.manifest import decode_manifest, encode_manifest
-from dstl_service.registry.under_way import (
+from dstl_service.formats.manifest import decode_manifest, encode_manifest
+from dstl_service.formats.under_way import (
     CHECKPOINTS_MAX,
     Announcement,
     UnderWay,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dstl_service.registry.checksummed_json import seal, unseal
+from dstl_service.formats.checksummed_json import seal, unseal
 from storage.checksum import checksum64
 
 DOCUMENT = {"format": 1, "name": "ü", "list": [1, None]}

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dstl_service.registry.checksummed_json import seal, unseal
-from dstl_service.registry.under_way import NOTHING, UnderWay
+from dstl_service.formats.checksummed_json import seal, unseal
+from dstl_service.formats.under_way import NOTHING, UnderWay
 from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, StateInfo
 from storage.errors import CorruptDataError, DstlError
 from storage.model import KeyGroupRange, MaterializationHandle, SegmentEntry, SegmentHandle
@@ -53,13 +53,13 @@ class Manifest:
     earlier: tuple[SegmentHandle, ...] = ()
     materializations: tuple[MaterializationHandle, ...] = ()
     note: SegmentHandle | None = None
-    """The checkpoint's note, see `checkpoints.records`, if it lies in an object that `segments` do not name."""
+    """The checkpoint's note, see `formats.checkpoint_record`, if it lies in an object that `segments` do not name."""
     rewound_from: CheckpointRef | None = None
     """The checkpoint that the job was set back from, to this one (see `dstl_service.checkpoints.rewind`)."""
     kept_by: str = ""
     """In a savepoint, the call that made it, so that no other one takes it for its own."""
     under_way: UnderWay = NOTHING
-    """What is being stored for later checkpoints; the whole list in each manifest (see `registry.under_way`)."""
+    """What is being stored for later checkpoints; the whole list in each manifest (see `formats.under_way`)."""
     closed_ms: int | None = None
     """The watermark at which the batch was closed, see `dstl_service.wire.CheckpointInfo`."""
 
@@ -86,7 +86,7 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the object's bytes; see `dstl_service.registry.checksummed_json`."""
+    """Return the object's bytes; see `dstl_service.formats.checksummed_json`."""
     return seal("manifest", _to_dict(manifest), ensure_ascii=False)
 
 
@@ -259,3 +259,10 @@ def flatten_objects(groups: Iterable[dict[str, Any]]) -> Iterator[SegmentHandle]
     for group in groups:
         for entry in group["entries"]:
             yield SegmentHandle(group["object"], group["size"], SegmentEntry.from_dict(entry))
+
+
+def object_keys(manifest: Manifest) -> set[str]:
+    """Return the keys of all segment objects and materialization indexes that a manifest names."""
+    note = (manifest.note,) if manifest.note is not None else ()
+    keys = {handle.object_key for handles in (manifest.segments, manifest.earlier, note) for handle in handles}
+    return keys | {handle.index_key for handle in manifest.materializations}

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS
-from dstl_service.collection.retention import RetentionSettings, object_keys
+from dstl_service.collection.retention import RetentionSettings
 from dstl_service.compaction.plan import CompactionSettings
+from dstl_service.formats.manifest import ManifestKind, encode_manifest, object_keys
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.manifest import ManifestKind, encode_manifest
 from storage.change_set import encode_change_set
 from storage.errors import CorruptDataError, NotFoundError
 from storage.model import KeyGroupRange, MaterializationHandle
@@ -92,10 +92,10 @@ def test_savepoint_made_during_retention_keeps_its_objects() -> None:
     assert object_keys(maker.savepoints.load("kept")) <= stored_keys(store)
 
 
-def left_behind(world: World, jobs: JobStore) -> None:
+def left_behind(world: World, job_store: JobStore) -> None:
     """Leave a savepoint of a checkpoint whose snapshot is gone, as a process that dies before its last look does."""
     lost = MaterializationHandle("op", KeyGroupRange(0, 0), 0, "uid", "job/materialized/op/lost.json", 1)
-    found = replace(next(jobs.completed()), materializations=(lost,), kept_by="dead")
+    found = replace(next(job_store.completed()), materializations=(lost,), kept_by="dead")
     world.store.put("job/savepoints/broken.json", encode_manifest(replace(found, kind=ManifestKind.COMPLETE)))
 
 

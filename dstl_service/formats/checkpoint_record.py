@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dstl_service.registry.manifest import (
+from dstl_service.formats.manifest import (
     Manifest,
     StateView,
     closed_from_json,
@@ -46,7 +46,7 @@ class NotedSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class CheckpointRecord:
     """
     What a checkpoint is going to be.
 
@@ -100,9 +100,9 @@ def note_of(
     checkpoint_id: int,
     request: CompleteRequest,
     start: StateView | None,
-) -> Note:
-    """Return the note of a checkpoint that is asked for; see `Note`."""
-    return Note(
+) -> CheckpointRecord:
+    """Return the note of a checkpoint that is asked for; see `CheckpointRecord`."""
+    return CheckpointRecord(
         job=job,
         job_uid=job_uid,
         max_parallelism=max_parallelism,
@@ -119,9 +119,9 @@ def note_of(
     )
 
 
-def note_of_rewind(job: str, max_parallelism: int, manifest: Manifest) -> Note:
+def note_of_rewind(job: str, max_parallelism: int, manifest: Manifest) -> CheckpointRecord:
     """Return the note of what a job is set back to, by which a lost registry is not rebuilt into what was given up."""
-    return Note(
+    return CheckpointRecord(
         job=job,
         job_uid=manifest.job_uid,
         max_parallelism=max_parallelism,
@@ -139,7 +139,7 @@ def note_of_rewind(job: str, max_parallelism: int, manifest: Manifest) -> Note:
     )
 
 
-def encode_note(note: Note) -> bytes:
+def encode_note(note: CheckpointRecord) -> bytes:
     """Return the payload of the note's segment: one JSON document, which its segment's checksum covers."""
     return json.dumps(
         {
@@ -163,7 +163,7 @@ def encode_note(note: Note) -> bytes:
     ).encode()
 
 
-def decode_note(data: BytesLike, source: str) -> Note:
+def decode_note(data: BytesLike, source: str) -> CheckpointRecord:
     """
     Read a note.
 
@@ -179,7 +179,7 @@ def decode_note(data: BytesLike, source: str) -> Note:
         raise CorruptDataError(f"the note in {source} cannot be read: {error}", source=source) from error
 
 
-def read_note(job: str, text: str) -> Note:
+def read_note(job: str, text: str) -> CheckpointRecord:
     """
     Read the note that a coordinator sent.
 
@@ -201,11 +201,11 @@ def received_segment(job: str, text: str) -> Segment:
     return Segment.of(*sent, 1, text.encode(errors="replace"))
 
 
-def _from_json(document: dict[str, Any]) -> Note:
+def _from_json(document: dict[str, Any]) -> CheckpointRecord:
     job, checkpoint_id, epoch = document["job"], document["id"], document["epoch"]
     KeyGroupRange(0, document["max_parallelism"] - 1)  # refuses what no job can have
     ref = CheckpointRef.parse(f"{checkpoint_id}.0.{document['uid']}")
-    return Note(
+    return CheckpointRecord(
         job=job,
         job_uid=str(document["job_uid"]),
         max_parallelism=document["max_parallelism"],

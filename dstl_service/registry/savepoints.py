@@ -12,12 +12,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from dstl_service.collection.retention import object_keys
-from dstl_service.registry.keys import manifest_key
+from dstl_service.formats.keys import manifest_key
+from dstl_service.formats.manifest import (
+    Manifest,
+    ManifestKind,
+    StateView,
+    decode_manifest,
+    encode_manifest,
+    object_keys,
+)
+from dstl_service.formats.under_way import NOTHING
 from dstl_service.registry.known_indexes import KnownIndexes
 from dstl_service.registry.lives import LifeFolder
-from dstl_service.registry.manifest import Manifest, ManifestKind, StateView, decode_manifest, encode_manifest
-from dstl_service.registry.under_way import NOTHING
 from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
 from storage.model import validate_name
 from storage.object_store import ObjectStore, exists
@@ -167,7 +173,7 @@ class SavepointStore:
             named |= object_keys(manifest)
             for handle in manifest.materializations:
                 try:
-                    named |= indexes.named_by([handle])
+                    named |= indexes.object_keys_of([handle])
                 except CorruptDataError:
                     if exists(self._store, handle.index_key):
                         raise

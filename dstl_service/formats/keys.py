@@ -3,7 +3,7 @@ What ``job.json`` and the records of epochs hold, and the keys of epochs and man
 
 Keys begin with the folder of a job's life, see `dstl_service.registry.lives.life_folder`.
 
-Manifests have a module of their own, `dstl_service.registry.manifest`.
+Manifests have a module of their own, `dstl_service.formats.manifest`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dstl_service.registry.manifest import (
+from dstl_service.formats.manifest import (
     COMPLETE_EVERY,
     ManifestKind,
     decode_manifest,

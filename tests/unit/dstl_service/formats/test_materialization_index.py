@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dstl_service.registry.known_indexes import KnownIndexes
-from dstl_service.registry.materialization_index import (
+from dstl_service.formats.materialization_index import (
     SnapshotFile,
     check_materialization,
     decode_index,
@@ -15,6 +14,7 @@ from dstl_service.registry.materialization_index import (
     is_table_file,
     read_index,
 )
+from dstl_service.registry.known_indexes import KnownIndexes
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, InvalidInputError
 from storage.memory_store import MemoryStore
@@ -84,7 +84,7 @@ def test_all_objects_are_named() -> None:
     store = MemoryStore()
     handle = store_snapshot(store, index_of(VERSION))
 
-    assert KnownIndexes(store).named_by([handle]) == {info.key for info in store.list("job/materialized/")}
+    assert KnownIndexes(store).object_keys_of([handle]) == {info.key for info in store.list("job/materialized/")}
 
 
 def test_unreadable_index_names_nobody_knows_what() -> None:
@@ -93,7 +93,7 @@ def test_unreadable_index_names_nobody_knows_what() -> None:
     handle = store_snapshot(store, index_of(VERSION))
     store.put(handle.index_key, b"{}")
     with pytest.raises(CorruptDataError):
-        KnownIndexes(store).named_by([handle])
+        KnownIndexes(store).object_keys_of([handle])
     store.delete([handle.index_key])
     with pytest.raises(CorruptDataError):
-        KnownIndexes(store).named_by([handle])
+        KnownIndexes(store).object_keys_of([handle])

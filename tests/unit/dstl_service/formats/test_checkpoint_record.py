@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dstl_service.checkpoints.records import Note, NotedSet, decode_note, encode_note, read_note
 from dstl_service.collection.garbage_collector import collect_garbage
-from dstl_service.registry.manifest import StateView
+from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet, decode_note, encode_note, read_note
+from dstl_service.formats.manifest import StateView
 from dstl_service.wire import NOTE_OPERATOR, CheckpointRef, validate_operator
 from storage.errors import CorruptDataError, InvalidInputError
 from storage.memory_store import MemoryStore
@@ -21,7 +21,7 @@ from tests.unit.dstl_service.http_life import Life, service
 from tests.unit.dstl_service.samples import handles_of, manifest, opened, segment
 
 SNAPSHOT = MaterializationHandle("op", KeyGroupRange(0, 9), 3, "m", "job/materialized/op/m.json", 7)
-NOTE = Note(
+NOTE = CheckpointRecord(
     job="job",
     job_uid="job-uid",
     max_parallelism=128,
@@ -37,7 +37,7 @@ NOTE = Note(
 )
 
 
-def notes_in(store: ObjectStore) -> list[Note]:
+def notes_in(store: ObjectStore) -> list[CheckpointRecord]:
     """Return all notes that are stored, in the order of objects."""
     notes = []
     for info in store.list("job/segments/"):
@@ -51,7 +51,7 @@ def notes_in(store: ObjectStore) -> list[Note]:
 @pytest.mark.parametrize(
     "note", [NOTE, replace(NOTE, base=None, start=None, sets=(), operators=()), replace(NOTE, closed_ms=-7)]
 )
-def test_note_survives_round_trip(note: Note) -> None:
+def test_note_survives_round_trip(note: CheckpointRecord) -> None:
     """What was encoded is decoded as it was."""
     assert decode_note(encode_note(note), "object") == note
     assert read_note("job", encode_note(note).decode()) == note

@@ -4,7 +4,7 @@ The index of a materialization: the object that names the files of one snapshot.
 All objects of a snapshot carry its uid in their keys, so that no other one ever writes them:
 ``<job>/materialized/<operator>/<key groups>/<uid>=<checksum>-<size>.sst`` (``.meta`` for RocksDB's small files), and
 ``<uid>.json``, the index, which is written once, behind the last file. Until a manifest names the materialization, the
-list of what is under way keeps all that (`dstl_service.registry.under_way`).
+list of what is under way keeps all that (`dstl_service.formats.under_way`).
 A file of an earlier snapshot is used again by its key, and only if a materialization of the checkpoint that is being
 replaced names it: one of `parents`. A checkpoint takes the new one only while its state still has all parents (I11).
 """
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dstl_service.registry.checksummed_json import seal, unseal
+from dstl_service.formats.checksummed_json import seal, unseal
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
 from storage.errors import CorruptDataError, DstlError, InvalidInputError, NotFoundError
@@ -120,9 +120,9 @@ def file_key(
     return f"{materialization_folder(job, operator, key_groups)}{uid}={checksum}-{size_bytes}.{kind}"
 
 
-def fits_key(key: str, data: bytes) -> bool:
+def matches_key(key: str, data: bytes) -> bool:
     """Say whether bytes may be those of an object, as far as its key tells: those of tables' files hold a checksum."""
-    return not is_named_by_content(key) or fits_checksum(key, checksum128(data))
+    return not is_named_by_content(key) or matches_checksum(key, checksum128(data))
 
 
 def is_named_by_content(key: str) -> bool:
@@ -130,14 +130,14 @@ def is_named_by_content(key: str) -> bool:
     return _FILE_KEY.search(key) is not None
 
 
-def fits_checksum(key: str, checksum: str) -> bool:
+def matches_checksum(key: str, checksum: str) -> bool:
     """Say whether the checksum in a table's file's key is this one, see `storage.checksum.checksum128`."""
     named = _FILE_KEY.search(key)
     return named is not None and checksum == named[1]
 
 
 def encode_index(index: MaterializationIndex) -> bytes:
-    """Return the object's bytes; see `dstl_service.registry.checksummed_json`."""
+    """Return the object's bytes; see `dstl_service.formats.checksummed_json`."""
     document = {
         "format": FORMAT,
         "job_uid": index.job_uid,

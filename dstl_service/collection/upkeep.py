@@ -1,0 +1,200 @@
+"""
+What a coordinator does for its jobs behind their checkpoints: maintenance of each, and the collection of its garbage.
+
+Kept by job, for as long as the job is known; see `ActiveJob.at_end`. Owned by the event loop; store calls run in
+threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from dstl_service.collection.garbage_collector import GarbageReport, collect_garbage
+from dstl_service.collection.maintenance import Maintenance
+from dstl_service.collection.retention import RetentionSettings
+from dstl_service.collection.tombstones import Deletions
+from dstl_service.compaction.compactor import Compactor
+from dstl_service.compaction.plan import CompactionSettings
+from dstl_service.intake.active_job import IDLE_MS, ActiveJob, ActiveJobs
+from dstl_service.metrics.service import ServiceMetrics
+from storage.clock import Clock, IdSource
+from storage.errors import DstlError
+from storage.object_store import ObjectStore
+
+logger = logging.getLogger("dstl_service")
+
+
+@dataclass(frozen=True, slots=True)
+class UpkeepSettings:
+    """
+    How jobs are looked after.
+
+    Args:
+        compaction: When logs are compacted.
+        retention: What is kept of a job's past.
+        interval_s: How often garbage is collected; 0 never.
+        orphan_age_min_ms: From which age on an object is looked at.
+    """
+
+    compaction: CompactionSettings
+    retention: RetentionSettings
+    interval_s: int
+    orphan_age_min_ms: int
+
+
+@dataclass(slots=True)
+class _Care:
+    """What is kept of one job: its maintenance, and the task that collects its garbage."""
+
+    maintenance: Maintenance
+    collector: asyncio.Task[None] | None = None
+    collected_ms: int = 0
+    """When garbage was last collected with success, or the collector was started."""
+
+    def close(self) -> None:
+        self.maintenance.close()
+        if self.collector is not None:
+            self.collector.cancel()
+
+
+class Upkeep:
+    """
+    Looks after the jobs of a service.
+
+    Args:
+        settings: How.
+        jobs: The jobs.
+        store: Where they are.
+        compactor: Compacts their logs.
+        deletions: Collects deleted jobs, of which nobody else takes care.
+        clock: Tells what is due.
+        ids: Names compactions.
+        metrics: The service's.
+        in_thread: Runs a blocking call of a job.
+    """
+
+    def __init__(
+        self,
+        settings: UpkeepSettings,
+        jobs: ActiveJobs,
+        store: ObjectStore,
+        compactor: Compactor,
+        deletions: Deletions,
+        clock: Clock,
+        ids: IdSource,
+        metrics: ServiceMetrics,
+        in_thread: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._settings = settings
+        self._jobs = jobs
+        self._store = store
+        self._compactor = compactor
+        self._deletions = deletions
+        self._clock = clock
+        self._ids = ids
+        self._metrics = metrics
+        self._in_thread = in_thread
+        self._cares: WeakKeyDictionary[ActiveJob, _Care] = WeakKeyDictionary()
+
+    @property
+    def is_busy(self) -> bool:
+        """Say whether something is compacted or deleted."""
+        return any(care.maintenance.is_busy for care in self._cares.values())
+
+    def maintenance_of(self, job: ActiveJob) -> Maintenance:
+        """Return what looks after a job."""
+        return self._care_of(job).maintenance
+
+    def collector_of(self, job: ActiveJob) -> asyncio.Task[None] | None:
+        """Return the task that collects a job's garbage, or None if it has had none."""
+        return self._care_of(job).collector
+
+    def close(self) -> None:
+        """Stop; what was not finished is done again by a later process."""
+        for care in self._cares.values():
+            care.close()
+
+    async def collect(self, job: ActiveJob, *, dry_run: bool) -> GarbageReport:
+        """Delete a job's orphans, or only report them; see `dstl_service.collection.garbage_collector`."""
+        collect = partial(
+            collect_garbage,
+            self._store,
+            job.store,
+            job.name,
+            self._clock,
+            age_min_ms=self._settings.orphan_age_min_ms,
+            checkpoints_max=self._settings.retention.checkpoints_max,
+            dry_run=dry_run,
+        )
+        try:
+            report: GarbageReport = await self._in_thread(job.name, collect)
+        except Exception:
+            if not dry_run:
+                self._metrics.collections_failed.labels(job.name).inc()
+            raise
+        self._metrics.orphans.labels(job.name).set(len(report.orphans) if dry_run else 0)
+        if not dry_run:
+            self._care_of(job).collected_ms = self._clock.monotonic_ms()
+            self._metrics.orphans_deleted.labels(job.name).inc(len(report.orphans))
+        return report
+
+    def start_collector(self, job: ActiveJob) -> None:
+        """Have a job's garbage collected from now on, unless that is done already."""
+        care = self._care_of(job)
+        if self._settings.interval_s <= 0 or (care.collector is not None and not care.collector.done()):
+            return
+        care.collected_ms = self._clock.monotonic_ms()
+        self._metrics.collections_failed.labels(job.name)  # shown from the start
+        self._metrics.collection_age.labels(job.name).set_function(
+            lambda: (self._clock.monotonic_ms() - care.collected_ms) / 1000
+        )
+        care.collector = asyncio.get_running_loop().create_task(self._collect_regularly(job))
+
+    def _care_of(self, job: ActiveJob) -> _Care:
+        care = self._cares.get(job)
+        if care is None:
+            care = self._cares[job] = _Care(self._new_maintenance(job))
+            job.at_end.append(care.close)
+        return care
+
+    def _new_maintenance(self, job: ActiveJob) -> Maintenance:
+        return Maintenance(
+            job.name,
+            job.store,
+            self._store,
+            self._compactor,
+            self._clock,
+            self._metrics,
+            self._in_thread,
+            self._settings.compaction,
+            self._settings.retention,
+            self._ids,
+        )
+
+    async def _collect_regularly(self, job: ActiveJob) -> None:
+        """Collect a job's garbage while this service is its coordinator, and once more behind its last request."""
+        is_driven = True
+        while is_driven:
+            await asyncio.sleep(self._settings.interval_s)
+            is_driven = job.used_ms >= self._clock.monotonic_ms() - IDLE_MS
+            # Whatever fails, the next round tries again; nothing waits for it.
+            try:
+                if await self._in_thread(job.name, job.store.has_newer_epoch, job.owned_epoch):
+                    logger.info("another service coordinates the job now", extra={"job": job.name})
+                    break
+                await self.collect(job, dry_run=False)
+                self.maintenance_of(job).wake()
+                for removal in await self._in_thread(job.name, self._deletions.collect_expired):
+                    logger.info("deleted job collected", extra={"job": removal.job, "objects": removal.objects})
+            except DstlError as error:
+                logger.warning("garbage collection failed", extra={"job": job.name, "error": str(error)})
+            except Exception:  # a bug here must not end the collections of the job
+                logger.exception("garbage collection failed", extra={"job": job.name})
+            self._jobs.evict_idle()
+        self._metrics.collection_age.remove(job.name)  # or it would be reported as overdue

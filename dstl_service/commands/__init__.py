@@ -1,0 +1,1 @@
+"""What the command ``dstl`` does, by command."""

@@ -1,0 +1,88 @@
+"""The commands that look after a job's objects: collect garbage, verify, rebuild."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+
+from dstl_service.collection.garbage_collector import collect_garbage
+from dstl_service.collection.tombstones import Tombstone
+from dstl_service.commands.common import deletions_of, open_job, record, settings_of
+from dstl_service.repair.fsck import check_job
+from dstl_service.repair.rebuild import describe_rebuild, rebuild_registry
+from storage.clock import SystemClock, SystemIds
+from storage.object_store import ObjectStore
+from storage.open import open_store
+
+
+def collect(options: argparse.Namespace) -> int:
+    """Print a job's orphans and, unless it is a dry run, delete them."""
+    settings = settings_of(options)
+    store, jobs = open_job(options)
+    tombstone = deletions_of(store).of(options.job)
+    if tombstone is not None:
+        return _collect_deleted(options, store, tombstone)
+    if options.delete:
+        jobs.open(None)  # it does what a rewind left undone, in the job's name
+    age_min_s = settings.gc.age_min_s if options.age_min_s is None else options.age_min_s
+    report = collect_garbage(
+        store,
+        jobs,
+        options.job,
+        SystemClock(),
+        age_min_ms=age_min_s * 1000,
+        checkpoints_max=settings.retention.checkpoints_max,
+        dry_run=not options.delete,
+    )
+    for key in report.orphans:
+        sys.stdout.write(f"{key}\n")
+    sys.stdout.write(
+        f"{report.objects} objects, {report.named} named by checkpoints, {report.young} too young to tell; "
+        f"{report.subsumed} manifests of subsumed checkpoints and {len(report.orphans)} orphans of "
+        f"{report.orphan_bytes} bytes {'deleted' if options.delete else 'found'}\n"
+    )
+    if options.delete:
+        record(store, "collect garbage", options.job, orphans=str(len(report.orphans)))
+    return 0
+
+
+def _collect_deleted(options: argparse.Namespace, store: ObjectStore, tombstone: Tombstone) -> int:
+    """Delete the objects of a deleted job if that cannot be undone any more."""
+    is_due = tombstone.until_ms <= SystemClock().now_ms()
+    removal = deletions_of(store).collect(tombstone) if options.delete and is_due else None
+    if removal is None:
+        sys.stdout.write(f"job {options.job} {tombstone.text}\n")
+        return 0
+    record(store, "collect deleted job", options.job, objects=str(removal.objects))
+    sys.stdout.write(f"job {options.job} was deleted, and {removal.objects} objects of it are gone\n")
+    return 0
+
+
+def check(options: argparse.Namespace) -> int:
+    """Verify a job's stored state, or rebuild its registry; print what is wrong; return 1 if something is."""
+    settings = settings_of(options)
+    store = open_store(settings.storage, **settings.store_options())
+    if options.rebuild or options.write or options.up_to is not None:
+        return rebuild(options, store)
+    report = check_job(store, options.job)
+    if options.json:
+        sys.stdout.write(json.dumps(asdict(report)) + "\n")
+        return 1 if report.problems else 0
+    for problem in report.problems:
+        sys.stdout.write(f"{problem}\n")
+    sys.stdout.write(
+        f"{report.checkpoints} checkpoints, {report.segments} segments in {report.objects} objects, "
+        f"{report.bytes_read} bytes verified, {len(report.problems)} problems\n"
+    )
+    return 1 if report.problems else 0
+
+
+def rebuild(options: argparse.Namespace, store: ObjectStore) -> int:
+    """Rebuild a job's registry, or say what would be done; return 1 if it needs to be and was not."""
+    report = rebuild_registry(store, options.job, SystemClock(), SystemIds(), up_to=options.up_to, write=options.write)
+    if report.is_written:
+        record(store, "rebuild", options.job)
+    sys.stdout.write((json.dumps(asdict(report)) if options.json else describe_rebuild(report)) + "\n")
+    return 1 if report.registry_problems and not report.is_written else 0

@@ -1,0 +1,66 @@
+"""The commands on a job's checkpoints: list, keep, set back."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from dstl_service.checkpoints.rewind import describe_rewind, rewind
+from dstl_service.commands.common import deletions_of, open_job, record, settings_of
+from storage.clock import SystemIds
+
+
+def list_checkpoints(options: argparse.Namespace) -> int:
+    """Print a job's checkpoints, oldest first, one a line or as JSON."""
+    _, jobs = open_job(options)
+    for manifest in jobs.completed():
+        info = manifest.info()
+        row = {
+            "checkpoint": info.ref.to_text(),
+            "kind": manifest.kind.value,
+            "epoch": info.epoch,
+            "created": datetime.fromtimestamp(info.created_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+            "segments": info.segments,
+            "segment_bytes": info.segment_bytes,
+        }
+        sys.stdout.write((json.dumps(row) if options.json else "  ".join(str(value) for value in row.values())) + "\n")
+    return 0
+
+
+def savepoints(options: argparse.Namespace) -> int:
+    """Make or delete a savepoint, if asked to; then print all."""
+    store, jobs = open_job(options)
+    jobs.open(None)
+    if options.delete is not None:
+        jobs.savepoints.delete(options.delete)
+        record(store, "delete savepoint", options.job, savepoint=options.delete)
+    if options.create is not None:
+        deletions_of(store).check(options.job)
+        jobs.make_savepoint(options.create, options.checkpoint)
+        record(store, "create savepoint", options.job, savepoint=options.create)
+    for name, manifest in jobs.savepoints.all():
+        sys.stdout.write(f"{name}  {manifest.ref.to_text()}\n")
+    return 0
+
+
+def set_back(options: argparse.Namespace) -> int:
+    """Set a job back to a savepoint or checkpoint, or say what would be done."""
+    store, jobs = open_job(options)
+    deletions_of(store).check(options.job)
+    jobs.open(None)
+    report = rewind(
+        jobs,
+        options.job,
+        SystemIds(),
+        savepoint=options.savepoint,
+        checkpoint_id=options.checkpoint,
+        checkpoints_max=settings_of(options).retention.checkpoints_max,
+        write=options.write,
+    )
+    if report.is_written:
+        record(store, "rewind", options.job, target=report.target, newest=report.newest)
+    sys.stdout.write((json.dumps(asdict(report)) if options.json else describe_rewind(report)) + "\n")
+    return 0

@@ -1,0 +1,60 @@
+"""What the commands on a job's storage share."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from dstl_service.access.audit import AuditTrail, this_user
+from dstl_service.collection.tombstones import Deletions
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.jobs import has_leftovers
+from dstl_service.settings import ServiceSettings
+from dstl_service.settings_sources import known_settings, load_settings
+from storage.clock import SystemClock, SystemIds
+from storage.errors import InvalidInputError, NotFoundError
+from storage.object_store import ObjectStore
+from storage.open import open_store
+
+
+def settings_of(options: argparse.Namespace) -> ServiceSettings:
+    """Join what the command line says (its options are named like the settings) with the other sources."""
+    given: dict[str, str | None] = {path: getattr(options, path, None) for path in known_settings()}
+    for assignment in options.set:
+        path, equals, text = assignment.partition("=")
+        if not equals:
+            raise InvalidInputError(f"--set {assignment} has no value; the form is --set batch.delay_ms=20")
+        setting = known_settings().get(path)
+        if setting is not None and setting.is_secret:
+            sys.stderr.write(
+                f"dstl: warning: every user of this host can see {path} on the command line; "
+                f"{setting.variable} in the environment, or a file, keeps it\n"
+            )
+        given[path] = text
+    return load_settings(given, config_path=options.config)
+
+
+def open_job(options: argparse.Namespace) -> tuple[ObjectStore, JobStore]:
+    """Return the storage and one job of it, which may be deleted; `NotFoundError` if there is none of that name."""
+    settings = settings_of(options)
+    store = open_store(settings.storage, **settings.store_options())
+    jobs = JobStore(store, options.job, SystemClock(), SystemIds())
+    if not jobs.exists() and deletions_of(store).of(options.job) is None:
+        left = " (there are objects of that name: see `dstl fsck --rebuild`, or `dstl delete`)"
+        raise NotFoundError(
+            f"there is no job {options.job!r} in {settings.storage}{left if has_leftovers(store, options.job) else ''}"
+        )
+    return store, jobs
+
+
+def deletions_of(store: ObjectStore) -> Deletions:
+    """Return what knows which jobs of a store were deleted."""
+    return Deletions(store, SystemClock(), SystemIds())
+
+
+def record(store: ObjectStore, act: str, job: str, **facts: str) -> None:
+    """Put on record what was done without a service, by this process's user."""
+    trail = AuditTrail(store, SystemClock(), SystemIds())
+    trail.record(this_user(), act, job, **facts)
+    if trail.failures:
+        sys.stderr.write(f"dstl: warning: {act!r} could not be put on record in the store\n")

@@ -1,0 +1,115 @@
+"""The commands on whole jobs: list, delete, bring back, and who did what to them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from dstl_service.access.audit import AuditTrail, this_user
+from dstl_service.commands.common import deletions_of, open_job, record, settings_of
+from dstl_service.registry.job_store import MAX_PARALLELISM_DEFAULT, JobStore
+from dstl_service.registry.jobs import delete_job, has_leftovers, job_names
+from storage.clock import SystemClock, SystemIds
+from storage.errors import ConflictError, DstlError
+from storage.model import validate_name
+from storage.open import open_store
+
+_DELETING = "dstl delete"
+
+
+def list_jobs(options: argparse.Namespace) -> int:
+    """Print the names of all jobs of a storage."""
+    settings = settings_of(options)
+    store = open_store(settings.storage, **settings.store_options())
+    deletions = deletions_of(store)
+    deleted = {tombstone.job for tombstone in deletions.all()}
+    for name in job_names(store):
+        tombstone = deletions.of(name) if name in deleted else None
+        sys.stdout.write(f"{name}  {tombstone.text}\n" if tombstone is not None else f"{name}\n")
+    return 0
+
+
+def delete(options: argparse.Namespace) -> int:
+    """Delete a job, at once or so that it can be undone; or say how much there is of it."""
+    if (left := _leftovers(options)) is not None:
+        return left
+    store, jobs = open_job(options)
+    if not options.write:
+        found = delete_job(store, options.job)
+        sys.stdout.write(
+            f"job {found.job}: {found.objects} objects of {found.size_bytes} bytes would be deleted. "
+            "Stop the query; --write does it\n"
+        )
+        return 0
+    deletions = deletions_of(store)
+    tombstone = deletions.of(options.job)
+    if tombstone is None:
+        tombstone = deletions.bury(options.job, this_user(), settings_of(options).deletion.delay_s)
+    _fence(jobs)
+    record(store, "delete", options.job, now=str(options.now))
+    if not options.now:
+        sys.stdout.write(
+            f"job {options.job} {tombstone.text}, with `dstl undelete`; then its objects go, and its name is free\n"
+        )
+        return 0
+    removal = deletions.collect(tombstone)
+    if removal is None:
+        raise ConflictError(f"somebody brought job {options.job!r} back meanwhile")
+    sys.stdout.write(f"job {removal.job}: {removal.objects} objects of {removal.size_bytes} bytes deleted\n")
+    return 0
+
+
+def _fence(job_store: JobStore) -> None:
+    """Let a query that runs all the same stop with its next checkpoint; where that cannot be, say so."""
+    if not job_store.exists():  # a collector deleted all but the tombstone
+        return
+    try:
+        job_store.open(None)
+        job_store.claim(_DELETING)
+    except DstlError as error:
+        sys.stderr.write(f"dstl: warning: a query that still runs is not stopped by this: {error}\n")
+
+
+def undelete(options: argparse.Namespace) -> int:
+    """Bring a deleted job back."""
+    store, _ = open_job(options)
+    deletions_of(store).undo(options.job)
+    record(store, "undelete", options.job)
+    sys.stdout.write(f"job {options.job} is back as it was: its query can be started\n")
+    return 0
+
+
+def audit(options: argparse.Namespace) -> int:
+    """Print who did what to a job, oldest first; also to one that is gone."""
+    settings = settings_of(options)
+    store = open_store(settings.storage, **settings.store_options())
+    for entry in AuditTrail(store, SystemClock(), SystemIds()).entries(validate_name("job", options.job)):
+        at = datetime.fromtimestamp(entry.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        facts = "  ".join(f"{name}={text}" for name, text in entry.facts.items())
+        row = f"{at}  {entry.who}  {entry.act}  {facts}".rstrip()
+        sys.stdout.write((json.dumps({**asdict(entry), "at": at}) if options.json else row) + "\n")
+    return 0
+
+
+def _leftovers(options: argparse.Namespace) -> int | None:
+    """Delete what is there of a job that was never created, or say how much that is; None if there is a job."""
+    settings = settings_of(options)
+    store = open_store(settings.storage, **settings.store_options())
+    validate_name("job", options.job)
+    is_job = JobStore(store, options.job, SystemClock(), SystemIds()).exists()
+    if is_job or deletions_of(store).of(options.job) is not None or not has_leftovers(store, options.job):
+        return None
+    removal = (
+        deletions_of(store).clear(options.job, this_user(), MAX_PARALLELISM_DEFAULT)
+        if options.write
+        else delete_job(store, options.job)
+    )
+    sys.stdout.write(
+        f"job {options.job} has no job.json: it was never created, or its registry is lost, and `dstl fsck --rebuild` "
+        f"says what could be brought back; {removal.objects} objects of {removal.size_bytes} bytes "
+        f"{'deleted' if options.write else 'would be deleted, for good: --write does it'}\n"
+    )
+    return 0

@@ -1,0 +1,71 @@
+"""The command that runs the service."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import suppress
+
+import uvicorn
+
+from dstl_service.access.callers import identified
+from dstl_service.access.certificates import server_context
+from dstl_service.app import create_app
+from dstl_service.commands.common import settings_of
+from dstl_service.http.connections import Bounds, Connections, open_files_max
+from dstl_service.http.http_protocol import protocol_of
+from dstl_service.http.listening import ListenAddress, describe, open_listener
+from dstl_service.http.shutdown import StoppingServer
+from dstl_service.process.logs import LogLimiter, configure_logging
+from dstl_service.process.memory import freeze_heap, reuse_freed_memory
+from dstl_service.service import ChangelogService
+from dstl_service.settings import ServiceSettings
+from storage.clock import SystemClock
+from storage.open import open_store
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Run the service until it is told to stop."""
+    settings = settings_of(options)
+    configure_logging(settings.log_level, settings.log_file, settings.log_file_bytes_max)
+    reuse_freed_memory()
+    app = create_app(settings, open_store(settings.storage, **settings.store_options()))
+    freeze_heap()
+    listener = open_listener(ListenAddress(settings.socket_path, settings.host, settings.port, settings.trust))
+    tls = settings.tls
+    if settings.socket_path is None:
+        sys.stdout.write(f"listening on {describe(listener, tls=tls.certificate_file is not None)}\n")
+        sys.stdout.flush()
+    guard = Connections(_bounds_of(settings), LogLimiter(SystemClock()))
+    config = uvicorn.Config(
+        app,
+        http=identified(protocol_of(guard), settings.trust),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # nothing here depends on who a proxy says has asked
+        timeout_keep_alive=settings.http.idle_timeout_s,
+        server_header=False,
+    )
+    if tls.certificate_file is not None:
+        config.load()
+        config.ssl = server_context(tls, SystemClock())
+
+    def begin_stop() -> None:
+        service: ChangelogService = app.state.service  # there since the application began
+        service.begin_stop()
+
+    server = StoppingServer(config, begin_stop, settings.shutdown_timeout_s, guard)
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
+    return 0
+
+
+def _bounds_of(settings: ServiceSettings) -> Bounds:
+    given = settings.http
+    return Bounds(
+        min(given.connections_max, max(1, open_files_max() // 2)),
+        given.head_timeout_s,
+        given.body_grace_s,
+        given.body_bytes_per_s_min,
+    )

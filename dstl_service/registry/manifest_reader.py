@@ -1,0 +1,166 @@
+"""
+Reads a job's manifests one by one and along their chains, and remembers what it saw: manifests never change.
+
+Blocking I/O; the service calls it in threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from dstl_service.formats.keys import Place, manifest_key
+from dstl_service.formats.manifest import Manifest, ManifestKind, StateView, state_up_to, with_segments
+from dstl_service.registry.lives import LifeFolder
+from dstl_service.registry.manifest_log import ManifestLog
+from dstl_service.registry.savepoints import SavepointStore
+from dstl_service.wire import CheckpointRef
+from storage.errors import CorruptDataError, NotFoundError
+from storage.object_store import ObjectStore, exists
+
+_VIEWS_CACHED = 4
+_BASES_KNOWN = 50_000  # a day at two checkpoints a second, in some megabytes
+
+
+class ManifestReader:
+    """Reads the manifests and savepoints of one life of a job."""
+
+    def __init__(self, store: ObjectStore, job: str) -> None:
+        self._store = store
+        self._job = job
+        self._lock = threading.Lock()
+        self._folder = LifeFolder(store, job)
+        self._log = ManifestLog(store, self._folder)
+        self._views: OrderedDict[CheckpointRef, StateView] = OrderedDict()
+        self._bases: OrderedDict[CheckpointRef, CheckpointRef | None] = OrderedDict()
+        self.savepoints = SavepointStore(store, self._folder)
+        self.job_uid = ""
+
+    def forget(self) -> None:
+        """Keep nothing in memory of what is stored; it is read again when it is needed."""
+        self._log.forget()
+        with self._lock:
+            self._views.clear()
+            self._bases.clear()
+
+    def load(self, checkpoint_id: int, generation: int) -> Manifest:
+        """
+        Return one manifest, from memory if it was seen before: manifests never change.
+
+        Raises:
+            NotFoundError: There is none at this place.
+            CorruptDataError: It cannot be read, or belongs to another job.
+        """
+        manifest = self._log.load(Place.of(checkpoint_id, generation))
+        if self.job_uid and manifest.job_uid != self.job_uid:
+            raise CorruptDataError(
+                f"manifest {manifest.ref.to_text()} of job {self._job!r} is of a job of uid {manifest.job_uid}, not "
+                f"{self.job_uid}; `dstl fsck` names its object",
+                job=self._job,
+            )
+        self._know(manifest)
+        return manifest
+
+    def remembered(self, ref: CheckpointRef) -> Manifest | None:
+        """Return the manifest that `ref` names if it is in memory. Never waits."""
+        manifest = self._log.remembered(Place.of(ref.id, ref.generation))
+        return manifest if manifest is not None and manifest.ref == ref else None
+
+    def resolve(self, ref: CheckpointRef) -> Manifest:
+        """
+        Return the manifest that `ref` names.
+
+        Raises:
+            NotFoundError: There is none, or one with another uid stands in its place.
+        """
+        manifest = self.load(ref.id, ref.generation)
+        if manifest.uid != ref.uid:
+            manifest = self._log.load_anew(Place.of(ref.id, ref.generation))
+        if manifest.uid != ref.uid or not is_checkpoint(manifest):
+            raise NotFoundError(f"job {self._job!r} has no checkpoint {ref.to_text()}", job=self._job)
+        return manifest
+
+    def chain(self, ref: CheckpointRef) -> Iterator[Manifest]:
+        """
+        Yield the manifests from `ref` back to the job's first checkpoint, newest first, one read each.
+
+        Raises:
+            NotFoundError: The next one was subsumed and deleted, or never existed.
+        """
+        try:
+            manifest = self.resolve(ref)
+        except NotFoundError:
+            savepoint = next((found for _, found in self.savepoints.all() if found.ref == ref), None)
+            if savepoint is None:
+                raise
+            manifest = savepoint
+        yield manifest
+        while manifest.base is not None:
+            manifest = self.resolve(manifest.base)
+            yield manifest
+
+    def stored_chain(self, ref: CheckpointRef) -> Iterator[Manifest]:
+        """Yield the manifests from `ref` back to the oldest that is stored, newest first."""
+        try:
+            yield from self.chain(ref)
+        except NotFoundError:
+            return
+
+    def state(self, ref: CheckpointRef) -> StateView:
+        """
+        Return all that a checkpoint's state consists of; in a running job from what the one before consists of.
+
+        Raises:
+            NotFoundError: There is no such checkpoint.
+            CorruptDataError: Its chain cannot be read back to a complete manifest.
+        """
+        newest_first: list[Manifest] = []
+        view: StateView | None = None
+        for manifest in self.stored_chain(ref):
+            with self._lock:
+                view = self._views.get(manifest.ref)
+            if view is not None:
+                break
+            newest_first.append(manifest)
+            if manifest.kind is ManifestKind.COMPLETE:
+                break
+        if view is None and not newest_first:
+            raise NotFoundError(f"job {self._job!r} has no checkpoint {ref.to_text()}", job=self._job)
+        view = state_up_to(newest_first) if view is None else with_segments(view, newest_first)
+        with self._lock:
+            self._views[ref] = view
+            while len(self._views) > _VIEWS_CACHED:
+                self._views.popitem(last=False)
+        return view
+
+    def is_stored(self, ref: CheckpointRef) -> bool:
+        """Say whether a manifest is still there, whatever this process remembers of it."""
+        return exists(self._store, manifest_key(self._folder.path, ref.id, ref.generation))
+
+    def is_ancestor(self, older: CheckpointRef, ref: CheckpointRef) -> bool:
+        """
+        Tell whether a checkpoint lies on the way from `ref` back to the first; both being one counts.
+
+        Raises:
+            NotFoundError: That cannot be told: a manifest in between is deleted, and this process never saw it.
+        """
+        step: CheckpointRef | None = ref
+        while step is not None and step.id > older.id:
+            with self._lock:
+                known, before = step in self._bases, self._bases.get(step)
+            step = before if known else self.resolve(step).base
+        return step == older
+
+    def _know(self, manifest: Manifest) -> None:
+        if not is_checkpoint(manifest):
+            return
+        with self._lock:
+            self._bases[manifest.ref] = manifest.base
+            while len(self._bases) > _BASES_KNOWN:
+                self._bases.popitem(last=False)
+
+
+def is_checkpoint(manifest: Manifest) -> bool:
+    """Say whether a manifest is that of a checkpoint, not a fence."""
+    return manifest.kind is not ManifestKind.FENCE

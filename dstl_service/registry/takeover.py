@@ -1,0 +1,266 @@
+"""
+Who owns a job: epochs, the fences that end those of older drivers, and rewinds, which begin with an epoch.
+
+How an older driver is kept out (I4): a new owner first claims the next epoch, then puts a *fence* at the place of the
+next manifest. If that place is taken, the older driver was quicker: its checkpoint stands, and the fence moves one on.
+The claim ends when its fence is what lies last. From then on every later write of the older driver collides with it.
+No clock and no lock takes part.
+
+How a job is set back: the epoch's record names what to, so that is decided with the epoch, and a new branch of
+manifests begins (`dstl_service.formats.keys.Place`). First a fence ends the branch before, then what the job is set
+back to is written as the first manifest of the new one. Each of these steps can be done again by anyone, whoever died
+or pauses: who claims next, sets the job back next, or collects garbage does what is left. So of two that do it at once,
+one wins each put, and the other goes on from what it finds. What lies behind the target in the branch before is never
+touched: it is no longer part of the job because no newer manifest leads to it, and retention deletes it.
+
+Blocking I/O; the service calls it in threads.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from dstl_service.formats.checkpoint_record import note_of_rewind
+from dstl_service.formats.keys import EpochRecord, Place, Rewind
+from dstl_service.formats.manifest import Manifest, ManifestKind
+from dstl_service.formats.under_way import NOTHING
+from dstl_service.registry.epochs import EpochStore
+from dstl_service.registry.manifest_log import Stand, place_of_manifest
+from dstl_service.registry.manifest_reader import ManifestReader
+from dstl_service.wire import CheckpointRef
+from storage.clock import Clock, IdSource
+from storage.errors import ConflictError, CorruptDataError, NotFoundError
+from storage.model import SegmentHandle
+from storage.object_store import ObjectStore
+from storage.segment_format import encode_object
+
+
+class OwnedJob(ManifestReader):
+    """A job that drivers take over from each other, and set back."""
+
+    def __init__(self, store: ObjectStore, job: str, clock: Clock, ids: IdSource) -> None:
+        super().__init__(store, job)
+        self._clock = clock
+        self._ids = ids
+        self._epochs = EpochStore(store, self._folder)
+        self._epoch_seen = 0
+        self._own_fence: tuple[int, Place] | None = None
+        self.max_parallelism = 0
+
+    def claim(self, owner: str) -> tuple[int, Manifest | None]:
+        """
+        Take the job over: return the new epoch and the manifest to go on from (None: none was ever completed).
+
+        What a rewind left undone is done first.
+
+        Raises:
+            FencedError: A newer epoch began meanwhile.
+            CorruptDataError: Epochs are lost: manifests are of a newer one than there are.
+        """
+        record = self._begin_epoch(owner, None)
+        stand, fence = self._end_branch(record, record.branch, record.latest, record.tail)
+        self.check_still_newest(record.epoch)
+        self._own_fence = record.epoch, fence
+        return record.epoch, stand.latest
+
+    def begin_rewind(self, owner: str, savepoint: str, target: int) -> EpochRecord:
+        """
+        Decide that the job is set back to what a savepoint holds; `finish_rewind` does it, or whoever comes next.
+
+        Args:
+            owner: Who does it, for people.
+            savepoint: Holds a checkpoint's manifest; is deleted when that is the job's newest.
+            target: The checkpoint's id.
+        """
+        return self._begin_epoch(owner, (savepoint, target))
+
+    def finish_rewind(self, record: EpochRecord) -> Manifest:
+        """
+        Return the first manifest of a rewind's branch, doing what is left to be done until it is there.
+
+        Raises:
+            NotFoundError: The savepoint that holds the target was deleted by hand.
+        """
+        assert record.rewind is not None
+        if (first := self._first_of_branch(record)) is not None:
+            return first
+        try:
+            parent, _ = self._end_branch(record, record.rewind.parent, record.latest, record.tail)
+            if parent.latest is None:
+                raise NotFoundError(f"job {self._job!r} has nothing left of what it is set back from", job=self._job)
+            self.keep(before_rewind(parent.latest.ref), parent.latest)
+            target = self._target_of(record.rewind)
+            restored = self._restored(target, record, parent.latest.ref)
+            self._log.append(replace(restored, note=self._noted(restored)))
+        except (NotFoundError, ConflictError, CorruptDataError):
+            # Another one has done it, and the job went on so far that what this one wanted to read is deleted.
+            if self._first_of_branch(record) is None:
+                raise
+        return self.finish_rewind(record)
+
+    def settled_epoch(self) -> int:
+        """
+        Return the newest epoch's number; a rewind that was begun is done before.
+
+        Who is going to delete asks this first, then reads what is named, and asks `has_newer_epoch` before it deletes
+        objects. A rewind to something that was not named then pins it by a savepoint, begins an epoch, and lets the
+        savepoint go at its end: so who deletes sees the one, or the other (I11).
+        """
+        record = self._newest_epoch()
+        if record is None:
+            return self._epochs.first - 1
+        if record.rewind is not None:
+            self.finish_rewind(record)
+        return record.epoch
+
+    def has_newer_epoch(self, epoch: int) -> bool:
+        """Say whether another epoch began since; one request."""
+        return self._epochs.has_newer(epoch)
+
+    def check_still_newest(self, epoch: int) -> None:
+        """Raise `FencedError` if another epoch began since."""
+        self._epochs.check_newest(epoch)
+
+    def keep(self, name: str, manifest: Manifest) -> Manifest:
+        """Keep a checkpoint under a name; see `dstl_service.registry.savepoints.SavepointStore.create`."""
+        base = manifest.base if manifest.kind is ManifestKind.DELTA else None
+        before = self.state(base) if base is not None else None
+        return self.savepoints.create(name, manifest, before, self._ids.unique_id())
+
+    def newest(self) -> Manifest | None:
+        """Return the newest checkpoint, or None."""
+        return self.frontier()[0]
+
+    def frontier(self) -> tuple[Manifest | None, int]:
+        """Return the newest checkpoint, and the epoch that may complete the next one: no older one can (I4)."""
+        stand = self._stand(self._newest_epoch())
+        return stand.latest, stand.epoch
+
+    def _begin_epoch(self, owner: str, back_to: tuple[str, int] | None) -> EpochRecord:
+        """Claim the next epoch; what an unfinished rewind left to be done is done before it."""
+        while True:
+            newest = self._newest_epoch()
+            if newest is not None and newest.rewind is not None:
+                self.finish_rewind(newest)
+            stand = self._stand(newest)
+            epoch = newest.epoch + 1 if newest else self._epochs.first
+            record = EpochRecord(
+                epoch=epoch,
+                owner=owner,
+                uid=self._ids.unique_id(),
+                began_ms=self._clock.now_ms(),
+                branch=epoch if back_to else stand.branch,
+                latest=place_of_manifest(stand.latest) if stand.latest else None,
+                tail=place_of_manifest(stand.last) if stand.last else None,
+                rewind=Rewind(*back_to, stand.branch) if back_to else None,
+            )
+            if self._epochs.begin(record):
+                if newest is not None and newest.rewind is not None:
+                    self.savepoints.discard(newest.rewind.savepoint)
+                return record
+
+    def _end_branch(
+        self, record: EpochRecord, branch: int, latest: Place | None, tail: Place | None
+    ) -> tuple[Stand, Place]:
+        """
+        Put an epoch's fence where a branch ends; return where that is, and the fence's place.
+
+        It is there when it lies last. A put alone does not show that: the place may have been one of a checkpoint
+        that the older driver completed, retained for a while, and deleted, while this call was paused.
+        """
+        taken: list[Place] = []
+        while True:
+            stand = self._log.stand(branch, latest, tail, taken)
+            if stand.last is not None and stand.epoch >= record.epoch:
+                if stand.epoch > record.epoch:
+                    self.check_still_newest(record.epoch)
+                    raise CorruptDataError(
+                        f"epochs of job {self._job!r} are lost: manifests tell of epoch {stand.epoch}; "
+                        "`dstl fsck --rebuild` brings them back",
+                        job=self._job,
+                    )
+                if stand.last.kind is ManifestKind.FENCE:
+                    return stand, place_of_manifest(stand.last)
+            if record.rewind is None:
+                self.check_still_newest(record.epoch)
+            taken.append(stand.next_place)
+            with suppress(ConflictError):
+                self._log.append(self._fence(stand.next_place, record.epoch))
+
+    def _fence(self, place: Place, epoch: int) -> Manifest:
+        """Return what keeps older epochs from a manifest's place."""
+        return Manifest(
+            kind=ManifestKind.FENCE,
+            job_uid=self.job_uid,
+            id=place.id,
+            generation=place.generation,
+            uid=self._ids.unique_id(),
+            epoch=epoch,
+            created_ms=self._clock.now_ms(),
+        )
+
+    def _target_of(self, rewind: Rewind) -> Manifest:
+        try:
+            return self.savepoints.load(rewind.savepoint)
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"job {self._job!r} is being set back to savepoint {rewind.savepoint!r}, and that was deleted: make it "
+                f"again with `dstl savepoints --create {rewind.savepoint} --checkpoint {rewind.target}`, or of another "
+                "checkpoint",
+                job=self._job,
+            ) from error
+
+    def _restored(self, target: Manifest, record: EpochRecord, newest: CheckpointRef) -> Manifest:
+        """Return what begins a rewind's branch: nothing that is under way belongs to it."""
+        return replace(
+            target,
+            kind=ManifestKind.COMPLETE,
+            uid=self._ids.unique_id(),
+            generation=Place(record.branch, target.id, 0).generation,
+            epoch=record.epoch,
+            created_ms=self._clock.now_ms(),
+            rewound_from=newest,
+            kept_by="",
+            under_way=NOTHING,
+        )
+
+    def _noted(self, restored: Manifest) -> SegmentHandle:
+        """Store the note of what begins a rewind's branch, in an object of its own; return where it is."""
+        segment = note_of_rewind(self._job, self.max_parallelism, restored).to_segment()
+        buffers, (entry,) = encode_object([segment])
+        key = f"{self._job}/segments/rewind/{self._ids.unique_id()}.seg"
+        self._store.put(key, buffers)
+        return SegmentHandle(key, sum(map(len, buffers)), entry)
+
+    def _first_of_branch(self, record: EpochRecord) -> Manifest | None:
+        """Return what a rewind's branch begins with, as far as it is stored; None while it is empty."""
+        assert record.rewind is not None
+        first = self._log.find(Place(record.branch, record.rewind.target, 0))
+        if first is None and (place := self._log.first_of(record.branch)) is not None:
+            first = self._log.find(place)
+        return first
+
+    def _stand(self, record: EpochRecord | None) -> Stand:
+        """Return where the job stands; while a rewind is not done, where it stood before."""
+        if record is None:
+            return self._log.stand(0)
+        if record.rewind is None:
+            return self._log.stand(record.branch, record.latest, record.tail)
+        if (first := self._first_of_branch(record)) is not None:
+            return self._log.stand(record.branch, taken=[place_of_manifest(first)])
+        return self._log.stand(record.rewind.parent, record.latest, record.tail)
+
+    def _newest_epoch(self) -> EpochRecord | None:
+        """Return the newest epoch's record. What was remembered before it may be gone, or be another job's."""
+        record = self._epochs.newest()
+        number = record.epoch if record else 0
+        if number != self._epoch_seen:
+            self.forget()
+            self._epoch_seen = number
+        return record
+
+
+def before_rewind(newest: CheckpointRef) -> str:
+    """Return the name of the savepoint that keeps what a job is set back from."""
+    return f"before-rewind-{newest.id}-{newest.uid[:8]}"

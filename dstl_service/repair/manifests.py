@@ -1,0 +1,89 @@
+"""The manifests that a recovery writes, as decisions. No I/O."""
+
+from __future__ import annotations
+
+from dstl_service.formats.checkpoint_record import NotedSet
+from dstl_service.formats.keys import Place
+from dstl_service.formats.manifest import COMPLETE_EVERY, Manifest, ManifestKind, StateView
+from dstl_service.repair.plan import CheckpointCandidate, RecoveryPlan, Stored, _ends_chain, _is_restorable, find_set
+from dstl_service.repair.scan import Registry
+from dstl_service.wire import CheckpointRef
+from storage.model import SegmentHandle
+
+
+def manifests_of(plan: RecoveryPlan, registry: Registry, job_uid: str, stored: Stored) -> list[Manifest]:
+    """
+    Return the manifests that are to be written, oldest first, so that the chosen checkpoint can be restored.
+
+    The oldest one is complete, so nothing before it is needed. What a sound manifest says already is not said again.
+    """
+    newest = plan.path[0].manifest
+    if newest is not None and _is_restorable(registry, newest):
+        return []
+    state = state_of(plan, stored)
+    path = list(reversed(plan.path))[-COMPLETE_EVERY:]
+    own = {one.key: [_require(stored, noted) for noted in one.sets] for one in path}
+    own_count = sum(map(len, own.values()))
+    manifests: list[Manifest] = []
+    before: CheckpointRef | None = None
+    for number, one in enumerate(path):
+        known = one.manifest
+        is_complete = number == 0
+        if known is not None and not manifests and (known.base == before if not is_complete else _ends_chain(known)):
+            before = known.ref
+            continue
+        named = path[number + 1].base if number + 1 < len(path) else None
+        wanted = named.generation if named is not None else _first_generation(one, before)
+        manifest = Manifest(
+            kind=ManifestKind.COMPLETE if is_complete else ManifestKind.DELTA,
+            job_uid=job_uid,
+            id=one.id,
+            generation=_free_generation(registry, one.id, wanted),
+            uid=one.uid,
+            epoch=one.epoch,
+            created_ms=one.created_ms,
+            base=before,
+            query_id=one.query_id,
+            offsets=one.offsets,
+            operators=one.operators,
+            segments=tuple(own[one.key]),
+            earlier=tuple(state.log[: len(state.log) - own_count]) if is_complete else (),
+            materializations=state.materializations if is_complete else (),
+            note=one.note if one.note and one.note.object_key not in {h.object_key for h in own[one.key]} else None,
+            rewound_from=one.rewound_from,
+            closed_ms=one.closed_ms,
+        )
+        manifests.append(manifest)
+        before = manifest.ref
+    return manifests
+
+
+def state_of(plan: RecoveryPlan, stored: Stored) -> StateView:
+    """Return all that the chosen checkpoint consists of, oldest first."""
+    oldest = plan.path[-1].start
+    assert oldest is not None  # a path ends where the start is known
+    log = [_require(stored, NotedSet(handle.entry.id, handle.entry.checksum)) for handle in oldest.log]
+    log += [_require(stored, noted) for one in reversed(plan.path) for noted in one.sets]
+    return StateView(oldest.materializations, log)
+
+
+def _require(stored: Stored, noted: NotedSet) -> SegmentHandle:
+    handle = find_set(stored, noted)
+    assert handle is not None  # a path leads only over what is there
+    return handle
+
+
+def _first_generation(one: CheckpointCandidate, before: CheckpointRef | None) -> int:
+    """Return the first generation of the branch in which a checkpoint follows another, or which a rewind began."""
+    if one.rewound_from is not None:
+        return Place(one.epoch, one.id, 0).generation
+    return Place.of(0, before.generation)._replace(number=0).generation if before is not None else 0
+
+
+def _free_generation(registry: Registry, checkpoint_id: int, wanted: int) -> int:
+    """Return the generation that others name, if it is free and no sound checkpoint of the id stands behind it."""
+    taken = {generation for there, generation in registry.manifests if there == checkpoint_id}
+    floor = max((manifest.generation for manifest in registry.checkpoints if manifest.id == checkpoint_id), default=-1)
+    if wanted > floor and wanted not in taken:
+        return wanted
+    return max(taken) + 1

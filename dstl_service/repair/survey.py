@@ -1,0 +1,97 @@
+"""What a job's segment objects hold, for a rebuild of its registry. Blocking I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from dstl_service.formats.checkpoint_record import CheckpointRecord, decode_note
+from dstl_service.repair.fsck import check_object
+from dstl_service.repair.manifests import state_of
+from dstl_service.repair.plan import CheckpointCandidate, RecoveryPlan, choose
+from dstl_service.repair.scan import Registry
+from dstl_service.wire import NOTE_OPERATOR
+from storage.errors import CorruptDataError, NotFoundError
+from storage.model import ChangeSetId, ObjectInfo, SegmentHandle
+from storage.object_store import ObjectStore, exists
+from storage.segment_reader import read_index, read_payload
+
+_READ_AT_ONCE = 16
+
+
+class Survey:
+    """What the segment objects of a job hold, as their indexes tell; payloads are verified when they are chosen."""
+
+    def __init__(self, store: ObjectStore, job: str) -> None:
+        self._store = store
+        self._job = job
+        self._verified: set[str] = set()
+        self.objects: list[ObjectInfo] = []
+        self.stored: dict[ChangeSetId, list[SegmentHandle]] = {}
+        self.notes: list[tuple[CheckpointRecord, SegmentHandle, int]] = []
+        self.problems: list[str] = []
+
+    def read(self) -> None:
+        """Read all indexes and notes."""
+        self.objects = list(self._store.list(f"{self._job}/segments/"))
+        with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
+            for info, (handles, notes, problems) in zip(
+                self.objects, threads.map(self._read_object, self.objects), strict=True
+            ):
+                for handle in handles:
+                    self.stored.setdefault(handle.entry.id, []).append(handle)
+                self.notes += [(note, handle, info.modified_ms) for note, handle in notes]
+                self.problems += problems
+
+    def choose_verified(
+        self, candidates: Sequence[CheckpointCandidate], registry: Registry, up_to: int | None
+    ) -> RecoveryPlan:
+        """Choose, read all that was chosen, and choose again without what is damaged, until all is sound."""
+        missing_indexes = self._missing_indexes(candidates)
+        while True:
+            plan = choose(candidates, registry, self.stored, missing_indexes, up_to)
+            if not plan.path:
+                return plan
+            handles_of: dict[str, list[SegmentHandle]] = {}
+            for handle in state_of(plan, self.stored).log:
+                if handle.object_key not in self._verified:
+                    handles_of.setdefault(handle.object_key, []).append(handle)
+            damaged = {key for key, handles in handles_of.items() if not self._verify(key, handles)}
+            if not damaged:
+                return plan
+            for handles in self.stored.values():
+                handles[:] = [handle for handle in handles if handle.object_key not in damaged]
+
+    def _read_object(
+        self, info: ObjectInfo
+    ) -> tuple[list[SegmentHandle], list[tuple[CheckpointRecord, SegmentHandle]], list[str]]:
+        try:
+            entries = read_index(self._store, info.key, info.size_bytes)
+        except (CorruptDataError, NotFoundError) as error:
+            return [], [], [error.message]
+        handles, notes, problems = [], [], []
+        for entry in entries:
+            handle = SegmentHandle(info.key, info.size_bytes, entry)
+            if entry.id.job != self._job:
+                problems.append(f"object {info.key} holds a segment of job {entry.id.job!r}")
+            elif entry.id.operator != NOTE_OPERATOR:
+                handles.append(handle)
+            else:
+                try:
+                    notes.append((decode_note(read_payload(self._store, handle), info.key), handle))
+                except (CorruptDataError, NotFoundError) as error:
+                    problems.append(error.message)
+        return handles, notes, problems
+
+    def _verify(self, key: str, handles: Sequence[SegmentHandle]) -> bool:
+        try:
+            check_object(self._store, key, handles)
+        except CorruptDataError as error:
+            self.problems.append(error.message)
+            return False
+        self._verified.add(key)
+        return True
+
+    def _missing_indexes(self, candidates: Sequence[CheckpointCandidate]) -> frozenset[str]:
+        keys = {handle.index_key for one in candidates if one.start for handle in one.start.materializations}
+        return frozenset(key for key in keys if not exists(self._store, key))

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 from dstl_service.intake.active_job import ActiveJobs
 from dstl_service.intake.persister import Persister
-from dstl_service.materialization.materializer import Materializer, Offer
+from dstl_service.materialization.materializer import Materializer
+from dstl_service.materialization.pending import Offer
 from dstl_service.materialization.snapshot_uploader import TableId
 from dstl_service.metrics.service import ServiceMetrics
 from dstl_service.process.job_threads import JobThreads, RunInThread

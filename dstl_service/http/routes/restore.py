@@ -11,7 +11,7 @@ from prometheus_client import Gauge
 from starlette.types import Receive, Scope, Send
 
 from dstl_service.http.requests import IN_DIGITS, JobName, Service
-from dstl_service.materialization.materializer import Offer
+from dstl_service.materialization.pending import Offer
 from dstl_service.restore.plan import RestorePlan
 from dstl_service.service import ChangelogService
 from dstl_service.wire import NAME_PATTERN, CheckpointRef, ReadRequest, encode_frame

@@ -8,7 +8,7 @@ Methods run on the event loop; blocking store calls go to threads.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -26,8 +26,7 @@ from dstl_service.intake.handle_check import HandleCheck
 from dstl_service.intake.in_flight_limiter import InFlightLimiter, Place
 from dstl_service.intake.intake import Intake
 from dstl_service.intake.persister import Persister
-from dstl_service.materialization.materializer import Materializer, Offer
-from dstl_service.materialization.snapshot_uploader import TableId
+from dstl_service.materialization.materializer import Materializer
 from dstl_service.metrics.service import ServiceMetrics
 from dstl_service.peers.calls import PeerCalls
 from dstl_service.peers.client import PeerClient
@@ -35,41 +34,29 @@ from dstl_service.peers.registry import Announcement, PeerRegistry
 from dstl_service.process.fair_slots import FairSlots
 from dstl_service.process.job_threads import NO_JOB, JobThreads
 from dstl_service.restore.download_cache import DownloadCache
-from dstl_service.restore.plan import (
-    RestorePlan,
-    SnapshotStream,
-    plan_restore,
-    plan_step,
-    read_handles,
-    read_plan,
-    read_snapshots,
-)
 from dstl_service.restore.segment_cache import SegmentCache
+from dstl_service.restores import Restores
 from dstl_service.settings import ServiceSettings
 from dstl_service.uploads.uploader import ThreadPerCall, Uploader
 from dstl_service.wire import (
     BatchFigures,
     ChangeSetRef,
     CheckpointInfo,
-    CheckpointRef,
     CompleteRequest,
     CompleteResponse,
     JobInfo,
     OpenedJob,
     OpenJob,
 )
-from storage.checksum import BytesLike
 from storage.clock import Clock, IdSource
-from storage.errors import CorruptDataError, NotFoundError
-from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, validate_name
+from storage.errors import NotFoundError
+from storage.model import ChangeSetId, Segment, SegmentHandle, validate_name
 from storage.object_store import ObjectStore
 
 logger = logging.getLogger("dstl_service")
 
 _T = TypeVar("_T")
 
-RESTORE_THREADS = 40
-"""Threads that read what restores give: each waits for the store most of the time."""
 _BACKGROUND_TIMEOUT_MS = 60_000
 
 
@@ -87,7 +74,6 @@ class ChangelogService:
         self._upload_threads = ThreadPerCall("upload")
         self._io_threads = JobThreads(settings.io_threads, "io")
         self._in_thread = self._io_threads.run
-        self._restore_threads = JobThreads(RESTORE_THREADS, "restore")
         looks = max(1, settings.io_threads // 2)
         self._looks = FairSlots(looks, max(1, looks // 2))
         self._cache = SegmentCache(settings.cache.bytes_max)
@@ -160,6 +146,16 @@ class ChangelogService:
         )
         self._persister = Persister(
             self._intake, self._peer_calls(peers), HandleCheck(store, self._look), self.service_id
+        )
+        self.restores = Restores(
+            self._jobs,
+            self._persister,
+            self._materializer,
+            self._downloads,
+            self._cache,
+            clock,
+            self.metrics,
+            self._in_thread,
         )
         self._checkpointer = Checkpointer(
             self._persister,
@@ -277,18 +273,6 @@ class ChangelogService:
         """Return the segment of a note that was sent; one of megabytes takes as long to read as a hundred requests."""
         return await self._in_thread(name, received_segment, name, text)
 
-    async def read_sets(
-        self, name: str, epoch: int, refs: Sequence[ChangeSetRef]
-    ) -> Iterator[tuple[ChangeSetId, int, BytesLike]]:
-        """Return sets of a checkpoint that does not exist yet: id, checksum, payload. Blocking, for threads."""
-        job = await self._jobs.owned(name, epoch)  # this process may be new, or have got no set of the epoch
-        held = await self._persister.held(job, refs)
-        handles = [item for item in held if isinstance(item, SegmentHandle)]
-        if handles:
-            stored = read_handles(handles, self._downloads, self._cache)
-            return ((handle.entry.id, handle.entry.checksum, payload) for handle, payload in stored)
-        return ((item.id, item.checksum, item.payload) for item in held if isinstance(item, Segment))
-
     async def flush(self, name: str, checkpoint_id: int, request: CompleteRequest) -> None:
         """Start the upload of what a checkpoint consists of; see `Checkpointer.flush`."""
         job = await self._jobs.opened(name)
@@ -352,59 +336,9 @@ class ChangelogService:
         job = await self._jobs.opened(name)
         await self._in_thread(name, job.store.savepoints.delete, savepoint)
 
-    async def plan_restore(
-        self, name: str, operator: str, key_groups: KeyGroupRange, have: CheckpointRef | None, want: CheckpointRef
-    ) -> tuple[RestorePlan, Offer]:
-        """Decide what leads a table from `have` to `want`, and what else its task is told."""
-        job = await self._jobs.opened(name)
-        table_id = TableId(name, operator, key_groups)
-        have = self._materializer.trusted(table_id, have)
-        plan = plan_step(job.store, operator, key_groups, have, want)
-        if plan is None:
-            try:
-                plan = await self._in_thread(name, plan_restore, job.store, operator, key_groups, have, want)
-            except (NotFoundError, CorruptDataError):
-                if not await self._jobs.forget_ended(name):
-                    raise
-                job = await self._jobs.opened(name)
-                plan = await self._in_thread(name, plan_restore, job.store, operator, key_groups, have, want)
-        self.metrics.restore_planned_bytes.labels(name).inc(plan.size_bytes)
-        return plan, await self._materializer.offer(table_id, job.store, plan, want)
-
-    async def take_snapshot(
-        self, name: str, operator: str, key_groups: KeyGroupRange, version: CheckpointRef, path: str
-    ) -> None:
-        """Store a table's snapshot in the background; see `dstl_service.materialization.materializer`."""
-        validate_name("operator", operator)
-        job = await self._jobs.opened(name)
-        await self._materializer.take(TableId(name, operator, key_groups), job.store, version, path)
-
     async def collect_garbage(self, name: str, *, dry_run: bool) -> GarbageReport:
         """Delete the job's orphans, or only report them; see `dstl_service.collection.garbage_collector`."""
         return await self._upkeep.collect(await self._jobs.opened(name), dry_run=dry_run)
-
-    def is_at_hand(self, plan: RestorePlan) -> bool:
-        """Say whether all that a plan needs is in memory, so that reading it takes no thread."""
-        return not plan.materializations and self._cache.holds(plan.handles)
-
-    def read_plan(self, plan: RestorePlan) -> Iterator[tuple[SegmentHandle, BytesLike]]:
-        """Yield a plan's payloads; blocking, for threads, unless the plan is at hand."""
-        started_ms = self._clock.monotonic_ms()
-        yield from read_plan(plan, self._downloads, self._cache)
-        # The client takes a payload when it has applied the one before, or nearly so.
-        self._materializer.replayed(plan.log_bytes, self._clock.monotonic_ms() - started_ms)
-
-    def read_snapshots(self, plan: RestorePlan) -> SnapshotStream:
-        """Yield the files of a plan's materializations; blocking, for threads."""
-        return read_snapshots(plan, self._downloads)
-
-    async def joined(self, name: str, pieces: Iterator[bytes]) -> bytes:
-        """Read what a job restores, in a thread."""
-        return await self._restore_threads.run(name, b"".join, pieces)
-
-    def in_turn(self, name: str, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield what a job restores, each piece read in a thread when it is the job's turn."""
-        return self._restore_threads.each(name, pieces)
 
     def begin_stop(self) -> None:
         """Take no change set in from now on, and upload all that wait; requests that were begun are still answered."""
@@ -418,7 +352,7 @@ class ChangelogService:
         self._intake.close()
         self._upload_threads.shutdown(wait=False, cancel_futures=True)
         self._io_threads.close()
-        self._restore_threads.close()
+        self.restores.close()
         self._downloads.close()
         self._store.close()
 

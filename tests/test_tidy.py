@@ -59,6 +59,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "repair",
         "settings",
         "settings_sources",
+        "restores",
         "service",
         "http",
         "http.routes",

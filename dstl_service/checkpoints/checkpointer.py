@@ -7,9 +7,8 @@ Owned by the event loop; store calls run in threads.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from dstl_service.collection.maintenance import Maintenance
@@ -22,6 +21,7 @@ from dstl_service.intake.persister import Persister
 from dstl_service.materialization.admission import Reported, check_form
 from dstl_service.materialization.materializer import Materializer
 from dstl_service.metrics.service import ServiceMetrics
+from dstl_service.process.job_threads import RunInThread
 from dstl_service.restore.truncation import truncate
 from dstl_service.wire import CheckpointRef, CompleteRequest, CompleteResponse
 from storage.clock import Clock
@@ -82,7 +82,7 @@ class Checkpointer:
         upkeep: Upkeep,
         clock: Clock,
         metrics: ServiceMetrics,
-        in_thread: Callable[..., Awaitable[Any]],
+        in_thread: RunInThread,
     ) -> None:
         self._persister = persister
         self._materializer = materializer

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from dstl_service.collection.deletion import Deleted, delete_subsumed
 from dstl_service.collection.retention import RetentionSettings, RetentionTracker
@@ -31,6 +30,7 @@ from dstl_service.compaction.plan import (
 from dstl_service.formats.manifest import Manifest, StateView
 from dstl_service.formats.under_way import UnderWay
 from dstl_service.metrics.service import ServiceMetrics
+from dstl_service.process.job_threads import RunInThread
 from dstl_service.registry.job_store import JobStore
 from storage.clock import Clock, IdSource
 from storage.errors import DstlError
@@ -64,7 +64,7 @@ class Maintenance:
         compactor: Compactor,
         clock: Clock,
         metrics: ServiceMetrics,
-        in_thread: Callable[..., Awaitable[Any]],
+        in_thread: RunInThread,
         compaction: CompactionSettings,
         retention: RetentionSettings,
         ids: IdSource,

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from dstl_service.collection.garbage_collector import GarbageReport, collect_garbage
@@ -23,6 +21,7 @@ from dstl_service.compaction.compactor import Compactor
 from dstl_service.compaction.plan import CompactionSettings
 from dstl_service.intake.active_job import IDLE_MS, ActiveJob, ActiveJobs
 from dstl_service.metrics.service import ServiceMetrics
+from dstl_service.process.job_threads import RunInThread
 from storage.clock import Clock, IdSource
 from storage.errors import DstlError
 from storage.object_store import ObjectStore
@@ -89,7 +88,7 @@ class Upkeep:
         clock: Clock,
         ids: IdSource,
         metrics: ServiceMetrics,
-        in_thread: Callable[..., Awaitable[Any]],
+        in_thread: RunInThread,
     ) -> None:
         self._settings = settings
         self._jobs = jobs

@@ -8,11 +8,11 @@ a time-out for large objects.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
-from typing import Any
 
 from dstl_service.compaction.plan import Compaction, Output, Replacement
+from dstl_service.process.job_threads import RunInThread
 from dstl_service.restore.plan import read_handles
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.uploads.uploader import Uploader
@@ -41,7 +41,7 @@ class Compactor:
         store: ObjectStore,
         cache: SegmentCache,
         uploader: Uploader,
-        in_thread: Callable[..., Awaitable[Any]],
+        in_thread: RunInThread,
     ) -> None:
         self._store = store
         self._cache = cache

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import WeakValueDictionary
 
 from dstl_service.intake.change_sets import BatchSettings, ChangeSetTracker
 from dstl_service.intake.in_flight_limiter import InFlightLimiter
+from dstl_service.process.job_threads import RunInThread
 from dstl_service.registry.job_store import JobStore
 from dstl_service.wire import validate_operator
 from storage.clock import Clock, IdSource
@@ -137,7 +137,7 @@ class ActiveJobs:
         ids: IdSource,
         batch: BatchSettings,
         room: InFlightLimiter,
-        in_thread: Callable[..., Awaitable[Any]],
+        in_thread: RunInThread,
     ) -> None:
         self._store = store
         self._clock = clock

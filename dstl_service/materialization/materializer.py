@@ -18,20 +18,20 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from dstl_service.formats.keys import Place
 from dstl_service.formats.manifest import Manifest
 from dstl_service.formats.materialization_index import find_index
 from dstl_service.formats.under_way import Announcement, UnderWaySnapshot
 from dstl_service.materialization.admission import Reported, choose_materializations
+from dstl_service.materialization.pending import ForeignSnapshot, Offer, PendingSnapshot, TableHistory, TrackedTable
 from dstl_service.materialization.policy import MaterializationSettings, Schedule
 from dstl_service.materialization.snapshot_folder import SnapshotFolder
-from dstl_service.materialization.snapshot_uploader import KnownFiles, SnapshotUploader, TableId
+from dstl_service.materialization.snapshot_uploader import SnapshotUploader, TableId
 from dstl_service.materialization.table_file_check import DamagedFileError
 from dstl_service.metrics.materialization import GaugeValues, MaterializationMetrics
 from dstl_service.registry.job_store import JobStore
@@ -39,7 +39,6 @@ from dstl_service.restore.plan import RestorePlan, plan_restore
 from dstl_service.wire import CheckpointRef
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, DstlError
-from storage.model import MaterializationHandle
 from storage.object_store import ObjectStore
 
 logger = logging.getLogger("dstl_service")
@@ -55,97 +54,6 @@ _LOOK_S = 10.0
 _UNLISTED_MS_MAX = 24 * 3_600_000
 """A folder is held so long for a checkpoint that is to list it; a batch may take hours."""
 _LOOKS_PER_INTERVAL = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """
-    What a restore tells its task.
-
-    Args:
-        materialize: Make a snapshot.
-        report: What the driver has to learn of the table's snapshot: its announcement, or the handle of a stored one.
-    """
-
-    materialize: bool = False
-    report: dict[str, Any] | None = None
-
-
-@dataclass(slots=True)
-class _Snapshot:
-    """
-    A table's snapshot on its way: announced, handed over and listed, in either order, then stored.
-
-    Args:
-        announcement: As which it is announced; with a new uid for each base, until a checkpoint lists it.
-        since_ms: When it was begun.
-        path: The folder that a task named.
-        folder: The same, opened.
-        listed_at: The checkpoint that was first seen to list it. Before, nothing of it may be put.
-        storing: The upload.
-        stored: Its handle, when all of it is there.
-    """
-
-    announcement: Announcement
-    since_ms: int
-    path: str | None = None
-    folder: SnapshotFolder | None = None
-    listed_at: CheckpointRef | None = None
-    storing: asyncio.Task[None] | None = None
-    stored: MaterializationHandle | None = None
-
-    @property
-    def uid(self) -> str:
-        """The id under which it is announced."""
-        return self.announcement.snapshot.uid
-
-    def report(self, want: CheckpointRef) -> dict[str, Any] | None:
-        """Return what the checkpoint after `want` is to be told."""
-        if self.stored is not None:
-            return self.stored.to_dict()
-        is_for_next = self.listed_at is None and self.announcement.base == want
-        return self.announcement.to_dict() if is_for_next else None
-
-
-@dataclass(slots=True)
-class _Foreign:
-    """A listed snapshot of a table that another process announced: it may be at it, or dead."""
-
-    uid: str
-    since_ms: int
-    looked_ms: int
-
-
-class _History(NamedTuple):
-    """
-    To which checkpoints what is known of a table belongs.
-
-    Of a job that was deleted, or behind a rewind, ids come again: what was counted up to an id, or waits for one, tells
-    nothing of those.
-    """
-
-    job_uid: str
-    branch: int
-
-    @classmethod
-    def of(cls, job_store: JobStore, ref: CheckpointRef) -> _History:
-        """Return that of a checkpoint."""
-        return cls(job_store.job_uid, Place.of(ref.id, ref.generation).branch)
-
-
-@dataclass(slots=True)
-class _Table:
-    """What is known of one table of this host."""
-
-    history: _History
-    schedule: Schedule
-    patience_ms: int
-    """How long another process's snapshot is waited for; longer each time, or two hosts would undo each other's."""
-    known: KnownFiles = field(default_factory=KnownFiles)
-    own: _Snapshot | None = None
-    foreign: _Foreign | None = None
-    is_damaged: bool = False
-    """A snapshot showed that its files on the local disk are not what was written."""
 
 
 class Materializer:
@@ -176,7 +84,7 @@ class Materializer:
         self._ids = ids
         self._executor = executor
         self._uploader = SnapshotUploader(settings, store, clock, executor)
-        self._tables: dict[TableId, _Table] = {}
+        self._tables: dict[TableId, TrackedTable] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._replay_bytes_per_s = float(settings.replay_bytes_per_s)
@@ -211,7 +119,7 @@ class Materializer:
             want: The checkpoint at which it will stand.
         """
         try:
-            history = _History.of(job_store, want)
+            history = TableHistory.of(job_store, want)
             table = self._tables.get(table_id)
             if table is not None and table.history != history:
                 if table.history.job_uid == history.job_uid and table.history.branch > history.branch:
@@ -254,7 +162,7 @@ class Materializer:
             InvalidInputError: The folder cannot be taken.
             NotFoundError: The checkpoint does not exist.
         """
-        table = self._tables.get(table_id) or self._add(table_id, _History.of(job_store, version))
+        table = self._tables.get(table_id) or self._add(table_id, TableHistory.of(job_store, version))
         own = table.own
         if own is not None and own.path == path:
             return
@@ -318,17 +226,17 @@ class Materializer:
             if table.own is not None:
                 self._discard_folder(table.own)
 
-    def _forget(self, table_id: TableId, table: _Table) -> None:
+    def _forget(self, table_id: TableId, table: TrackedTable) -> None:
         if table.own is not None:
             self._let_go(table_id, table, table.own)
         del self._tables[table_id]
 
-    def _add(self, table_id: TableId, history: _History) -> _Table:
+    def _add(self, table_id: TableId, history: TableHistory) -> TrackedTable:
         now_ms = self._clock.monotonic_ms()
         for other_id in [other for other, table in self._tables.items() if table.schedule.is_stale(now_ms)]:
             del self._tables[other_id]
         chance = int(self._ids.unique_id()[-_CHANCE_BITS // 4 :], 16) / 2**_CHANCE_BITS
-        table = self._tables[table_id] = _Table(
+        table = self._tables[table_id] = TrackedTable(
             history, Schedule(self._settings, now_ms, chance), self._settings.interval_s * 1000
         )
         return table
@@ -344,12 +252,12 @@ class Materializer:
                 schedule.table_bytes, *(item.handle.size_bytes for item in plan.materializations)
             )
 
-    def _begun(self, table_id: TableId, version: CheckpointRef) -> _Snapshot:
+    def _begun(self, table_id: TableId, version: CheckpointRef) -> PendingSnapshot:
         """Return a snapshot of a table that stands at `version`, announced to the checkpoint that follows it."""
         snapshot = UnderWaySnapshot(table_id.operator, table_id.key_groups, version, self._ids.unique_id())
-        return _Snapshot(Announcement(snapshot, version), self._clock.monotonic_ms())
+        return PendingSnapshot(Announcement(snapshot, version), self._clock.monotonic_ms())
 
-    async def _follow(self, table_id: TableId, table: _Table, job_store: JobStore, manifest: Manifest) -> None:
+    async def _follow(self, table_id: TableId, table: TrackedTable, job_store: JobStore, manifest: Manifest) -> None:
         """Learn from a completed checkpoint what became of the table's snapshot."""
         own = table.own
         if own is None or manifest.id <= own.announcement.base.id:
@@ -379,7 +287,7 @@ class Materializer:
             else:
                 self._let_go(table_id, table, own)
 
-    def _store_if_listed(self, table_id: TableId, table: _Table, job_store: JobStore) -> None:
+    def _store_if_listed(self, table_id: TableId, table: TrackedTable, job_store: JobStore) -> None:
         own = table.own
         if own is None or own.listed_at is None or own.folder is None or own.storing is not None:
             return
@@ -388,7 +296,7 @@ class Materializer:
         self._tasks.add(own.storing)
         own.storing.add_done_callback(self._tasks.discard)
 
-    def _let_go(self, table_id: TableId, table: _Table, own: _Snapshot) -> None:
+    def _let_go(self, table_id: TableId, table: TrackedTable, own: PendingSnapshot) -> None:
         """Give a snapshot up that no checkpoint is going to take; another one is made when it is due."""
         logger.warning("materialization was taken by no checkpoint", extra={**_names(table_id), "uid": own.uid})
         table.own = None
@@ -399,7 +307,7 @@ class Materializer:
             own.storing.cancel()
         self._discard_folder(own)
 
-    async def _look_at_foreign(self, table_id: TableId, table: _Table, manifest: Manifest) -> None:
+    async def _look_at_foreign(self, table_id: TableId, table: TrackedTable, manifest: Manifest) -> None:
         """Take up what an earlier process or another host has stored, if it is there."""
         listed = manifest.under_way.snapshot_of(table_id.operator, table_id.key_groups)
         if listed is None or table.own is not None:
@@ -412,12 +320,12 @@ class Materializer:
                 return
             foreign.looked_ms = now_ms
         else:
-            table.foreign = _Foreign(listed.uid, now_ms, now_ms)
+            table.foreign = ForeignSnapshot(listed.uid, now_ms, now_ms)
         where = (table_id.job, table_id.operator, table_id.key_groups, listed.uid)
         index = await self._in_thread(find_index, self._store, *where)
         if index is None or table.own is not None:
             return
-        own = _Snapshot(Announcement(listed, listed.version), now_ms, listed_at=manifest.ref)
+        own = PendingSnapshot(Announcement(listed, listed.version), now_ms, listed_at=manifest.ref)
         own.stored = index.handle(table_id.job)
         table.own, table.foreign = own, None
         table.schedule.completed(now_ms, own.stored.size_bytes)
@@ -448,7 +356,7 @@ class Materializer:
         finally:
             del self._watches[job]
 
-    def _ask(self, table_id: TableId, table: _Table) -> bool:
+    def _ask(self, table_id: TableId, table: TrackedTable) -> bool:
         schedule, now_ms = table.schedule, self._clock.monotonic_ms()
         if schedule.is_unanswered(now_ms):
             logger.warning("a task was asked for a snapshot and handed none over", extra=_names(table_id))
@@ -473,9 +381,9 @@ class Materializer:
     async def _store_snapshot(
         self,
         table_id: TableId,
-        table: _Table,
+        table: TrackedTable,
         job_store: JobStore,
-        own: _Snapshot,
+        own: PendingSnapshot,
         base: CheckpointRef,
         folder: SnapshotFolder,
     ) -> None:
@@ -521,21 +429,21 @@ class Materializer:
         finally:
             self._discard_folder(own)
 
-    def _discard_folder(self, own: _Snapshot) -> None:
+    def _discard_folder(self, own: PendingSnapshot) -> None:
         folder, own.folder = own.folder, None
         if folder is not None:
             # Not waited for: this may run while the service stops.
             self._executor.submit(folder.remove)
 
-    def _give_up(self, table_id: TableId, table: _Table, own: _Snapshot) -> None:
+    def _give_up(self, table_id: TableId, table: TrackedTable, own: PendingSnapshot) -> None:
         if table.own is own:
             table.own = None
             self._failed(table_id, table)
 
-    def _failed(self, table_id: TableId, table: _Table) -> None:
+    def _failed(self, table_id: TableId, table: TrackedTable) -> None:
         self._count_failure(table_id, table, must_report=table.schedule.failed(self._clock.monotonic_ms()))
 
-    def _count_failure(self, table_id: TableId, table: _Table, *, must_report: bool) -> None:
+    def _count_failure(self, table_id: TableId, table: TrackedTable, *, must_report: bool) -> None:
         labels = (table_id.job, table_id.operator)
         self.metrics.failed.labels(*labels).inc()
         if must_report:

@@ -10,14 +10,24 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from itertools import islice
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from dstl_service.process.fair_slots import FairSlots
 
 _T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
 
 NO_JOB = ""
 """Stands for the service itself among the jobs."""
+
+
+class RunInThread(Protocol):
+    """Runs a job's blocking call in a thread, as `JobThreads.run` does."""
+
+    async def __call__(self, job: str, function: Callable[[*_Args], _T], *args: *_Args) -> _T:
+        """Return what the function returns, or raise what it raises."""
+        ...
 
 
 class JobThreads:
@@ -33,7 +43,7 @@ class JobThreads:
         self._threads = ThreadPoolExecutor(total, thread_name_prefix=name)
         self._slots = FairSlots(total, max(1, total - max(1, total // 4)))
 
-    async def run(self, job: str, function: Callable[..., _T], *args: Any) -> _T:
+    async def run(self, job: str, function: Callable[[*_Args], _T], *args: *_Args) -> _T:
         """Run a call in a thread, when it is this job's turn."""
         await self._slots.acquire(job)
         try:
@@ -47,9 +57,8 @@ class JobThreads:
 
     async def each(self, job: str, pieces: Iterator[_T]) -> AsyncIterator[_T]:
         """Yield what takes a thread to come by; between two pieces none is kept."""
-        end = object()
-        while (piece := await self.run(job, next, pieces, end)) is not end:
-            yield piece
+        while taken := await self.run(job, lambda: list(islice(pieces, 1))):
+            yield taken[0]
 
     def close(self) -> None:
         """Give the threads back when their calls have ended; begin no other."""

@@ -140,14 +140,14 @@ class Process:
 
     def offered(self, version: CheckpointRef) -> dict[str, Any] | None:
         """Return what the next task, whose table is to stand at this checkpoint, is told to report."""
-        _, offer = self._do(self.service.plan_restore(JOB, OPERATOR, GROUPS, None, version))
+        _, offer = self._do(self.service.restores.plan(JOB, OPERATOR, GROUPS, None, version))
         return offer.report
 
     def _take(self, version: CheckpointRef) -> None:
         path = f"/{version.to_text()}"
         folder = _Folder(path, self.world.oracle.contents(self.world.oracle.manifest(version)))
         with mock.patch("dstl_service.materialization.materializer.SnapshotFolder.open", return_value=folder):
-            self._do(self.service.take_snapshot(JOB, OPERATOR, GROUPS, version, path))
+            self._do(self.service.restores.take_snapshot(JOB, OPERATOR, GROUPS, version, path))
 
     # --- Others ------------------------------------------------------------------------------------------------------
 

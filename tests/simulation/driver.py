@@ -162,9 +162,9 @@ class Driver:
         for operator in OPERATORS:
 
             async def restore(service: ChangelogService, operator: str = operator) -> Table:
-                plan, _ = await service.plan_restore(JOB, operator, EVERYTHING, None, base)
+                plan, _ = await service.restores.plan(JOB, operator, EVERYTHING, None, base)
                 loop = asyncio.get_running_loop()
-                found = await loop.run_in_executor(None, lambda: list(service.read_plan(plan)))
+                found = await loop.run_in_executor(None, lambda: list(service.restores.payloads(plan)))
                 return table_of(found)
 
             try:

@@ -30,5 +30,5 @@ async def materialize(job: JobName, body: SnapshotRequest, request: Request, ser
         own = (await service.job_uid(job), body.operator, key_groups.to_text())
         if PurePosixPath(body.path).parts[-4:-1] != own or ".." in body.path:
             raise NotAllowedError(f"folder {body.path[:300]!r} does not lie with the tables of job {job!r}", job=job)
-    await service.take_snapshot(job, body.operator, key_groups, CheckpointRef.parse(body.version), body.path)
+    await service.restores.take_snapshot(job, body.operator, key_groups, CheckpointRef.parse(body.version), body.path)
     return {"status": "accepted"}

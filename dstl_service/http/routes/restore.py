@@ -11,7 +11,7 @@ from prometheus_client import Gauge
 from starlette.types import Receive, Scope, Send
 
 from dstl_service.http.requests import IN_DIGITS, JobName, Service
-from dstl_service.materialization.materializer import Offer
+from dstl_service.materialization.pending import Offer
 from dstl_service.restore.plan import RestorePlan
 from dstl_service.service import ChangelogService
 from dstl_service.wire import NAME_PATTERN, CheckpointRef, ReadRequest, encode_frame
@@ -68,8 +68,8 @@ async def read(job: JobName, body: ReadRequest, service: Service) -> Response:
 
     Frames: one ``segment`` for each, in the order of the request, then ``end``; or one ``error``.
     """
-    sets = await service.read_sets(job, body.epoch, body.refs)
-    return StreamingResponse(service.in_turn(job, _set_frames(sets)), media_type=_MEDIA_TYPE)
+    sets = await service.restores.sets(job, body.epoch, body.refs)
+    return StreamingResponse(service.restores.in_turn(job, _set_frames(sets)), media_type=_MEDIA_TYPE)
 
 
 def _set_frames(sets: Iterator[tuple[ChangeSetId, int, BytesLike]]) -> Iterator[bytes]:
@@ -90,13 +90,13 @@ async def answer_restore(
     want: CheckpointRef,
 ) -> Response:
     """Return the answer to a restore: the stream, or in one piece what is small."""
-    plan, offer = await service.plan_restore(job, operator, key_groups, have, want)
+    plan, offer = await service.restores.plan(job, operator, key_groups, have, want)
     running = service.metrics.restores_running.labels(job)
     frames = _frames(service, plan, offer, service.metrics.restored_bytes.labels(job).inc)
     if plan.size_bytes > _AT_ONCE_BYTES_MAX:
-        return _Stream(service.in_turn(job, frames), running)
+        return _Stream(service.restores.in_turn(job, frames), running)
     with running.track_inprogress():
-        body = b"".join(frames) if service.is_at_hand(plan) else await service.joined(job, frames)
+        body = b"".join(frames) if service.restores.is_at_hand(plan) else await service.restores.joined(job, frames)
     return Response(body, media_type=_MEDIA_TYPE)
 
 
@@ -128,7 +128,7 @@ def _frames(
     yield _joined(header)
     try:
         yield from _snapshot_frames(service, plan, count_sent)
-        for handle, payload in service.read_plan(plan):
+        for handle, payload in service.restores.payloads(plan):
             entry = handle.entry
             header = {
                 "kind": "segment",
@@ -153,7 +153,7 @@ def _frames(
 def _snapshot_frames(
     service: ChangelogService, plan: RestorePlan, count_sent: Callable[[int], None]
 ) -> Iterator[bytes]:
-    for planned, index, pieces in service.read_snapshots(plan):
+    for planned, index, pieces in service.restores.snapshots(plan):
         yield _joined(
             {
                 "kind": "snapshot",

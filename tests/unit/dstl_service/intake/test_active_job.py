@@ -44,7 +44,7 @@ class Host:
     async def reads(self, ref: CheckpointRef) -> int:
         """Return how many manifests a restore reads from the store."""
         self.store.clear()
-        await self.service.plan_restore("job", "op", KeyGroupRange(0, 127), None, ref)
+        await self.service.restores.plan("job", "op", KeyGroupRange(0, 127), None, ref)
         return self.store.count("get", "job/checkpoints/*")
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet, encode_note, received_segment
 from dstl_service.process.job_threads import JobThreads
-from dstl_service.service import RESTORE_THREADS, ChangelogService
+from dstl_service.restores import RESTORE_THREADS
+from dstl_service.service import ChangelogService
 from dstl_service.wire import NOTE_CHARS_MAX
 from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, Writer
@@ -106,14 +107,14 @@ def test_restores_of_one_job_leave_threads_to_others() -> None:
 
     async def story(own: ChangelogService) -> None:
         async def streamed(job: str, pieces: Iterator[bytes]) -> bytes:
-            return b"".join([piece async for piece in own.in_turn(job, pieces)])
+            return b"".join([piece async for piece in own.restores.in_turn(job, pieces)])
 
         create = asyncio.get_running_loop().create_task
-        slow = [create(own.joined("slow", hung())) for _ in range(RESTORE_THREADS)]
+        slow = [create(own.restores.joined("slow", hung())) for _ in range(RESTORE_THREADS)]
         slow += [create(streamed("slow", hung())) for _ in range(RESTORE_THREADS)]
         await asyncio.sleep(0)
         try:
-            assert await asyncio.wait_for(own.joined("other", iter([b"a", b"b"])), 8) == b"ab"
+            assert await asyncio.wait_for(own.restores.joined("other", iter([b"a", b"b"])), 8) == b"ab"
             assert await asyncio.wait_for(streamed("other", iter([b"a", b"b"])), 8) == b"ab"
         finally:
             let_go.set()

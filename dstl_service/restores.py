@@ -1,0 +1,140 @@
+"""
+Answers tables that ask what they lack: from where its state leads, and the bytes on the way.
+
+Joins the plan of a restore with the caches, the materializer, which tells a task when a snapshot is due, and threads.
+Methods run on the event loop; what blocks says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from dstl_service.intake.active_job import ActiveJobs
+from dstl_service.intake.persister import Persister
+from dstl_service.materialization.materializer import Materializer
+from dstl_service.materialization.pending import Offer
+from dstl_service.materialization.snapshot_uploader import TableId
+from dstl_service.metrics.service import ServiceMetrics
+from dstl_service.process.job_threads import JobThreads, RunInThread
+from dstl_service.restore.download_cache import DownloadCache
+from dstl_service.restore.plan import (
+    RestorePlan,
+    SnapshotStream,
+    plan_restore,
+    plan_step,
+    read_handles,
+    read_plan,
+    read_snapshots,
+)
+from dstl_service.restore.segment_cache import SegmentCache
+from dstl_service.wire import ChangeSetRef, CheckpointRef
+from storage.checksum import BytesLike
+from storage.clock import Clock
+from storage.errors import CorruptDataError, NotFoundError
+from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, validate_name
+
+RESTORE_THREADS = 40
+"""Threads that read what restores give: each waits for the store most of the time."""
+
+
+class Restores:
+    """
+    What leads tables to checkpoints.
+
+    Args:
+        active_jobs: The jobs of this process.
+        persister: Finds sets whose checkpoint does not exist yet.
+        materializer: Says when a table's snapshot is due, and which tables are damaged.
+        downloads: Large files of snapshots, on disk.
+        cache: Change sets, in memory.
+        clock: The only source of time.
+        metrics: Where restores are counted.
+        in_thread: Runs a job's blocking look at the registry.
+    """
+
+    def __init__(
+        self,
+        active_jobs: ActiveJobs,
+        persister: Persister,
+        materializer: Materializer,
+        downloads: DownloadCache,
+        cache: SegmentCache,
+        clock: Clock,
+        metrics: ServiceMetrics,
+        in_thread: RunInThread,
+    ) -> None:
+        self._jobs = active_jobs
+        self._persister = persister
+        self._materializer = materializer
+        self._downloads = downloads
+        self._cache = cache
+        self._clock = clock
+        self._metrics = metrics
+        self._in_thread = in_thread
+        self._threads = JobThreads(RESTORE_THREADS, "restore")
+
+    async def plan(
+        self, name: str, operator: str, key_groups: KeyGroupRange, have: CheckpointRef | None, want: CheckpointRef
+    ) -> tuple[RestorePlan, Offer]:
+        """Decide what leads a table from `have` to `want`, and what else its task is told."""
+        job = await self._jobs.opened(name)
+        table_id = TableId(name, operator, key_groups)
+        have = self._materializer.trusted(table_id, have)
+        plan = plan_step(job.store, operator, key_groups, have, want)
+        if plan is None:
+            try:
+                plan = await self._in_thread(name, plan_restore, job.store, operator, key_groups, have, want)
+            except (NotFoundError, CorruptDataError):
+                if not await self._jobs.forget_ended(name):
+                    raise
+                job = await self._jobs.opened(name)
+                plan = await self._in_thread(name, plan_restore, job.store, operator, key_groups, have, want)
+        self._metrics.restore_planned_bytes.labels(name).inc(plan.size_bytes)
+        return plan, await self._materializer.offer(table_id, job.store, plan, want)
+
+    async def sets(
+        self, name: str, epoch: int, refs: Sequence[ChangeSetRef]
+    ) -> Iterator[tuple[ChangeSetId, int, BytesLike]]:
+        """Return sets of a checkpoint that does not exist yet: id, checksum, payload. Blocking, for threads."""
+        job = await self._jobs.owned(name, epoch)  # this process may be new, or have got no set of the epoch
+        held = await self._persister.held(job, refs)
+        handles = [item for item in held if isinstance(item, SegmentHandle)]
+        if handles:
+            stored = read_handles(handles, self._downloads, self._cache)
+            return ((handle.entry.id, handle.entry.checksum, payload) for handle, payload in stored)
+        return ((item.id, item.checksum, item.payload) for item in held if isinstance(item, Segment))
+
+    async def take_snapshot(
+        self, name: str, operator: str, key_groups: KeyGroupRange, version: CheckpointRef, path: str
+    ) -> None:
+        """Store a table's snapshot in the background; see `dstl_service.materialization.materializer`."""
+        validate_name("operator", operator)
+        job = await self._jobs.opened(name)
+        await self._materializer.take(TableId(name, operator, key_groups), job.store, version, path)
+
+    def is_at_hand(self, plan: RestorePlan) -> bool:
+        """Say whether all that a plan needs is in memory, so that reading it takes no thread."""
+        return not plan.materializations and self._cache.holds(plan.handles)
+
+    def payloads(self, plan: RestorePlan) -> Iterator[tuple[SegmentHandle, BytesLike]]:
+        """Yield a plan's payloads; blocking, for threads, unless the plan is at hand."""
+        started_ms = self._clock.monotonic_ms()
+        yield from read_plan(plan, self._downloads, self._cache)
+        # The client takes a payload when it has applied the one before, or nearly so.
+        self._materializer.replayed(plan.log_bytes, self._clock.monotonic_ms() - started_ms)
+
+    def snapshots(self, plan: RestorePlan) -> SnapshotStream:
+        """Yield the files of a plan's materializations; blocking, for threads."""
+        return read_snapshots(plan, self._downloads)
+
+    async def joined(self, name: str, pieces: Iterator[bytes]) -> bytes:
+        """Read what a job restores, in a thread."""
+        return await self._threads.run(name, b"".join, pieces)
+
+    def in_turn(self, name: str, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield what a job restores, each piece read in a thread when it is the job's turn."""
+        return self._threads.each(name, pieces)
+
+    def close(self) -> None:
+        """Give the threads back."""
+        self._threads.close()

@@ -18,6 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import httpx
+
 from backend_client.service.client import ServiceClient
 from backend_client.service.hand_over import hand_over_snapshot
 from backend_client.service.log_writer import LogWriter
@@ -204,8 +206,8 @@ class Job:
 
     def metric(self, name: str) -> float:
         """Return the sum over all labels of a metric."""
-        request = self.client._request("GET", "/metrics", None, 30)
-        lines = request.read().decode().splitlines()
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.sidecar.folder / "s"))) as client:
+            lines = client.get("http://sidecar/metrics", timeout=30).text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
     def _changes(

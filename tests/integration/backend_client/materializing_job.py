@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -17,8 +18,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
-
-import httpx
 
 from backend_client.service.client import ServiceClient
 from backend_client.service.hand_over import hand_over_snapshot
@@ -206,8 +205,10 @@ class Job:
 
     def metric(self, name: str) -> float:
         """Return the sum over all labels of a metric."""
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.sidecar.folder / "s"))) as client:
-            lines = client.get("http://sidecar/metrics", timeout=30).text.splitlines()
+        with socket.socket(socket.AF_UNIX) as connection, connection.makefile("rb") as answer:
+            connection.connect(str(self.sidecar.folder / "s"))
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            lines = answer.read().decode().partition("\r\n\r\n")[2].splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
     def _changes(

@@ -44,7 +44,7 @@ def record_key(job: str, life: int) -> str:
 def registry_prefixes(job: str, life: int) -> list[str]:
     """Return what the keys of a life's registry begin with, but for ``job.json``: of no other life, and no objects."""
     folder = life_folder(job, life)
-    return [f"{folder}/{part}/" for part in ("checkpoints", "epochs", "hints", "savepoints")]
+    return [f"{folder}/{part}/" for part in ("checkpoints", "epochs", "hints", "savepoints", "savepoints-made")]
 
 
 def first_epoch(life: int) -> int:

@@ -60,7 +60,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "settings",
         "settings_sources",
         "restores",
-        "service",
+        "composition",
         "http",
         "http.routes",
         "app",
@@ -342,7 +342,7 @@ def test_layers_import_only_what_is_below() -> None:
         ("formats/a.py", "if TYPE_CHECKING:\n    from dstl_service.app import create_app", "is below dstl_service.app"),
         ("http/routes/a.py", "from dstl_service.http.errors import install", ""),
         ("http/a.py", "from dstl_service.http.routes import jobs", "http is below dstl_service.http.routes"),
-        ("service.py", "from dstl_service import __version__", ""),
+        ("composition.py", "from dstl_service import __version__", ""),
         ("unheard_of/a.py", "import json", "has no place in LAYERS"),
     ],
 )

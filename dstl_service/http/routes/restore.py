@@ -10,10 +10,10 @@ from fastapi.responses import StreamingResponse
 from prometheus_client import Gauge
 from starlette.types import Receive, Scope, Send
 
-from dstl_service.http.requests import IN_DIGITS, JobName, Service
+from dstl_service.composition import Parts
+from dstl_service.http.requests import IN_DIGITS, JobName, ServiceParts
 from dstl_service.materialization.pending import Offer
 from dstl_service.restore.plan import RestorePlan
-from dstl_service.service import ChangelogService
 from dstl_service.wire import NAME_PATTERN, CheckpointRef, ReadRequest, encode_frame
 from storage.checksum import BytesLike
 from storage.errors import DstlError, NotFoundError
@@ -32,7 +32,7 @@ _AT_ONCE_BYTES_MAX = 1 << 20
 @router.get("/restore", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
 async def restore(
     job: JobName,
-    service: Service,
+    parts: ServiceParts,
     operator: Annotated[str, Query(pattern=NAME_PATTERN)],
     first_key_group: _KeyGroup,
     last_key_group: _KeyGroup,
@@ -57,19 +57,19 @@ async def restore(
     """
     key_groups = KeyGroupRange(first_key_group, last_key_group)
     return await answer_restore(
-        service, job, operator, key_groups, CheckpointRef.parse(have) if have else None, CheckpointRef.parse(to)
+        parts, job, operator, key_groups, CheckpointRef.parse(have) if have else None, CheckpointRef.parse(to)
     )
 
 
 @router.post("/read", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
-async def read(job: JobName, body: ReadRequest, service: Service) -> Response:
+async def read(job: JobName, body: ReadRequest, parts: ServiceParts) -> Response:
     """
     Give change sets back whose checkpoint does not exist yet, to who goes on from them.
 
     Frames: one ``segment`` for each, in the order of the request, then ``end``; or one ``error``.
     """
-    sets = await service.restores.sets(job, body.epoch, body.refs)
-    return StreamingResponse(service.restores.in_turn(job, _set_frames(sets)), media_type=_MEDIA_TYPE)
+    sets = await parts.restores.sets(job, body.epoch, body.refs)
+    return StreamingResponse(parts.restores.in_turn(job, _set_frames(sets)), media_type=_MEDIA_TYPE)
 
 
 def _set_frames(sets: Iterator[tuple[ChangeSetId, int, BytesLike]]) -> Iterator[bytes]:
@@ -82,7 +82,7 @@ def _set_frames(sets: Iterator[tuple[ChangeSetId, int, BytesLike]]) -> Iterator[
 
 
 async def answer_restore(
-    service: ChangelogService,
+    parts: Parts,
     job: str,
     operator: str,
     key_groups: KeyGroupRange,
@@ -90,13 +90,13 @@ async def answer_restore(
     want: CheckpointRef,
 ) -> Response:
     """Return the answer to a restore: the stream, or in one piece what is small."""
-    plan, offer = await service.restores.plan(job, operator, key_groups, have, want)
-    running = service.metrics.restores_running.labels(job)
-    frames = _frames(service, plan, offer, service.metrics.restored_bytes.labels(job).inc)
+    plan, offer = await parts.restores.plan(job, operator, key_groups, have, want)
+    running = parts.metrics.restores.restores_running.labels(job)
+    frames = _frames(parts, plan, offer, parts.metrics.restores.restored_bytes.labels(job).inc)
     if plan.size_bytes > _AT_ONCE_BYTES_MAX:
-        return _Stream(service.restores.in_turn(job, frames), running)
+        return _Stream(parts.restores.in_turn(job, frames), running)
     with running.track_inprogress():
-        body = b"".join(frames) if service.restores.is_at_hand(plan) else await service.restores.joined(job, frames)
+        body = b"".join(frames) if parts.restores.is_at_hand(plan) else await parts.restores.joined(job, frames)
     return Response(body, media_type=_MEDIA_TYPE)
 
 
@@ -112,9 +112,7 @@ class _Stream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-def _frames(
-    service: ChangelogService, plan: RestorePlan, offer: Offer, count_sent: Callable[[int], None]
-) -> Iterator[bytes]:
+def _frames(parts: Parts, plan: RestorePlan, offer: Offer, count_sent: Callable[[int], None]) -> Iterator[bytes]:
     """Yield the frames of an answer; a payload is counted when the next one is asked for, so that it was taken."""
     header: dict[str, Any] = {
         "kind": "plan",
@@ -127,8 +125,8 @@ def _frames(
     }
     yield _joined(header)
     try:
-        yield from _snapshot_frames(service, plan, count_sent)
-        for handle, payload in service.restores.payloads(plan):
+        yield from _snapshot_frames(parts, plan, count_sent)
+        for handle, payload in parts.restores.payloads(plan):
             entry = handle.entry
             header = {
                 "kind": "segment",
@@ -150,10 +148,8 @@ def _frames(
     yield _joined({"kind": "end"})
 
 
-def _snapshot_frames(
-    service: ChangelogService, plan: RestorePlan, count_sent: Callable[[int], None]
-) -> Iterator[bytes]:
-    for planned, index, pieces in service.restores.snapshots(plan):
+def _snapshot_frames(parts: Parts, plan: RestorePlan, count_sent: Callable[[int], None]) -> Iterator[bytes]:
+    for planned, index, pieces in parts.restores.snapshots(plan):
         yield _joined(
             {
                 "kind": "snapshot",

@@ -1,9 +1,9 @@
-"""The route by which a table gets what it lacks: a stream of frames, see `dstl_service.wire.encode_frame`."""
+"""The route by which a table gets what it lacks: a stream of frames, see `dstl_service.wire.restore`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
@@ -14,10 +14,22 @@ from dstl_service.composition import Parts
 from dstl_service.http.requests import IN_DIGITS, JobName, ServiceParts
 from dstl_service.materialization.pending import Offer
 from dstl_service.restore.plan import RestorePlan
-from dstl_service.wire import NAME_PATTERN, CheckpointRef, ReadRequest, encode_frame
+from dstl_service.wire import (
+    NAME_PATTERN,
+    CheckpointRef,
+    EndFrame,
+    ErrorFrame,
+    FileFrame,
+    GoneFrame,
+    PlanFrame,
+    ReadRequest,
+    SegmentFrame,
+    SetFrame,
+    SnapshotFrame,
+    write_frame,
+)
 from storage.checksum import BytesLike
 from storage.errors import DstlError, NotFoundError
-from storage.key_group_sets import to_pairs
 from storage.model import KEY_GROUP_MAX, ChangeSetId, KeyGroupRange
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["restore"])
@@ -75,10 +87,10 @@ async def read(job: JobName, body: ReadRequest, parts: ServiceParts) -> Response
 def _set_frames(sets: Iterator[tuple[ChangeSetId, int, BytesLike]]) -> Iterator[bytes]:
     try:
         for set_id, checksum, payload in sets:
-            yield _joined({"kind": "segment", "object": str(set_id), "checksum": f"{checksum:016x}"}, payload)
+            yield write_frame(SetFrame(str(set_id), f"{checksum:016x}"), payload)
     except DstlError as error:
-        yield _joined({"kind": "error", "error": error.to_dict()})
-    yield _joined({"kind": "end"})
+        yield write_frame(ErrorFrame(error.to_dict()))
+    yield write_frame(EndFrame())
 
 
 async def answer_restore(
@@ -114,59 +126,47 @@ class _Stream(StreamingResponse):
 
 def _frames(parts: Parts, plan: RestorePlan, offer: Offer, count_sent: Callable[[int], None]) -> Iterator[bytes]:
     """Yield the frames of an answer; a payload is counted when the next one is asked for, so that it was taken."""
-    header: dict[str, Any] = {
-        "kind": "plan",
-        "full": plan.is_full,
-        "snapshots": len(plan.materializations),
-        "segments": len(plan.handles),
-        "bytes": plan.size_bytes,
-        "materialize": offer.materialize,
-        "materialized": offer.report,
-    }
-    yield _joined(header)
+    yield write_frame(
+        PlanFrame(
+            is_full=plan.is_full,
+            materialize=offer.materialize,
+            materialized=offer.report,
+            snapshots=len(plan.materializations),
+            segments=len(plan.handles),
+            size_bytes=plan.size_bytes,
+        )
+    )
     try:
         yield from _snapshot_frames(parts, plan, count_sent)
         for handle, payload in parts.restores.payloads(plan):
             entry = handle.entry
-            header = {
-                "kind": "segment",
-                "object": handle.object_key,
-                "checkpoint_id": entry.id.checkpoint_id,
-                "first": entry.key_groups.first,
-                "last": entry.key_groups.last,
-                "counted": to_pairs(plan.counted(handle)),
-                "count": entry.count,
-                "checksum": f"{entry.checksum:016x}",
-            }
-            yield _joined(header, payload)
+            frame = SegmentFrame(
+                source=handle.object_key,
+                checksum=f"{entry.checksum:016x}",
+                key_groups=entry.key_groups,
+                counted=plan.counted(handle),
+                checkpoint_id=entry.id.checkpoint_id,
+                count=entry.count,
+            )
+            yield write_frame(frame, payload)
             count_sent(entry.size_bytes)
     except DstlError as error:
-        if not plan.is_full and isinstance(error.__cause__, NotFoundError):
-            yield _joined({"kind": "gone"})
-        else:
-            yield _joined({"kind": "error", "error": error.to_dict()})
-    yield _joined({"kind": "end"})
+        is_gone = not plan.is_full and isinstance(error.__cause__, NotFoundError)
+        yield write_frame(GoneFrame() if is_gone else ErrorFrame(error.to_dict()))
+    yield write_frame(EndFrame())
 
 
 def _snapshot_frames(parts: Parts, plan: RestorePlan, count_sent: Callable[[int], None]) -> Iterator[bytes]:
     for planned, index, pieces in parts.restores.snapshots(plan):
-        yield _joined(
-            {
-                "kind": "snapshot",
-                "index": planned.handle.index_key,
-                "version": index.version.to_text(),
-                "first": index.key_groups.first,
-                "last": index.key_groups.last,
-                "counted": to_pairs(planned.counted),
-                "files": len(index.files),
-            }
+        yield write_frame(
+            SnapshotFrame(
+                index_key=planned.handle.index_key,
+                version=index.version.to_text(),
+                key_groups=index.key_groups,
+                counted=planned.counted,
+                files=len(index.files),
+            )
         )
         for file, offset, data in pieces:
-            place = {"name": file.name, "object": file.object_key, "offset": offset}
-            header = {"kind": "file", **place, "file_size": file.size_bytes, "checksum": file.checksum}
-            yield _joined(header, data)
+            yield write_frame(FileFrame(file.name, file.object_key, offset, file.size_bytes, file.checksum), data)
             count_sent(len(data))
-
-
-def _joined(header: dict[str, Any], payload: BytesLike = b"") -> bytes:
-    return b"".join(encode_frame(header, payload))

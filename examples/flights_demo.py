@@ -34,8 +34,8 @@ from examples.flights import ENGINES, RouteFiles, open_backend, read_lines
 from examples.flights_answer import answer, differences
 from examples.flights_data import prepare, read_flights, read_weather
 from examples.flights_report import DemoRun, Kill, figures_of, read_checkpoint_figures, write_html
-from loadtest.reporting.figures import Figure, format_number, is_strict, strict_exit_code, write_report_json
 from storage.errors import DstlError
+from tools.reporting.figures import Figure, format_number, is_strict, strict_exit_code, write_report_json
 
 ROOT = Path(__file__).resolve().parent.parent
 RESTARTS_MAX = 3

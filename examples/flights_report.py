@@ -11,9 +11,9 @@ import pandas as pd
 
 from examples.flights import read_lines
 from examples.flights_answer import ROUTE, plain_rows
-from loadtest.reporting.figures import Figure, Goal, percentile
-from loadtest.reporting.page import HtmlReport
-from loadtest.reporting.plots import Marker, Series, histogram, line_plot
+from tools.reporting.figures import Figure, Goal, percentile
+from tools.reporting.page import HtmlReport
+from tools.reporting.plots import Marker, Series, histogram, line_plot
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 from loadtest.attack import bodies, forged, hung, pages, paths, slow, smuggling, tokens, users, values
 from loadtest.attack.case import Case, Result, judge
 from loadtest.attack.target import Attacked
-from loadtest.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES_MIN = 150

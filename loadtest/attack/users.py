@@ -20,8 +20,8 @@ from backend_client.service.launcher import EmbeddedService
 from loadtest.attack.case import Case
 from loadtest.attack.target import TOKEN, Attacked
 from loadtest.service_figures.load_job import LoadJob
-from loadtest.stack.programs import end_process
 from storage.errors import DstlError, InternalError
+from tools.servers.programs import end_process
 
 GROUP = "two users of a host"
 NOBODY = 65534

@@ -15,7 +15,7 @@ from examples import flights_demo
 from examples.flights import append_line
 from examples.flights_demo import Driver, Layout, running_batch, sidecar_pid
 from examples.flights_report import DemoRun, Kill, figures_of, read_checkpoint_figures, write_html
-from loadtest.reporting.figures import Figure, Goal
+from tools.reporting.figures import Figure, Goal
 
 
 @pytest.fixture

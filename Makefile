@@ -75,10 +75,10 @@ load-web: need-go $(STAMP) ## The same, started from locust's web page on loopba
 	$(PY) -m loadtest.load --web
 
 stack: need-go $(STAMP) ## Run S3 server, coordinator and a Spark cluster with sidecars on loopback until Ctrl-C
-	$(PY) -m loadtest.stack
+	$(PY) -m tools.servers
 
 stack-check: need-go $(STAMP) ## Run a job on such a stack, then stop it
-	$(PY) -m loadtest.stack --check
+	$(PY) -m tools.servers --check
 
 ##@ Test it
 .PHONY: test test-ci servers versions lint types tidy check test-unit test-integration test-e2e test-versions differential
@@ -91,7 +91,7 @@ test-ci: lint types servers versions ## The same, and run a few tests that faile
 	$(PY) -m tools.suite -- $(SUITE)
 
 servers: need-go need-mvn $(STAMP) ## Build and fetch the servers that tests start (once, and again for new versions)
-	$(PY) -m loadtest.stack.prepare
+	$(PY) -m tools.servers.prepare
 
 check: lint types tidy ## Run what takes seconds: ruff, mypy and the rules of tests/test_tidy.py
 

@@ -110,7 +110,7 @@ def test_exit_code_tells_result(tmp_path, monkeypatch, figures, arguments, expec
     monkeypatch.delenv("STRICT", raising=False)
     monkeypatch.setattr(flights_demo, "run_demo", lambda *_: figures)
 
-    assert flights_demo.main(["--work", str(tmp_path), *arguments]) == expected
+    assert flights_demo.main(["--work", str(tmp_path), "--reports", str(tmp_path / "reports"), *arguments]) == expected
 
 
 def test_failed_run_has_its_own_exit_code(tmp_path, monkeypatch, capsys):
@@ -121,7 +121,7 @@ def test_failed_run_has_its_own_exit_code(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(flights_demo, "run_demo", fail)
 
-    assert flights_demo.main(["--work", str(tmp_path)]) == 2
+    assert flights_demo.main(["--work", str(tmp_path), "--reports", str(tmp_path)]) == 2
     assert str(tmp_path) in capsys.readouterr().out.replace("\n", "")
 
 

@@ -35,6 +35,16 @@ def test_strict_exit_code_tells_missed_goal():
     assert strict_exit_code([*good, Figure("c", 3, "ms", Goal("<=", 2))]) == 1
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_json_has_null_for_what_it_cannot_say(tmp_path, value):
+    """A value that is no finite number leaves a file that every parser reads."""
+    write_report_json(tmp_path / "a.json", [Figure("a", value, "ms", Goal("<=", 2))])
+
+    text = (tmp_path / "a.json").read_text(encoding="utf-8")
+    [row] = json.loads(text, parse_constant=pytest.fail)
+    assert (row["value"], row["holds"]) == (None, False)
+
+
 def test_json_has_one_object_per_figure(tmp_path):
     """Each figure is written with name, value, unit, goal and whether it holds; the folder is created."""
     path = tmp_path / "reports" / "demo.json"

@@ -1,5 +1,5 @@
 """
-The processors of the flights example, run without Spark, and how the job's output is kept.
+The processors of the flights example, run without Spark.
 
 PySpark's `TwsTester` hands over a key of several columns as one value, other than Spark; so there is a runner here.
 """
@@ -9,18 +9,16 @@ from __future__ import annotations
 import copy
 import random
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from examples.flights import FlightWeatherJoin, RouteFiles, RouteStats, append_line, nearest_rank, read_lines
 from examples.flights_answer import COLUMNS, answer, differences
 from examples.flights_data import read_flights, read_weather
+from examples.flights_processors import FlightWeatherJoin, RouteStats, nearest_rank
 
 HOUR = ("EWR", "2013-01-01T10:00:00Z")
 
@@ -46,16 +44,6 @@ class KeyedRunner:
     def test(self, key: tuple[str, str], rows: list[Row]) -> list[Row]:
         self._key = key
         return list(self._processor.handleInputRows(key, iter(rows)))
-
-
-class Batch:
-    """Stands in for the DataFrame of a batch: all that `RouteFiles` asks of it is its Arrow table."""
-
-    def __init__(self, rows: list[dict[str, object]]) -> None:
-        self._table = pa.Table.from_pylist(rows)
-
-    def toArrow(self) -> pa.Table:
-        return self._table
 
 
 def flight(dest: str = "IAH", dep_delay: int | None = 2) -> Row:
@@ -180,38 +168,3 @@ def test_statistics_go_on_over_batches():
 def test_nearest_rank_is_exact(histogram, percent, expected):
     """The percentile is the value with rank ceil(percent / 100 * n), computed in whole numbers."""
     assert nearest_rank(histogram, percent) == expected
-
-
-def test_batch_executed_again_replaces_its_output(tmp_path: Path):
-    """Saving a batch twice leaves one file and the rows of the second time."""
-    output = RouteFiles(tmp_path)
-    output.save(Batch([{"origin": "EWR", "dest": "IAH", "flights": 1}]), 0)
-    output.save(Batch([{"origin": "EWR", "dest": "IAH", "flights": 2}]), 0)
-
-    assert [path.name for path in tmp_path.iterdir()] == ["batch-00000000.parquet"]
-    assert output.latest()["flights"].to_list() == [2]
-
-
-def test_last_batch_of_route_wins(tmp_path: Path):
-    """The output is the last row of each route in the order of batches, not of writing."""
-    output = RouteFiles(tmp_path)
-    output.save(Batch([{"origin": "EWR", "dest": "IAH", "flights": 9}]), 10)
-    output.save(
-        Batch([{"origin": "LGA", "dest": "MIA", "flights": 4}, {"origin": "EWR", "dest": "IAH", "flights": 5}]), 9
-    )
-
-    assert output.latest().to_dict("records") == [
-        {"origin": "EWR", "dest": "IAH", "flights": 9},
-        {"origin": "LGA", "dest": "MIA", "flights": 4},
-    ]
-
-
-def test_half_written_line_is_left_out(tmp_path: Path):
-    """A line that a killed writer could not finish does not hide the others."""
-    path = tmp_path / "events.jsonl"
-    append_line(path, {"batch_id": 0})
-    with path.open("a", encoding="utf-8") as file:
-        file.write('{"batch_id": 1, "ro')
-
-    assert read_lines(path) == [{"batch_id": 0}]
-    assert read_lines(tmp_path / "absent.jsonl") == []

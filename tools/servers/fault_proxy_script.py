@@ -3,7 +3,7 @@ The script that mitmproxy runs: requests that a rule matches fail as it says.
 
 Runs in mitmproxy's own environment, so it imports nothing of the project. Rules come and go over HTTP, on the proxied
 port: `PUT /-/rules` with a list sets them, `GET /-/rules` shows them with the number of requests that each befell.
-`loadtest.stack.fault_proxy` says what a rule can be.
+`tools.servers.fault_proxy` says what a rule can be.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import Self
 import psutil
 import pyspark
 
-from loadtest.stack.programs import ServerError, free_port
+from tools.servers.programs import ServerError, free_port
 
 _READY_TIMEOUT_S = 120.0
 _HOME = Path(pyspark.__file__).parent

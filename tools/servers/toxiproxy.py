@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from loadtest.stack.programs import ServerError, ServerProcess, free_port, go_program
-from loadtest.stack.versions import TOXIPROXY_MODULE, TOXIPROXY_VERSION
+from tools.servers.programs import ServerError, ServerProcess, free_port, go_program
+from tools.servers.versions import TOXIPROXY_MODULE, TOXIPROXY_VERSION
 
 Direction: TypeAlias = Literal["upstream", "downstream"]
 """Upstream is what a client sends, downstream what it is answered."""

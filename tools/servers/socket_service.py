@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from loadtest.stack.programs import ServerError
+from tools.servers.programs import ServerError
 
 _READY_TIMEOUT_S = 90.0
 _POLL_S = 0.01

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import psutil
 
-from loadtest.stack.programs import ServerError, end_process
-from loadtest.stack.socket_service import SocketService
+from tools.servers.programs import ServerError, end_process
+from tools.servers.socket_service import SocketService
 
 _STOP_TIMEOUT_S = 30.0
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from loadtest.stack.programs import ServerError, stack_folder, stack_lock
+from tools.servers.programs import ServerError, stack_folder, stack_lock
 
 _PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
 _LOG_TAIL_CHARS = 2_000

@@ -1,5 +1,5 @@
 """
-``python -m loadtest.stack.prepare``: builds and fetches the servers that tests and benchmarks start.
+``python -m tools.servers.prepare``: builds and fetches the servers that tests and benchmarks start.
 
 Those that are there already are left as they are. Whoever needs one gets it anyway, at first use; done before, no test
 has to wait for a compiler.
@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from loadtest.stack.fault_proxy import mitmproxy_program
-from loadtest.stack.kafka import broker_jars, connector_jars
-from loadtest.stack.programs import ServerError
-from loadtest.stack.s3_server import s3_program
-from loadtest.stack.toxiproxy import toxiproxy_program
+from tools.servers.fault_proxy import mitmproxy_program
+from tools.servers.kafka import broker_jars, connector_jars
+from tools.servers.programs import ServerError
+from tools.servers.s3_server import s3_program
+from tools.servers.toxiproxy import toxiproxy_program
 
 SERVERS: dict[str, Callable[[], object]] = {
     "S3 server (VersityGW)": s3_program,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import boto3
 
-from loadtest.stack.programs import ServerProcess, go_program
-from loadtest.stack.versions import VERSITYGW_MODULE, VERSITYGW_VERSION
+from tools.servers.programs import ServerProcess, go_program
+from tools.servers.versions import VERSITYGW_MODULE, VERSITYGW_VERSION
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

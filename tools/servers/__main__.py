@@ -18,14 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from loadtest.stack.programs import ServerError
-from loadtest.stack.topology import Topology
 from storage.errors import DstlError
+from tools.servers.programs import ServerError
+from tools.servers.topology import Topology
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the stack; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.stack", description="Run the whole stack on loopback.")
+    parser = argparse.ArgumentParser(prog="python -m tools.servers", description="Run the whole stack on loopback.")
     parser.add_argument("--check", action="store_true", help="run the example job on it, then stop")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _stop)

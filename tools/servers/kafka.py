@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from loadtest.stack.maven import maven_jars
-from loadtest.stack.programs import ServerError, ServerProcess, free_port
-from loadtest.stack.versions import KAFKA_BROKER, KAFKA_CONNECTOR, KAFKA_VERSION
+from tools.servers.maven import maven_jars
+from tools.servers.programs import ServerError, ServerProcess, free_port
+from tools.servers.versions import KAFKA_BROKER, KAFKA_CONNECTOR, KAFKA_VERSION
 
 _CLUSTER_ID = "ZHN0bC10ZXN0LWNsdXN0ZQ"  # 16 bytes in base64
 _LOG_TAIL_CHARS = 2_000

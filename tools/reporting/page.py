@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from loadtest.reporting.figures import Figure, format_number, write_text
+from tools.reporting.figures import Figure, format_number, write_text
 
 
 class HtmlReport:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from loadtest.reporting.figures import format_number
+from tools.reporting.figures import format_number
 
 Point = tuple[float, float]
 

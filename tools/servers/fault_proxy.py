@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from loadtest.stack.programs import PROJECT_ROOT, ServerError, ServerProcess, stack_folder, stack_lock
+from tools.servers.programs import PROJECT_ROOT, ServerError, ServerProcess, stack_folder, stack_lock
 
 _SCRIPT = Path(__file__).with_name("fault_proxy_script.py")
 _BUILD_REQUIREMENTS = PROJECT_ROOT / "requirements-build.txt"

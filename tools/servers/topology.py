@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Self
 
 from backend_client.service.client import ServiceClient
-from loadtest.stack.programs import ServerProcess
-from loadtest.stack.s3_server import S3Server
-from loadtest.stack.service_process import ServiceProcess
-from loadtest.stack.spark_cluster import SparkCluster
+from tools.servers.programs import ServerProcess
+from tools.servers.s3_server import S3Server
+from tools.servers.service_process import ServiceProcess
+from tools.servers.spark_cluster import SparkCluster
 
 WORKERS = 2
 _BUCKET = "state"

@@ -203,7 +203,7 @@ class ServiceClient:
         except BaseException as error:
             self.close()
             if isinstance(error, _BROKEN) and not isinstance(error, DstlError):
-                raise UnavailableError(f"the service at {self.address} broke a stream off: {error}") from error
+                raise UnavailableError(f"the service at {self.address} broke off a stream: {error}") from error
             raise
 
     def __del__(self) -> None:
@@ -225,7 +225,7 @@ class ServiceClient:
             except _BROKEN as error:
                 self.close()
                 if deadline.left_s < 0:
-                    raise UnavailableError(f"the service at {self.address} broke an answer off: {error}") from error
+                    raise UnavailableError(f"the service at {self.address} broke off an answer: {error}") from error
                 continue
             try:
                 return json.loads(data) if data else None

@@ -8,7 +8,7 @@ A mounted file system may serve listings, and answers that a name does not exist
 the content of an object that exists, also where that was replaced, and a put that creates. So whoever looks reads
 objects only that exist: each number's object is there, empty, before the number before it is filled. It is overwritten
 once, with what its claim says, which all who find the claim may do. What is filled never changes again, however late
-somebody puts the same again. See ``docs/decisions/0001-savepoints-on-cached-listings.md``. Blocking I/O.
+somebody puts the same again. See ``docs/decisions/0023-savepoints-on-cached-listings.md``. Blocking I/O.
 """
 
 from __future__ import annotations

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from examples.flights import ENGINES, RouteFiles, read_lines
+from examples.flights import ENGINES
 from examples.flights_answer import answer, differences
 from examples.flights_data import prepare, read_flights, read_weather
-from examples.flights_demo import ROOT, Layout, stop_sidecar
+from examples.flights_files import RouteFiles, read_lines
+from examples.flights_processes import ROOT, Layout, stop_sidecar
 
 FILES = 4
 
@@ -27,7 +28,7 @@ def test_engine_gives_batch_answer(local_dir: Path, engine: str) -> None:
     for name in ("data", "checkpoint", "output", "storage", "local_dir", "events", "figures"):
         command += [f"--{name.replace('_', '-')}", str(getattr(layout, name))]
     try:
-        finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+        finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     finally:
         stop_sidecar(layout)
 

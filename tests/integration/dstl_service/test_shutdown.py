@@ -24,14 +24,14 @@ import pytest
 
 from backend_client.service.client import ServiceClient
 from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef, LogTarget
-from loadtest.stack.s3_server import S3Server
-from loadtest.stack.service_process import ServiceProcess
 from storage.checksum import checksum64
 from storage.errors import DstlError
 from storage.model import ChangeSetId, KeyGroupRange
 from storage.open import open_store
 from storage.segment_format import decode_object
 from tests.waiting import wait_until
+from tools.servers.s3_server import S3Server
+from tools.servers.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -48,7 +48,7 @@ class Driver:
 
     def __init__(self, service: ServiceProcess) -> None:
         self.service = service
-        self.client = ServiceClient(service.address, patience_s=20)
+        self.client = ServiceClient(service.address, patience_s=60)
         self.client.post("/v1/jobs/job/epochs", {"owner": "test"})
         self.threads = ThreadPoolExecutor(8)
         self.numbers = itertools.count()
@@ -292,6 +292,6 @@ def test_stop_under_load_keeps_what_it_received(folder: str, monkeypatch: pytest
         wait_until(lambda: len(received) > 200)
         stop(driver)
         driver.service.wait_for_end(60)
-        assert ended.wait(30)
+        assert ended.wait(60)
         driver.threads.shutdown()
     assert {ref.change_set_id("job") for ref in received} <= stored_sets(folder)

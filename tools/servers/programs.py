@@ -1,0 +1,214 @@
+"""
+Programs that serve on loopback: built once, started on a free port, ready when entered, gone when left.
+
+Built programs are kept in `.stack` of the project's root, or in the folder that DSTL_STACK_DIR names, keyed by version.
+A server's log lies beside its data and is quoted when it fails to start.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+_READY_TIMEOUT_S = 90.0
+_STOP_TIMEOUT_S = 10.0
+_POLL_S = 0.02
+_START_ATTEMPTS = 3  # A free port may be taken before the server listens on it.
+_LOG_TAIL_CHARS = 2_000
+_PORT_MIN = 10_000
+_PORTS_TRIED = 50
+_CONNECTIONS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_CHANCE = random.SystemRandom()  # tests have one seed in all processes, and must not all take the same port
+
+
+class ServerError(RuntimeError):
+    """A server could not be built or started; the message says why."""
+
+
+def stack_folder() -> Path:
+    """Return the folder that keeps built programs, and make it."""
+    folder = Path(os.environ.get("DSTL_STACK_DIR") or PROJECT_ROOT / ".stack")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def go_program(name: str, module: str, version: str) -> Path:
+    """
+    Return the path of a Go program, built by `go install` if it is not there yet.
+
+    Args:
+        name: The file that the build makes.
+        module: Path of its main package.
+        version: Its tag, such as "v1.8.0".
+
+    Raises:
+        ServerError: There is no `go`, or the build failed.
+    """
+    folder = stack_folder() / f"bin-{name}-{version}"
+    program = folder / name
+    with stack_lock(f"{name}-{version}"):
+        if not program.exists():
+            _go_install(f"{module}@{version}", folder)
+    return program
+
+
+def free_port() -> int:
+    """
+    Return a TCP port of 127.0.0.1 that was free a moment ago.
+
+    Where the system allows, it is none of those that connections are given at their own end: whoever listens on it a
+    moment later, or again after a pause, would find it taken by any program that has connected to somewhere meanwhile.
+    """
+    for port in [*(_CHANCE.sample(_quiet_ports(), _PORTS_TRIED)), 0]:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found: int = probe.getsockname()[1]
+            return found
+    raise ServerError("there is no free port on 127.0.0.1")
+
+
+def _quiet_ports() -> range:
+    try:
+        first = int(_CONNECTIONS_PORTS.read_text(encoding="ascii").split()[0])
+    except OSError:
+        first = 1 << 15
+    quiet = range(_PORT_MIN, first)
+    return quiet if len(quiet) >= _PORTS_TRIED else range(_PORT_MIN, 1 << 16)
+
+
+def end_process(process: subprocess.Popen[bytes], stop_signal: signal.Signals, timeout_s: float) -> None:
+    """Send a signal and wait for the end; kill what does not heed it in time."""
+    process.send_signal(stop_signal)
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+class ServerProcess:
+    """
+    A process that listens on one port of its address, the same after a stop and a start.
+
+    A subclass says by what command it is started.
+
+    Args:
+        title: What it is, for errors.
+        log_path: Where its output goes; its folder is there.
+        address: The IPv4 address on which it listens.
+    """
+
+    def __init__(self, title: str, log_path: Path, address: str = "127.0.0.1") -> None:
+        self._title = title
+        self.log_path = log_path
+        self.address = address
+        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def port(self) -> int:
+        """Where it listens; known when it has been started once."""
+        return self._port
+
+    @property
+    def endpoint_url(self) -> str:
+        """Where it listens, as a URL."""
+        return f"http://{self.address}:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """Its process id; `ServerError` if it does not run."""
+        if self._process is None:
+            raise ServerError(f"the {self._title} does not run")
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def command(self, port: int) -> tuple[Sequence[str], Mapping[str, str]]:
+        """Return the command that serves on this port, and what its environment has beside this process's."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start it and wait until it answers; `ServerError` with the end of its log if it does not."""
+        for _ in range(_START_ATTEMPTS):
+            port = self._port or free_port()
+            if self._try_start(port):
+                self._port = port
+                return
+        log = self.log_path.read_text(errors="replace")[-_LOG_TAIL_CHARS:]
+        raise ServerError(f"the {self._title} did not start; the end of {self.log_path}:\n{log}")
+
+    def stop(self, stop_signal: signal.Signals = signal.SIGTERM) -> None:
+        """Stop it, by its process id; with SIGKILL as a crash does."""
+        if self._process is None:
+            return
+        end_process(self._process, stop_signal, _STOP_TIMEOUT_S)
+        self._process = None
+
+    def pause(self) -> None:
+        """Let it go silent: connections stay open and are not answered."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitpid(self.pid, os.WUNTRACED)  # Returns when it has stopped; without, it may still answer a request.
+
+    def resume(self) -> None:
+        """End a `pause`."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def _try_start(self, port: int) -> bool:
+        command, environment = self.command(port)
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        if self._answers(port):
+            return True
+        self.stop(signal.SIGKILL)
+        return False
+
+    def _answers(self, port: int) -> bool:
+        deadline = time.monotonic() + _READY_TIMEOUT_S
+        while time.monotonic() < deadline and self._process is not None and self._process.poll() is None:
+            with suppress(OSError), socket.create_connection((self.address, port), timeout=1.0):
+                # Somebody else may have taken the port: then our process ends.
+                time.sleep(_POLL_S)
+                return self._process.poll() is None
+            time.sleep(_POLL_S)
+        return False
+
+
+@contextmanager
+def stack_lock(name: str) -> Iterator[IO[bytes]]:
+    """Hold a lock on a part of the stack folder that other processes see."""
+    with (stack_folder() / f"{name}.lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def _go_install(target: str, folder: Path) -> None:
+    go = shutil.which("go")
+    if go is None:
+        raise ServerError(f"{target} must be built once, and there is no Go on PATH; install Go 1.24 or newer")
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "GOBIN": str(folder)}
+    built = subprocess.run([go, "install", target], env=environment, capture_output=True, text=True, check=False)
+    if built.returncode != 0:
+        raise ServerError(f"go install {target} failed:\n{built.stderr[-_LOG_TAIL_CHARS:]}")

@@ -79,7 +79,9 @@ def paused_everywhere(first: World, prepare: Callable[[ObjectStore], Callable[[]
         paused = PausingStore(store)
         run = prepare(paused)
         paused.pause_before(paused.calls + call, begin_again)
-        with suppress(NotFoundError, CorruptDataError):  # of the deleted job: it is gone, or half of it
+        with suppress(
+            NotFoundError, CorruptDataError, UnavailableError
+        ):  # of the deleted job: it is gone, or half of it
             run()
         if not anew:
             return call

@@ -15,13 +15,10 @@ import argparse
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -29,135 +26,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from backend_client.service.client import ServiceClient
-from examples.flights import ENGINES, RouteFiles, open_backend, read_lines
+from examples.flights import ENGINES
 from examples.flights_answer import answer, differences
 from examples.flights_data import prepare, read_flights, read_weather
+from examples.flights_files import RouteFiles, read_lines
+from examples.flights_processes import DemoError, Driver, Layout, running_batch, sidecar_pid, stop_sidecar
 from examples.flights_report import DemoRun, Kill, figures_of, read_checkpoint_figures, write_html
-from loadtest.reporting.figures import Figure, format_number, is_strict, strict_exit_code, write_report_json
-from storage.errors import DstlError
+from tools.reporting.figures import Figure, format_number
+from tools.reporting.target import TargetReport, is_set
 
-ROOT = Path(__file__).resolve().parent.parent
 RESTARTS_MAX = 3
 KILL_TRIES_MAX = 3
 _POLL_S = 0.01
-
-
-class DemoError(Exception):
-    """The run cannot go on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where a run keeps its files, below one folder."""
-
-    work: Path
-
-    @property
-    def data(self) -> Path:
-        """The two replay folders."""
-        return self.work / "data"
-
-    @property
-    def checkpoint(self) -> Path:
-        """Spark's checkpoint folder."""
-        return self.work / "checkpoint"
-
-    @property
-    def output(self) -> Path:
-        """One file per batch."""
-        return self.work / "output"
-
-    @property
-    def storage(self) -> str:
-        """The backend's storage."""
-        return (self.work / "storage").resolve().as_uri()
-
-    @property
-    def local_dir(self) -> Path:
-        """The backend's tables, and socket and log of its sidecar."""
-        return self.work / "local"
-
-    @property
-    def events(self) -> Path:
-        """One line per finished batch."""
-        return self.work / "events.jsonl"
-
-    @property
-    def figures(self) -> Path:
-        """One line per checkpoint."""
-        return self.work / "figures.jsonl"
-
-    @property
-    def log(self) -> Path:
-        """What the driver prints."""
-        return self.work / "driver.log"
-
-
-class Driver:
-    """The job's driver as a child process in a session of its own."""
-
-    def __init__(self, layout: Layout, engine: str) -> None:
-        self._layout = layout
-        self._engine = engine
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start the job, or start it again."""
-        layout = self._layout
-        command = [sys.executable, "-m", "examples.flights", "--engine", self._engine]
-        for name in ("data", "checkpoint", "output", "storage", "local_dir", "events", "figures"):
-            command += [f"--{name.replace('_', '-')}", str(getattr(layout, name))]
-        environment = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, **os.environ}
-        with layout.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def exit_code(self) -> int | None:
-        """Return the exit code; None while the driver runs."""
-        if self._process is None:
-            raise DemoError("the driver was never started")
-        return self._process.poll()
-
-    def kill(self) -> None:
-        """Kill the driver as a crash would, then what is left of its process group: the JVM must not go on alone."""
-        if self._process is None or self._process.poll() is not None:
-            return
-        group = self._process.pid
-        os.kill(self._process.pid, signal.SIGKILL)
-        with suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
-        self._process.wait()
-
-
-def sidecar_pid(layout: Layout) -> int | None:
-    """Return the process id of the sidecar that answers for the run's storage; None if none does."""
-    client = ServiceClient(open_backend(layout.storage, layout.local_dir).embedded_service.address, patience_s=0.5)
-    try:
-        return int(client.get("/health")["pid"])
-    except DstlError:
-        return None
-    finally:
-        client.close()
-
-
-def running_batch(checkpoint: Path) -> int | None:
-    """Return the id of the batch that Spark has begun and not committed; None between batches."""
-
-    def last(folder: str) -> int:
-        with suppress(FileNotFoundError):
-            return max((int(name) for name in os.listdir(checkpoint / folder) if name.isdigit()), default=-1)
-        return -1
-
-    begun = last("offsets")
-    return begun if begun > last("commits") else None
 
 
 class Display:
@@ -314,7 +194,7 @@ class Demo:
 
 
 def run_demo(options: argparse.Namespace, layout: Layout, console: Console) -> list[Figure]:
-    """Prepare the data, play the demo, compare, and write both reports."""
+    """Prepare the data, play the demo, compare, and write the page; return the figures, first that of differences."""
     console.print("preparing the data and the batch answer")
     flights, weather = read_flights(), read_weather()
     replay = prepare(layout.data, flights, weather, options.files)
@@ -326,7 +206,6 @@ def run_demo(options: argparse.Namespace, layout: Layout, console: Console) -> l
     run.output = RouteFiles(layout.output).latest()
     run.differences = differences(expected, run.output)
     figures = figures_of(run)
-    write_report_json(options.reports / "demo.json", figures)
     write_html(options.reports / "demo.html", run, figures)
     _print_summary(console, figures, run)
     console.print(f"report: {options.reports / 'demo.html'}", soft_wrap=True)
@@ -347,14 +226,6 @@ def _print_summary(console: Console, figures: Sequence[Figure], run: DemoRun) ->
     console.print("DIFFERENT" if run.differences else f"identical: {len(run.output)} of {len(run.output)} output rows")
 
 
-def stop_sidecar(layout: Layout) -> None:
-    """Ask the run's sidecar to stop, if there is one; without that it would wait for its idle time to pass."""
-    pid = sidecar_pid(layout)
-    if pid is not None:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the flights example, kill it, resume it, compare it."""
     parser = argparse.ArgumentParser(prog="flights_demo", description=main.__doc__)
@@ -363,16 +234,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, help="empty folder to work in, kept (default: a temporary one)")
     parser.add_argument("--engine", choices=ENGINES, default="changelog", help="who holds the state")
     parser.add_argument("--timeout-s", type=float, default=600, help="give up after this time (default %(default)s)")
-    parser.add_argument("--strict", action="store_true", default=is_strict())
+    parser.add_argument("--strict", action="store_true", default=is_set("STRICT"))
     options = parser.parse_args(arguments)
     console = Console()
     layout = Layout(options.work or Path(tempfile.mkdtemp(prefix="dstl-demo-")))
     layout.work.mkdir(parents=True, exist_ok=True)
+    report = TargetReport("demo", options.reports, strict=options.strict)
     exit_code = 2
     try:
         figures = run_demo(options, layout, console)
+        missed = report.write(figures)
         has_differences = figures[0].holds is False
-        exit_code = int(has_differences) or (strict_exit_code(figures) if options.strict else 0)
+        exit_code = int(has_differences) or missed
     except DemoError as error:
         console.print(f"the demo failed: {error}", soft_wrap=True)
     finally:

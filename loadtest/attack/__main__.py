@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
@@ -21,8 +20,10 @@ from pathlib import Path
 
 from loadtest.attack import bodies, forged, hung, pages, paths, slow, smuggling, tokens, users, values
 from loadtest.attack.case import Case, Result, judge
+from loadtest.attack.other_user import IS_ROOT
 from loadtest.attack.target import Attacked
-from loadtest.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, Goal
+from tools.reporting.target import TargetReport, is_set
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES_MIN = 150
@@ -35,14 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="part of the names of groups")
     only = parser.parse_args(arguments).only
-    started = time.monotonic()
-    results = list(run(only, is_short=os.environ.get("SHORT", "") not in ("", "0")))
+    report, started = TargetReport("attack", ROOT / "reports"), time.monotonic()
+    results = list(run(only, is_short=is_set("SHORT")))
     found = figures(results, time.monotonic() - started, is_whole=not only)
-    write_report_json(ROOT / "reports/attack.json", found)
+    exit_code = report.write(found)
     details = json.dumps([_row(result) for result in results], indent=1)
     (ROOT / "reports/attack-cases.json").write_text(details + "\n", encoding="utf-8")
     _print(results)
-    return strict_exit_code(found) if is_strict() else 0
+    return exit_code
 
 
 def run(only: str = "", *, is_short: bool = False) -> Iterator[Result]:
@@ -159,7 +160,7 @@ def _print(results: Sequence[Result]) -> None:
     for result in results:
         for miss in result.misses:
             sys.stdout.write(f"missed: {result.case.group}: {result.case.name}: {miss}\n")
-    if not users.IS_ROOT:
+    if not IS_ROOT:
         sys.stdout.write(f"{users.GROUP}: not run, only root can be two users\n")
 
 

@@ -195,7 +195,7 @@ class TestEpochs:
         store = SlowLooks()
         with service(store, io_threads=2) as life:
             assert life.client.portal is not None
-            admit = life.client.app.state.service.admit
+            admit = life.client.app.state.parts.intake.admit
             claims = [life.client.portal.start_task_soon(admit, set_id(0, epoch, job="slow")) for epoch in range(1, 20)]
             try:
                 assert store.asked.wait(60)

@@ -246,8 +246,8 @@ class TestWhoIsAsked:
         with service(store, advertised_url="http://here:7071") as life:
             life.open()
             assert life.append(partition=0)["service_url"] is None
-            service_of = life.client.app.state.service
-            service_of._announcement._again_ms = 0
+            announcement = life.client.app.state.parts.announcement
+            announcement._again_ms = 0
             wait_until(lambda: _appended_url(life) == "http://here:7071")
 
     def test_entries_of_services_that_are_gone_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:

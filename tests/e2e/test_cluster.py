@@ -23,8 +23,8 @@ import pytest
 from backend_client.service.client import ServiceClient
 from storage.open import open_store
 from tests.e2e.support import expected_output, expected_state, random_input, stored_totals, write_input
-from tests.stack.servers import free_port
-from tests.stack.spark import SparkCluster
+from tools.servers.programs import free_port
+from tools.servers.spark_cluster import SparkCluster
 
 pytestmark = pytest.mark.e2e
 

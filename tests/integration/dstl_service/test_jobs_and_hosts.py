@@ -27,7 +27,7 @@ from storage.errors import LostChangesError, NotFoundError
 from storage.model import KeyGroupRange
 from storage.object_store import ObjectStore
 from storage.open import open_store
-from tests.stack.servers import free_port
+from tools.servers.programs import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

@@ -23,7 +23,7 @@ from dstl_service.wire import LogTarget
 from storage.checksum import checksum64
 from storage.errors import UnavailableError
 from storage.model import KeyGroupRange
-from tests.stack.servers import S3Server
+from tools.servers.s3_server import S3Server
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

@@ -14,7 +14,7 @@ from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.settings import ServiceSettings, UploadSettings
 from dstl_service.wire import decode_frames
 from storage.checksum import checksum64
-from storage.clock import Clock
+from storage.clock import Clock, IdSource
 from storage.object_store import ObjectStore
 
 QUICK = UploadSettings(timeout_ms=200, attempts_max=2, delay_after_error_ms=1)
@@ -147,9 +147,11 @@ def text(ref: dict[str, Any]) -> str:
 
 
 @contextmanager
-def service(store: ObjectStore, clock: Clock | None = None, **settings: Any) -> Iterator[Life]:
+def service(
+    store: ObjectStore, clock: Clock | None = None, *, ids: IdSource | None = None, **settings: Any
+) -> Iterator[Life]:
     """Run a service process, so to say, on a store; it starts with nothing in its memory."""
     values = {"batch": SMALL, "upload": PATIENT, "host_id": "host", "shutdown_timeout_s": 1, **settings}
-    app = create_app(ServiceSettings("memory://x", **values), store, clock)
+    app = create_app(ServiceSettings("memory://x", **values), store, clock, ids)
     with TestClient(app, "http://localhost", raise_server_exceptions=False) as client:
         yield Life(client)

@@ -205,7 +205,7 @@ class Process:
         return self._do(append())
 
     def _do(self, work: Awaitable[_T]) -> _T:
-        return self.loop.run_until_complete(work)  # type: ignore[arg-type]
+        return self.loop.run_until_complete(work)
 
 
 def first_checkpoints(world: World, count: int, *, compacts: bool = False) -> Process:

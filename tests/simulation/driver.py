@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -100,9 +100,9 @@ class Driver:
                 set_id = ChangeSetId(JOB, operator, checkpoint_id, writer, partition, sqn)
                 segment = Segment.of(set_id, key_groups, len(own), encode_change_set(own))
                 preemptive = self._chance.random() < 0.3
-                for _ in range(self._chance.choice((1, 1, 1, 2))):
-                    ref = await self._append(host, segment, preemptive=preemptive)
-                refs.append(ref)
+                times = self._chance.choice((1, 1, 1, 2))
+                sent = [await self._append(host, segment, preemptive=preemptive) for _ in range(times)]
+                refs.append(sent[-1])
         return refs
 
     async def _append(self, host: int, segment: Segment, *, preemptive: bool) -> ChangeSetRef:
@@ -185,7 +185,7 @@ def applied(table: Table, changes: Change) -> Table:
     return {key: value for key, value in merged.items() if value is not None}
 
 
-def table_of(found: list[tuple[SegmentHandle, object]]) -> Table:
+def table_of(found: Sequence[tuple[SegmentHandle, object]]) -> Table:
     """Return the table that these segments make, each applied once."""
     places = [(handle.object_key, handle.entry.offset_bytes) for handle, _ in found]
     assert len(set(places)) == len(places), "a segment came twice"

@@ -160,7 +160,7 @@ class World:
             process = self.hosts[host]
             await asyncio.sleep(self.chance.uniform(0, 0.005))
             task = process.start(request(process.parts))
-            waiting = {task, process.died}
+            waiting: set[asyncio.Future[Any]] = {task, process.died}
             if self.chance.random() < 0.02:  # the connection breaks, and the request goes on without its client
                 await asyncio.wait(waiting, timeout=self.chance.uniform(0, 0.05))
                 continue
@@ -257,7 +257,8 @@ class _Peers(PeerClient):
         process = self._world.hosts[HOSTS.index(url)]
         given = None if note is None else read_note(job, note).to_segment()
         task = process.start(process.parts.persister.persist_claimed(job, refs, wait=wait, note=given))
-        await asyncio.wait({task, process.died}, return_when=asyncio.FIRST_COMPLETED)
+        waiting: set[asyncio.Future[Any]] = {task, process.died}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if process.died.done() or self._world.chance.random() < 0.02:
             raise LostChangesError(f"{url} cannot be reached")
         return task.result()
@@ -272,6 +273,5 @@ async def _await(work: Awaitable[T]) -> T:
 
 def _request_of_peer(function: Any) -> Awaitable[Any] | None:
     """Return what to await instead of a blocking call to another host, or None for any other call."""
-    if isinstance(function, partial) and isinstance(getattr(function.func, "__self__", None), _Peers):
-        return function.func.__self__.ask(*function.args, **function.keywords)
-    return None
+    peers = getattr(function.func, "__self__", None) if isinstance(function, partial) else None
+    return peers.ask(*function.args, **function.keywords) if isinstance(peers, _Peers) else None

@@ -34,8 +34,9 @@ class Life:
         """Take the job over."""
         answer = self.client.post(f"{self.path}/epochs", json={"owner": "test"})
         assert answer.status_code == 200, answer.text
-        self.epoch = answer.json()["epoch"]
-        return answer.json()
+        opened: dict[str, Any] = answer.json()
+        self.epoch = opened["epoch"]
+        return opened
 
     def append_raw(self, payload: bytes = b"payload", **changes: Any) -> Any:
         """Send a change set; return the response."""
@@ -76,7 +77,8 @@ class Life:
         """Send a change set that is to be taken; return its reference."""
         answer = self.append_raw(payload, **changes)
         assert answer.status_code == 200, answer.text
-        return answer.json()
+        reference: dict[str, Any] = answer.json()
+        return reference
 
     def persist(self, *refs: dict[str, Any], wait: bool = True) -> Any:
         """Have sets made durable; return the response."""
@@ -116,7 +118,8 @@ class Life:
         """Complete a checkpoint that is to exist; return its reference."""
         answer = self.complete_raw(checkpoint_id, base, *refs, **changes)
         assert answer.status_code == 200, answer.text
-        return answer.json()["ref"]
+        reference: dict[str, Any] = answer.json()["ref"]
+        return reference
 
     def restore_raw(self, want: dict[str, Any], at: dict[str, Any] | None = None, **changes: Any) -> Any:
         """Ask for what leads from `at` to `want`; return the response."""

@@ -20,7 +20,7 @@ from storage.testing import Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.http_life import Life, service
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def with_threads(total: int, story: Callable[[JobThreads, threading.Event], Awaitable[None]]) -> None:
@@ -30,7 +30,7 @@ def with_threads(total: int, story: Callable[[JobThreads, threading.Event], Awai
     async def tell() -> None:
         threads = JobThreads(total, "test")
         try:
-            await asyncio.wait_for(story(threads, let_go), 8)
+            await asyncio.wait_for(story(threads, let_go), 40)
         finally:
             let_go.set()
             threads.close()
@@ -99,7 +99,7 @@ def test_restores_of_one_job_leave_threads_to_others() -> None:
     let_go = threading.Event()
 
     def hung() -> Iterator[bytes]:
-        let_go.wait(30)
+        let_go.wait(120)
         yield b"slow"
 
     async def story(own: Parts) -> None:
@@ -111,8 +111,8 @@ def test_restores_of_one_job_leave_threads_to_others() -> None:
         slow += [create(streamed("slow", hung())) for _ in range(RESTORE_THREADS)]
         await asyncio.sleep(0)
         try:
-            assert await asyncio.wait_for(own.restores.joined("other", iter([b"a", b"b"])), 8) == b"ab"
-            assert await asyncio.wait_for(streamed("other", iter([b"a", b"b"])), 8) == b"ab"
+            assert await asyncio.wait_for(own.restores.joined("other", iter([b"a", b"b"])), 40) == b"ab"
+            assert await asyncio.wait_for(streamed("other", iter([b"a", b"b"])), 40) == b"ab"
         finally:
             let_go.set()
         assert await asyncio.gather(*slow) == [b"slow"] * 2 * RESTORE_THREADS
@@ -145,7 +145,7 @@ def test_notes_of_one_job_stop_no_other(monkeypatch: pytest.MonkeyPatch) -> None
     let_go = threading.Event()
 
     def slowly(job: str, text: str) -> Any:
-        assert job == "other" or let_go.wait(30)
+        assert job == "other" or let_go.wait(120)
         return received_segment(job, text)
 
     monkeypatch.setattr("dstl_service.http.routes.appends.received_segment", slowly)

@@ -18,6 +18,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from storage.clock import Clock, IdSource, SystemClock, SystemIds
 from storage.errors import DstlError, InvalidInputError, NotFoundError, UnavailableError
@@ -32,6 +33,8 @@ from storage.object_store import (
     validate_prefix,
     validate_range,
 )
+
+_Result = TypeVar("_Result")
 
 _TEMPORARY_FOLDER = ".tmp"
 _TEMPORARY_NAME = re.compile(r"[0-9a-f]{32}")  # a unique id; files with other names were not made here
@@ -117,13 +120,8 @@ class LocalStore:
         return check_range_size(key, self._read(key, lambda file: _read_at(file, offset, size)), offset, size)
 
     def head(self, key: str) -> ObjectInfo:
-        """Describe a file."""
-        path = self._path(key)
-        with _translated(key, "read"):
-            info = os.stat(path)
-        if not stat.S_ISREG(info.st_mode):
-            raise _not_found(key)
-        return _describe(key, info)
+        """Describe a file, which is opened: a mounted file system may tell of a deleted one from its cache else."""
+        return self._read(key, lambda file: _describe(key, os.fstat(file)))
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Walk the folders in the order of keys; each is read lazily."""
@@ -200,7 +198,7 @@ class LocalStore:
     def _path(self, key: str) -> str:
         return os.path.join(self._base, validate_key(key))
 
-    def _read(self, key: str, read: Callable[[int], bytes]) -> bytes:
+    def _read(self, key: str, read: Callable[[int], _Result]) -> _Result:
         path = self._path(key)
         with _translated(key, "read"):
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -236,7 +234,12 @@ class LocalStore:
             elif key > start_after:
                 # Deleted meanwhile, or a foreign file whose name is not a key.
                 with suppress(NotFoundError, InvalidInputError):
-                    yield self.head(key)
+                    yield self._listed(key)
+
+    def _listed(self, key: str) -> ObjectInfo:
+        """Describe a file as a listing does, which opens none."""
+        with _translated(key, "read"):
+            return _describe(key, os.stat(self._path(key)))
 
     def _names(self, folder: str) -> Sequence[str]:
         """Return a folder's entries in the order of keys: a folder's name sorts with its '/'."""
@@ -317,6 +320,8 @@ def _flush_folder(folder: str) -> None:
 
 
 def _describe(key: str, info: os.stat_result) -> ObjectInfo:
+    if not stat.S_ISREG(info.st_mode):
+        raise _not_found(key)
     return ObjectInfo(key, info.st_size, info.st_mtime_ns // 1_000_000)
 
 

@@ -130,7 +130,7 @@ def collect_garbage(
     if kept:
         subsumed, staying = _divide_subsumed(job_store, kept, now_ms - age_min_ms)
         # A manifest that stays is whole, also where nobody needs it any more.
-        named = _named(job_store, [*kept, *staying])
+        named = _named(job_store, [*kept, *staying], begin=not dry_run)
     else:
         # Either nothing was completed yet, or the manifests were lost and these objects are all that is left.
         named = {info.key for info in objects}
@@ -177,9 +177,10 @@ def collect_garbage(
     )
 
 
-def _named(job_store: JobStore, manifests: Sequence[Manifest]) -> set[str]:
+def _named(job_store: JobStore, manifests: Sequence[Manifest], *, begin: bool = True) -> set[str]:
     """Return the keys of all objects that these manifests and all savepoints name."""
-    keys = job_store.savepoints.named(job_store.indexes).union(*(object_keys(manifest) for manifest in manifests))
+    saved = job_store.savepoints.named(job_store.indexes, begin=begin)
+    keys = saved.union(*(object_keys(manifest) for manifest in manifests))
     for handle in dict.fromkeys(handle for manifest in manifests for handle in manifest.materializations):
         try:
             keys |= job_store.indexes.object_keys_of([handle])

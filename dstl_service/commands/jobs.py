@@ -9,15 +9,14 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from dstl_service.access.audit import AuditTrail, this_user
+from dstl_service.collection.tombstones import Deletions, Tombstone
 from dstl_service.commands.common import deletions_of, open_job, record, settings_of
 from dstl_service.registry.job_store import MAX_PARALLELISM_DEFAULT, JobStore
 from dstl_service.registry.jobs import delete_job, has_leftovers, job_names
 from storage.clock import SystemClock, SystemIds
-from storage.errors import ConflictError, DstlError
+from storage.errors import ConflictError, CorruptDataError, DstlError, NotFoundError
 from storage.model import validate_name
 from storage.open import open_store
-
-_DELETING = "dstl delete"
 
 
 def list_jobs(options: argparse.Namespace) -> int:
@@ -36,7 +35,7 @@ def delete(options: argparse.Namespace) -> int:
     """Delete a job, at once or so that it can be undone; or say how much there is of it."""
     if (left := _leftovers(options)) is not None:
         return left
-    store, jobs = open_job(options)
+    store, _ = open_job(options)
     if not options.write:
         found = delete_job(store, options.job)
         sys.stdout.write(
@@ -48,27 +47,32 @@ def delete(options: argparse.Namespace) -> int:
     tombstone = deletions.of(options.job)
     if tombstone is None:
         tombstone = deletions.bury(options.job, this_user(), settings_of(options).deletion.delay_s)
-    _fence(jobs)
     record(store, "delete", options.job, now=str(options.now))
     if not options.now:
+        _fence(deletions, tombstone)
         sys.stdout.write(
             f"job {options.job} {tombstone.text}, with `dstl undelete`; then its objects go, and its name is free\n"
         )
         return 0
-    removal = deletions.collect(tombstone)
+    try:
+        removal = deletions.collect(tombstone)
+    except (CorruptDataError, NotFoundError) as error:
+        sys.stderr.write(f"dstl: warning: a query that still runs is not stopped by this: {error}\n")
+        removal = deletions.collect(tombstone, although_damaged=True)
     if removal is None:
         raise ConflictError(f"somebody brought job {options.job!r} back meanwhile")
     sys.stdout.write(f"job {removal.job}: {removal.objects} objects of {removal.size_bytes} bytes deleted\n")
     return 0
 
 
-def _fence(job_store: JobStore) -> None:
-    """Let a query that runs all the same stop with its next checkpoint; where that cannot be, say so."""
-    if not job_store.exists():  # a collector deleted all but the tombstone
-        return
+def _fence(deletions: Deletions, tombstone: Tombstone) -> None:
+    """
+    Let a query that runs all the same stop with its next checkpoint; where that cannot be, say so.
+
+    Nothing is deleted yet: whoever collects the job fences it first.
+    """
     try:
-        job_store.open(None)
-        job_store.claim(_DELETING)
+        deletions.fence(tombstone)
     except DstlError as error:
         sys.stderr.write(f"dstl: warning: a query that still runs is not stopped by this: {error}\n")
 

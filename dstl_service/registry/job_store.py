@@ -64,6 +64,19 @@ class JobStore(OwnedJob):
         self.job_uid = self._log.job_uid = uid
         self.max_parallelism = wanted
 
+    def open_life(self, life: int) -> None:
+        """
+        Go by the job of one life, whether or not that has ended; creates nothing.
+
+        Raises:
+            NotFoundError: There is no ``job.json`` of it.
+            CorruptDataError: It cannot be read.
+        """
+        key = record_key(self._job, life)
+        uid, self.max_parallelism = decode_job(self._store.get(key), key)
+        self._folder.enter(life)
+        self.job_uid = self._log.job_uid = uid
+
     def _create_or_read(self, max_parallelism: int) -> tuple[int, str, int]:
         """
         Return the current life, and what its ``job.json`` says.

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from dstl_service.registry.lives import Lives, record_key
-from storage.errors import NotFoundError
+from dstl_service.registry.lives import Lives, record_key, registry_prefixes
+from storage.errors import InvalidInputError, NotFoundError
+from storage.model import ObjectInfo, validate_name
 from storage.object_store import ObjectStore
 
 _DELETED_AT_ONCE = 1000
+_WITH_FENCES = ("/checkpoints/", "/epochs/")
 _BEHIND_SLASH = "0"  # the next character: behind all keys of a folder, before all that follow
 
 
@@ -30,7 +32,7 @@ def job_names(store: ObjectStore) -> Iterator[str]:
     while (info := next(iter(store.list("", start_after=after)), None)) is not None:
         name, slash, _ = info.key.partition("/")
         after = f"{name}{_BEHIND_SLASH}" if slash else info.key
-        if slash and Lives(store, name).has_job():
+        if slash and _may_name_a_job(name) and Lives(store, name).has_job():
             yield name
 
 
@@ -41,7 +43,13 @@ def has_leftovers(store: ObjectStore, job: str) -> bool:
 
 def delete_job(store: ObjectStore, job: str, *, life: int | None = None, write: bool = False) -> Removal:
     """
-    Delete all objects of a job, its savepoints too, and end its life, so that its name is free. No query of it may run.
+    Delete all objects of a job, its savepoints too, and end its life, so that its name is free.
+
+    Who calls this has fenced the job's owners, see `dstl_service.collection.tombstones`. Their fences stay until the
+    end of the life is on record: until then they keep a checkpoint from being completed whose objects are gone (I4),
+    and from then on no batch begins. Manifests stay as long, for they lie at places as well. A batch that began before
+    the end, and puts its manifest behind the last step here, may be acknowledged; it lies in a folder that nobody
+    reads any more.
 
     However long this is paused, it deletes nothing of a later job of this name (I11, see
     `dstl_service.registry.lives`): what was listed is deleted only if the life had not ended behind the listing.
@@ -66,8 +74,9 @@ def delete_job(store: ObjectStore, job: str, *, life: int | None = None, write: 
         if not has_leftovers(store, job):
             raise
         size_bytes = objects = 0
-    others = (info for info in store.list(f"{job}/") if info.key != proof)
-    while infos := list(islice(others, _DELETED_AT_ONCE)):
+    fences = tuple(prefix for prefix in registry_prefixes(job, life) if prefix.endswith(_WITH_FENCES))
+    others = (info for info in store.list(f"{job}/") if info.key != proof and not info.key.startswith(fences))
+    for infos in _portions(others):
         if write:
             if lives.has_ended(life):
                 break
@@ -76,5 +85,27 @@ def delete_job(store: ObjectStore, job: str, *, life: int | None = None, write: 
         size_bytes += sum(info.size_bytes for info in infos)
     if write:
         lives.end(life)
+    # What lies in the folder of a life that has ended is nobody's, also what somebody put there since it was listed.
+    for prefix in registry_prefixes(job, life) if write else fences:
+        for infos in _portions(info for info in store.list(prefix) if info.key != proof):
+            if write:
+                store.delete([info.key for info in infos])
+            objects += len(infos)
+            size_bytes += sum(info.size_bytes for info in infos)
+    if write:
         store.delete([proof])
     return Removal(job, objects, size_bytes, write)
+
+
+def _may_name_a_job(folder: str) -> bool:
+    """Say whether a folder may be a job's: those of the service's own, such as ``@deleted``, have other names."""
+    try:
+        validate_name("job", folder)
+    except InvalidInputError:
+        return False
+    return True
+
+
+def _portions(infos: Iterator[ObjectInfo]) -> Iterator[list[ObjectInfo]]:
+    while portion := list(islice(infos, _DELETED_AT_ONCE)):
+        yield portion

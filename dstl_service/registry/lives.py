@@ -18,6 +18,7 @@ What it puts late lies in a folder that nobody reads any more. Blocking I/O.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
@@ -38,6 +39,12 @@ def life_folder(job: str, life: int) -> str:
 def record_key(job: str, life: int) -> str:
     """Return the key of a life's ``job.json``."""
     return f"{life_folder(job, life)}/job.json"
+
+
+def registry_prefixes(job: str, life: int) -> list[str]:
+    """Return what the keys of a life's registry begin with, but for ``job.json``: of no other life, and no objects."""
+    folder = life_folder(job, life)
+    return [f"{folder}/{part}/" for part in ("checkpoints", "epochs", "hints", "savepoints", "savepoints-made")]
 
 
 def first_epoch(life: int) -> int:
@@ -66,13 +73,7 @@ class Lives:
         Raises:
             UnavailableError: The name was used so often that there are no numbers left.
         """
-        step = 1
-        while self.has_ended(step - 1):
-            step *= 2
-        ended, alive = step // 2 - 1, step - 1
-        while alive - ended > 1:
-            middle = (ended + alive) // 2
-            ended, alive = (middle, alive) if self.has_ended(middle) else (ended, middle)
+        alive = first_without(self.has_ended)
         if alive >= LIVES_MAX:
             raise UnavailableError(f"job {self._job!r} was deleted {alive} times: choose another name", job=self._job)
         return alive
@@ -124,6 +125,18 @@ class Lives:
 
     def _key(self, life: int) -> str:
         return f"@lives/{self._job}/{life:08d}"
+
+
+def first_without(is_past: Callable[[int], bool]) -> int:
+    """Return the first number that is not past, of numbers that pass one after the other; asks for few of them."""
+    step = 1
+    while is_past(step - 1):
+        step *= 2
+    past, found = step // 2 - 1, step - 1
+    while found - past > 1:
+        middle = (past + found) // 2
+        past, found = (middle, found) if is_past(middle) else (past, middle)
+    return found
 
 
 class LifeFolder:

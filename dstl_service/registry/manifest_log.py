@@ -190,6 +190,13 @@ class ManifestLog:
             f"the manifests of job {self._folder.job!r} change faster than they can be read; ask again"
         )
 
+    def beyond(self, stand: Stand) -> Stand:
+        """Return where a branch ends, also if what lies last was found by a listing that was old; one request more."""
+        while stand.last is not None and (following := self.find(stand.next_place)) is not None:
+            latest = stand.latest if following.kind is ManifestKind.FENCE else following
+            stand = Stand(stand.branch, latest, following)
+        return stand
+
     def _look(self, branch: int, latest: Place | None, tail: Place | None, taken: Sequence[Place]) -> Stand:
         places = sorted({*self.places(branch, tail), *taken})
         last = self.load(places[-1]) if places else None

@@ -24,6 +24,7 @@ from dstl_service.formats.manifest import (
 from dstl_service.formats.under_way import NOTHING
 from dstl_service.registry.known_indexes import KnownIndexes
 from dstl_service.registry.lives import LifeFolder
+from dstl_service.registry.savepoint_register import SavepointRegister
 from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
 from storage.model import validate_name
 from storage.object_store import ObjectStore, exists
@@ -40,14 +41,16 @@ class SavepointStore:
         self._store = store
         self._folder = folder
         self._job = folder.job
+        self.register = SavepointRegister(store, folder)
 
     def create(self, name: str, manifest: Manifest, before: StateView | None, call_uid: str) -> Manifest:
         """
         Keep a checkpoint under a name; the same checkpoint under the same name again changes nothing.
 
-        Three requests, however many tables there are. Why they do (I11): whoever deletes goes from manifests - all
-        that are stored and not needed - to a look at the savepoints, to objects that none of them names. Here the
-        savepoint is written, then its checkpoint's manifest is looked for. If that is still there, it was not deleted
+        Ten requests, however many tables there are. Why they do (I11): whoever deletes goes from manifests - all that
+        are stored and not needed - to a look at the savepoints, to objects that none of them names. Here the savepoint
+        is written and put on the register (`dstl_service.registry.savepoint_register`), so that it is seen wherever
+        listings are old; then its checkpoint's manifest is looked for. If that is still there, it was not deleted
         before the savepoint was written; so either it is needed, and its objects stay, or who deletes it looks at the
         savepoints later, and spares them. The objects need no look: a manifest goes before its objects, so all of them
         are there while it is.
@@ -91,6 +94,7 @@ class SavepointStore:
                     "delete it first, or choose another name"
                 ) from None
             self._store.put(key, data)  # who made it, and has not looked for the manifest yet, leaves it alone
+        self.register.add(name)
         try:
             self._store.head(proof_key)
         except NotFoundError as error:
@@ -138,12 +142,34 @@ class SavepointStore:
 
     def delete(self, name: str) -> None:
         """Delete a savepoint; what only it named becomes an orphan. `NotFoundError` if there is none."""
-        self._store.head(self._key(validate_name("savepoint", name)))
+        if not exists(self._store, self._key(validate_name("savepoint", name))) and name not in self.register.names():
+            raise NotFoundError(f"job {self._job!r} has no savepoint {name!r}", job=self._job)
         self.discard(name)
 
     def discard(self, name: str) -> None:
-        """Delete a savepoint that may be gone already."""
+        """Delete a savepoint that may be gone already; it goes off the register first, or it would be missed there."""
+        self.register.remove(name)
         self._store.delete([self._key(name)])
+
+    def _all_for_deletion(self, *, begin: bool = True) -> list[tuple[str, Manifest]]:
+        """
+        Return all savepoints by name, also those that no listing shows yet.
+
+        Raises:
+            UnavailableError: One on the register cannot be read, or not yet: delete nothing.
+        """
+        missing = ""
+        for _ in range(_LOOKS_MAX):
+            names = sorted({*self.names(), *self.register.names(begin=begin)})
+            try:
+                return [(missing := name, self.load(name)) for name in names]
+            except NotFoundError:  # deleted since, or copied under a name that was not seen
+                continue
+        raise UnavailableError(
+            f"savepoint {missing!r} of job {self._job!r} is on the register, and is not found: one that was just made "
+            f"is found later; if it is lost, `dstl savepoints --delete {missing}` takes it off the register",
+            job=self._job,
+        )
 
     def object_keys(self) -> set[str]:
         """
@@ -152,9 +178,9 @@ class SavepointStore:
         Raises:
             CorruptDataError: A savepoint cannot be read, so what it names is not known: delete nothing.
         """
-        return {key for _, manifest in self.all() for key in object_keys(manifest)}
+        return {key for _, manifest in self._all_for_deletion() for key in object_keys(manifest)}
 
-    def named(self, indexes: KnownIndexes) -> set[str]:
+    def named(self, indexes: KnownIndexes, *, begin: bool = True) -> set[str]:
         """
         Return the keys of all objects that savepoints name, those of their snapshots too.
 
@@ -164,12 +190,14 @@ class SavepointStore:
 
         Args:
             indexes: Reads the indexes of snapshots, and remembers them.
+            begin: Whether the register is begun where there is none; see `SavepointRegister.names`.
 
         Raises:
+            UnavailableError: One cannot be read yet: delete nothing.
             CorruptDataError: A savepoint, or an index that is there, cannot be read: delete nothing.
         """
         named: set[str] = set()
-        for name, manifest in self.all():
+        for name, manifest in self._all_for_deletion(begin=begin):
             named |= object_keys(manifest)
             for handle in manifest.materializations:
                 try:

@@ -134,7 +134,7 @@ class OwnedJob(ManifestReader):
 
     def frontier(self) -> tuple[Manifest | None, int]:
         """Return the newest checkpoint, and the epoch that may complete the next one: no older one can (I4)."""
-        stand = self._stand(self._newest_epoch())
+        stand = self._log.beyond(self._stand(self._newest_epoch()))
         return stand.latest, stand.epoch
 
     def _begin_epoch(self, owner: str, back_to: tuple[str, int] | None) -> EpochRecord:

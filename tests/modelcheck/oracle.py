@@ -6,6 +6,7 @@ What must hold, whoever was paused or killed where: kept beside the store, and t
 2. What was reported as completed is in the past of the newest checkpoint, or in that of one from which the job was set
    back.
    Both hold of a job until somebody has begun to delete it for good, and of the next one of its name from then on.
+   Until the end of the deleted one is on record, no checkpoint of it is completed that is not whole.
 3. A driver can take the job over and complete the next checkpoint.
 4. Garbage is collected in the end.
 
@@ -88,6 +89,8 @@ class Oracle:
         self._there[key] = manifest
         if manifest.kind is not ManifestKind.FENCE:
             self._known[manifest.uid] = manifest
+            if not self._is_alive(manifest) and not self._has_ended(manifest):
+                self._check_whole(manifest, f"checkpoint {manifest.ref.to_text()} of a job that is being deleted")
         self.check("behind the put of " + key)
 
     def delete(self, key: str) -> None:
@@ -162,6 +165,10 @@ class Oracle:
     def _is_alive(self, manifest: Manifest) -> bool:
         """Say whether nobody has begun to delete the job in whose life a manifest was written."""
         return life_of(manifest.epoch) >= len(self._doomed)
+
+    def _has_ended(self, manifest: Manifest) -> bool:
+        """Say whether it is on record that the life in which a manifest was written has ended."""
+        return f"@lives/job/{life_of(manifest.epoch):08d}" in self._store._objects
 
     def _check_whole(self, manifest: Manifest, what: str) -> None:
         for step in self._chain(manifest):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 
+from storage.errors import NotFoundError
 from storage.model import ObjectInfo
 from storage.object_store import ObjectData, ObjectStore
 
@@ -99,13 +100,58 @@ class PausingStore:
 
 
 class StaleStore(PausingStore):
-    """What a host sees of a mounted file system that caches listings: objects are as they are, listings are old."""
+    """
+    What a host sees of a mounted file system that caches listings: objects are as they are, listings are old.
 
-    def __init__(self, inner: ObjectStore) -> None:
+    Args:
+        inner: The store that all use.
+        prefix: Of what the listings are old.
+    """
+
+    def __init__(self, inner: ObjectStore, prefix: str = "") -> None:
         super().__init__(inner)
-        self._listed = list(inner.list(""))
+        self._prefix = prefix
+        self._listed = list(inner.list(prefix))
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Return what was there when this host looked first."""
+        if not prefix.startswith(self._prefix):
+            return super().list(prefix, start_after=start_after)
         self._reach("list", prefix)
         return iter([info for info in self._listed if info.key.startswith(prefix) and info.key > start_after])
+
+
+class CachedStore(StaleStore):
+    """
+    What a host sees that caches absent names, too: what was not there when it looked first is not there.
+
+    What exists is as it is, and so is what this host meets when it puts something.
+    """
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self._found = {info.key for info in self._listed}
+
+    def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
+        """Pass the call on; from then on the name is known as it is."""
+        self._found.add(key)
+        super().put(key, data, if_absent=if_absent)
+
+    def get(self, key: str) -> bytes:
+        """Return an object, unless its absence is cached."""
+        self._look_up(key)
+        return super().get(key)
+
+    def get_range(self, key: str, offset: int, size: int) -> bytes:
+        """Return a part of an object, unless its absence is cached."""
+        self._look_up(key)
+        return super().get_range(key, offset, size)
+
+    def head(self, key: str) -> ObjectInfo:
+        """Describe an object, unless its absence is cached."""
+        self._look_up(key)
+        return super().head(key)
+
+    def _look_up(self, key: str) -> None:
+        if key not in self._found:
+            raise NotFoundError(f"object {key} does not exist", key=key)

@@ -20,7 +20,8 @@ from storage.errors import CorruptDataError, NotFoundError
 from storage.memory_store import MemoryStore
 from storage.model import KeyGroupRange
 from storage.open import open_store
-from storage.testing import FakeClock, Fault, FaultKind, FaultyStore, RecordingStore
+from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
+from tests.unit.dstl_service.interleaving import StaleStore
 from tests.unit.dstl_service.samples import opened
 from tests.unit.dstl_service.snapshots import FILES, index_of, store_snapshot
 from tests.unit.dstl_service.world import World
@@ -418,3 +419,19 @@ def test_only_so_many_objects_are_remembered() -> None:
 
     assert len({*store.keys("get_range")}) == 3
     assert unfinished.among(objects, 1, world.epoch) == unfinished.among(objects, 0, world.epoch + 1) == set()
+
+
+def test_collector_with_old_listings_sees_what_is_under_way() -> None:
+    """I11: on a file system that lists manifests of a while ago, the newest one is read all the same."""
+    world = World()
+    world.complete(world.object(0))
+    stale = StaleStore(world.store, "job/checkpoints/")
+    uid = "0123456789abcdef" * 2
+    world.complete(world.object(1), under_way=UnderWay(compactions=(uid,)))
+    world.store.put(f"job/segments/host/{uid}=0.seg", b"compacted")
+    world.clock.advance(10 * ORPHAN_AGE_MIN_MS)
+    jobs = JobStore(stale, "job", world.clock, FakeIds(3))
+    jobs.open(None)
+
+    assert collect_garbage(stale, jobs, "job", world.clock).orphans == []
+    assert f"job/segments/host/{uid}=0.seg" in world.stored()

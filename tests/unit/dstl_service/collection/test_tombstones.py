@@ -9,6 +9,7 @@ import pytest
 
 from dstl_service import cli
 from dstl_service.collection.tombstones import Deletions
+from dstl_service.formats.keys import encode_job
 from dstl_service.registry.job_store import JobStore
 from storage.errors import ConflictError, NotFoundError, UnavailableError
 from storage.local_store import LocalStore
@@ -18,6 +19,9 @@ from tests.unit.dstl_service.http_life import service
 from tests.unit.dstl_service.interleaving import Killed, PausingStore, kill
 from tests.waiting import wait_until
 
+OF_A_FENCE = 3
+"""Objects by which a collector keeps owners out: an epoch's record, a hint of it, and a fence."""
+
 
 class World:
     """A store with a job, and its deletions as two processes see them."""
@@ -25,8 +29,9 @@ class World:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.store = MemoryStore(clock=self.clock)
-        for key in ("job/job.json", "job/segments/h/1.seg", "jobs/job.json"):
-            self.store.put(key, b"x")
+        for key in ("job/job.json", "jobs/job.json"):
+            self.store.put(key, encode_job("uid", 128))
+        self.store.put("job/segments/h/1.seg", b"x")
         self.one, self.other = (Deletions(self.store, self.clock, FakeIds(host)) for host in (1, 2))
 
     def keys(self, prefix: str = "job/") -> list[str]:
@@ -60,7 +65,7 @@ def test_deleted_job_is_collected_when_its_time_is_over(world: World) -> None:
     world.one.bury("job", "ann", 60)
     world.clock.advance(60_000)
 
-    assert [removal.objects for removal in world.other.collect_expired()] == [2]
+    assert [removal.objects for removal in world.other.collect_expired()] == [2 + OF_A_FENCE]
     assert world.keys() == []
     assert world.keys("jobs/") == ["jobs/job.json"]
     world.one.check("job")
@@ -85,6 +90,16 @@ def test_what_was_brought_back_is_not_collected_by_who_slept(world: World) -> No
     assert world.keys() != []
 
 
+def test_what_is_brought_back_at_the_last_moment_is_not_collected(world: World) -> None:
+    """I11: whoever decides first, collector or who brings the job back, is the only one who does anything."""
+    tombstone = world.one.bury("job", "ann", 0)
+    paused = PausingStore(world.store)
+    paused.pause_at("put", "@fates/*", lambda: world.other.undo("job"))
+
+    assert Deletions(paused, world.clock, FakeIds(3)).collect(tombstone) is None
+    assert world.keys() == ["job/job.json", "job/segments/h/1.seg"]
+
+
 def test_what_is_being_collected_cannot_be_brought_back(world: World) -> None:
     """A job of which something may be gone is never opened again; the next collector goes on where one was stopped."""
     faulty = FaultyStore(world.store)
@@ -97,12 +112,13 @@ def test_what_is_being_collected_cannot_be_brought_back(world: World) -> None:
         world.other.undo("job")
     with pytest.raises(ConflictError):
         world.other.check("job")
-    assert [removal.objects for removal in world.other.collect_expired()] == [2]
+    assert [removal.job for removal in world.other.collect_expired()] == ["job"]
     assert world.keys() == []
     world.other.check("job")
 
 
-def test_bringing_back_that_was_interrupted_is_finished(world: World) -> None:
+@pytest.mark.parametrize("finisher", ["who brings back", "collector"])
+def test_bringing_back_that_was_interrupted_is_finished(world: World, finisher: str) -> None:
     """Who died behind the decision leaves a job that can be brought back, and not collected."""
     faulty = FaultyStore(world.store)
     faulty.inject(Fault("delete", FaultKind.FAIL_BEFORE))
@@ -110,9 +126,87 @@ def test_bringing_back_that_was_interrupted_is_finished(world: World) -> None:
     with pytest.raises(UnavailableError):
         Deletions(faulty, world.clock, FakeIds(3)).undo("job")
 
-    assert world.one.collect(tombstone) is None
-    assert world.other.undo("job") == tombstone
+    if finisher == "collector":
+        assert world.one.collect(tombstone) is None
+    else:
+        assert world.other.undo("job") == tombstone
     world.one.check("job")
+    assert list(world.one.all()) == []
+    assert world.keys() == ["job/job.json", "job/segments/h/1.seg"]
+
+
+def test_bringing_back_late_undoes_no_later_deletion(world: World) -> None:
+    """I4: who was paused while he brought a job back lets a deletion stand that somebody decided since."""
+    world.one.bury("job", "ann", 60)
+    paused = PausingStore(world.store)
+
+    def bring_back_and_delete() -> None:
+        world.one.undo("job")
+        world.one.bury("job", "bob", 60)
+
+    paused.pause_at("delete", "@deleted/*", bring_back_and_delete)
+    Deletions(paused, world.clock, FakeIds(3)).undo("job")
+
+    found = world.other.of("job")
+    assert found is not None
+    assert found.who == "bob"
+
+
+@pytest.mark.parametrize("calls", range(8))
+def test_deletion_that_comes_late_is_a_deletion(world: World, calls: int) -> None:
+    """I4: a deletion holds though its tombstone was put when one before it had come and gone."""
+    paused = PausingStore(world.store)
+
+    def delete_and_bring_back() -> None:
+        world.one.bury("job", "ann", 60)
+        world.one.undo("job")
+
+    paused.pause_before(calls, delete_and_bring_back)
+    buried = Deletions(paused, world.clock, FakeIds(3)).bury("job", "bob", 60)
+
+    if buried.who == "bob" and paused.calls > calls:
+        assert world.other.of("job") == buried
+    assert [found.uid for found in world.other.all()] in ([buried.uid], [])
+
+
+def test_job_is_brought_back_any_number_of_times(world: World) -> None:
+    """Each deletion is one of its own: it can be undone, and collected, as the first one."""
+    for number in range(5):
+        assert world.one.bury("job", "ann", 60).number == number
+        with pytest.raises(ConflictError):
+            world.other.check("job")
+        world.other.undo("job")
+        world.one.check("job")
+    world.one.bury("job", "ann", 0)
+    world.other.collect_expired()
+
+    assert list(world.one.all()) == world.keys() == []
+
+
+def test_nothing_is_deleted_while_no_fence_can_be_set(world: World) -> None:
+    """I4: a collector that cannot fence the owner of a job deletes nothing, and another one does it later."""
+    faulty = FaultyStore(world.store, Fault("put", FaultKind.FAIL_BEFORE, "job/epochs/*"))
+    tombstone = world.one.bury("job", "ann", 0)
+    before = world.keys()
+    with pytest.raises(UnavailableError):
+        Deletions(faulty, world.clock, FakeIds(3)).collect(tombstone)
+
+    assert world.keys() == before
+    assert [removal.job for removal in world.other.collect_expired()] == ["job"]
+    assert world.keys() == []
+
+
+def test_job_that_cannot_be_collected_stops_no_other_one(world: World) -> None:
+    """I12: a job whose registry is damaged stays as it is until somebody insists; others are collected."""
+    world.store.put("job/job.json", b"damaged")
+    for name in ("job", "jobs"):
+        world.one.bury(name, "ann", 0)
+
+    assert [removal.job for removal in world.other.collect_expired()] == ["jobs"]
+    assert world.keys() == ["job/job.json", "job/segments/h/1.seg"]
+    (tombstone,) = world.one.all()
+    assert world.one.collect(tombstone, although_damaged=True) is not None
+    assert world.keys() == []
 
 
 def test_missing_job_is_not_deleted(world: World) -> None:
@@ -183,6 +277,15 @@ def test_commands_delete_and_undelete(run: Any, tmp_path: Path) -> None:
     assert (code, acts) == (0, ["open", "delete", "undelete", "create savepoint", "delete"])
     assert "savepoint=kept" in record
     assert '"act": "undelete"' in run("audit", "--json")[1]
+
+
+def test_command_deletes_a_damaged_job_and_says_what_that_means(run: Any, tmp_path: Path) -> None:
+    """A job whose registry cannot be read is deleted when somebody insists, who is told that no query is stopped."""
+    (tmp_path / "job" / "job.json").write_bytes(b"damaged")
+
+    code, written = run("delete", "--write", "--now")
+    assert (code, "is not stopped by this" in written) == (0, True)
+    assert run("jobs")[1] == ""
 
 
 def test_running_query_is_fenced_by_a_deletion(tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import count
 
 import pytest
 
@@ -13,12 +16,12 @@ from dstl_service.formats.manifest import ManifestKind
 from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.jobs import delete_job, job_names
 from dstl_service.registry.lives import EPOCHS_OF_LIFE, Lives, first_epoch, life_folder, life_of
-from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
+from storage.errors import ConflictError, CorruptDataError, FencedError, NotFoundError, UnavailableError
 from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore
 from storage.testing import FakeClock, FakeIds, RecordingStore
 from tests.unit.dstl_service.http_life import service
-from tests.unit.dstl_service.interleaving import PausingStore
+from tests.unit.dstl_service.interleaving import Killed, PausingStore, kill
 from tests.unit.dstl_service.world import World
 from tests.waiting import wait_until
 
@@ -76,7 +79,9 @@ def paused_everywhere(first: World, prepare: Callable[[ObjectStore], Callable[[]
         paused = PausingStore(store)
         run = prepare(paused)
         paused.pause_before(paused.calls + call, begin_again)
-        with suppress(NotFoundError, CorruptDataError):  # of the deleted job: it is gone, or half of it
+        with suppress(
+            NotFoundError, CorruptDataError, UnavailableError
+        ):  # of the deleted job: it is gone, or half of it
             run()
         if not anew:
             return call
@@ -126,6 +131,66 @@ def test_who_deletes_and_slept_deletes_nothing_of_a_new_job(first: World) -> Non
         return lambda: deletions.collect(tombstone)
 
     assert paused_everywhere(first, prepare) > 15
+
+
+def test_no_checkpoint_is_acknowledged_once_its_job_is_being_deleted(first: World) -> None:
+    """
+    I4: a query that runs while its job is deleted completes no checkpoint of which a part is gone.
+
+    Who buried the job died before it was fenced. Behind the end of the life no batch begins any more.
+    """
+    before = {info.key: first.store.get(info.key) for info in first.store.list("")}
+    acknowledged: list[bool] = []
+    for call in count():
+        store = MemoryStore(clock=first.clock)
+        for key, data in before.items():
+            store.put(key, data)
+        paused = PausingStore(store)
+        deletions = Deletions(paused, first.clock, FakeIds(5))
+        tombstone = deletions.bury("job", "bob", 0)
+        driver = JobStore(store, "job", first.clock, FakeIds(6))
+        driver.open(None)
+        paused.pause_before(paused.calls + call, partial(run_on, first, driver, store, acknowledged))
+        deletions.collect(tombstone)
+        assert list(store.list("job/")) == []
+        if len(acknowledged) == call:
+            break
+    assert set(acknowledged) == {True, False}
+
+
+def run_on(first: World, driver: JobStore, store: MemoryStore, acknowledged: list[bool]) -> None:
+    """Run another batch of a query; note whether its checkpoint was acknowledged, which must be whole then."""
+    acknowledged.append(False)
+    if driver.has_ended():
+        return
+    assert first.newest is not None
+    delta = replace(first.newest, id=3, generation=0, uid="late", base=first.newest.ref, segments=())
+    with suppress(FencedError):
+        driver.create(delta)
+        acknowledged[-1] = True
+        named = {handle.object_key for one in driver.chain(delta.ref) for handle in one.segments}
+        assert named <= {info.key for info in store.list("job/segments/")}, f"paused before call {len(acknowledged)}"
+
+
+def test_who_deletes_and_is_killed_leaves_what_the_next_one_deletes(first: World) -> None:
+    """I12: wherever a deletion ends, also behind the end of the life, the next one takes all that is left."""
+    before = {info.key: first.store.get(info.key) for info in first.store.list("")}
+    for call in count():
+        store = MemoryStore(clock=first.clock)
+        for key, data in before.items():
+            store.put(key, data)
+        paused = PausingStore(store)
+        deletions = Deletions(paused, first.clock, FakeIds(5))
+        tombstone = deletions.bury("job", "bob", 0)
+        paused.pause_before(paused.calls + call, kill)
+        try:
+            deletions.collect(tombstone)
+        except Killed:
+            Deletions(store, first.clock, FakeIds(6)).collect_expired()
+        else:
+            assert call > 15
+            break
+        assert [info.key for info in store.list("") if not info.key.startswith(("@fates/", "@lives/"))] == []
 
 
 def test_collector_of_a_deleted_job_deletes_nothing_of_a_new_one(first: World) -> None:

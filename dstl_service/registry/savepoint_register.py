@@ -1,0 +1,128 @@
+"""
+The register of a job's savepoints: which there are, for whoever deletes, also where listings are old.
+
+    savepoints-made/<20 digits>.claim   who writes the entry of this number, and the entry; put if absent
+    savepoints-made/<20 digits>.json    the entry: all names behind this change; empty until it is made
+
+A mounted file system may serve listings, and answers that a name does not exist, from its cache. What it does not is
+the content of an object that exists, also where that was replaced, and a put that creates. So whoever looks reads
+objects only that exist: each number's object is there, empty, before the number before it is filled. It is overwritten
+once, with what its claim says, which all who find the claim may do. What is filled never changes again, however late
+somebody puts the same again. See ``docs/decisions/0023-savepoints-on-cached-listings.md``. Blocking I/O.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from dstl_service.registry.hints import read_hint, write_hint
+from dstl_service.registry.lives import LifeFolder
+from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
+from storage.object_store import ObjectStore, exists
+
+_HINT = "savepoints"
+_EMPTY = b"{}"
+_Names = frozenset[str]
+
+
+class SavepointRegister:
+    """Knows the names of one life's savepoints, as far as they were made with a register; safe for threads."""
+
+    def __init__(self, store: ObjectStore, folder: LifeFolder) -> None:
+        self._store = store
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._next: int | None = None
+        self._names: _Names = frozenset()
+
+    def names(self, *, begin: bool = True) -> _Names:
+        """
+        Return the names that are on the register now; one request, but for a process's first time.
+
+        Args:
+            begin: Begin the register of a job that has none, as whoever is about to delete has to: that it has none
+                may be an old answer. Without it nothing is written.
+
+        Raises:
+            CorruptDataError: An entry cannot be read: delete nothing.
+        """
+        with self._lock:
+            return self._look(begin=begin)[1]
+
+    def add(self, name: str) -> None:
+        """Put a name on the register; who looks behind this call sees it."""
+        self._change(lambda names: names | {name})
+
+    def remove(self, name: str) -> None:
+        """Take a name off the register, if it is there."""
+        self._change(lambda names: names - {name})
+
+    def _change(self, change: Callable[[_Names], _Names]) -> None:
+        with self._lock:
+            while True:
+                number, names = self._look(begin=True)
+                wanted = change(names)
+                if wanted == names:
+                    return
+                self._fill(number, json.dumps({"names": sorted(wanted)}).encode())
+
+    def _fill(self, number: int, entry: bytes) -> None:
+        """Fill a number's entry: with this one, or with that of whoever was quicker and may have died."""
+        claim = f"{self._prefix}{number:020d}.claim"
+        try:
+            self._store.put(claim, entry, if_absent=True)
+        except ConflictError:
+            entry = self._store.get(claim)
+        self._begin(number + 1)
+        self._store.put(self._key(number), entry)
+        write_hint(self._store, self._folder.path, _HINT, number)
+
+    def _begin(self, number: int) -> None:
+        with suppress(ConflictError):
+            self._store.put(self._key(number), _EMPTY, if_absent=True)
+
+    def _look(self, *, begin: bool) -> tuple[int, _Names]:
+        """Return the first number that is not filled, and the names behind the one before."""
+        number, names = self._next, self._names
+        if number is None:
+            number, names = max(read_hint(self._store, self._folder.path, _HINT), default=0), frozenset()
+        try:
+            found = self._entry(number)
+        except NotFoundError:
+            number, names = 0, frozenset()  # there is none, or it was put back by hand since
+            if begin:
+                self._begin(0)
+            elif not exists(self._store, self._key(0)):
+                return 0, names
+            found = self._entry(0)
+        while found is not None:
+            number, names = number + 1, found
+            try:
+                found = self._entry(number)
+            except NotFoundError as error:  # it was there before the one in front of it was filled
+                raise UnavailableError(f"{self._key(number)} is not seen yet; ask again") from error
+        self._next, self._names = number, names
+        return number, names
+
+    def _entry(self, number: int) -> _Names | None:
+        key = self._key(number)
+        data = self._store.get(key)
+        try:
+            found = json.loads(data).get("names")
+            return None if found is None else frozenset(map(str, found))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise CorruptDataError(
+                f"{key} cannot be read, so nobody knows all savepoints of job {self._folder.job!r}: write into it what "
+                "its `.claim` says, or move the whole folder away while no service of the job runs",
+                object_key=key,
+            ) from error
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self._folder.path}/savepoints-made/"
+
+    def _key(self, number: int) -> str:
+        return f"{self._prefix}{number:020d}.json"

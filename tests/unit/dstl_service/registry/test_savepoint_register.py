@@ -1,0 +1,226 @@
+"""
+Savepoints on a mounted file system that serves listings, and absent names, from a cache.
+
+A failure means that a savepoint made on another host is missed by who deletes, and cannot be restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from threading import Thread
+
+import pytest
+
+from dstl_service.collection.deletion import delete_subsumed
+from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
+from dstl_service.collection.retention import Deletion
+from dstl_service.formats.manifest import ManifestKind, object_keys
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.lives import LifeFolder
+from dstl_service.registry.savepoint_register import SavepointRegister
+from storage.errors import CorruptDataError, NotFoundError, UnavailableError
+from storage.memory_store import MemoryStore
+from storage.object_store import ObjectStore
+from storage.testing import FakeIds, RecordingStore
+from tests.unit.dstl_service.interleaving import CachedStore, Killed, PausingStore, kill
+from tests.unit.dstl_service.samples import opened
+from tests.unit.dstl_service.world import World
+
+Act = Callable[[], object]
+
+
+def subsumed_world(*, is_begun: bool) -> World:
+    """Return a job whose first checkpoint is subsumed, and still there."""
+    world = World()
+    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
+    if is_begun:
+        world.jobs.make_savepoint("before", None)
+        world.jobs.savepoints.delete("before")
+    world.compact(world.object(1))
+    world.clock.advance(100 * ORPHAN_AGE_MIN_MS)
+    return world
+
+
+def collector(world: World, view: ObjectStore) -> Act:
+    """Return what collects the job's garbage as a host with this view does."""
+    jobs = JobStore(view, "job", world.clock, FakeIds(5))
+    jobs.open(None)
+    return lambda: collect_garbage(view, jobs, "job", world.clock, checkpoints_max=1)
+
+
+def coordinator(world: World, view: ObjectStore) -> Act:
+    """Return what deletes the subsumed checkpoint as a coordinator with this view does."""
+    jobs = JobStore(view, "job", world.clock, FakeIds(5))
+    jobs.open(None)
+    first, newest = jobs.completed()
+    keys = frozenset(object_keys(first)) - frozenset(object_keys(newest))
+    due = [Deletion(0, (first.ref,), keys)]
+    return lambda: delete_subsumed(view, jobs, due, [newest.ref], world.epoch)
+
+
+def run(act: Act) -> bool:
+    """Do something that may be refused; say whether it was not."""
+    try:
+        act()
+    except (NotFoundError, UnavailableError):
+        return False
+    return True
+
+
+def check_kept(world: World) -> None:
+    """Fail if something that the savepoint names is gone."""
+    stored = {info.key for info in world.store.list("job/")}
+    assert object_keys(opened(world.store, host=8).savepoints.load("kept")) <= stored
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+@pytest.mark.parametrize("is_maker_old", [False, True])
+@pytest.mark.parametrize("deleter", [collector, coordinator])
+@pytest.mark.parametrize("paused_one", ["deleter", "maker"])
+def test_savepoint_is_seen_though_listings_are_old(
+    paused_one: str, deleter: Callable[[World, ObjectStore], Act], *, is_maker_old: bool, is_begun: bool
+) -> None:
+    """I11: wherever one of the two is paused while the other one runs, what was reported as made stays whole."""
+    made = 0
+    for call in count():
+        world = subsumed_world(is_begun=is_begun)
+        view = CachedStore(world.store)
+        of_maker = CachedStore(world.store) if is_maker_old else PausingStore(world.store)
+        delete = deleter(world, view)
+        maker, first = opened(of_maker, host=2), next(world.jobs.completed())
+        save = lambda maker=maker, first=first: maker.keep("kept", first)  # noqa: E731
+        results: dict[str, bool] = {}
+
+        def other(act: Act, name: str, results: dict[str, bool] = results) -> None:
+            results[name] = run(act)
+
+        paused, goes_on, runs = (view, delete, save) if paused_one == "deleter" else (of_maker, save, delete)
+        names = ("maker", "deleter") if paused_one == "deleter" else ("deleter", "maker")
+        paused.pause_before(paused.calls + call, lambda other=other, runs=runs, names=names: other(runs, names[0]))
+        other(goes_on, names[1])
+        if names[0] not in results:
+            break
+        if results["maker"]:
+            made += 1
+            check_kept(world)
+        # It is no garbage for ever: behind the cache's time, the next collection goes on.
+        world.collect(checkpoints_max=1)
+        if results["maker"]:
+            check_kept(world)
+    assert call > 5
+    assert made or paused_one == "maker"  # else its checkpoint was deleted before its last look
+
+
+def test_register_knows_what_is_there_now() -> None:
+    """Names come and go, and come again; each process sees the same, wherever it begins to look."""
+    store = MemoryStore()
+    one, other = (SavepointRegister(store, LifeFolder(store, "job")) for _ in range(2))
+    for number in range(5):
+        one.add(f"s{number}")
+        other.add("again")
+        other.remove("again")
+    other.remove("s1")
+    other.remove("none")
+
+    assert one.names() == other.names() == {"s0", "s2", "s3", "s4"}
+    assert SavepointRegister(store, LifeFolder(store, "job")).names() == one.names()
+
+
+def test_entry_of_who_died_is_finished() -> None:
+    """Whoever dies in the middle of an entry, before any of its calls, keeps nobody else from making the next one."""
+    for call in count():
+        store = MemoryStore()
+        paused = PausingStore(store)
+        paused.pause_before(call, kill)
+        with suppress(Killed):
+            SavepointRegister(paused, LifeFolder(paused, "job")).add("first")
+        SavepointRegister(store, LifeFolder(store, "job")).add("second")
+
+        names = SavepointRegister(store, LifeFolder(store, "job")).names()
+        assert "second" in names
+        if paused.calls <= call:
+            assert names == {"first", "second"}
+            break
+
+
+def test_who_was_paused_takes_nothing_back() -> None:
+    """An entry that is put late, before any of its calls, changes nothing of the entries behind it."""
+    for call in count():
+        store = MemoryStore()
+        paused = PausingStore(store)
+
+        def others(store: MemoryStore = store) -> None:
+            register = SavepointRegister(store, LifeFolder(store, "job"))
+            for name in ("second", "third"):
+                register.add(name)
+            register.remove("second")
+
+        paused.pause_before(call, others)
+        SavepointRegister(paused, LifeFolder(paused, "job")).add("first")
+        if paused.calls <= call:
+            break
+        assert SavepointRegister(store, LifeFolder(store, "job")).names() == {"first", "third"}
+
+
+def test_threads_make_entries_at_once() -> None:
+    """No name is lost where many are put on the register at once."""
+    store = MemoryStore()
+    registers = [SavepointRegister(store, LifeFolder(store, "job")) for _ in range(4)]
+    threads = [Thread(target=register.add, args=(f"s{number}",)) for number, register in enumerate(registers * 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert registers[0].names() == {f"s{number}" for number in range(16)}
+
+
+def test_register_costs_a_collection_one_request() -> None:
+    """A process that has looked once asks for one object, however many savepoints were made and deleted."""
+    store = RecordingStore(MemoryStore())
+    world = World(store)
+    world.complete(world.object(0))
+    for number in range(20):
+        world.jobs.make_savepoint(f"s{number}", None)
+        world.jobs.savepoints.delete(f"s{number}")
+    jobs = opened(store, host=2)
+    jobs.savepoints.register.names()
+    store.clear()
+
+    jobs.savepoints.object_keys()
+    assert [call.operation for call in store.calls] == ["list", "get"]
+
+
+def test_dry_run_begins_no_register() -> None:
+    """Who only looks needs no right to write."""
+    world = World()
+    world.complete(world.object(0))
+    world.collect(dry_run=True)
+
+    assert list(world.store.list("job/savepoints-made/")) == []
+
+
+def test_lost_savepoint_is_taken_off_the_register() -> None:
+    """A savepoint that somebody removed by hand stops deletions, with an error that says what to do."""
+    world = subsumed_world(is_begun=True)
+    world.jobs.make_savepoint("lost", None)
+    world.store.delete(["job/savepoints/lost.json"])
+    with pytest.raises(UnavailableError, match="savepoints --delete lost"):
+        world.collect()
+
+    world.jobs.savepoints.delete("lost")
+    world.collect()
+    with pytest.raises(NotFoundError):
+        world.jobs.savepoints.delete("lost")
+
+
+def test_damaged_entry_ends_the_collection() -> None:
+    """I11: where nobody knows which savepoints there are, nothing is deleted."""
+    world = subsumed_world(is_begun=True)
+    newest = max(info.key for info in world.store.list("job/savepoints-made/"))
+    world.store.put(newest, b"[")
+
+    with pytest.raises(CorruptDataError, match="claim"):
+        world.collect()

@@ -183,7 +183,7 @@ def test_deleted_state_begins_anew(tester: StateTester) -> None:
     tester.checkpoint()
     tester.restore(processor=Deleting())
     assert tester.test("ann", []) == [Row(n=1)]
-    with pytest.raises(InvalidInputError, match="was not asked for"):
+    with pytest.raises(InvalidInputError, match="was not declared"):
         tester.peekListState("amounts", "ann")
     tester.checkpoint()
     tester.restore(processor=Purchases())
@@ -212,7 +212,7 @@ def test_state_deleted_and_asked_for_begins_anew_every_time() -> None:
 
         assert counts == [1, 1, 1]
         assert len(tester.peekListState("amounts", "ann")) == 3
-    with pytest.raises(InvalidInputError, match="asks for state 'count' and deletes it"):
+    with pytest.raises(InvalidInputError, match="gets state 'count' and then deletes it"):
         StateTester(Asking(delete_first=False))
 
 

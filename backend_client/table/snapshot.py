@@ -12,7 +12,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from rocksdict import AccessType, Checkpoint, Options, Rdict
 
 from backend_client.table.files import entries_from
 from backend_client.table.local_disk import LocalDiskError, is_damage
+from dstl_service.wire import FileFrame
 from storage.checksum import running_checksum128
 from storage.errors import CorruptDataError, DstlError
 
@@ -109,7 +110,7 @@ class IncomingSnapshot:
         except OSError as error:
             raise _no_room(folder, error) from error
 
-    def take(self, header: Mapping[str, object], payload: bytes) -> None:
+    def take(self, piece: FileFrame, payload: bytes) -> None:
         """
         Write the next piece.
 
@@ -117,12 +118,12 @@ class IncomingSnapshot:
             CorruptDataError: It is out of order, or the file differs from what was stored; names the object.
             LocalDiskError: It cannot be written.
         """
-        source, name = str(header["object"]), str(header["name"])
+        source, name = piece.object_key, piece.name
         try:
-            if header["offset"] == 0:
-                self._begin(name, source, header)
+            if piece.offset == 0:
+                self._begin(piece)
             file = self._open
-            if file is None or (file.name, file.written) != (name, header["offset"]):
+            if file is None or (file.name, file.written) != (name, piece.offset):
                 raise CorruptDataError(f"a piece of object {source} arrived out of order", object_key=source)
             _write(file.descriptor, payload)
             file.written += len(payload)
@@ -177,13 +178,14 @@ class IncomingSnapshot:
     def _damaged(self, why: str) -> CorruptDataError:
         return CorruptDataError(f"the snapshot {self.index} cannot be used: {why}", object_key=self.index)
 
-    def _begin(self, name: str, source: str, header: Mapping[str, object]) -> None:
+    def _begin(self, piece: FileFrame) -> None:
+        name, source = piece.name, piece.object_key
         if self._open is not None or not _FILE.fullmatch(name):
             raise CorruptDataError(
                 f"object {source} arrived out of order, or is not named like a table's file", object_key=source
             )
         descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._open = _OpenFile(name, source, int(str(header["file_size"])), str(header["checksum"]), descriptor)
+        self._open = _OpenFile(name, source, piece.size_bytes, piece.checksum, descriptor)
 
     def _finish(self, file: _OpenFile) -> None:
         self._open = None

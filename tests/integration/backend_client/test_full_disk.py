@@ -40,7 +40,7 @@ def test_table_on_a_disk_that_fills_keeps_its_content(disk: Path) -> None:
             table.advance(changes.items(), version)
     fill(disk)
     with closing(StateTable.open(disk / "t")) as table:
-        with pytest.raises(LocalDiskError, match="disk full"), table.making_snapshot():
+        with pytest.raises(LocalDiskError, match="check its disk for space"), table.making_snapshot():
             pass
 
         assert (table.version, dict(table.items())) == ("2.0.u", {**old, **new})

@@ -62,4 +62,4 @@ def test_unfinished_bodies_are_bounded(length: int | None) -> None:
         assert requests.room.held_bytes == 0
         assert "/v1/jobs/other/persist" in requests.read
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(story(), 60))

@@ -24,11 +24,11 @@ class BatchMoment:
     """
     The properties of a whole batch.
 
-        Args:
-            output_mode: The operator's output mode.
-            watermark_ms: Rows up to this event time count as late; None without a watermark. For rows it is the watermark
-                of the batch before, or the batch's own if the batch before was closed at it (docs/time.md).
-            timestamp_ms: Processing time of the batch; the same when it is executed again.
+    Args:
+        output_mode: The operator's output mode.
+        watermark_ms: Rows up to this event time count as late; None without a watermark. For rows it is the watermark
+            of the batch before, or the batch's own if the batch before was closed at it (docs/time.md).
+        timestamp_ms: Processing time of the batch; the same when it is executed again.
     """
 
     output_mode: OutputMode = "update"
@@ -69,12 +69,12 @@ class KeyResults:
     """
     A processor's results for a `KeyBatch`.
 
-        Args:
-            state: The new state, one row per key.
-            output: Rows of the operator's output; None for none.
-            keep: Which keys keep state; None for all. The state of the others is removed.
-            expires_ms: The event time in ms at which each key's state ends; required if the processor sets `expires`.
-            late_rows: Number of rows dropped as late. Late rows of windows are counted by the backend.
+    Args:
+        state: The new state, one row per key.
+        output: Rows of the operator's output; None for none.
+        keep: Which keys keep state; None for all. The state of the others is removed.
+        expires_ms: The event time in ms at which each key's state ends; required if the processor sets `expires`.
+        late_rows: Number of rows dropped as late. Late rows of windows are counted by the backend.
     """
 
     state: pa.RecordBatch
@@ -88,7 +88,7 @@ class ColumnarProcessor(ABC):
     """
     The base class of columnar processors; `backend_client.columnar` has ready-made ones.
 
-        A processor is shipped to tasks, which share nothing, so it must keep nothing between calls but its arguments.
+    A processor is shipped to tasks, which share nothing, so it must keep nothing between calls but its arguments.
     """
 
     windows: Windows | None = None

@@ -49,10 +49,10 @@ class Advance:
     """
     The result of advancing a table.
 
-        Args:
-            changes: Number of applied changes.
-            materialize: Whether the sidecar requests a snapshot of the table now.
-            materialized: Report of the table's snapshot for the driver: its announcement, or a stored one's handle.
+    Args:
+        changes: Number of applied changes.
+        materialize: Whether the sidecar requests a snapshot of the table now.
+        materialized: Report of the table's snapshot for the driver: its announcement, or a stored one's handle.
     """
 
     changes: int

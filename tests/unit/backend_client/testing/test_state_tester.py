@@ -281,7 +281,7 @@ def test_timers_fire_as_those_of_spark_tester(mode: str) -> None:
         assert ours.test("ann", [Row(at=12), Row(at=30)]) == theirs.test("ann", [Row(at=12), Row(at=30)])
         move(25)
         move(45)
-        with pytest.raises(InvalidInputError, match="time only goes forward"):
+        with pytest.raises(InvalidInputError, match="time only moves forward"):
             ours.setWatermark(45) if mode == "EventTime" else ours.setProcessingTime(45)
 
 
@@ -311,7 +311,7 @@ def test_watermark_is_restored() -> None:
 
 def test_wrong_time_mode_is_refused() -> None:
     """Time of another mode cannot be moved, and event time needs to be told from rows."""
-    with StateTester(Purchases()) as tester, pytest.raises(InvalidInputError, match="needs a tester with timeMode"):
+    with StateTester(Purchases()) as tester, pytest.raises(InvalidInputError, match="needs a StateTester with"):
         tester.setWatermark(1)
     with pytest.raises(InvalidInputError, match="needs eventTimeExtractor"):
         StateTester(Purchases(), timeMode="EventTime")

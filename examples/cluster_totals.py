@@ -1,9 +1,9 @@
 """
-A job for a standalone cluster: orders per customer from Spark's rate source, checked batch by batch.
+A job for a standalone cluster: counts orders per customer from Spark's rate source and checks every batch.
 
 Every batch has the same number of orders for each customer, so all totals are known; a wrong one ends the job with an
-error. It needs no input, so it shows within a minute whether a cluster, its sidecars and the storage work together.
-Run it again to go on from the last checkpoint.
+error. The job needs no input data, so it shows within a minute whether a cluster, its sidecars and the storage work
+together. Run it again to continue from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Totals(StatefulProcessor):
     """Counts the orders of each customer."""
 
     def init(self, handle: Any) -> None:
-        """Ask for the state."""
+        """Declare the state."""
         self.totals = handle.getValueState("totals", "orders long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
@@ -40,11 +40,11 @@ class Totals(StatefulProcessor):
         yield Row(customer=key[0], orders=orders)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there are no resources."""
 
 
-class _Enough(Exception):  # noqa: N818 - no error: it ends the query between two batches
-    """All batches were seen."""
+class _Enough(Exception):  # noqa: N818 - not an error: it ends the query between two batches
+    """All batches are done."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batches", type=int, default=5, help="how many batches to run (default %(default)s)")
     parser.add_argument("--parallelism", type=int, default=4, help="partitions of the state (default %(default)s)")
     parser.add_argument(
-        "--cores", type=int, help="cores of the cluster: begin when they are all there, and use no more"
+        "--cores", type=int, help="cores of the cluster: start when all are registered, and use no more"
     )
     options = parser.parse_args(arguments)
     spark = _session(options)
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(spark: SparkSession, storage: str, checkpoint: str, batches: int, parallelism: int) -> None:
-    """Run so many batches, checking each."""
+    """Run `batches` batches and check each."""
     rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ORDERS_PER_BATCH).load()
     orders = rate.select((F.col("value") % CUSTOMERS).alias("customer"))
     backend = ChangelogStateBackend(storage, job="cluster-totals", parallelism=parallelism)

@@ -1,4 +1,4 @@
-"""What the small examples share: a session, input and output files, and a query that runs until its input is read."""
+"""Shared by the small examples: a session, input and output files, and a query that runs until its input is read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def open_session() -> SparkSession:
 
 
 def write_files(folder: Path, files: Iterable[list[dict[str, Any]]]) -> None:
-    """Write JSON files, one for each batch, with ages by which Spark's file source reads them in this order."""
+    """Write one JSON file per batch; their modification times make Spark's file source read them in this order."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, rows in enumerate(files):
         path = folder / f"{number:03d}.json"
@@ -46,12 +46,12 @@ def write_files(folder: Path, files: Iterable[list[dict[str, Any]]]) -> None:
 
 
 def read_files(spark: SparkSession, folder: Path, schema: str) -> DataFrame:
-    """Return the stream of the files, one file a batch."""
+    """Return the files as a stream, one file per batch."""
     return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(folder))
 
 
 def run_to_end(result: Any, folder: Path) -> None:
-    """Run a query over all input that is there, into one parquet file a batch; a batch that runs again replaces its."""
+    """Run a query over all existing input; write one parquet file per batch, which a repeated batch replaces."""
     output = folder / "output"
     output.mkdir(exist_ok=True)
 
@@ -89,6 +89,6 @@ def main(
         run_to_end(build(spark, backend, folder / "input"), folder)
         sys.stdout.write(show(read_output(folder)) + "\n")
         spark.stop()
-        # The sidecar that started itself would wait for its idle time to pass; here nobody else can need it.
+        # The embedded sidecar would wait for its idle time; no other process uses it here.
         os.kill(int(Path(backend.embedded_service.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
     return 0

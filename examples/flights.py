@@ -3,18 +3,18 @@ The flights example: departures and weather joined as streams, then statistics p
 
 Definitions, which `examples.flights_answer` computes independently in pandas:
 
-- **Join.** A flight meets the weather of its airport and hour, ``(origin, time_hour)``; whoever is first waits in the
-  state. It is an inner join: a flight whose hour has no weather row (1,556 of the 336,776 flights) stays in the state
-  and is in no statistic. What is joined does not depend on the order in which rows come.
+- **Join.** A flight matches the weather of its airport and hour, ``(origin, time_hour)``; the row that arrives first
+  waits in the state. It is an inner join: a flight whose hour has no weather row (1,556 of the 336,776 flights) stays
+  in the state and is in no statistic. The result does not depend on the order of arrival.
 - **Weather class**, the first that applies: ``low_visibility`` below 3 miles, ``rain`` with any precipitation, ``wind``
-  from 20 miles per hour, else ``clear``. A wind that was not measured is no wind.
+  from 20 miles per hour, else ``clear``. A missing wind measurement counts as no wind.
 - **Cancelled** is a flight without a departure delay. All delays are whole minutes, so means are quotients of integer
-  sums, and the same in whatever order the flights came.
-- **p95_delay** is the nearest-rank percentile: of n departures in ascending order the one with rank ceil(0.95 n).
-  It is exact, from a count per minute of delay. Means and percentile of no departures are null.
+  sums and do not depend on the order of the flights.
+- **p95_delay** is the nearest-rank percentile: of n departures in ascending order, the one with rank ceil(0.95 n).
+  It is exact, because the state has a count per minute of delay. Without departures, means and percentile are null.
 
 `build` takes the operator as an argument, so the same job runs on the changelog backend and on Spark's own
-``transformWithState``. The processors use nothing but Spark's `StatefulProcessor`.
+``transformWithState``. The processors only use Spark's `StatefulProcessor`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Transform(Protocol):
         timeMode: str,  # noqa: N803
         name: str,
     ) -> Any:
-        """Return the operator's output, a streaming DataFrame or what takes the same calls."""
+        """Return the operator's output: a streaming DataFrame, or an object with the same methods."""
 
 
 def spark_transform(grouped: GroupedData, *, name: str, **arguments: Any) -> DataFrame:  # noqa: ARG001 - see docstring
@@ -77,11 +77,11 @@ def build(spark: SparkSession, transform: Transform, data: Path) -> Any:
 
     Args:
         spark: The session.
-        transform: Applied twice.
+        transform: The stateful operator, applied twice.
         data: Folder with ``flights/`` and ``weather/`` of `examples.flights_data.prepare`.
 
     Returns:
-        In each batch one row for each route that has new flights; columns as in `STATS_SCHEMA`.
+        A stream with one row per batch and route with new flights; columns as in `STATS_SCHEMA`.
     """
     joined = transform(
         read_events(spark, data).groupBy("origin", "time_hour"),
@@ -124,7 +124,7 @@ def open_session(master: str) -> SparkSession:
 
 
 def open_transform(options: argparse.Namespace) -> Transform:
-    """Return the operator of the engine that the options name."""
+    """Return the operator of the chosen engine."""
     if options.engine == "spark":
         return spark_transform
     backend = open_backend(options.storage, options.local_dir, options.parallelism, options.figures)
@@ -139,8 +139,8 @@ def open_backend(
     Return the job's backend.
 
     Args:
-        storage: URL of its storage.
-        local_dir: Folder for tables and the sidecar's socket; without it one for all jobs of the user.
+        storage: URL of the storage.
+        local_dir: Folder for tables and the sidecar's socket; the user's default folder if None.
         parallelism: Partitions per operator.
         figures: File that gets one JSON line per checkpoint.
     """
@@ -162,7 +162,7 @@ def open_backend(
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run the job until it has read all files, or for ever with an interval as trigger."""
+    """Run the job until it has read all files, or forever with an interval as trigger."""
     spark = open_session(options.master)
     spark.sparkContext.setLogLevel("ERROR")
     progress = ProgressLog(options.events)
@@ -190,7 +190,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--events", type=Path, required=True, help="file for one JSON line per finished batch")
     parser.add_argument("--figures", type=Path, help="file for one JSON line per checkpoint of the backend")
     parser.add_argument("--trigger", default="available-now", help="available-now or an interval like '1 second'")
-    parser.add_argument("--engine", choices=ENGINES, default="changelog", help="who holds the state")
+    parser.add_argument(
+        "--engine", choices=ENGINES, default="changelog", help="engine that keeps the state (default %(default)s)"
+    )
     parser.add_argument("--master", default="local[2]", help="Spark's master (default %(default)s)")
     parser.add_argument("--parallelism", type=int, default=4, help="partitions per operator (default %(default)s)")
     run(parser.parse_args(arguments))

@@ -1,7 +1,7 @@
 """
-The answer of the flights example as one batch computation in pandas, and the comparison with what the job wrote.
+The answer of the flights example as one batch computation in pandas, and the comparison with the job's output.
 
-Shares nothing with the job but the data set and the definitions, which are in the docstring of `examples.flights`.
+Shares only the data set and the definitions with the job; the docstring of `examples.flights` has the definitions.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def answer(flights: pd.DataFrame, weather: pd.DataFrame) -> pd.DataFrame:
 
 
 def _p95(departed: pd.DataFrame) -> pd.Series:
-    """Return, per route, the smallest delay that at least 95 % of the departures do not pass."""
+    """Return, per route, the smallest delay that at least 95 % of the departures do not exceed."""
     ranked = departed.sort_values([*ROUTE, "dep_delay"])
     groups = ranked.groupby(ROUTE)["dep_delay"]
     rank, size = groups.cumcount() + 1, groups.transform("size")
@@ -63,10 +63,10 @@ def _p95(departed: pd.DataFrame) -> pd.Series:
 
 def differences(expected: pd.DataFrame, actual: pd.DataFrame) -> list[str]:
     """
-    Compare two answers row for row, without any tolerance.
+    Compare two answers row by row, without tolerance.
 
     Returns:
-        One line for each row that differs, is missing or is too much; empty if the answers are identical.
+        One line for each different, missing or extra row; empty if the answers are identical.
     """
     if list(expected.columns) != list(actual.columns):
         return [f"columns {list(actual.columns)}, expected {list(expected.columns)}"]
@@ -75,6 +75,6 @@ def differences(expected: pd.DataFrame, actual: pd.DataFrame) -> list[str]:
 
 
 def plain_rows(frame: pd.DataFrame) -> list[tuple[object, ...]]:
-    """Return the rows of a frame as tuples, with None for all that is missing."""
+    """Return the rows of a frame as tuples, with None for missing values."""
     rows = frame.astype(object).itertuples(index=False, name=None)
     return [tuple(None if pd.isna(value) else value for value in row) for row in rows]

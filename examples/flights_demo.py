@@ -1,12 +1,12 @@
 """
 The demo: runs the flights example, kills it twice in the middle of a batch, compares its output with a batch answer.
 
-What happens: the driver (its Python process, its JVM and their workers) gets SIGKILL after a third of the batches and
-is started again; after two thirds the sidecar gets SIGKILL and nobody helps. At the end every output row must equal the
-answer of `examples.flights_answer`. Kills are aimed by Spark's own log: a batch runs while ``offsets/N`` is there and
-``commits/N`` is not.
+The driver (its Python process, its JVM and their workers) gets SIGKILL after a third of the batches and is restarted.
+After two thirds the sidecar gets SIGKILL; the job recovers by itself. At the end every output row must equal the answer
+of `examples.flights_answer`. Spark's own log times the kills: a batch runs while ``offsets/N`` exists and ``commits/N``
+does not.
 
-Exit codes: 0 identical output; 1 it differs, or, with ``--strict`` (or STRICT=1), a goal was missed; 2 the run failed.
+Exit codes: 0 identical output; 1 different output, or, with ``--strict`` (STRICT=1), a missed goal; 2 the run failed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Display:
 
 
 class Demo:
-    """One run: the job, its kills and what was seen of it."""
+    """One run: the job, its kills and its observed progress."""
 
     def __init__(self, layout: Layout, run: DemoRun, display: Display, timeout_s: float) -> None:
         self._layout = layout
@@ -91,7 +91,7 @@ class Demo:
         Run the job to its end.
 
         Raises:
-            DemoError: The time is over, or the driver fails again and again.
+            DemoError: The timeout is over, or the driver fails repeatedly.
         """
         try:
             self._driver.start()
@@ -116,20 +116,20 @@ class Demo:
             if in_batch:
                 self._watch_resume(Kill("driver", batch_id, killed_s))
                 return
-            after_batch = batch_id + 1  # it had just finished: the next one
+            after_batch = batch_id + 1  # the batch had just finished: try the next one
 
     def _kill_sidecar(self, after_batch: int) -> None:
-        """Kill the sidecar in the middle of a batch and wait until the job goes on."""
+        """Kill the sidecar in the middle of a batch and wait until the job continues."""
         batch_id = self._wait_for_middle_of_batch(after_batch)
         pid = sidecar_pid(self._layout)
         if batch_id is None or pid is None:
-            self._display.note("no sidecar was there to be killed")
+            self._display.note("no sidecar was running, so none was killed")
             return
         os.kill(pid, signal.SIGKILL)
         kill = Kill("sidecar", batch_id, time.time())
         self._watch_resume(kill)
         if sidecar_pid(self._layout) in (pid, None):
-            kill.resumed_s = None  # nothing was survived
+            kill.resumed_s = None  # the kill was not survived
             self._display.note("no other sidecar has started")
 
     def _watch_resume(self, kill: Kill) -> None:
@@ -172,7 +172,7 @@ class Demo:
         return found[0] if found else None
 
     def _wait(self, condition: Callable[[], bool]) -> None:
-        """Show progress until the condition holds or the job has ended; start a driver again that fails unasked."""
+        """Show progress until the condition holds or the job has ended; restart a driver that fails by itself."""
         while True:
             exit_code = self._driver.exit_code()
             self._run.events = read_lines(self._layout.events)
@@ -182,14 +182,14 @@ class Demo:
             if exit_code is not None:
                 self._restart_failed(exit_code)
             if time.monotonic() > self._deadline_s:
-                raise DemoError("the time is over")
+                raise DemoError("the run has not ended within --timeout-s")
             time.sleep(_POLL_S)
 
     def _restart_failed(self, exit_code: int) -> None:
         self._run.unplanned_restarts += 1
         if self._run.unplanned_restarts > RESTARTS_MAX:
             raise DemoError(f"the driver ended with exit code {exit_code}, {RESTARTS_MAX + 1} times")
-        self._display.note(f"the driver ended with exit code {exit_code}; it is started again")
+        self._display.note(f"the driver ended with exit code {exit_code}; restarting it")
         self._driver.start()
 
 
@@ -232,7 +232,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--files", type=int, default=24, help="files per stream, one batch each (default %(default)s)")
     parser.add_argument("--reports", type=Path, default=Path("reports"), help="folder of the reports")
     parser.add_argument("--work", type=Path, help="empty folder to work in, kept (default: a temporary one)")
-    parser.add_argument("--engine", choices=ENGINES, default="changelog", help="who holds the state")
+    parser.add_argument(
+        "--engine", choices=ENGINES, default="changelog", help="engine that keeps the state (default %(default)s)"
+    )
     parser.add_argument("--timeout-s", type=float, default=600, help="give up after this time (default %(default)s)")
     parser.add_argument("--strict", action="store_true", default=is_set("STRICT"))
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""What the flights example writes beside Spark's checkpoint: its output, and lines of JSON by which it is followed."""
+"""The flights example's files beside Spark's checkpoint: its output, and JSON lines with its progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RouteFiles:
     """
     The job's output: one parquet file per batch, named after the batch id.
 
-    A batch that is executed again replaces its own file in one step, so that each batch is there once or not at all.
+    A batch that is executed again replaces its own file atomically, so each batch is present once or not at all.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,7 +28,7 @@ class RouteFiles:
         folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, batch: DataFrame, batch_id: int) -> None:
-        """Write a batch; this is the function for `foreachBatch`."""
+        """Write a batch; pass this function to `foreachBatch`."""
         path = self._folder / f"batch-{batch_id:08d}.parquet"
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         pq.write_table(batch.toArrow().sort_by([("origin", "ascending"), ("dest", "ascending")]), temporary)
@@ -51,7 +51,7 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON lines of a file that may not exist yet, without one that a killed writer left half written."""
+    """Return the JSON lines of a file that may not exist yet, without a line that a killed writer left incomplete."""
     if not path.exists():
         return []
     lines = []
@@ -64,17 +64,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class ProgressLog(StreamingQueryListener):
-    """Appends one JSON line per finished batch to a file: what a dashboard, or the demo, follows the job by."""
+    """Appends one JSON line per finished batch to a file, with which a dashboard or the demo follows the job."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._terminated = threading.Event()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Ignore; the first batch tells enough."""
+        """Ignore; the first batch is recorded anyway."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """Write the batch down."""
+        """Record the batch."""
         progress = event.progress
         line = {
             "batch_id": progress.batchId,
@@ -89,9 +89,9 @@ class ProgressLog(StreamingQueryListener):
         """Ignore."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Let `wait` return."""
+        """Release `wait`."""
         self._terminated.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the query has ended and all its lines are written; return whether that is so."""
+        """Wait until the query has ended and all its lines are written; return False at the timeout."""
         return self._terminated.wait(timeout_s)

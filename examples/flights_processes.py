@@ -1,4 +1,4 @@
-"""The processes of a demo's run, its driver and its sidecar, and where they keep their files."""
+"""The processes of a demo's run, its driver and its sidecar, and their files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class DemoError(Exception):
-    """The run cannot go on."""
+    """The run cannot continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a run keeps its files, below one folder."""
+    """The files of a run, in one folder."""
 
     work: Path
 
@@ -64,12 +64,12 @@ class Layout:
 
     @property
     def log(self) -> Path:
-        """What the driver prints."""
+        """The driver's output."""
         return self.work / "driver.log"
 
 
 class Driver:
-    """The job's driver as a child process in a session of its own."""
+    """The job's driver as a child process in its own session."""
 
     def __init__(self, layout: Layout, engine: str) -> None:
         self._layout = layout
@@ -77,7 +77,7 @@ class Driver:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the job, or start it again."""
+        """Start or restart the job."""
         layout = self._layout
         command = [sys.executable, "-m", "examples.flights", "--engine", self._engine]
         for name in ("data", "checkpoint", "output", "storage", "local_dir", "events", "figures"):
@@ -101,7 +101,7 @@ class Driver:
         return self._process.poll()
 
     def kill(self) -> None:
-        """Kill the driver as a crash would, then what is left of its process group: the JVM must not go on alone."""
+        """Kill the driver like a crash, then the rest of its process group: the JVM must not continue alone."""
         if self._process is None or self._process.poll() is not None:
             return
         group = self._process.pid
@@ -135,7 +135,7 @@ def running_batch(checkpoint: Path) -> int | None:
 
 
 def stop_sidecar(layout: Layout) -> None:
-    """Ask the run's sidecar to stop, if there is one; without that it would wait for its idle time to pass."""
+    """Ask the run's sidecar to stop, if there is one; otherwise it would wait for its idle time."""
     pid = sidecar_pid(layout)
     if pid is not None:
         with suppress(ProcessLookupError):

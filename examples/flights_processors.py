@@ -1,7 +1,7 @@
 """
-The two stateful processors of the flights example, by the definitions in `examples.flights`.
+The two stateful processors of the flights example; `examples.flights` has the definitions.
 
-They use nothing but Spark's `StatefulProcessor`.
+They only use Spark's `StatefulProcessor`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ WEATHER_CLASSES = ("clear", "rain", "wind", "low_visibility")
 
 class FlightWeatherJoin(StatefulProcessor):
     """
-    Joins the flights of one airport and hour with the weather of that hour, in whatever order they come.
+    Joins the flights of one airport and hour with the weather of that hour, in any order of arrival.
 
-    The state of a key: the hour's weather, null until it is there, and the flights that wait for it.
+    The state of a key: the hour's weather, null until it arrives, and the flights that wait for it.
     """
 
     _STATE = (
@@ -40,7 +40,7 @@ class FlightWeatherJoin(StatefulProcessor):
         self._hour = handle.getValueState("hour", self._STATE)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any = None) -> Iterator[Row]:  # noqa: N802, N803
-        """Yield the flights that have met their weather, those that waited first."""
+        """Yield the flights whose weather is known, waiting ones first."""
         stored = self._hour.get()
         weather, waiting = stored if stored is not None else (None, [])
         flights = [tuple(flight) for flight in waiting]
@@ -69,7 +69,7 @@ class FlightWeatherJoin(StatefulProcessor):
             )
 
     def close(self) -> None:
-        """Hold nothing that has to be closed."""
+        """Do nothing: there are no resources."""
 
 
 class RouteStats(StatefulProcessor):
@@ -117,7 +117,7 @@ class RouteStats(StatefulProcessor):
         )
 
     def close(self) -> None:
-        """Hold nothing that has to be closed."""
+        """Do nothing: there are no resources."""
 
 
 def nearest_rank(histogram: Sequence[tuple[int, int]], percent: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Figures and report of the flights demo, from what the run left behind; starts nothing and kills nothing."""
+"""Figures and report of the flights demo, from the records of a run; starts and kills no processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.reporting.plots import Marker, Series, histogram, line_plot
 
 @dataclass(slots=True)
 class DemoRun:
-    """What happened: moments are seconds since the epoch, as in the lines of `examples.flights_files.ProgressLog`."""
+    """The records of a run; moments are seconds since the epoch, as in `examples.flights_files.ProgressLog`."""
 
     engine: str
     rows: int
@@ -52,7 +52,7 @@ class Kill:
 
 def read_checkpoint_figures(path: Path) -> list[dict[str, Any]]:
     """
-    Return one entry per checkpoint, in the order of batches; the last one counts if a batch was executed again.
+    Return one entry per checkpoint, in the order of batches; for a repeated batch, the last one.
 
     Entries have ``batch_id``, ``checkpoint_ms`` (what the checkpoint added to the batch), ``bytes`` and ``objects``
     written, and ``rows``.
@@ -62,7 +62,7 @@ def read_checkpoint_figures(path: Path) -> list[dict[str, Any]]:
 
 
 def figures_of(run: DemoRun) -> list[Figure]:
-    """Return the figures of a run, with the goals that it has to reach."""
+    """Return the figures of a run, with their goals."""
     batch_s = sum(event["duration_ms"] for event in run.events) / 1000
     rows_in_batches = run.rows / run.batches * len(run.events)
     wall_s = run.ended_s - run.started_s

@@ -1,12 +1,12 @@
 """
-Fraud rules with timers: what a card does is judged by several rules, and what they find is gathered in cases.
+Fraud rules with timers: several rules check each card's payments, and their findings form cases.
 
 - **rate**: the fifth payment of a minute, and each one after it while there are five in the last minute.
-- **travel**: two payments in a row whose places are more than 100 km apart, and that nobody travels at 900 km/h.
-- **case**: what any rule finds opens a case of the card, or keeps the open one open. When nothing was found for ten
-  minutes, a timer closes it, and it is put out with the number of findings and the sum of the payments they were about.
+- **travel**: two consecutive payments more than 100 km apart, too far for 900 km/h.
+- **case**: a finding of any rule opens a case for the card, or extends the open one. After ten minutes without findings
+  a timer closes it; it is emitted with the number of findings and the sum of their payments.
 
-The payments of a card come in the order of time. The tests compute the same with pandas, over all payments at once.
+A card's payments arrive in the order of time. The tests compute the same with pandas, over all payments at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FraudRules(StatefulProcessor):
         self._case = handle.getValueState("case", "last BIGINT, findings BIGINT, cents BIGINT")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any = None) -> Iterator[Row]:  # noqa: N802, N803
-        """Apply the rules to each payment, and yield what they find."""
+        """Apply the rules to each payment; yield their findings."""
         recent = [] if (stored := self._recent.get()) is None else list(stored[0])
         place = self._place.get()
         for row in sorted(rows, key=lambda row: row.time):
@@ -68,13 +68,13 @@ class FraudRules(StatefulProcessor):
             yield self._close_case(key, case)
 
     def close(self) -> None:
-        """Hold nothing that has to be closed."""
+        """Do nothing: there are no resources."""
 
     def _add_to_case(self, key: Any, now: int, findings: int, cents: int) -> Iterator[Row]:
         case = self._case.get()
         if case is not None:
             self._handle.deleteTimer(case[0] + CASE_MS)
-            # The watermark, and with it the timer, lies behind the payments: a case may be over by their time already.
+            # The watermark, and with it the timer, lags behind the payments: a case may already be over by their time.
             if case[0] + CASE_MS <= now:
                 yield self._close_case(key, case)
                 case = None
@@ -102,13 +102,13 @@ def _too_far(before: tuple[int, float, float], now: tuple[int, float, float]) ->
 
 
 def build(spark: SparkSession, backend: ChangelogStateBackend, folder: Path) -> Any:
-    """Build the query: in each batch, what was found and which cases were closed."""
+    """Build the query: each batch yields its findings and closed cases."""
     payments = read_files(spark, folder, PAYMENTS).withWatermark("time", "0 seconds")
     return backend.transform_with_state(payments.groupBy("card"), FraudRules(), EVENTS, "Append", "EventTime")
 
 
 def write_input(folder: Path, cards: int = 400, files: int = 8) -> None:
-    """Write four hours of payments, half an hour a file: honest ones, bursts, and cards that are used far away."""
+    """Write four hours of payments, half an hour per file: honest ones, bursts, and cards used far away."""
     chance = random.Random(2026)
     slices: list[list[dict[str, Any]]] = [[] for _ in range(files)]
     for card in range(cards):
@@ -119,9 +119,9 @@ def write_input(folder: Path, cards: int = 400, files: int = 8) -> None:
             place = (-33.9, 151.2) if abroad else (home[0] + chance.gauss(0, 0.1), home[1] + chance.gauss(0, 0.1))
             cents = round(chance.lognormvariate(8, 1))
             slices[int(second / 1800)].append(_payment(f"card-{card:03d}", second, cents, place))
-            # Most payments are far apart; now and then one begins a burst.
+            # Most payments are far apart; some start a burst.
             second += 0.01 + (chance.expovariate(1 / 10) if chance.random() < 0.3 else chance.expovariate(1 / 900))
-    # Payments of the next day bring the watermark past all cases, whose timers fire then.
+    # Payments of the next day move the watermark past all cases, so their timers fire.
     write_files(folder, [*slices, *([_payment("next day", 86_400 + second, 1, (0, 0))] for second in range(2))])
 
 
@@ -135,7 +135,7 @@ def _moment(milliseconds: int) -> datetime:
 
 
 def show(events: pd.DataFrame) -> str:
-    """Return the result in words, and the worst cases."""
+    """Return a summary of the result, and the worst cases."""
     counts = ", ".join(f"{count} of {event!r}" for event, count in events["event"].value_counts().items())
     worst = events[events["event"] == "case"].sort_values("cents", ascending=False).head(5)
     return f"{len(events)} events: {counts}. The most expensive cases:\n{worst.to_string(index=False)}"

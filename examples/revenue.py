@@ -1,8 +1,8 @@
 """
-A columnar aggregation: what each product sold in each quarter of an hour, and the three dearest orders of it.
+A columnar aggregation: each product's sales per quarter of an hour, with its three most expensive orders.
 
-No Python code runs per row or per key: the operator sees the orders of a batch as Arrow arrays. A window is put out
-once, when the watermark says that no order of it can come any more. The tests compare with Spark's batch aggregation.
+No Python code runs per row or per key: the operator gets a batch's orders as Arrow arrays. A window is emitted once,
+when the watermark has passed its end. The tests compare with Spark's batch aggregation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ORDERS = "product STRING, time TIMESTAMP, cents BIGINT"
 
 
 def build(spark: SparkSession, backend: ChangelogStateBackend, folder: Path) -> Any:
-    """Build the query: in each batch, the windows that are over."""
+    """Build the query: each batch yields the windows that are over."""
     orders = read_files(spark, folder, ORDERS).withWatermark("time", "5 minutes")
     revenue = Aggregate(
         Count(name="orders"),
@@ -38,7 +38,7 @@ def build(spark: SparkSession, backend: ChangelogStateBackend, folder: Path) -> 
 
 
 def write_input(folder: Path, products: int = 500, orders: int = 60_000, files: int = 8) -> None:
-    """Write four hours of orders, half an hour a file; some come up to four minutes late."""
+    """Write four hours of orders, half an hour per file; some arrive up to four minutes late."""
     chance = random.Random(2026)
     slices: list[list[dict[str, Any]]] = [[] for _ in range(files)]
     for _ in range(orders):
@@ -47,7 +47,7 @@ def write_input(folder: Path, products: int = 500, orders: int = 60_000, files: 
         product = int(products * chance.random() ** 3)  # some sell much more than others
         cents = round(chance.lognormvariate(7, 1))
         slices[min(int(came / 1800), files - 1)].append(_order(f"product-{product:03d}", second, cents))
-    # Orders of the next day bring the watermark past all windows, which are put out then.
+    # Orders of the next day move the watermark past all windows, so they are emitted.
     write_files(folder, [*slices, *([_order("next day", 86_400, 1)],) * 2])
 
 
@@ -57,7 +57,7 @@ def _order(product: str, second: float, cents: int) -> dict[str, Any]:
 
 
 def show(windows: pd.DataFrame) -> str:
-    """Return the result in words, and the best windows."""
+    """Return a summary of the result, and the best windows."""
     best = windows.sort_values("cents", ascending=False).head(5)
     return (
         f"{windows['orders'].sum()} orders of {windows['product'].nunique()} products in {len(windows)} windows. "

@@ -1,8 +1,8 @@
 """
-Sessions of clicks: a user's session ends when no click has come for ten minutes, by the time of the clicks.
+Sessions of clicks: a user's session ends after ten minutes without a click, by event time.
 
-Clicks may come up to five minutes late and in any order, so a click may join two sessions into one. A session is put
-out once, by an event-time timer, when the watermark says that no click can belong to it any more.
+Clicks may arrive up to five minutes late and in any order, so a click may merge two sessions. An event-time timer emits
+a session once, when the watermark shows that no further click can belong to it.
 Spark's ``session_window`` computes the same over data at rest, and the tests compare with it.
 """
 
@@ -38,7 +38,7 @@ class Sessions(StatefulProcessor):
         self._sessions = handle.getValueState("sessions", self._STATE)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any = None) -> Iterator[Row]:  # noqa: N802, N803
-        """Take clicks into sessions, and set a timer for the end of each session that has changed."""
+        """Add clicks to sessions, and set a timer for the end of each changed session."""
         sessions = self._open()
         before = set(sessions)
         for row in rows:
@@ -57,7 +57,7 @@ class Sessions(StatefulProcessor):
         yield from ()
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803
-        """Put out the session that ends now; there is none if a later click has made it longer."""
+        """Emit the session that ends now; there is none if a later click has extended it."""
         sessions = self._open()
         left = []
         for first, last, clicks in sessions:
@@ -71,7 +71,7 @@ class Sessions(StatefulProcessor):
             self._sessions.clear()
 
     def close(self) -> None:
-        """Hold nothing that has to be closed."""
+        """Do nothing: there are no resources."""
 
     def _open(self) -> list[tuple[int, int, int]]:
         stored = self._sessions.get()
@@ -79,13 +79,13 @@ class Sessions(StatefulProcessor):
 
 
 def build(spark: SparkSession, backend: ChangelogStateBackend, folder: Path) -> Any:
-    """Build the query: in each batch, the sessions that have ended."""
+    """Build the query: each batch yields the sessions that have ended."""
     clicks = read_files(spark, folder, CLICKS).withWatermark("time", "5 minutes")
     return backend.transform_with_state(clicks.groupBy("user"), Sessions(), SESSIONS, "Append", "EventTime")
 
 
 def write_input(folder: Path, users: int = 300, files: int = 8) -> None:
-    """Write four hours of clicks in files, each with those of half an hour, some of them late."""
+    """Write four hours of clicks, half an hour per file, some of them late."""
     chance = random.Random(2026)
     slices: list[list[dict[str, Any]]] = [[] for _ in range(files)]
     for user in range(users):
@@ -95,7 +95,7 @@ def write_input(folder: Path, users: int = 300, files: int = 8) -> None:
             page = chance.choice(["home", "search", "item", "cart"])
             slices[min(int(came / 1800), files - 1)].append(_click(f"user-{user:03d}", second, page))
             second += chance.expovariate(1 / 40) if chance.random() < 0.9 else chance.expovariate(1 / 1500)
-    # Clicks of the next day bring the watermark past all sessions, which end then.
+    # Clicks of the next day move the watermark past all sessions, so they end.
     write_files(folder, [*slices, *([_click("next day", 86_400, "home")],) * 2])
 
 
@@ -108,7 +108,7 @@ def _moment(milliseconds: int) -> datetime:
 
 
 def show(sessions: pd.DataFrame) -> str:
-    """Return the result in words, and the longest sessions."""
+    """Return a summary of the result, and the longest sessions."""
     minutes = (sessions["end"] - sessions["begin"]).dt.total_seconds() / 60 - GAP_MS / 60_000
     longest = sessions.assign(minutes=minutes.round(1)).sort_values("minutes", ascending=False).head(5)
     return (

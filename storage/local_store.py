@@ -191,9 +191,7 @@ class LocalStore:
                 os.rename(temporary, target)
                 return True
             self._make_folder(os.path.dirname(target))
-        raise UnavailableError(
-            f"cannot write {target}: its folder, or {temporary}, was removed in every try; find the process that removes it"
-        )
+        raise UnavailableError(f"cannot write {target}: another process keeps removing its folder, or {temporary}")
 
     def _path(self, key: str) -> str:
         return os.path.join(self._base, validate_key(key))

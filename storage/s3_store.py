@@ -154,8 +154,8 @@ class S3Store:
         own_endpoint = endpoint_url or any(os.environ.get(name) for name in _ENDPOINT_VARIABLES)
         s3_options: Any = {
             "addressing_style": addressing_style or ("path" if own_endpoint else "auto"),
-            # The signature covers the CRC of the body, as in botocore over TLS. Over plain HTTP botocore would also sign
-            # a SHA-256 of the body, which takes half of the time of a PUT; use TLS where forgery is a risk.
+            # The signature covers the CRC of the body, as in botocore over TLS. Over plain HTTP botocore would also
+            # sign a SHA-256 of the body, which takes half of the time of a PUT; use TLS where forgery is a risk.
             "payload_signing_enabled": False,
         }
         config = Config(

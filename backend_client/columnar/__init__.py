@@ -1,7 +1,7 @@
 """
-The columnar API: operators that see all keys of a batch at once, as Arrow arrays. See docs/columnar.md.
+The columnar API: operators that process all keys of a batch at once, as Arrow arrays. See docs/columnar.md.
 
-Nothing here knows Spark; `backend_client.spark.task.columnar_calls` runs it.
+It does not depend on Spark; `backend_client.spark.task.columnar_calls` runs it.
 """
 
 from backend_client.columnar.aggregate import Aggregate

@@ -1,4 +1,4 @@
-"""The ready-made processor of aggregations, with or without windows. No I/O."""
+"""The ready-made aggregation processor, with or without windows. No I/O."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from storage.errors import InvalidInputError
 
 class Aggregate(ColumnarProcessor):
     """
-    Aggregates the rows of each key, over all batches or by windows of event time.
+    Aggregates the rows of each key, over all batches or by event-time windows.
 
     Output: the grouping columns, ``window_start`` and ``window_end`` with windows, and a column per aggregation. In
-    update mode it has the keys of the batch. In append mode, for which windows are needed, it has windows that are
-    over, once, in the batch whose rows moved the watermark past them. State of windows ends with them.
+    update mode it has the keys of the batch. Append mode needs windows; it emits each window once, in the batch whose
+    rows moved the watermark past its end. A window's state ends with it.
 
     Args:
         aggregations: At least one.
-        windows: Made by `tumbling` or `sliding`.
+        windows: Built by `tumbling` or `sliding`; None aggregates over all rows.
     """
 
     def __init__(self, *aggregations: Aggregation, windows: Windows | None = None) -> None:
@@ -29,14 +29,16 @@ class Aggregate(ColumnarProcessor):
         self._aggregations = aggregations
 
     def check(self, rows: pa.Schema, output_mode: OutputMode) -> None:
-        """Refuse what has no names, and append mode without windows."""
+        """Refuse missing or duplicate names, and append mode without windows."""
         super().check(rows, output_mode)
         names = [aggregation.output_name for aggregation in self._aggregations]
         if not names or len(set(names)) < len(names):
-            raise InvalidInputError(f"aggregations need different names, and one at least; they are {names}")
+            raise InvalidInputError(
+                f"Aggregate needs at least one aggregation, and distinct names; they are {names}. Use alias(name)"
+            )
         if output_mode == "append" and self.windows is None:
             raise InvalidInputError(
-                "aggregations without windows have no final result; use outputMode 'Update', or windows"
+                "aggregations without windows have no final result for outputMode 'Append'; use 'Update', or windows"
             )
 
     def state_schema(self, rows: pa.Schema) -> pa.Schema:
@@ -55,7 +57,7 @@ class Aggregate(ColumnarProcessor):
         return pa.schema([*keys, *results])
 
     def process(self, batch: KeyBatch) -> KeyResults:
-        """Bring all aggregations up to date."""
+        """Update all aggregations."""
         groups = Groups(batch.starts, batch.rows.num_rows)
         columns: list[pa.Array] = []
         for aggregation, old in zip(self._aggregations, self._parts(batch.rows.schema, batch.state), strict=True):
@@ -67,7 +69,7 @@ class Aggregate(ColumnarProcessor):
     def expired(
         self, keys: pa.RecordBatch, state: pa.RecordBatch, rows: pa.Schema, moment: BatchMoment
     ) -> pa.RecordBatch | None:
-        """Return final results, in append mode."""
+        """Return the final results, in append mode."""
         return self._output(keys, state, rows) if moment.output_mode == "append" else None
 
     def _parts(self, rows: pa.Schema, state: pa.RecordBatch) -> list[list[pa.Array]]:

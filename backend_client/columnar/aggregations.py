@@ -1,8 +1,8 @@
 """
-Ready-made aggregations: count, sum, least, greatest, mean, distinct, top k, last value.
+Ready-made aggregations: count, sum, minimum, maximum, mean, top k, last value.
 
-Each keeps a few state columns per key, and brings them up to date for all keys of a batch at once. Nulls do not count,
-as in Spark. No I/O.
+Each keeps a few state columns per key and updates them for all keys of a batch at once. Nulls are ignored, as in Spark.
+No I/O.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Aggregation(ABC):
     An aggregation of one column.
 
     Args:
-        column: Of the input.
-        name: Of the output's column; by default what Spark would call it.
+        column: The input column.
+        name: Name of the output column; Spark's name for it by default.
     """
 
     column: str
@@ -43,7 +43,7 @@ class Aggregation(ABC):
 
     @property
     def output_name(self) -> str:
-        """The name of the output's column."""
+        """The name of the output column."""
         return self.name or f"{type(self).__name__.lower()}({self.column})"
 
     def _kind(self, rows: pa.Schema) -> pa.DataType:
@@ -57,7 +57,7 @@ class Aggregation(ABC):
         Return the types of the state's columns.
 
         Raises:
-            InvalidInputError: The column is missing or of a type that cannot be aggregated so.
+            InvalidInputError: The column is missing, or its type does not support this aggregation.
         """
 
     def result_type(self, rows: pa.Schema) -> pa.DataType:
@@ -70,7 +70,7 @@ class Aggregation(ABC):
         Return the state with these rows.
 
         Args:
-            rows: Of all groups.
+            rows: The rows of all groups.
             groups: The rows of each key.
             old: The state's columns, one row per key.
             known: Which keys have state.
@@ -88,7 +88,7 @@ class Count(Aggregation):
     column: str = "1"
 
     def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
-        """Return one number."""
+        """Return one integer column."""
         if self.column != "1":
             self._kind(rows)
         return [pa.int64()]
@@ -102,10 +102,10 @@ class Count(Aggregation):
 
 @dataclass(frozen=True)
 class Sum(Aggregation):
-    """Sum of numbers: a long of integers, a double of floats, a decimal of decimals; null without values."""
+    """Sum of numbers: long for integers, double for floats, decimal for decimals; null without values."""
 
     def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
-        """Return the sum's."""
+        """Return the sum's type."""
         return [reductions.sum_type(self._kind(rows))]
 
     def update(self, rows: pa.RecordBatch, groups: Groups, old: Sequence[pa.Array], known: Bools) -> list[pa.Array]:
@@ -122,10 +122,12 @@ class _Extreme(Aggregation):
     _greatest = False
 
     def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
-        """Return the column's."""
+        """Return the column's type."""
         kind = self._kind(rows)
         if pa.types.is_nested(kind):
-            raise InvalidInputError(f"{self.output_name}: values of type {kind} have no order here")
+            raise InvalidInputError(
+                f"{self.output_name}: values of type {kind} cannot be compared; use a column of a simple type"
+            )
         return [kind]
 
     def update(self, rows: pa.RecordBatch, groups: Groups, old: Sequence[pa.Array], known: Bools) -> list[pa.Array]:
@@ -139,12 +141,12 @@ class _Extreme(Aggregation):
 
 @dataclass(frozen=True)
 class Min(_Extreme):
-    """Least value; null without values. Not-a-number is greater than all other numbers."""
+    """Minimum; null without values. NaN is greater than all other numbers."""
 
 
 @dataclass(frozen=True)
 class Max(_Extreme):
-    """Greatest value; null without values. Not-a-number is greater than all other numbers."""
+    """Maximum; null without values. NaN is greater than all other numbers."""
 
     _greatest = True
 
@@ -155,11 +157,11 @@ class Mean(Aggregation):
 
     @property
     def output_name(self) -> str:
-        """The name of the output's column, Spark's."""
+        """The name of the output column; Spark's by default."""
         return self.name or f"avg({self.column})"
 
     def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
-        """Return sum and number."""
+        """Return sum and count."""
         reductions.sum_type(self._kind(rows))
         return [pa.float64(), pa.int64()]
 
@@ -183,7 +185,7 @@ class TopK(Aggregation):
     The greatest values in descending order, as a list.
 
     Args:
-        limit: How many; 1 to 1000.
+        limit: Length of the list, 1 to 1000.
     """
 
     limit: int = 10
@@ -191,7 +193,7 @@ class TopK(Aggregation):
     def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
         """Return one column per value."""
         if not 1 <= self.limit <= _TOP_MAX:
-            raise InvalidInputError(f"{self.output_name}: limit must be 1 to {_TOP_MAX}, it is {self.limit}")
+            raise InvalidInputError(f"{self.output_name}: limit must be 1 to {_TOP_MAX}, not {self.limit}")
         return Min(self.column, self.output_name).state_types(rows) * self.limit
 
     def result_type(self, rows: pa.Schema) -> pa.DataType:
@@ -225,8 +227,8 @@ class Last(Aggregation):
     The value of the newest row.
 
     Args:
-        by: The column that tells which row is newest, such as its event time; rows where it is null do not count.
-            Of equally new rows, the one with the greatest value counts, so that the result never depends on chance.
+        by: The column that orders the rows, such as the event time; rows where it is null are ignored. Among equally
+            new rows the greatest value wins, so that the result is deterministic.
     """
 
     by: str = ""
@@ -234,7 +236,9 @@ class Last(Aggregation):
     def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
         """Return value and time."""
         if not self.by:
-            raise InvalidInputError(f"{self.output_name}: by=… has to name the column that tells which row is newest")
+            raise InvalidInputError(
+                f"{self.output_name} needs by=…, the column that orders the rows, such as the event time"
+            )
         return [*Min(self.column, self.output_name).state_types(rows), *Min(self.by).state_types(rows)]
 
     def update(self, rows: pa.RecordBatch, groups: Groups, old: Sequence[pa.Array], known: Bools) -> list[pa.Array]:

@@ -1,7 +1,7 @@
 """
-Sorted Arrow batches of a partition as parts in which every key is whole. No I/O.
+Regroups a partition's sorted Arrow batches into chunks of complete keys. No I/O.
 
-A part has about `ROWS` rows, or as many as its only key has: what is in memory at a time is one part.
+A chunk has about `ROWS` rows, or as many as its only key has; memory holds one chunk at a time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Chunk:
     Some keys with all their rows.
 
     Args:
-        key_groups: Of each key.
+        key_groups: The key group of each key.
         keys: The key columns, one row per key.
         encoded: The bytes of each key.
-        rows: Of all keys.
-        starts: Number of each key's first row.
+        rows: The rows of all keys.
+        starts: Index of each key's first row.
         is_last: Whether the partition ends here.
     """
 
@@ -49,7 +49,7 @@ class KeyChunks:
     Args:
         batches: Sorted by key group and key. Columns: key group, key columns, columns of the rows.
         keys: The operator's keys.
-        rows: The columns of the rows, as processors see them.
+        rows: The schema of the rows, as processors see them.
     """
 
     def __init__(self, batches: Iterable[pa.RecordBatch], keys: KeyColumns, rows: pa.Schema) -> None:
@@ -62,7 +62,7 @@ class KeyChunks:
     def __iter__(self) -> Iterator[Chunk]:
         held: list[pa.RecordBatch] = []
         rows = size = 0
-        one_key = 0  # so many of the batches held are known to be of one key, and are not looked at again
+        one_key = 0  # this many of the held batches are known to have one key, and are not checked again
         for batch in self._batches:
             held.append(batch)
             self.rows_seen += batch.num_rows
@@ -75,7 +75,7 @@ class KeyChunks:
             joined = _joined(held)
             starts = self._starts(joined)
             yield self._chunk(joined, starts[:-1], int(starts[-1]), is_last=False)
-            # Of these rows nothing is joined again before their key has ended: a row is copied twice at most.
+            # These rows are not joined again before their key ends, so a row is copied at most twice.
             held, one_key = [joined.slice(int(starts[-1]))], 1
             rows, size = held[0].num_rows, held[0].nbytes
         if held:
@@ -83,7 +83,7 @@ class KeyChunks:
             yield self._chunk(joined, self._starts(joined), joined.num_rows, is_last=True)
 
     def _has_end(self, held: list[pa.RecordBatch], one_key: int) -> bool:
-        """Return whether a key ends within batches of which the first `one_key` are of one key."""
+        """Return whether a key ends within these batches, of which the first `one_key` have one key."""
         before = [held[one_key - 1].slice(held[one_key - 1].num_rows - 1)] if one_key else []
         columns = range(1, 1 + len(self._keys.fields))
         return len(self._starts(_joined([part.select(columns) for part in (*before, *held[one_key:])]), 0)) > 1
@@ -110,7 +110,7 @@ class KeyChunks:
         )
 
     def _starts(self, batch: pa.RecordBatch, first: int = 1) -> Ints:
-        """Return where keys begin, whose columns are from `first` on."""
+        """Return the first row of each key; the key columns begin at `first`."""
         changes = key_changes(batch.columns[first : first + len(self._keys.fields)])
         starts: Ints = np.flatnonzero(np.concatenate(([True], changes)))
         return starts

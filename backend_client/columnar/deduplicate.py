@@ -1,4 +1,4 @@
-"""The ready-made processor that lets a key's first row pass and drops its repetitions for a while. No I/O."""
+"""The ready-made processor that passes a key's first row and drops repetitions for a time. No I/O."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _STATE = pa.schema([pa.field("kept_us", pa.int64())])
 
 class Deduplicate(ColumnarProcessor):
     """
-    Lets of each key one row pass, and the next one whose event time is at least `within` behind that.
+    Passes one row of each key, then the next one whose event time is at least `within` later.
 
-    A row that comes late but is older than the one that passed is a repetition, too. Rows whose time is null or not
-    behind the watermark are dropped, as Spark's ``dropDuplicatesWithinWatermark`` does. State ends when the watermark
-    has come to the end of `within`. Output: the input's columns.
+    A row that arrives later but is older than the passed one is a repetition, too. Rows whose time is null or not after
+    the watermark are dropped, as in Spark's ``dropDuplicatesWithinWatermark``. State ends when the watermark reaches
+    the end of `within`. Output: the input's columns.
 
     Args:
         event_time: A timestamp column.
-        within: For how long rows of the same key are repetitions.
+        within: How long rows of the same key count as repetitions, by event time.
     """
 
     expires = True
@@ -36,14 +36,16 @@ class Deduplicate(ColumnarProcessor):
         self._within_us = within // _MICROSECOND
 
     def check(self, rows: pa.Schema, output_mode: OutputMode) -> None:
-        """Refuse what is no time."""
+        """Refuse a column that is not a timestamp, and a `within` that is not positive."""
         if self._event_time not in rows.names or not pa.types.is_timestamp(rows.field(self._event_time).type):
-            raise InvalidInputError(f"Deduplicate needs a timestamp column; {self._event_time!r} is none of the input")
+            raise InvalidInputError(
+                f"Deduplicate needs a timestamp column; the input has none named {self._event_time!r}"
+            )
         if self._within_us <= 0:
-            raise InvalidInputError("within must be positive")
+            raise InvalidInputError("Deduplicate: within must be positive")
 
     def state_schema(self, rows: pa.Schema) -> pa.Schema:
-        """Return the time of the row that passed."""
+        """Return the time of the passed row."""
         return _STATE
 
     def output_schema(self, keys: pa.Schema, rows: pa.Schema) -> pa.Schema:
@@ -51,7 +53,7 @@ class Deduplicate(ColumnarProcessor):
         return rows
 
     def process(self, batch: KeyBatch) -> KeyResults:
-        """Let the first rows pass."""
+        """Pass the first rows, drop repetitions."""
         column = batch.rows.column(self._event_time)
         micros = column.cast(pa.timestamp("us", column.type.tz)).view(pa.int64())
         times = pc.fill_null(micros, np.iinfo(np.int64).min).to_numpy(zero_copy_only=False)
@@ -66,7 +68,7 @@ class Deduplicate(ColumnarProcessor):
         known = batch.has_state.copy()
         passed = np.zeros(len(times), np.bool_)
         while len(order):
-            # The first row of each key that is no repetition of what passed before; as often as a key has such rows.
+            # Each round passes each key's first row that repeats no passed one, until no key has any.
             keys = key_of_row[order]
             order = order[~known[keys] | (times[order] >= kept_us[keys] + self._within_us)]
             first = order[np.diff(key_of_row[order], prepend=-1) != 0]

@@ -1,7 +1,7 @@
 """
-Number of distinct values, estimated by HyperLogLog sketches of the library Apache DataSketches.
+Estimates the number of distinct values with HyperLogLog sketches of Apache DataSketches.
 
-A sketch is data of that library's documented format; few values take some bytes, many 2^(log2_size - 1).
+A sketch has that library's documented format; few values take some bytes, many take 2^(log2_size - 1).
 No I/O.
 """
 
@@ -23,7 +23,7 @@ from storage.errors import CorruptDataError, InvalidInputError
 @dataclass(frozen=True)
 class ApproxDistinct(Aggregation):
     """
-    About how many different values there were; null does not count.
+    The approximate number of distinct values; nulls are ignored.
 
     Args:
         log2_size: Size of a sketch: the relative error is about 0.83 / sqrt(2 ** log2_size), 1.3 % with 12. 4 to 21.
@@ -36,24 +36,24 @@ class ApproxDistinct(Aggregation):
 
     @property
     def output_name(self) -> str:
-        """The name of the output's column, Spark's."""
+        """The name of the output column; Spark's by default."""
         return self.name or f"approx_count_distinct({self.column})"
 
     def state_types(self, rows: pa.Schema) -> list[pa.DataType]:
         """Return a sketch."""
         _library()
         if not 4 <= self.log2_size <= 21:
-            raise InvalidInputError(f"{self.output_name}: log2_size must be 4 to 21, it is {self.log2_size}")
+            raise InvalidInputError(f"{self.output_name}: log2_size must be 4 to 21, not {self.log2_size}")
         if pa.types.is_nested(self._kind(rows)):
-            raise InvalidInputError(f"{self.output_name}: distinct values are counted of simple types only")
+            raise InvalidInputError(f"{self.output_name}: only values of simple types can be counted")
         return [pa.binary()]
 
     def result_type(self, rows: pa.Schema) -> pa.DataType:
-        """Return a whole number."""
+        """Return an integer type."""
         return pa.int64()
 
     def update(self, rows: pa.RecordBatch, groups: Groups, old: Sequence[pa.Array], known: Bools) -> list[pa.Array]:
-        """Put the values of each key into its sketch."""
+        """Add the values of each key to its sketch."""
         library = _library()
         values = _plain(rows.column(self.column))
         ends = [*groups.starts[1:].tolist(), groups.rows]
@@ -77,7 +77,7 @@ def _library() -> Any:
         import datasketches
     except ImportError as error:
         raise InvalidInputError(
-            "ApproxDistinct cannot count: install the package datasketches on the driver and all workers"
+            "ApproxDistinct needs the package datasketches: install it on the driver and all workers"
         ) from error
     return datasketches
 
@@ -90,12 +90,12 @@ def _read(library: Any, data: bytes) -> Any:
 
 
 def _plain(column: pa.Array) -> list[Any]:
-    """Return values as the library takes them: whole numbers, floats or text."""
+    """Return values in the library's types: integers, floats or text."""
     kind = column.type
     if pa.types.is_integer(kind):
         return column.to_pylist()  # type: ignore[no-any-return]
     if pa.types.is_floating(kind):
-        # Minus zero and zero are one value, and so are all not-a-numbers.
+        # Minus zero and zero are one value, and so are all NaNs.
         plain = pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), kind), pc.add(column, pa.scalar(0.0, kind)))
         return plain.to_pylist()  # type: ignore[no-any-return]
     if pa.types.is_boolean(kind):
@@ -107,4 +107,4 @@ def _plain(column: pa.Array) -> list[Any]:
     values = column.to_pylist()
     if pa.types.is_binary(kind):
         values = [None if value is None else value.hex() for value in values]
-    return [None if value is None else f"={value}" for value in values]  # the library takes no empty text
+    return [None if value is None else f"={value}" for value in values]  # the library ignores empty text

@@ -1,5 +1,5 @@
 """
-The keys of a batch as bytes and back, all at once: the same bytes as `KeyCodec` makes of each.
+Encodes and decodes all keys of a batch at once, to the same bytes as `KeyCodec`.
 
 No I/O.
 """
@@ -24,7 +24,7 @@ class KeyColumns:
 
     Args:
         key_schema: Spark's JSON text of the struct of the key columns.
-        fields: The same columns for Arrow.
+        fields: The same columns as an Arrow schema.
     """
 
     def __init__(self, key_schema: str, fields: pa.Schema) -> None:
@@ -41,14 +41,14 @@ class KeyColumns:
 
     def decode(self, keys: Sequence[bytes], *, with_number: bool) -> tuple[pa.RecordBatch, list[int]]:
         """
-        Return the key columns of encoded keys, and the numbers behind them where there are such.
+        Return the key columns of encoded keys, and with `with_number` the number after each key.
 
         Raises:
-            CorruptDataError: They are no keys of this schema.
+            CorruptDataError: The bytes are not keys of this schema.
         """
         try:
             data = b"".join(keys)
-            # Its default is 100 MB, which many keys may exceed, or a single one. An empty buffer has no limit.
+            # The default limit of 100 MB may be too small for many keys, or for a single one. 0 means no limit.
             unpacker = msgpack.Unpacker(use_list=True, strict_map_key=False, max_buffer_size=len(data))
             unpacker.feed(data)
             parts = list(unpacker)
@@ -68,7 +68,7 @@ class KeyColumns:
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
-    """Return what Arrow takes for a value of this type; moments are numbers to it as they are in keys."""
+    """Return a value in the form that Arrow accepts for this type; timestamps stay integers, as in keys."""
     if value is None:
         return None
     if pa.types.is_decimal(kind):

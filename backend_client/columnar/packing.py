@@ -1,5 +1,5 @@
 """
-Rows as MessagePack arrays, all at once: the same bytes as MessagePack's own packer makes of each.
+Packs rows as MessagePack arrays, all at once, to the same bytes as MessagePack's own packer.
 
 No I/O.
 """
@@ -22,7 +22,7 @@ _DOUBLE = b"\xcb"
 _FIXED_ARRAY, _ARRAY_16 = 0x90, b"\xdc"
 _FIXED_ARRAY_MAX = 15
 
-# By the number of bytes behind the first one, which says what follows; 0 is a number that fits into the first.
+# First bytes by the number of bytes that follow; a number that fits into the first byte has none.
 _UNSIGNED = {1: 0xCC, 2: 0xCD, 4: 0xCE, 8: 0xCF}
 _SIGNED = {1: 0xD0, 2: 0xD1, 4: 0xD2, 8: 0xD3}
 _TEXT = {1: 0xD9, 2: 0xDA, 4: 0xDB}
@@ -31,7 +31,7 @@ _FIXED_TEXT, _FIXED_TEXT_MAX = 0xA0, 31
 
 
 def pack_rows(columns: Sequence[pa.Array]) -> pa.Array | None:
-    """Return one binary value per row, or None if a column is of a type that is not packed here."""
+    """Return one binary value per row, or None if a column has an unsupported type."""
     count = len(columns)
     head = bytes([_FIXED_ARRAY + count]) if count <= _FIXED_ARRAY_MAX else _ARRAY_16 + count.to_bytes(2, "big")
     parts = list(map(_pack, columns))
@@ -41,7 +41,7 @@ def pack_rows(columns: Sequence[pa.Array]) -> pa.Array | None:
 
 
 def pack_integers(values: Ints) -> pa.Array:
-    """Return one binary value per number."""
+    """Return one binary value per integer."""
     width = np.select(
         [
             (values >= -0x20) & (values < 0x80),
@@ -60,7 +60,7 @@ def pack_integers(values: Ints) -> pa.Array:
 
 
 def joined(*parts: Any) -> pa.Array:
-    """Return the bytes of binary arrays, and of scalars, one behind the other."""
+    """Return the concatenation, row by row, of binary arrays and scalars."""
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
 
 
@@ -80,7 +80,9 @@ def _pack(column: pa.Array) -> pa.Array | None:
         packed = pc.if_else(column, pa.scalar(_TRUE, pa.binary()), pa.scalar(_FALSE, pa.binary()))
     elif pa.types.is_float32(kind) or pa.types.is_float64(kind):
         values = pc.fill_null(column, 0).to_numpy().astype(np.float64)
-        values = np.where(np.isnan(values), np.nan, values) + 0.0  # as keys are compared: one NaN, and no minus zero
+        values = (
+            np.where(np.isnan(values), np.nan, values) + 0.0
+        )  # as in comparisons of keys: one NaN, and no minus zero
         rows = values.astype(">f8").view(np.uint8).reshape(-1, 8)
         packed = joined(pa.scalar(_DOUBLE, pa.binary()), of_equal_width(rows))
     elif pa.types.is_signed_integer(kind):
@@ -94,7 +96,7 @@ def _pack(column: pa.Array) -> pa.Array | None:
 
 
 def _lengths(sizes: npt.NDArray[np.int32], *, is_text: bool) -> pa.Array:
-    """Return what stands before text or bytes of these sizes."""
+    """Return the MessagePack headers of texts or bytes of these sizes."""
     codes = _TEXT if is_text else _BINARY
     width = np.select([sizes < 0x100, sizes < 0x10000], [1, 2], 4)
     first = np.select([width == 1, width == 2], [codes[1], codes[2]], codes[4]).astype(np.uint8)
@@ -106,7 +108,7 @@ def _lengths(sizes: npt.NDArray[np.int32], *, is_text: bool) -> pa.Array:
 
 
 def _numbers(first: npt.NDArray[np.uint8], values: npt.NDArray[Any], width: npt.NDArray[Any]) -> pa.Array:
-    """Return binary values: a first byte, and so many of the last bytes of a number, big-endian."""
+    """Return binary values: a first byte, then the last `width` bytes of a big-endian integer."""
     rows = np.empty((len(values), 9), np.uint8)
     rows[:, 0] = first
     rows[:, 1:] = values.astype(">i8").view(np.uint8).reshape(-1, 8)

@@ -1,7 +1,7 @@
 """
-The columnar API: a processor sees all keys of a part of a batch at once, as Arrow arrays with their state as columns.
+The columnar API: a processor gets many keys of a batch at once, as Arrow arrays with their state as columns.
 
-Nothing here knows Spark.
+It does not depend on Spark.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ OutputMode = Literal["update", "append"]
 @dataclass(frozen=True, slots=True)
 class BatchMoment:
     """
-    What holds for a whole batch.
+    The properties of a whole batch.
 
     Args:
-        output_mode: What the query asked for.
-        watermark_ms: Event time that is not waited for any more; None without a watermark. For rows it is that of the
-            batch before, which is the same where that was closed at it (docs/time.md).
+        output_mode: The operator's output mode.
+        watermark_ms: Rows up to this event time count as late; None without a watermark. For rows it is the watermark
+            of the batch before, or the batch's own if the batch before was closed at it (docs/time.md).
         timestamp_ms: Processing time of the batch; the same when it is executed again.
     """
 
@@ -39,15 +39,15 @@ class BatchMoment:
 @dataclass(frozen=True, slots=True)
 class KeyBatch:
     """
-    Some keys with all their rows of a batch; each key (with windows: each key and window) comes once in a batch.
+    Some keys with all their rows of a batch; each key (with windows: each key and window) occurs once per batch.
 
     Args:
-        keys: One row per key: the grouping columns, and ``window_start`` and ``window_end`` where there are windows.
+        keys: One row per key: the grouping columns, and ``window_start`` and ``window_end`` with windows.
         rows: The rows of all keys, those of a key adjacent. Their order within a key is not defined.
-        starts: Number of each key's first row.
+        starts: Index of each key's first row.
         state: One row per key; null where the key has no state.
         has_state: Which keys have state.
-        moment: What holds for the whole batch.
+        moment: The properties of the whole batch.
     """
 
     keys: pa.RecordBatch
@@ -59,7 +59,7 @@ class KeyBatch:
 
     @property
     def key_of_row(self) -> Ints:
-        """The number of each row's key."""
+        """The index of each row's key."""
         counts = np.diff(self.starts, append=self.rows.num_rows)
         return np.repeat(np.arange(len(self.starts)), counts)
 
@@ -67,14 +67,14 @@ class KeyBatch:
 @dataclass(frozen=True, slots=True)
 class KeyResults:
     """
-    What a processor makes of a `KeyBatch`.
+    A processor's results for a `KeyBatch`.
 
     Args:
         state: The new state, one row per key.
         output: Rows of the operator's output; None for none.
-        keep: Which keys have state from now on; None for all. That of the others is removed.
-        expires_ms: The event time at which each key's state ends; needed if the processor says `expires`.
-        late_rows: How many rows were dropped because the watermark had passed them. Rows of windows are counted anyway.
+        keep: Which keys keep state; None for all. The state of the others is removed.
+        expires_ms: The event time in ms at which each key's state ends; required if the processor sets `expires`.
+        late_rows: Number of rows dropped as late. Late rows of windows are counted by the backend.
     """
 
     state: pa.RecordBatch
@@ -86,26 +86,26 @@ class KeyResults:
 
 class ColumnarProcessor(ABC):
     """
-    What a user implements, or takes ready-made from `backend_client.columnar`.
+    The base class of columnar processors; `backend_client.columnar` has ready-made ones.
 
-    It is shipped to tasks, which share nothing, so it keeps nothing between calls but its arguments.
+    A processor is shipped to tasks, which share nothing, so it must keep nothing between calls but its arguments.
     """
 
     windows: Windows | None = None
     """With windows, state is kept for each key and window, and ends with the window."""
 
     expires: bool = False
-    """Whether `process` says when state ends (`KeyResults.expires_ms`). State of windows always ends with them."""
+    """Whether `process` returns when state ends (`KeyResults.expires_ms`). A window's state always ends with it."""
 
     watermark_column: str | None = None
-    """The column of the input whose times `process` compares with the watermark, if it does. Windows have theirs."""
+    """The input column whose times `process` compares with the watermark, if any. Windows define their own."""
 
     def check(self, rows: pa.Schema, output_mode: OutputMode) -> None:
         """
-        Look at the columns of the input and the output mode, on the driver, before the query starts.
+        Check the input's columns and the output mode, on the driver, before the query starts.
 
         Raises:
-            InvalidInputError: The processor cannot work with them.
+            InvalidInputError: The processor does not support them.
         """
         if self.windows is not None:
             self.windows.check(rows)
@@ -120,7 +120,7 @@ class ColumnarProcessor(ABC):
         """
 
     def output_schema(self, keys: pa.Schema, rows: pa.Schema) -> pa.Schema | None:
-        """Return the columns of the output; None if whoever uses the processor has to say it."""
+        """Return the columns of the output; None if the user must pass it as `outputStructType`."""
         return None
 
     @abstractmethod
@@ -131,12 +131,12 @@ class ColumnarProcessor(ABC):
         self, keys: pa.RecordBatch, state: pa.RecordBatch, rows: pa.Schema, moment: BatchMoment
     ) -> pa.RecordBatch | None:
         """
-        Return output for keys whose state ends with a watermark: that of the batch, or the one that its rows led to.
+        Return output for keys whose state ends at a watermark: the batch's, or the one that its rows led to.
 
         Args:
             keys: As in `KeyBatch`.
             state: One row per key.
             rows: The columns of the input.
-            moment: Of the batch.
+            moment: The properties of the batch, with that watermark.
         """
         return None

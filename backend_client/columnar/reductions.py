@@ -1,8 +1,8 @@
 """
-Many small groups reduced at once: what ready-made aggregations are made of.
+Reduces many small groups at once, for the ready-made aggregations.
 
-Values are ordered as in Spark: not-a-number is greater than all other numbers, text is compared by its bytes; nulls
-never count. No I/O.
+Values are ordered as in Spark: NaN is greater than all other numbers, text is compared by its bytes; nulls are ignored.
+No I/O.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _EXACT_DIGITS = 80
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Neighbouring rows that belong together; each group has at least one."""
+    """Groups of adjacent rows; each has at least one row."""
 
     starts: Ints
     rows: int
 
     @property
     def sizes(self) -> Ints:
-        """How many rows each group has."""
+        """The number of rows of each group."""
         return np.diff(self.starts, append=self.rows)
 
     @property
     def of_rows(self) -> Ints:
-        """The number of each row's group."""
+        """The index of each row's group."""
         return np.repeat(np.arange(len(self.starts)), self.sizes)
 
 
 def count(values: pa.Array | None, groups: Groups) -> Ints:
-    """Return how many values each group has, or how many rows."""
+    """Return each group's number of non-null values; its number of rows if `values` is None."""
     if values is None or values.null_count == 0:
         return groups.sizes
     sums: Ints = np.add.reduceat(_valid(values).astype(np.int64), groups.starts)
@@ -54,7 +54,7 @@ def sum_type(kind: pa.DataType) -> pa.DataType:
     Return the type of a sum, as in Spark.
 
     Raises:
-        InvalidInputError: There is no sum of this type.
+        InvalidInputError: Values of this type cannot be summed.
     """
     if pa.types.is_integer(kind):
         return pa.int64()
@@ -62,7 +62,7 @@ def sum_type(kind: pa.DataType) -> pa.DataType:
         return pa.float64()
     if pa.types.is_decimal128(kind):
         return pa.decimal128(min(38, kind.precision + 10), kind.scale)
-    raise InvalidInputError(f"there is no sum of values of type {kind}")
+    raise InvalidInputError(f"values of type {kind} cannot be summed; cast the column to a number")
 
 
 def total(values: pa.Array, groups: Groups, kind: pa.DataType) -> pa.Array:
@@ -71,7 +71,7 @@ def total(values: pa.Array, groups: Groups, kind: pa.DataType) -> pa.Array:
 
     Args:
         values: Numbers.
-        groups: Of the values.
+        groups: The groups of the values.
         kind: The type of the sums.
 
     Raises:
@@ -92,7 +92,7 @@ def total(values: pa.Array, groups: Groups, kind: pa.DataType) -> pa.Array:
     try:
         return pa.array([None if no else value for value, no in zip(exact_sums, empty, strict=True)], kind)
     except (pa.ArrowException, OverflowError) as error:
-        raise InvalidInputError(f"a sum does not fit the type {kind}: {error}") from error
+        raise InvalidInputError(f"a sum exceeds its type {kind}; cast the column to a wider type: {error}") from error
 
 
 def extreme(values: pa.Array, groups: Groups, *, greatest: bool) -> pa.Array:
@@ -115,7 +115,7 @@ def extreme(values: pa.Array, groups: Groups, *, greatest: bool) -> pa.Array:
 
 
 def by_order(columns: Sequence[pa.Array], groups: Groups, *, greatest: bool) -> list[pa.Array]:
-    """Return each group's first or last row by these columns; rows with a null in the first do not count."""
+    """Return each group's first or last row by these columns; ignores rows with a null in the first."""
     order, group = _ordered(columns, groups, descending=greatest)
     first = np.flatnonzero(np.diff(group, prepend=-1))
     found = np.full(len(groups.starts), -1, np.int64)
@@ -125,7 +125,7 @@ def by_order(columns: Sequence[pa.Array], groups: Groups, *, greatest: bool) -> 
 
 
 def leading(values: pa.Array, groups: Groups, limit: int) -> list[pa.Array]:
-    """Return each group's greatest values: an array of the first ones, one of the second ones, …; null for none."""
+    """Return each group's greatest values: an array of the first, one of the second, …; null if there are fewer."""
     order, group = _ordered([values], groups, descending=True)
     begins = np.flatnonzero(np.diff(group, prepend=-1))
     rank = np.arange(len(group)) - np.repeat(begins, np.diff(begins, append=len(group)))
@@ -136,7 +136,7 @@ def leading(values: pa.Array, groups: Groups, limit: int) -> list[pa.Array]:
 
 
 def beside(old: pa.Array, new: pa.Array) -> pa.Array:
-    """Return old and new values in turn; `pairs` are their groups."""
+    """Return old and new values interleaved; `pairs` returns their groups."""
     both = pa.concat_arrays([old, new])
     return both.take(pa.array(np.arange(len(both)).reshape(2, -1).T.reshape(-1)))
 
@@ -147,12 +147,12 @@ def pairs(number: int) -> Groups:
 
 
 def _ordered(columns: Sequence[pa.Array], groups: Groups, *, descending: bool) -> tuple[Ints, Ints]:
-    """Return row numbers by group and columns, without those of nulls in the first column, and their groups."""
+    """Return row numbers sorted by group and columns, without rows with a null first column, and their groups."""
     names = [f"c{position}" for position in range(2 * len(columns))]
     direction = "descending" if descending else "ascending"
     keys: list[pa.Array] = []
     for column in columns:
-        # Arrow puts not-a-number last in both directions.
+        # Arrow sorts NaN last in both directions.
         keys += [
             pc.is_nan(column) if pa.types.is_floating(column.type) else pa.repeat(pa.scalar(False), groups.rows),
             column,

@@ -1,10 +1,10 @@
 """
-The state of a columnar operator in its table: read for many keys at once, written as sorted columns of a change set.
+A columnar operator's state in its table: read for many keys at once, written as sorted columns of a change set.
 
-An entry lies at key group | state id | key (| begin of its window). Where state ends by itself, the first 8 bytes of
-the value are its end, and an *index* entry without value lies at key group | index id | end (8 bytes, so that ascending
-bytes are ascending times) | key: that is how ended state is found without a look at all of it. Both are ordinary
-entries of table and log, so restore, parallelism, snapshots and compaction know nothing of them.
+An entry's table key is key group | state id | key (| start of its window). If state ends by itself, the first 8 bytes
+of the value are its end, and an *index* entry with an empty value has the table key
+key group | index id | end (8 bytes, sorted as times) | key, so that ended state is found without a full scan. Both are ordinary entries of
+table and log, so restore, rescaling, snapshots and compaction need not know them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from storage.errors import CorruptDataError
 from storage.model import KeyGroupRange
 
 STATE, INDEX = "columns", "ends"
-"""Names of an operator's two variables; they are also their kinds."""
+"""The names, and the kinds, of an operator's two variables."""
 
 _END = struct.Struct(">Q")
 _SIGN = 1 << 63
 _ENDED_MAX = 100_000
 _ENDED_BYTES_MAX = 16 << 20
-"""State that ends is taken in parts: many short keys are bounded by number, long ones by this."""
+"""Ended state is processed in parts: `_ENDED_MAX` bounds many short keys, this bounds long ones."""
 
 ReadMany = Callable[[pa.Array, float], pa.Array]
 ScanBetween = Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]]
@@ -40,7 +40,7 @@ ScanBetween = Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """State of some keys, one row per key; `ends_ms` counts where there is state that ends."""
+    """State of some keys, one row per key; `ends_ms` is valid where state is present and ends by itself."""
 
     columns: pa.RecordBatch
     present: Bools
@@ -52,12 +52,12 @@ class ColumnarState:
     Reads and encodes the entries of one task.
 
     Args:
-        codec: Of the state's columns.
-        key_groups: Those of the partition.
-        state_id: Of the entries.
-        index_id: Of the index of ends; None if state does not end by itself.
-        read_many: Reads table entries, given with the share of the table in which they lie.
-        scan: Yields the table's entries from a key up to another one, without it.
+        codec: Codec of the state's columns.
+        key_groups: The partition's key groups.
+        state_id: Number of the entries' variable.
+        index_id: Number of the index of ends; None if state does not end by itself.
+        read_many: Reads table entries, given the share of the table between the first and the last.
+        scan: Yields the table's entries from one key to another, exclusive.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class ColumnarState:
         self._index_heads = {group: table_key(group, index_id, b"") for group in groups} if index_id is not None else {}
 
     def entries(self, key_groups: Ints, *keys: pa.Array) -> pa.Array:
-        """Return the table keys of encoded keys, and of what follows them."""
+        """Return the table keys of encoded keys, each with optional further parts."""
         heads = np.stack([key_groups, np.full(len(key_groups), self._state_id)], axis=1).astype(">u2")
         return joined(of_equal_width(heads.view(np.uint8)), *keys)
 
     def read(self, entries: pa.Array, watermark_ms: int | None) -> Found:
         """
-        Return the state of these entries; what ended is not there any more.
+        Return the state of these entries; ended state counts as absent.
 
         Raises:
             CorruptDataError: A stored value cannot be read.
@@ -105,7 +105,7 @@ class ColumnarState:
     def changes(
         self, entries: pa.Array, found: Found, state: pa.RecordBatch, keep: Bools | None, ends_ms: Ints | None
     ) -> ChangeColumns:
-        """Return what has to be written so that these entries have this state."""
+        """Return the changes that give these entries this state."""
         keys, values = entries, self._codec.encode(state)
         if ends_ms is not None:
             values = _with_ends(ends_ms, values)
@@ -127,10 +127,10 @@ class ColumnarState:
 
     def ended(self, watermark_ms: int) -> Iterator[tuple[list[bytes], pa.RecordBatch, ChangeColumns]]:
         """
-        Yield what ends at this watermark: keys as they follow the state id, their state, changes that remove it.
+        Yield the state that ends at this watermark: keys without key group and state id, state, changes that remove it.
 
         Raises:
-            CorruptDataError: The index names an entry that is not there.
+            CorruptDataError: The index names a missing entry.
         """
         keys: list[bytes] = []
         found: list[bytes] = []
@@ -147,7 +147,7 @@ class ColumnarState:
             yield self._removed(keys, found)
 
     def next_end_ms(self, watermark_ms: int | None) -> int | None:
-        """Return when the first stored state ends behind a watermark (None: before all); None if none does."""
+        """Return when, in ms, the first stored state after a watermark (None: of all) ends; None if none does."""
         ends = []
         for group, head in self._index_heads.items():
             low = head if watermark_ms is None else head + _end(watermark_ms + 1)
@@ -161,7 +161,7 @@ class ColumnarState:
         values, _ = _without_ends(self._read_many(pa.array(entries, pa.binary()), 1.0))
         columns, present = self._codec.decode(values)
         if not present.all():
-            raise CorruptDataError("the index of a columnar operator's state names entries that are not there")
+            raise CorruptDataError("the index of a columnar operator's state names missing entries")
         gone = pa.array([*entries, *index], pa.binary())
         return [entry[4:] for entry in entries], columns, _sorted(gone, pa.nulls(len(gone), pa.binary()))
 

@@ -1,9 +1,9 @@
 """
-State columns as bytes, one value per key, all keys of a batch at once: data only, versioned (I15).
+Encodes state columns as bytes, one value per key, all keys of a batch at once: data only, versioned (I15).
 
-A value is: version (1 byte), a bit per field that is set where it is null (byte ``n // 8``, bit ``n % 8``), the fields
-in the order of the schema, little-endian, a boolean as a byte; for text and binary their length in bytes (4 bytes)
-stands there, and their bytes follow behind the last field. A null field is zero. docs/columnar.md has it as a table.
+A value is: version (1 byte), a null bit per field (byte ``n // 8``, bit ``n % 8``), then the fields in the order of the
+schema, little-endian, a boolean as a byte. Text and binary have their length in bytes (4 bytes) there, and their bytes
+follow after the last field. A null field is zero. docs/columnar.md has the layout as a table.
 No I/O.
 """
 
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from storage.errors import CorruptDataError, InvalidInputError
 
 ENCODING = 1
-"""Version of the layout. MessagePack values of other operators never begin with it."""
+"""Version of the layout; MessagePack values of other operators never begin with it."""
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ class StateColumns:
         schema: The state's fields; each may be null.
 
     Raises:
-        InvalidInputError: A field is of a type that has neither a fixed width nor is text or binary.
+        InvalidInputError: A field's type is neither of fixed width nor text or binary.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -54,11 +54,11 @@ class StateColumns:
         Return one binary value per row.
 
         Raises:
-            InvalidInputError: The columns are not those of the schema.
+            InvalidInputError: The columns differ from the schema.
         """
         if columns.schema.names != self.schema.names:
             raise InvalidInputError(
-                f"the processor returned the state columns {', '.join(columns.schema.names)}; its state_schema says "
+                f"the processor returned the state columns {', '.join(columns.schema.names)}; its state_schema has "
                 f"{', '.join(self.schema.names)}"
             )
         rows = columns.num_rows
@@ -69,7 +69,7 @@ class StateColumns:
             column = columns.column(position)
             if column.type != field.type:
                 raise InvalidInputError(
-                    f"the processor returned state column {field.name!r} as {column.type}; its state_schema says "
+                    f"the processor returned state column {field.name!r} as {column.type}; its state_schema has "
                     f"{field.type}"
                 )
             if column.null_count:
@@ -88,10 +88,10 @@ class StateColumns:
 
     def decode(self, values: pa.Array) -> tuple[pa.RecordBatch, Bools]:
         """
-        Return one row per binary value, with nulls where there is none, and which values there are.
+        Return one row per binary value, all null for a null value, and which values are present.
 
         Raises:
-            CorruptDataError: A value is not of this schema.
+            CorruptDataError: A value does not have this schema.
         """
         present = values.is_valid().to_numpy(zero_copy_only=False)
         stored = values.drop_null() if values.null_count else values
@@ -111,7 +111,7 @@ class StateColumns:
             fixed[name].astype(np.int64) for name, varying in zip(self._names, self._varying, strict=True) if varying
         ]
         if (np.sum([np.full(len(sizes), width), *lengths], axis=0) != sizes).any():
-            raise _corrupt("its length does not fit its fields")
+            raise _corrupt("its length does not match its fields")
         arrays, behind = [], begins + width
         for position, (name, field) in enumerate(zip(self._names, self.schema, strict=True)):
             nulls = np.ones(len(values), np.bool_)
@@ -128,7 +128,7 @@ class StateColumns:
 
 def split_heads(values: pa.Array, width: int) -> tuple[npt.NDArray[np.uint8], pa.Array]:
     """
-    Return the first bytes of each value, zeros for a null, and the values without them.
+    Return the first `width` bytes of each value, zeros for a null, and the values without them.
 
     Raises:
         CorruptDataError: A value is shorter than that.
@@ -149,7 +149,7 @@ def split_heads(values: pa.Array, width: int) -> tuple[npt.NDArray[np.uint8], pa
 
 
 def _bytes(values: pa.Array) -> npt.NDArray[np.uint8]:
-    """Return the bytes of a binary array's values, one behind the other."""
+    """Return the concatenated bytes of a binary array's values."""
     buffer, offsets = values.buffers()[2], _offsets(values)
     if buffer is None or not len(values):
         return np.zeros(0, np.uint8)
@@ -188,8 +188,8 @@ def _raw_type(field: pa.Field) -> Any:
     ):
         return np.dtype(f"<u{kind.bit_width // 8}")
     raise InvalidInputError(
-        f"columnar state cannot hold {field.name!r} of type {kind}; numbers, decimals, booleans, times, text and "
-        "binary can be fields of it"
+        f"columnar state cannot hold {field.name!r} of type {kind}; use numbers, decimals, booleans, times, "
+        "text or binary"
     )
 
 
@@ -217,7 +217,7 @@ def _from_raw(values: Any, nulls: Bools, kind: pa.DataType) -> pa.Array:
 
 
 def binary_array(data: npt.NDArray[np.uint8], sizes: Ints, nulls: Bools | None = None) -> pa.Array:
-    """Return a binary array of neighbouring values; refuses more than its 32-bit offsets can tell apart."""
+    """Return a binary array of adjacent values; `InvalidInputError` if they exceed 32-bit offsets."""
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     if offsets[-1] >= 1 << 31:
@@ -231,7 +231,7 @@ def binary_array(data: npt.NDArray[np.uint8], sizes: Ints, nulls: Bools | None =
 def _scattered_bytes(
     data: npt.NDArray[np.uint8], begins: Ints, lengths: npt.NDArray[np.uint32], present: Bools, nulls: Bools
 ) -> pa.Array:
-    """Return the bytes at `begins` as the values of the rows that are present."""
+    """Return the bytes at `begins` as the values of the present rows."""
     sizes = lengths.astype(np.int64)
     before = np.cumsum(sizes) - sizes
     picked = data[np.repeat(begins - before, sizes) + np.arange(sizes.sum())]

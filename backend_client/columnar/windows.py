@@ -1,8 +1,8 @@
 """
-Windows over event time: which rows belong to which, and when one is over.
+Event-time windows: assignment of rows, and when a window is over.
 
-A window is ``[start, start + size)``; a row whose time is null belongs to none, and rows of a window that is over are
-dropped, as Spark does. No I/O.
+A window is ``[start, start + size)``. A row with a null time belongs to no window, and rows of windows that are over
+are dropped, as in Spark. No I/O.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MICROSECOND = timedelta(microseconds=1)
 
 class Assigned(NamedTuple):
     """
-    Rows with a window each; a row of several overlapping windows is there several times.
+    Pairs of a row and a window; a row of several overlapping windows occurs several times.
 
-    `late_rows` is how many rows are in none because all their windows are over.
+    `late_rows` is the number of rows whose windows are all over.
     """
 
     rows: Ints
@@ -36,7 +36,7 @@ class Assigned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows of one size over a column; made by `tumbling` and `sliding`."""
+    """Windows of one size over a column; built by `tumbling` and `sliding`."""
 
     column: str
     size_us: int
@@ -45,13 +45,13 @@ class Windows:
 
     def check(self, rows: pa.Schema) -> None:
         """
-        Check that windows can be made over these rows.
+        Check that these rows have the windows' column.
 
         Raises:
-            InvalidInputError: The column is missing or holds no timestamps.
+            InvalidInputError: The column is missing or not a timestamp.
         """
         if self.column not in rows.names or not pa.types.is_timestamp(rows.field(self.column).type):
-            raise InvalidInputError(f"windows need a timestamp column; {self.column!r} is none of the input")
+            raise InvalidInputError(f"windows need a timestamp column; the input has none named {self.column!r}")
 
     def fields(self, rows: pa.Schema) -> list[pa.Field]:
         """Return the two columns that windows add to a key."""
@@ -59,7 +59,7 @@ class Windows:
         return [pa.field(START, kind), pa.field(END, kind)]
 
     def assign(self, times: pa.Array, watermark_ms: int | None) -> Assigned:
-        """Return the windows of rows with these times, without windows that are over."""
+        """Assign rows with these times to windows, without windows that are over."""
         valid = np.flatnonzero(pc.is_valid(times).to_numpy(zero_copy_only=False))
         micros = times.cast(pa.timestamp("us", times.type.tz)).view(pa.int64())
         at = pc.fill_null(micros, 0).to_numpy(zero_copy_only=False)[valid]
@@ -78,27 +78,27 @@ class Windows:
         return Assigned(np.concatenate(rows), np.concatenate(starts), late_rows)
 
     def columns(self, starts_us: Ints, kind: pa.DataType) -> list[pa.Array]:
-        """Return begins and ends as timestamps of this type."""
+        """Return the starts and ends of windows as timestamps of this type."""
         micros = pa.timestamp("us", kind.tz)
         return [pa.array(starts_us + part, pa.int64()).view(micros).cast(kind) for part in (0, self.size_us)]
 
     def ends_ms(self, starts_us: Ints) -> Ints:
-        """Return the watermark from which on each window is over."""
+        """Return the lowest watermark, in ms, at which each window is over."""
         ends: Ints = -(-(starts_us + self.size_us) // 1000)
         return ends
 
 
 def tumbling(column: str, size: timedelta, offset: timedelta = timedelta(0)) -> Windows:
-    """Make windows that follow each other without gap; `offset` shifts them against 1970-01-01 00:00 UTC."""
+    """Return contiguous windows; `offset` shifts them against 1970-01-01 00:00 UTC."""
     return sliding(column, size, size, offset)
 
 
 def sliding(column: str, size: timedelta, slide: timedelta, offset: timedelta = timedelta(0)) -> Windows:
     """
-    Make windows that begin every `slide` and so overlap.
+    Return windows that start every `slide`, and so overlap.
 
     Raises:
-        InvalidInputError: A duration is not positive, or there would be gaps.
+        InvalidInputError: A duration is not positive, or the windows would have gaps.
     """
     if not timedelta(0) < slide <= size:
         raise InvalidInputError(f"windows need 0 < slide <= size; slide is {slide}, size is {size}")

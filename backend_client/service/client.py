@@ -230,9 +230,7 @@ class ServiceClient:
             try:
                 return json.loads(data) if data else None
             except ValueError as error:
-                raise InternalError(
-                    f"{self.address} answered {data[:100]!r}, which is not JSON; check that it is a changelog service"
-                ) from error
+                raise InternalError(f"{self.address}, not a changelog service, answered {data[:100]!r}") from error
 
     def _request(self, method: str, path: str, body: bytes | None, deadline: _Deadline) -> http.client.HTTPResponse:
         """Send until the answer is not a retryable refusal; raise the error that the service reports."""
@@ -245,8 +243,7 @@ class ServiceClient:
             except ssl.SSLCertVerificationError as error:
                 self.close()
                 raise InvalidInputError(
-                    f"the certificate of {self.address} is not trusted: {error.verify_message}; set ca_file to the "
-                    "file with its CA certificates"
+                    f"the certificate of {self.address} is not trusted: {error.verify_message}; set ca_file"
                 ) from error
             except _BROKEN as error:
                 self.close()
@@ -325,17 +322,12 @@ class ServiceClient:
             try:
                 context = ssl.create_default_context(cafile=self._ca_file)
             except OSError as error:
-                raise InvalidInputError(
-                    f"ca_file {self._ca_file} cannot be read as PEM certificates: {error}"
-                ) from error
+                raise InvalidInputError(f"ca_file {self._ca_file} cannot be read: {error}") from error
             if self._certificate is not None:
                 try:
                     context.load_cert_chain(*self._certificate)
                 except OSError as error:
-                    raise InvalidInputError(
-                        f"certificate {self._certificate[0]} cannot be used: {error}; the file needs certificate and "
-                        "key in PEM"
-                    ) from error
+                    raise InvalidInputError(f"certificate {self._certificate[0]} cannot be used: {error}") from error
             return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
         raise InvalidInputError(
             f"service address {self.address!r} must be unix:///path, http://host:port or https://host:port"

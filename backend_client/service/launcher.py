@@ -1,11 +1,11 @@
 """
-Starts the embedded sidecar: one per host, user and storage, by whoever needs it first.
+Starts the embedded sidecar: one per host, user and storage, by the first process that needs it.
 
-A lock file decides who starts it; the others wait until it answers. The process outlives its starter (its session is
-its own), and goes away after a time without requests. Its log and its process id lie beside its socket.
+The holder of a lock file starts it; others wait until it answers. The process outlives its starter, because it has its
+own session, and exits after a time without requests. Its log and its process id are files beside its socket.
 
-Nobody else looks after it, so one that hangs is ended here: it takes connections and answers none of them, and without
-this every query of the host would fail until a person came. What it held is lost as by a crash, and sent again.
+Nothing else supervises it, so a hung sidecar is killed here: one that accepts connections and answers none. Otherwise
+every query of the host would fail until an operator came. Its memory is lost as in a crash, and tasks send it again.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ _HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n
 
 
 class _Found(enum.Enum):
-    """What is at the sidecar's socket."""
+    """The state of the sidecar's socket."""
 
     NOBODY = enum.auto()
     HUNG = enum.auto()
-    """A process that takes connections and answers none of them."""
+    """A process accepts connections and answers none."""
     WELL = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedService:
     """
-    Where the sidecar of one storage lives on this host, and how to start it.
+    The sidecar of one storage on this host: its files, and how to start it.
 
     Args:
         storage: URL of the object store.
         folder: Holds its socket, log, lock and process id.
-        idle_exit_s: After how long without a request it stops; 0: never.
-        config_file: Its configuration, if any.
-        trust: Whose processes may listen on its socket.
-        answer_timeout_s: One that does not tell its health for so long hangs.
+        idle_exit_s: Idle time after which it exits; 0: never.
+        config_file: Its configuration file, if any.
+        trust: The users whose processes may listen on its socket.
+        answer_timeout_s: A sidecar that does not answer a health request within this time counts as hung.
     """
 
     storage: str
@@ -68,17 +68,17 @@ class EmbeddedService:
 
     @property
     def socket_path(self) -> str:
-        """The Unix socket on which it listens."""
+        """The path of its Unix socket."""
         return str(self._path("sock"))
 
     @property
     def log_path(self) -> str:
-        """Its log."""
+        """The path of its log."""
         return str(self._path("log"))
 
     @property
     def pid_path(self) -> str:
-        """A file with its process id."""
+        """The path of the file with its process id."""
         return str(self._path("pid"))
 
     @property
@@ -88,12 +88,12 @@ class EmbeddedService:
 
     def ensure(self) -> None:
         """
-        Start the sidecar unless one answers; end one that hangs before.
+        Start the sidecar unless one answers; kill a hung one first.
 
         Raises:
-            UnavailableError: It does not come up, or cannot be started; the message has the end of its log and what to
-                do. Or it hangs and cannot be ended.
-            InvalidInputError: The folder cannot hold its socket, or another user may decide what is in it.
+            UnavailableError: It cannot be started or does not answer; the message has its log's end and the remedy.
+                Or it hangs and cannot be killed.
+            InvalidInputError: The folder's path is too long for a socket, or another user could change its content.
         """
         self._prepare_folder()
         if self._probe(_QUICK_ANSWER_S) is _Found.WELL:
@@ -114,17 +114,17 @@ class EmbeddedService:
 
     def check_folder(self) -> None:
         """
-        Return if nobody else decides what the folder holds.
+        Check that only trusted users can change the folder's content.
 
         Raises:
-            UntrustedFolderError: Another user may.
+            UntrustedFolderError: Another user can.
         """
         check_folder(self.folder, self.trust)
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "dstl_service", "serve", "--storage", self.storage]
         command += ["--socket", self.socket_path, "--idle-exit-s", str(self.idle_exit_s)]
-        command += ["--log-file", self.log_path]  # it opens it itself, for it begins it anew when it is full
+        command += ["--log-file", self.log_path]  # it opens the log itself, because it rotates it
         command += ["--config", self.config_file] if self.config_file else []
         uids = ",".join(str(uid) for uid in sorted(self.trust.uids))
         command += ["--set", f"trusted_uids={uids}", "--set", f"trusted_dir={self.trust.folder}"]
@@ -148,8 +148,8 @@ class EmbeddedService:
         """
         Start a process and return its id.
 
-        A shell that ends at once starts it, so that it is nobody's child: it stays when its starter goes, and leaves
-        no zombie when it is killed.
+        A shell that exits at once starts it, so that it is not a child of this process: it survives its starter, and
+        leaves no zombie when it is killed.
         """
         with open(self._path("log"), "ab") as log:
             shell = subprocess.run(
@@ -170,28 +170,28 @@ class EmbeddedService:
         except OSError:
             end = ""
         return UnavailableError(
-            f"the sidecar for {self.storage} did not start: {why}; see its log {self.log_path}, and whether this host "
-            f"has processes, memory and room in {self.folder} left; its log ends: {end or '(it is empty)'}"
+            f"the sidecar for {self.storage} did not start: {why}; check its log {self.log_path}, and this host's "
+            f"limits of processes, memory and disk space in {self.folder}; the log ends: {end or '(it is empty)'}"
         )
 
     def _end(self) -> None:
-        """Kill the sidecar that hangs, unless what listens is another process."""
+        """Kill the hung sidecar, unless another process listens."""
         hung = self._listening_pid() or self._recorded_pid()
         if hung is None or not _is_sidecar(hung, self.socket_path):
             raise UnavailableError(
-                f"what listens on {self.socket_path} does not answer, and is not the sidecar that was started here "
-                f"(see {self.pid_path}): end it by hand"
+                f"the process on {self.socket_path} does not answer, and is not the sidecar that was started here "
+                f"(see {self.pid_path}): kill it by hand"
             )
         with suppress(ProcessLookupError):
             os.kill(hung, signal.SIGKILL)
         deadline = time.monotonic() + _END_TIMEOUT_S
         while _runs(hung):
             if time.monotonic() > deadline:
-                raise UnavailableError(f"the sidecar hangs, and process {hung} cannot be killed: see its state")
+                raise UnavailableError(f"the sidecar hangs, and its process {hung} survives SIGKILL: check its state")
             time.sleep(0.02)
 
     def _listening_pid(self) -> int | None:
-        """Return whom the kernel knows to listen; None if it takes no connection, or is of another namespace."""
+        """Return the listening process's id; None if it accepts no connection or is in another namespace."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(_QUICK_ANSWER_S)
             try:
@@ -214,7 +214,7 @@ class EmbeddedService:
         while True:
             try:
                 return self._ask(max(0.01, deadline - time.monotonic()))
-            except BlockingIOError:  # too many wait to be taken, which the system does not wait for
+            except BlockingIOError:  # the backlog is full, for which connect does not wait
                 if time.monotonic() > deadline:
                     return _Found.HUNG
                 time.sleep(0.02)
@@ -251,7 +251,7 @@ class EmbeddedService:
 
 
 def _runs(pid: int) -> bool:
-    """Say whether a process is there that may still do something: one that waits to be reaped may not."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -260,9 +260,9 @@ def _runs(pid: int) -> bool:
 
 def _is_sidecar(pid: int, socket_path: str) -> bool:
     """
-    Say whether the process is the service of this socket.
+    Return whether a process is the service of this socket.
 
-    Ids are given again, the file with this one may be old, or of another container; and other storages have sidecars.
+    Process ids are reused, the file may be stale or from another container, and other storages have sidecars, too.
     """
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

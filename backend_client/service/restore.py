@@ -1,9 +1,9 @@
 """
-Advance the table to the base: the one way in which a table gets its content.
+Advances a table to the base; all content of a table comes this way.
 
 It serves the normal case (the previous batch's change set, from the sidecar's memory), retries, speculative copies,
-moves to another executor, cold starts and changed parallelism alike. A table that begins anew gets snapshots first, if
-there are any: one of exactly its key groups becomes the table, from others its own key groups are copied.
+moves to another executor, cold starts and changed parallelism. An empty table first gets snapshots, if there are any: a
+snapshot of exactly its key groups becomes the table; from others, its own key groups are copied.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ Changes: TypeAlias = Iterable[ChangeColumns]
 @dataclass(frozen=True, slots=True)
 class Advance:
     """
-    What came of advancing a table.
+    The result of advancing a table.
 
     Args:
-        changes: How many changes were applied.
-        materialize: The sidecar wants a snapshot of the table as it is now.
-        materialized: What the driver has to learn of the table's snapshot: its announcement, or a stored one's handle.
+        changes: Number of applied changes.
+        materialize: Whether the sidecar requests a snapshot of the table now.
+        materialized: Report of the table's snapshot for the driver: its announcement, or a stored one's handle.
     """
 
     changes: int
@@ -61,7 +61,7 @@ class Advance:
 
 
 class _GoneError(Exception):
-    """The table is so old that what leads from it to the base is no longer stored."""
+    """The table is so old that the changes from it to the base are no longer stored."""
 
 
 def advance_to_base(
@@ -73,15 +73,15 @@ def advance_to_base(
     base: CheckpointRef | None,
 ) -> Advance:
     """
-    Bring the table to checkpoint `base` (None: before the first).
+    Advance the table to checkpoint `base` (None: before the first).
 
     Raises:
-        CorruptDataError: Stored state is damaged; names the object. The table keeps no part of it under a version.
+        CorruptDataError: Stored state is damaged; names the object. The table keeps none of it under a version.
         UnavailableError: The sidecar or its store does not answer.
-        LocalDiskError: The table's folder cannot be used; another try there would fail, too.
+        LocalDiskError: The table's folder cannot be used; a retry there would fail, too.
     """
     if base is None:
-        # Whatever is here belongs to no checkpoint of this job.
+        # Any content belongs to no checkpoint of this job.
         table.clear()
         return Advance(0)
     for _ in range(_BROKEN_STREAMS_MAX):
@@ -96,10 +96,10 @@ def advance_to_base(
 
 def read_change_sets(client: ServiceClient, job: str, epoch: int, refs: Sequence[ChangeSetRef]) -> Changes:
     """
-    Yield change sets of a checkpoint that does not exist yet, in order; one at a time is in memory.
+    Yield change sets of a checkpoint that does not exist yet, in order; memory holds one at a time.
 
     Raises:
-        LostChangesError: One is gone; the batch must be executed again.
+        LostChangesError: A change set is lost; the batch must be executed again.
         UnavailableError: The sidecar or its store does not answer.
     """
     done = broken = 0
@@ -113,7 +113,7 @@ def read_change_sets(client: ServiceClient, job: str, epoch: int, refs: Sequence
                         yield _decoded(frame, payload)
                         done += 1
             if done < len(refs):
-                raise CorruptDataError(f"{len(refs) - done} change sets are missing in a stream of the sidecar")
+                raise CorruptDataError(f"{len(refs) - done} change sets are missing in the sidecar's answer")
         except UnavailableError:
             broken += 1
             if broken > _BROKEN_STREAMS_MAX:
@@ -123,7 +123,7 @@ def read_change_sets(client: ServiceClient, job: str, epoch: int, refs: Sequence
 def _advance(
     table: StateTable, client: ServiceClient, job: str, operator: str, key_groups: KeyGroupRange, to_checkpoint: str
 ) -> Advance:
-    """Try once. A sidecar that dies meanwhile breaks the stream; the table's version tells where to begin again."""
+    """Try once. If the sidecar dies, the stream breaks; the table's version tells where to resume."""
     from_checkpoint = table.version
     if from_checkpoint == to_checkpoint:
         return Advance(0)
@@ -156,7 +156,7 @@ def _apply(
 
 
 def _adopted(table: StateTable, frames: Frames, key_groups: KeyGroupRange) -> Frames:
-    """Let a snapshot of exactly the table's key groups become the table; return the frames that are left."""
+    """If the first snapshot has exactly the table's key groups, make it the table; return the remaining frames."""
     frame, payload = next(frames)
     if not isinstance(frame, SnapshotFrame) or frame.key_groups != key_groups or frame.counted != (key_groups,):
         return chain([(frame, payload)], frames)
@@ -208,12 +208,12 @@ def _segment(frame: SegmentFrame, payload: bytes) -> Changes:
 def _decoded(frame: SetFrame, payload: bytes) -> ChangeColumns:
     source = frame.source
     if f"{checksum64(payload):016x}" != frame.checksum:
-        raise CorruptDataError(f"a segment of object {source} was damaged on its way", object_key=source)
+        raise CorruptDataError(f"a segment of object {source} was damaged in transfer", object_key=source)
     return decode_columns(payload, source)
 
 
 def _unexpected(frame: RestoreFrame) -> Exception:
-    """Return what the service reported, or that a frame of this kind has no place here."""
+    """Return the error that the service reported, or one for an unexpected frame."""
     if isinstance(frame, ErrorFrame):
         return frame.exception
     return CorruptDataError(f"unexpected frame {frame.KIND!r} in a restore stream")

@@ -57,7 +57,7 @@ def upgrade_of(written: str, newest: str, what: str) -> Upgrade:
     try:
         convert = _struct_change(json.loads(written), json.loads(newest), "")
     except _ChangeError as error:
-        raise InvalidInputError(f"{what}: {error}. Use the stored schema again, or another state name") from None
+        raise InvalidInputError(f"{what}: {error}. Use the stored schema again, or use another state name") from None
     return convert or (lambda fields: fields)
 
 

@@ -88,9 +88,7 @@ class StateTable:
             raise LocalDiskError(
                 f"the local state folder {root} cannot be used: {error.strerror}; set local_dir to a writable folder"
             ) from error
-        raise LocalDiskError(
-            f"all {SLOTS_MAX} table slots of {root} are held by running tasks; fewer attempts may run there at once"
-        )
+        raise LocalDiskError(f"all {SLOTS_MAX} table slots of {root} are held by running tasks")
 
     @property
     def version(self) -> str | None:
@@ -194,11 +192,7 @@ class StateTable:
             write(self._table, [part], "")
         except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more specific
             self._may_copy = False  # later parts overlay this one, so they stay in memory, too
-            logger.warning(
-                "overlaid changes of the table in %s stay in memory, because its copy cannot be written: %s",
-                self._folder,
-                error,
-            )
+            logger.warning("overlaid changes of the table in %s stay in memory: %s", self._folder, error)
         return self._may_copy
 
     def _go_on_in_copy(self) -> None:

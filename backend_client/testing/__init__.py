@@ -1,4 +1,4 @@
-"""For the unit tests of users: `StateTester` runs a ``StatefulProcessor`` without Spark, on real tables."""
+"""Support for users' unit tests: `StateTester` runs a ``StatefulProcessor`` without Spark, on real tables."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """
 State in one process, without Spark or a service: real tables, real change sets, the log in memory.
 
-A batch's changes go through the encoding of the log and into the table of their partition at once. What came since the
-last checkpoint is lost with a restore, which builds all tables anew from the log. Serves `StateTester`.
+A batch's changes are encoded as in the log and applied to their partition's table at once. A restore drops everything
+since the last checkpoint and rebuilds all tables from the log. Serves `StateTester`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _CHANGE_SET_BYTES = 5 << 20
 
 class LocalState:
     """
-    The tables and the log of one operator. Not thread-safe; `close` it, or it ends with the object.
+    The tables and the log of one operator. Not thread-safe; close it, or it closes with the object.
 
     Args:
         parallelism: Number of partitions, each with a table.
         max_parallelism: Number of key groups.
 
     Raises:
-        InvalidInputError: There would be partitions without key groups.
+        InvalidInputError: A partition would have no key groups.
     """
 
     def __init__(self, parallelism: int, max_parallelism: int) -> None:
@@ -41,7 +41,7 @@ class LocalState:
         self._max_parallelism = max_parallelism
         self._ranges = [key_group_range(at, parallelism, max_parallelism) for at in range(parallelism)]
         self.timestamp_ms = 0
-        """Time of the batches to come; what has a time to live ends by it."""
+        """Processing time of later batches in ms; TTLs use it."""
         self._log: list[bytes] = []
         self._checkpointed = 0
         self._tables: list[StateTable] = []
@@ -61,7 +61,7 @@ class LocalState:
         return map(self._state, range(self._parallelism))
 
     def commit(self, state: KeyedState) -> None:
-        """End a batch: bring its changes into the log and the table."""
+        """End a batch: write its changes to the log and the table."""
         changes = state.take_changes()
         if changes:
             self._log.append(encode_change_set(changes))
@@ -75,15 +75,15 @@ class LocalState:
                 self.commit(state)
 
     def checkpoint(self) -> None:
-        """Let all that was done so far survive a restore."""
+        """Make everything so far survive a restore."""
         self._checkpointed = len(self._log)
 
     def restore(self, parallelism: int | None = None) -> None:
         """
-        Go back to the last checkpoint, with tables that are built anew from the log.
+        Return to the last checkpoint, with tables rebuilt from the log.
 
         Raises:
-            InvalidInputError: There would be partitions without key groups.
+            InvalidInputError: A partition would have no key groups.
         """
         count = parallelism or self._parallelism
         self._ranges = [key_group_range(at, count, self._max_parallelism) for at in range(count)]

@@ -1,9 +1,9 @@
 """
-Unit tests of processors without Spark running: the calls of PySpark's ``TwsTester`` on this project's tables.
+Unit tests of processors without a running Spark: the calls of PySpark's ``TwsTester`` on this project's tables.
 
-Where `TwsTester` keeps Python objects in dictionaries, every value here is checked against its schema, encoded, logged
-and read back, as in a query; and the state can be checkpointed, and restored with another parallelism or with the next
-version of the processor.
+`TwsTester` keeps Python objects in dictionaries. Here every value is checked against its schema, encoded, logged and
+read back, as in a query. State can be checkpointed, and restored with another parallelism or with the next version of
+the processor.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ class StateTester:
     """
     Calls a processor for one key at a time, as PySpark's ``TwsTester`` does.
 
-    Each call is a batch of its own. One that raises leaves the state as it was.
+    Each call is a separate batch. A call that raises leaves the state unchanged.
 
     Args:
         processor: The processor to test; `init` and `close` are called with every batch, as in a query.
         initialStateRow: Pairs of a key and a row for ``handleInitialState``.
         initialStatePandas: Pairs of a key and a pandas DataFrame; not with `initialStateRow`.
         timeMode: "None", "ProcessingTime" or "EventTime".
-        outputMode: As in a query; it does not matter here.
-        eventTimeExtractor: Returns the event time of a row in ms; needed with "EventTime". Rows that the watermark has
-            passed are dropped before the processor sees them.
+        outputMode: As in a query; it has no effect here.
+        eventTimeExtractor: Returns the event time of a row in ms; required with "EventTime". Late rows are dropped
+            before the processor gets them.
         keySchema: Schema of the grouping columns; by default one column of the first key's type. A key of several
             columns is a tuple.
         parallelism: Number of partitions.
         maxParallelism: Number of key groups.
 
     Raises:
-        InvalidInputError: An argument is impossible, or ``init`` asks for what the backend does not serve.
+        InvalidInputError: An argument is invalid, or ``init`` asks for an unsupported feature.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class StateTester:
         maxParallelism: int = 128,
     ) -> None:
         if initialStateRow is not None and initialStatePandas is not None:
-            raise InvalidInputError("initialStateRow and initialStatePandas cannot both be given")
+            raise InvalidInputError("initialStateRow and initialStatePandas exclude each other; pass one of them")
         self._mode = TimeMode.of(timeMode)
         if self._mode is TimeMode.EVENT and eventTimeExtractor is None:
-            raise InvalidInputError("timeMode 'EventTime' needs eventTimeExtractor=…, which tells which rows are late")
+            raise InvalidInputError("timeMode 'EventTime' needs eventTimeExtractor=…, to find late rows")
         self._event_time = eventTimeExtractor
         self._watermark_ms = 0
         self.processor = processor
@@ -115,7 +115,7 @@ class StateTester:
         self.close()
 
     def close(self) -> None:
-        """Remove the tables; they also go with the object."""
+        """Remove the tables; otherwise they are removed with the object."""
         self._local.close()
 
     def test(self, key: Any, input: Sequence[Row]) -> list[Row]:  # noqa: A002 - TwsTester's name
@@ -124,20 +124,20 @@ class StateTester:
         return self._run(key, filter(self._is_on_time, input))
 
     def testInPandas(self, key: Any, input: DataFrame) -> DataFrame:  # noqa: A002
-        """Do what `test` does with a processor of the pandas API."""
+        """Do the same as `test` for a processor of the pandas API."""
         self._in_pandas = True
         if self._mode is TimeMode.EVENT:
             input = input[input.apply(self._is_on_time, axis=1)].reset_index(drop=True)  # noqa: A001
         return _concatenated(self._run(key, iter([input])))
 
     def setProcessingTime(self, currentTimeMs: int) -> list[Row] | DataFrame:
-        """Let time pass, in timeMode "ProcessingTime": timers fire, and what has a time to live ends."""
+        """Advance the time, in timeMode "ProcessingTime": timers fire, and entries with a TTL expire."""
         self._check_time(TimeMode.PROCESSING, currentTimeMs, self._local.timestamp_ms)
         self._local.timestamp_ms = currentTimeMs
         return self._fire(self._watermark_ms)
 
     def setWatermark(self, currentWatermarkMs: int) -> list[Row] | DataFrame:
-        """Move the watermark on, in timeMode "EventTime": timers fire, and older rows are late from now on."""
+        """Advance the watermark, in timeMode "EventTime": timers fire, and older rows count as late afterwards."""
         self._check_time(TimeMode.EVENT, currentWatermarkMs, self._watermark_ms)
         before, self._watermark_ms = self._watermark_ms, currentWatermarkMs
         return self._fire(before)
@@ -153,7 +153,7 @@ class StateTester:
             self._value(handle, stateName).update(value)
 
     def peekListState(self, stateName: str, key: Any) -> list[tuple[Any, ...]]:
-        """Return a key's list; without elements it is empty."""
+        """Return a key's list; empty without elements."""
         with self._visit(key) as (_, handle):
             return list(self._list(handle, stateName).get())
 
@@ -163,7 +163,7 @@ class StateTester:
             self._list(handle, stateName).put(value)
 
     def peekMapState(self, stateName: str, key: Any) -> dict[tuple[Any, ...], tuple[Any, ...]]:
-        """Return a key's map; without entries it is empty."""
+        """Return a key's map; empty without entries."""
         with self._visit(key) as (_, handle):
             return dict(self._map(handle, stateName).iterator())
 
@@ -176,7 +176,7 @@ class StateTester:
                 variable.updateValue(user_key, item)
 
     def deleteState(self, stateName: str, key: Any) -> None:
-        """Remove what a state holds for a key."""
+        """Clear a state for a key."""
         kind = self._info(stateName).kind
         with self._visit(key) as (_, handle):
             if kind == "value":
@@ -185,22 +185,22 @@ class StateTester:
                 (self._list if kind == "list" else self._map)(handle, stateName).clear()
 
     def checkpoint(self) -> None:
-        """Let all that was done so far survive a `restore`."""
+        """Make everything so far survive a `restore`."""
         self._local.checkpoint()
         self._checkpointed, self._checkpointed_watermark_ms = self._states, self._watermark_ms
 
     def restore(self, parallelism: int | None = None, processor: StatefulProcessor | None = None) -> None:
         """
-        Go back to the last checkpoint: tables are built anew from what was logged, and no object of before is used.
+        Return to the last checkpoint: tables are rebuilt from the log, and no earlier object is used.
 
-        The watermark goes back with it; processing time goes on.
+        The watermark returns with it; the processing time stays.
 
         Args:
-            parallelism: Number of partitions from now on.
-            processor: Another version of the processor, whose states may have changed as a query's may over a restart.
+            parallelism: New number of partitions.
+            processor: Another version of the processor; its states may change as over a query's restart.
 
         Raises:
-            InvalidInputError: The states cannot become those of `processor`; names the field.
+            InvalidInputError: The change of states is not possible; names the field.
         """
         if processor is not None:  # before anything is lost
             merge_states(_NAME, self._checkpointed, self._declared(processor)[0])
@@ -248,15 +248,17 @@ class StateTester:
 
     def _check_time(self, mode: TimeMode, given_ms: int, current_ms: int) -> None:
         if self._mode is not mode:
-            raise InvalidInputError(f"this needs a tester with timeMode {mode.value!r}, not {self._mode.value!r}")
+            raise InvalidInputError(
+                f"this call needs a StateTester with timeMode {mode.value!r}, not {self._mode.value!r}"
+            )
         if given_ms <= current_ms:
             raise InvalidInputError(
-                f"time only goes forward: it is {current_ms} ms already, {given_ms} ms is not later"
+                f"time only moves forward: it is already {current_ms} ms, and {given_ms} ms is not later"
             )
 
     @contextmanager
     def _visit(self, key: Any) -> Iterator[tuple[tuple[Any, ...], TaskHandle]]:
-        """Make a key the current one; what is written goes into the log when the context ends without an error."""
+        """Make a key the current one; writes are logged when the context ends without an error."""
         parts, key_schema = self._key(key)
         state = self._local.at(KeyCodec(key_schema).encode(parts))
         handle = TaskHandle(_NAME, self._states, state)
@@ -288,7 +290,7 @@ class StateTester:
     def _info(self, name: str) -> StateInfo:
         info = self._states.get(name)
         if info is None:
-            raise InvalidInputError(f"init asks for no state {name!r}; it asks for: {', '.join(self._states)}")
+            raise InvalidInputError(f"init declares no state {name!r}; it declares: {', '.join(self._states)}")
         return info
 
     def _value(self, handle: TaskHandle, name: str) -> ValueVariable:
@@ -320,7 +322,7 @@ def _schema_of_key(parts: tuple[Any, ...]) -> StructType:
         kind = _KEY_TYPES.get(type(part))
         if kind is None:
             raise InvalidInputError(
-                f"what type the key column {part!r} has cannot be told from it: pass keySchema=… to the tester"
+                f"the type of the key column {part!r} cannot be inferred: pass keySchema=… to the StateTester"
             )
         fields.append({"name": f"key_{position}", "type": kind, "nullable": True, "metadata": {}})
     return StructType.fromJson({"type": "struct", "fields": fields})

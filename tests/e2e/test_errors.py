@@ -101,7 +101,7 @@ def test_old_spark_checkpoint_on_new_state(make_backend: Backends, stream: DataF
     """A Spark checkpoint whose state is missing is refused before a batch runs."""
     run_to_end(totals(make_backend("one"), stream).writeStream, tmp_path / "chk", Collected())
 
-    with pytest.raises(InvalidInputError, match="has batches already, but job 'two' has no state"):
+    with pytest.raises(InvalidInputError, match="already has batches, but job 'two' has no state"):
         run_to_end(totals(make_backend("two"), stream).writeStream, tmp_path / "chk", Collected())
 
 
@@ -156,7 +156,7 @@ def test_spark_checkpoint_set_back(make_backend: Backends, stream: DataFrame, tm
         for path in (tmp_path / "chk" / folder).iterdir():
             path.unlink()
 
-    with pytest.raises(ConflictError, match=r"has batch 1, but the Spark checkpoint .* has no batch"):
+    with pytest.raises(ConflictError, match=r"contains batch 1, but the Spark checkpoint .* has no batch"):
         run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "chk", Collected())
 
 
@@ -203,7 +203,7 @@ def test_missing_checkpoint_location(make_backend: Backends, stream: DataFrame) 
     [
         ({"timeMode": "Eventtime "}, "timeMode must be 'None', 'ProcessingTime' or 'EventTime'"),
         ({"outputMode": "Complete"}, "outputMode must be 'Update' or 'Append'"),
-        ({"eventTimeColumnName": "ts"}, "eventTimeColumnName 'ts' is no column of the output; it has k, n, s"),
+        ({"eventTimeColumnName": "ts"}, "eventTimeColumnName 'ts' is not a column of the output; it has k, n, s"),
         ({"name": "a/b"}, "a/b"),
         ({"parallelism": 1000}, "max_parallelism"),
         ({"parallelism": 2.5}, "whole number"),
@@ -291,7 +291,7 @@ def test_name_of_a_running_query_is_refused(make_backend: Backends, stream: Data
 
     def function(batch: DataFrame, batch_id: int) -> None:
         batch.count()
-        with pytest.raises(InvalidInputError, match="'named' is active in this session"):
+        with pytest.raises(InvalidInputError, match="'named' is already active in this session"):
             run_to_end(totals(make_backend(), stream).writeStream.queryName("named"), tmp_path / "chk", print)
         refused.append(batch_id)
 

@@ -93,7 +93,7 @@ def test_impossible_initial_state_is_refused(
     write_input(tmp_path / "in", FILES)
     stream = read_input(spark, tmp_path / "in")
     for wrong, message in (
-        (initial.groupBy("c"), r"initialState is grouped by \(bigint\), the input by \(string\)"),
+        (initial.groupBy("c"), r"initialState is grouped by types \(bigint\), the input by \(string\)"),
         (initial, "must be a batch DataFrame, grouped by the same key as the input"),
         (stream.groupBy("k"), "must be a batch DataFrame, grouped by the same key as the input"),
     ):

@@ -188,7 +188,7 @@ def test_stream_sink_is_made_by_its_provider(spark: SparkSession) -> None:
 
 def test_unknown_format_is_an_error(spark: SparkSession) -> None:
     """A format that Spark does not know is told from an interface that is not there."""
-    with pytest.raises(InvalidInputError, match="knows no format 'unheard_of'"):
+    with pytest.raises(InvalidInputError, match="does not find the format 'unheard_of'"):
         sinks.Format(spark, "unheard_of")
 
 
@@ -272,7 +272,7 @@ def test_arrays_of_frames(pandas_of: bool) -> None:
 def test_missing_interface_is_named(error: Exception) -> None:
     """An interface that is not there is an error with its name, the versions that have it, and a way on."""
     with (
-        pytest.raises(InvalidInputError, match=r"FileStreamSink as PySpark 4\.1 to 4\.3 have it: use foreachBatch"),
+        pytest.raises(InvalidInputError, match=r"FileStreamSink of PySpark 4\.1 to 4\.3: use foreachBatch"),
         session.needed("FileStreamSink", "use foreachBatch"),
     ):
         raise error

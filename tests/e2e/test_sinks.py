@@ -228,18 +228,21 @@ def test_foreach_writer_is_opened_and_closed(spark: SparkSession, make_backend: 
     [
         (lambda writer: writer.format("parquet"), "needs a path"),
         (lambda writer: writer.format("parquet").outputMode("update").option("path", "/x"), "only appends"),
-        (lambda writer: writer.partitionBy("nothing").option("path", "/x"), "partitionBy names nothing"),
+        (
+            lambda writer: writer.partitionBy("nothing").option("path", "/x"),
+            "partitionBy names unknown columns nothing",
+        ),
         (lambda writer: writer.partitionBy("k", "n", "s").option("path", "/x"), "names all columns"),
         (lambda writer: writer.partitionBy("k").format("console"), "does not support partitionBy"),
         (lambda writer: writer.format("memory"), r"needs queryName"),
-        (lambda writer: writer.format("kafka"), "knows no format 'kafka': is its package there"),
-        (lambda writer: writer.format("nonsense"), "knows no format 'nonsense'"),
+        (lambda writer: writer.format("kafka"), "does not find the format 'kafka': add its package"),
+        (lambda writer: writer.format("nonsense"), "does not find the format 'nonsense'"),
         (lambda writer: writer.format("rate"), "has no streaming sink .* use foreachBatch"),
         (lambda writer: writer, "has no sink; name one"),
         (lambda writer: writer.trigger(continuous="1 second"), "state is checkpointed per batch"),
         (lambda writer: writer.clusterBy("k"), "use partitionBy"),
         (lambda writer: writer.foreach(3), "foreach takes a function of a row"),
-        (lambda writer: writer.outputMode("complete"), "output mode 'complete' is not possible"),
+        (lambda writer: writer.outputMode("complete"), "output mode 'complete' is not supported"),
     ],
 )
 def test_impossible_sink_is_named(

@@ -165,7 +165,7 @@ def test_impossible_join_is_refused(spark: SparkSession, make_backend: Callable[
         ({"inputs": {"l": stream, "r": stream.withColumn("k", F.lit(1))}}, "int in input 'r'"),
         ({"inputs": {"l": stream, "K": stream}}, "rename 'K'"),
         ({"on": []}, "on must name columns"),
-        ({"wait": "soon"}, "a duration"),
+        ({"wait": "soon"}, "non-negative duration"),
         ({"wait": timedelta(seconds=-1)}, "non-negative duration"),
         ({"wait": {"l": "1 minute"}}, "inputs are l, r"),
     ]:

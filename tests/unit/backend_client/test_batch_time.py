@@ -36,7 +36,7 @@ def test_modes_are_read_in_any_case() -> None:
         TimeMode.EVENT,
         TimeMode.PROCESSING,
     ]
-    with pytest.raises(InvalidInputError, match="'EventTime', it is 'Eventime'"):
+    with pytest.raises(InvalidInputError, match="'EventTime', not 'Eventime'"):
         TimeMode.of("Eventime")
 
 

@@ -74,8 +74,8 @@ def test_check_finds_ignored_condition() -> None:
 
 
 def test_refusal_by_vanished_object_is_unavailable() -> None:
-    """An object that was there and is gone again decides nothing, so the put is to be repeated."""
-    with pytest.raises(UnavailableError, match="gone again"):
+    """An object that was there and is was then deleted decides nothing, so the put is to be repeated."""
+    with pytest.raises(UnavailableError, match="was then deleted"):
         check_refused_put(MemoryStore(), "k", b"x")
 
 

@@ -127,10 +127,10 @@ def test_broken_customer_key_stops_start(content: bytes | None, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sse_kms_key_id": "key"}, "sse_kms_key_id is for"),
-        ({"sse": "AES256", "sse_kms_key_id": "key"}, "sse_kms_key_id is for"),
+        ({"sse_kms_key_id": "key"}, "sse_kms_key_id needs"),
+        ({"sse": "AES256", "sse_kms_key_id": "key"}, "sse_kms_key_id needs"),
         ({"sse": "AES256", "sse_customer_key_file": Path("key")}, "exclude each other"),
-        ({"endpoint_url": "http://user:5ecret@host"}, "must not hold credentials"),
+        ({"endpoint_url": "http://user:5ecret@host"}, "must not contain credentials"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:

@@ -186,7 +186,7 @@ def test_bad_segments_are_refused() -> None:
         encode_object([])
     with pytest.raises(InvalidInputError, match="twice"):
         encode_object([good, segment(0, b"y")])
-    with pytest.raises(InvalidInputError, match="not that of its payload"):
+    with pytest.raises(InvalidInputError, match="does not match its payload"):
         encode_object([dataclasses.replace(good, checksum=good.checksum ^ 1)])
 
 

@@ -127,7 +127,7 @@ def test_handle_that_differs_from_index_is_found(
     """I10: a handle is believed only if the object's own index says the same."""
     store = MemoryStore()
     handle = stored(store, KEY, payloads)[1]
-    with pytest.raises(CorruptDataError, match=f"{KEY} does not hold the segment"):
+    with pytest.raises(CorruptDataError, match=f"{KEY} does not contain the segment"):
         read(store, [dataclasses.replace(handle, entry=change(handle.entry))])
 
 

@@ -203,7 +203,7 @@ def test_damaged_sketch_is_an_error() -> None:
 def test_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the library of sketches, the error names its package."""
     monkeypatch.setitem(sys.modules, "datasketches", None)
-    with pytest.raises(InvalidInputError, match="install the package datasketches"):
+    with pytest.raises(InvalidInputError, match="needs the package datasketches"):
         Task(Aggregate(ApproxDistinct("v")), rows_schema("long")).run([{"k": 1, "v": 1, "t": 0}])
 
 

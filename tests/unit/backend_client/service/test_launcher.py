@@ -163,7 +163,7 @@ def test_answer_is_waited_for_where_nobody_can_look_after_the_service() -> None:
 
         def fail_to_look() -> None:
             looked.set()
-            raise UnavailableError("end it by hand")
+            raise UnavailableError("kill it by hand")
 
         def answer_when_looked_after() -> None:
             connection, _ = listener.accept()
@@ -217,7 +217,7 @@ def test_foreign_listener_is_left_alone(service: EmbeddedService) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(service.socket_path)
         listener.listen()
-        with pytest.raises(UnavailableError, match="end it by hand"):
+        with pytest.raises(UnavailableError, match="kill it by hand"):
             replace(service, answer_timeout_s=0.1).ensure()
     Path(service.socket_path).unlink()
     service.ensure()  # for the fixture to end
@@ -264,7 +264,7 @@ def test_sidecar_of_another_storage_is_left_alone(service: EmbeddedService) -> N
     with socket.socket(socket.AF_UNIX) as listener:
         waiting = fill_queue(service, listener)
         Path(service.pid_path).write_text(f"{other.pid}\n", encoding="utf-8")
-        with pytest.raises(UnavailableError, match="end it by hand"):
+        with pytest.raises(UnavailableError, match="kill it by hand"):
             replace(service, answer_timeout_s=0.1).ensure()
         assert other.poll() is None
         other.communicate(b"\n")
@@ -315,7 +315,7 @@ def test_start_that_the_system_refuses_says_what_to_do(
             service.ensure()
 
     assert "a long command" not in raised.value.message
-    for words in (service.log_path, "processes, memory and room", "its log ends: "):
+    for words in (service.log_path, "processes, memory and disk space", "its log ends: "):
         assert words in raised.value.message
 
 

@@ -109,7 +109,7 @@ def test_folder_that_others_can_write_is_not_used(use: str) -> None:
         folder.chmod(0o777)
         settings = BackendSettings("file:///s", "job", local_dir=name)
 
-        with pytest.raises(UntrustedFolderError, match="can be written by other users"):
+        with pytest.raises(UntrustedFolderError, match="is writable by other users"):
             if use == "connect":
                 connect(settings)
             elif use == "ensure":

@@ -183,9 +183,9 @@ def test_output_of_every_type() -> None:
     ("frame", "message"),
     [
         ({"n": [1]}, "must yield pandas.DataFrame"),
-        (pd.DataFrame({"n": [1]}), "without k of the output schema"),
-        (pd.DataFrame([[1]]), "a frame of 1 columns, the output schema has 2"),
-        (pd.DataFrame({"k": ["a"], "n": ["many"]}), "output column 'n' is of type int64"),
+        (pd.DataFrame({"n": [1]}), "which lacks k of the output schema"),
+        (pd.DataFrame([[1]]), "a frame with 1 columns, the output schema has 2"),
+        (pd.DataFrame({"k": ["a"], "n": ["many"]}), "output column 'n' do not fit its type int64"),
     ],
 )
 def test_output_that_does_not_fit_is_named(frame: Any, message: str) -> None:

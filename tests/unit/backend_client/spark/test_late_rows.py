@@ -45,7 +45,7 @@ def test_output_column_takes_the_delay_over() -> None:
 def test_impossible_output_column_is_refused() -> None:
     """A column that is not there, or holds no moments, cannot be the event time."""
     output = StructType().add("k", StringType()).add("n", LongType())
-    with pytest.raises(InvalidInputError, match="'t' is no column of the output; it has k, n"):
+    with pytest.raises(InvalidInputError, match="'t' is not a column of the output; it has k, n"):
         mark_event_time(output, "t", MOMENT)
     with pytest.raises(InvalidInputError, match="'n' must be a timestamp, it is bigint"):
         mark_event_time(output, "n", MOMENT)

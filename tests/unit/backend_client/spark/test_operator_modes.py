@@ -40,7 +40,7 @@ def test_modes_that_were_not_stored_may_be_any(known: str | None) -> None:
             {"time_mode": "ProcessingTime"},
             "'sessions' was started with timeMode 'EventTime', now it has 'ProcessingTime'",
         ),
-        ({"time_mode": "None"}, "timeMode 'EventTime', now it has 'None'.*go back to 'EventTime', or begin anew"),
+        ({"time_mode": "None"}, "timeMode 'EventTime', now it has 'None'.*use 'EventTime' again, or start"),
         ({"kind": COLUMNS}, "'sessions' was started with a processor that is of the Row or pandas API, now it is colu"),
         ({"output_mode": "Update"}, "'sessions' was started with outputMode 'Append', now it has 'Update'"),
     ],

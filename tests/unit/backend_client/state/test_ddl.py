@@ -42,14 +42,14 @@ def test_field_may_be_required_and_commented() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("n", "its end stands where a word should be"),
-        ("n long,", "its end stands where a name should be"),
-        ("n long s string", "'s' stands where ',' should be"),
-        ("n array<long", "its end stands where '>' should be"),
-        ("n decimal(x)", "'x' stands where a number should be"),
-        ("n long; m long", "'; m long' cannot be read"),
-        ("n variant", "variant is no type that state can hold"),
-        ("n long not empty", "'empty' stands where null should be"),
+        ("n", "found its end, expected a word"),
+        ("n long,", "found its end, expected a name"),
+        ("n long s string", "found 's', expected ','"),
+        ("n array<long", "found its end, expected '>'"),
+        ("n decimal(x)", "found 'x', expected a number"),
+        ("n long; m long", "'; m long' cannot be parsed"),
+        ("n variant", "state cannot hold the type variant"),
+        ("n long not empty", "found 'empty', expected null"),
     ],
 )
 def test_wrong_text_is_refused_where_it_is_wrong(text: str, message: str) -> None:

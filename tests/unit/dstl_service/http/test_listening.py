@@ -55,7 +55,7 @@ def test_socket_has_its_mode_whatever_the_umask(users: str, mode: int, folder: P
 def test_socket_is_not_put_where_others_can_write(folder: Path) -> None:
     """In a folder that others can write, somebody else could take the socket's place; the operator may vouch for it."""
     folder.chmod(0o777)
-    with pytest.raises(UntrustedFolderError, match="can be written by other users"):
+    with pytest.raises(UntrustedFolderError, match="is writable by other users"):
         open_listener(ListenAddress(socket_path=folder / "s"))
     assert list(folder.iterdir()) == []
 

@@ -74,8 +74,7 @@ class ChangelogService:
         self._upload_threads = ThreadPerCall("upload")
         self._io_threads = JobThreads(settings.io_threads, "io")
         self._in_thread = self._io_threads.run
-        looks = max(1, settings.io_threads // 2)
-        self._looks = FairSlots(looks, max(1, looks // 2))
+        self._looks = FairSlots(max(1, settings.io_threads // 2))
         self._cache = SegmentCache(settings.cache.bytes_max)
         self._downloads = DownloadCache(
             store,

@@ -22,6 +22,7 @@ PYTEST_ARGS ?=
 SPARK_VERSIONS := 4.1 4.2
 # Processes that run the whole suite: much of it waits for other processes. An idle one takes tests over from the other.
 WORKERS ?= 2
+SUITE = --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
 
 # Spark listens on the loopback address and starts its workers with this environment's interpreter.
 export SPARK_LOCAL_IP := 127.0.0.1
@@ -74,20 +75,23 @@ load-web: need-go $(STAMP) ## The same, started from locust's web page on loopba
 	$(PY) -m loadtest.load --web
 
 stack: need-go $(STAMP) ## Run S3 server, coordinator and a Spark cluster with sidecars on loopback until Ctrl-C
-	$(PY) -m loadtest.stack
+	$(PY) -m tools.servers
 
 stack-check: need-go $(STAMP) ## Run a job on such a stack, then stop it
-	$(PY) -m loadtest.stack --check
+	$(PY) -m tools.servers --check
 
 ##@ Test it
-.PHONY: test servers versions lint types tidy check test-unit test-integration test-e2e test-versions differential
+.PHONY: test test-ci servers versions lint types tidy check test-unit test-integration test-e2e test-versions differential
 .PHONY: modelcheck mutants fuzz-api audit
 
 test: lint types servers versions ## Run everything: ruff, mypy and all tests, in two processes (WORKERS=1: in one)
-	$(PYTEST) --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
+	$(PYTEST) $(SUITE)
+
+test-ci: lint types servers versions ## The same, and run a few tests that failed once more, alone; both results are shown
+	$(PY) -m tools.suite -- $(SUITE)
 
 servers: need-go need-mvn $(STAMP) ## Build and fetch the servers that tests start (once, and again for new versions)
-	$(PY) -m loadtest.stack.prepare
+	$(PY) -m tools.servers.prepare
 
 check: lint types tidy ## Run what takes seconds: ruff, mypy and the rules of tests/test_tidy.py
 

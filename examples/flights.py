@@ -20,158 +20,23 @@ Definitions, which `examples.flights_answer` computes independently in pandas:
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import pandas as pd
-import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
+from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQueryListener
-from pyspark.sql.streaming.listener import QueryProgressEvent, QueryStartedEvent, QueryTerminatedEvent
+from pyspark.sql.streaming import StatefulProcessor
 
 from backend_client import BatchProgress, ChangelogStateBackend
+from examples.flights_files import ProgressLog, RouteFiles, append_line
+from examples.flights_processors import JOINED_SCHEMA, STATS_SCHEMA, FlightWeatherJoin, RouteStats
 
 JOB = "flights"
 ENGINES = ("changelog", "spark")
-
 FLIGHTS_SCHEMA = "origin STRING, time_hour STRING, dest STRING, carrier STRING, flight INT, dep_delay INT"
 WEATHER_SCHEMA = "origin STRING, time_hour STRING, wind_speed DOUBLE, precip DOUBLE, visib DOUBLE"
-JOINED_SCHEMA = (
-    "origin STRING, dest STRING, carrier STRING, flight INT, dep_delay INT, "
-    "wind_speed DOUBLE, precip DOUBLE, visib DOUBLE"
-)
-STATS_SCHEMA = (
-    "origin STRING, dest STRING, flights BIGINT, cancelled BIGINT, mean_delay DOUBLE, p95_delay INT, "
-    "mean_delay_clear DOUBLE, mean_delay_rain DOUBLE, mean_delay_wind DOUBLE, mean_delay_low_visibility DOUBLE"
-)
-WEATHER_CLASSES = ("clear", "rain", "wind", "low_visibility")
-
-
-class FlightWeatherJoin(StatefulProcessor):
-    """
-    Joins the flights of one airport and hour with the weather of that hour, in whatever order they come.
-
-    The state of a key: the hour's weather, null until it is there, and the flights that wait for it.
-    """
-
-    _STATE = (
-        "weather STRUCT<wind_speed: DOUBLE, precip: DOUBLE, visib: DOUBLE>, "
-        "waiting ARRAY<STRUCT<dest: STRING, carrier: STRING, flight: INT, dep_delay: INT>>"
-    )
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state."""
-        self._hour = handle.getValueState("hour", self._STATE)
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any = None) -> Iterator[Row]:  # noqa: N802, N803
-        """Yield the flights that have met their weather, those that waited first."""
-        stored = self._hour.get()
-        weather, waiting = stored if stored is not None else (None, [])
-        flights = [tuple(flight) for flight in waiting]
-        weather_is_new = False
-        for row in rows:
-            if row.is_weather:
-                weather, weather_is_new = (row.wind_speed, row.precip, row.visib), True
-            else:
-                flights.append((row.dest, row.carrier, row.flight, row.dep_delay))
-        if weather is None:
-            self._hour.update((None, flights))
-            return
-        if weather_is_new:
-            self._hour.update((weather, []))
-        wind_speed, precip, visib = weather
-        for dest, carrier, flight, dep_delay in flights:
-            yield Row(
-                origin=key[0],
-                dest=dest,
-                carrier=carrier,
-                flight=flight,
-                dep_delay=dep_delay,
-                wind_speed=wind_speed,
-                precip=precip,
-                visib=visib,
-            )
-
-    def close(self) -> None:
-        """Hold nothing that has to be closed."""
-
-
-class RouteStats(StatefulProcessor):
-    """
-    Keeps the statistics of one route and yields them once per batch.
-
-    The state of a key: cancelled flights, departures per minute of delay (ascending), and per weather class the number
-    of departures and the sum of their delays. It has at most one entry per distinct delay, about 300.
-    """
-
-    _STATE = (
-        "cancelled BIGINT, delays ARRAY<STRUCT<minutes: INT, departures: BIGINT>>, "
-        "by_weather MAP<STRING, STRUCT<departures: BIGINT, minutes: BIGINT>>"
-    )
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state."""
-        self._route = handle.getValueState("route", self._STATE)
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any = None) -> Iterator[Row]:  # noqa: N802, N803
-        """Yield the route's statistics over all flights so far."""
-        stored = self._route.get()
-        cancelled, old_delays, old_by_weather = stored if stored is not None else (0, [], {})
-        delays = dict(old_delays)
-        by_weather = {weather: tuple(totals) for weather, totals in old_by_weather.items()}
-        for row in rows:
-            if row.dep_delay is None:
-                cancelled += 1
-                continue
-            delays[row.dep_delay] = delays.get(row.dep_delay, 0) + 1
-            departures, minutes = by_weather.get(row.weather, (0, 0))
-            by_weather[row.weather] = (departures + 1, minutes + row.dep_delay)
-        histogram = sorted(delays.items())
-        self._route.update((cancelled, histogram, by_weather))
-        departed = sum(departures for departures, _ in by_weather.values())
-        means = {f"mean_delay_{name}": _mean(*by_weather.get(name, (0, 0))) for name in WEATHER_CLASSES}
-        yield Row(
-            origin=key[0],
-            dest=key[1],
-            flights=cancelled + departed,
-            cancelled=cancelled,
-            mean_delay=_mean(departed, sum(minutes for _, minutes in by_weather.values())),
-            p95_delay=nearest_rank(histogram, 95),
-            **means,
-        )
-
-    def close(self) -> None:
-        """Hold nothing that has to be closed."""
-
-
-def nearest_rank(histogram: Sequence[tuple[int, int]], percent: int) -> int | None:
-    """
-    Return the nearest-rank percentile: the value with rank ceil(percent / 100 * n) of n values in ascending order.
-
-    Args:
-        histogram: (value, count) pairs with ascending values.
-        percent: 1 to 100.
-
-    Returns:
-        The value; None without values.
-    """
-    remaining = -(-percent * sum(count for _, count in histogram) // 100)  # ceiling in integers
-    for value, count in histogram:
-        remaining -= count
-        if remaining <= 0:
-            return value
-    return None
-
-
-def _mean(count: int, total: int) -> float | None:
-    return total / count if count else None
 
 
 class Transform(Protocol):
@@ -240,87 +105,6 @@ def build(spark: SparkSession, transform: Transform, data: Path) -> Any:
         timeMode="None",
         name="stats",
     )
-
-
-class RouteFiles:
-    """
-    The job's output: one parquet file per batch, named after the batch id.
-
-    A batch that is executed again replaces its own file in one step, so that each batch is there once or not at all.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def save(self, batch: DataFrame, batch_id: int) -> None:
-        """Write a batch; this is the function for `foreachBatch`."""
-        path = self._folder / f"batch-{batch_id:08d}.parquet"
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        pq.write_table(batch.toArrow().sort_by([("origin", "ascending"), ("dest", "ascending")]), temporary)
-        os.replace(temporary, path)
-
-    def latest(self) -> pd.DataFrame:
-        """Return the last row of each route over all batches, sorted by route."""
-        batches: list[pd.DataFrame] = [
-            pq.read_table(path).to_pandas() for path in sorted(self._folder.glob("batch-*.parquet"))
-        ]
-        rows = pd.concat(batches, ignore_index=True)
-        latest = rows.drop_duplicates(["origin", "dest"], keep="last")
-        return latest.sort_values(["origin", "dest"], ignore_index=True)
-
-
-def append_line(path: Path, line: dict[str, Any]) -> None:
-    """Append one JSON line to a file."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON lines of a file that may not exist yet, without one that a killed writer left half written."""
-    if not path.exists():
-        return []
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
-    return lines
-
-
-class ProgressLog(StreamingQueryListener):
-    """Appends one JSON line per finished batch to a file: what a dashboard, or the demo, follows the job by."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._terminated = threading.Event()
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Ignore; the first batch tells enough."""
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """Write the batch down."""
-        progress = event.progress
-        line = {
-            "batch_id": progress.batchId,
-            "rows": progress.numInputRows,
-            "duration_ms": progress.durationMs.get("triggerExecution"),
-            "started": progress.timestamp,
-            "recorded_s": time.time(),
-        }
-        append_line(self._path, line)
-
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """Ignore."""
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Let `wait` return."""
-        self._terminated.set()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until the query has ended and all its lines are written; return whether that is so."""
-        return self._terminated.wait(timeout_s)
 
 
 def open_session(master: str) -> SparkSession:

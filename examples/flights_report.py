@@ -9,16 +9,16 @@ from typing import Any
 
 import pandas as pd
 
-from examples.flights import read_lines
 from examples.flights_answer import ROUTE, plain_rows
-from loadtest.reporting.figures import Figure, Goal, percentile
-from loadtest.reporting.page import HtmlReport
-from loadtest.reporting.plots import Marker, Series, histogram, line_plot
+from examples.flights_files import read_lines
+from tools.reporting.figures import Figure, Goal, percentile
+from tools.reporting.page import HtmlReport
+from tools.reporting.plots import Marker, Series, histogram, line_plot
 
 
 @dataclass(slots=True)
 class DemoRun:
-    """What happened: moments are seconds since the epoch, as in the lines of `examples.flights.ProgressLog`."""
+    """What happened: moments are seconds since the epoch, as in the lines of `examples.flights_files.ProgressLog`."""
 
     engine: str
     rows: int

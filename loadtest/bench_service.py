@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.reporting.figures import Figure, format_number, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, format_number, is_strict, strict_exit_code, write_report_json
 
 MODULES = ("hedging", "outage", "ingest", "objects", "compaction")
 """Modules of `loadtest.service_figures`, in the order in which they run."""

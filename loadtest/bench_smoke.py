@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from loadtest.bench.measuring import measure, new_session, new_stream, open_backend
 from loadtest.bench.processors import TOTALS, Totals
-from loadtest.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
 
 
 @dataclass(frozen=True, slots=True)

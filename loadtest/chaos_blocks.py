@@ -38,7 +38,7 @@ from backend_client.progress import BatchProgress
 from backend_client.spark.api.plan import StatefulDataFrame
 from backend_client.spark.driver.driver import BatchRunner
 from backend_client.spark.start.spark_checkpoint import CheckpointLog
-from loadtest.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
 
 KILLS = 20
 KEYS = 24

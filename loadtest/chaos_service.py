@@ -36,11 +36,11 @@ from loadtest.chaos.jumping_clock import HOUR_MS
 from loadtest.chaos.phases import KINDS, Phases
 from loadtest.chaos.rewinding import Fate, Rewinding
 from loadtest.chaos.verify import Findings, verify
-from loadtest.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
-from loadtest.stack.s3_server import S3Server
 from storage.clock import SystemClock
 from storage.leftovers import remove_leftovers
 from storage.open import open_store
+from tools.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
+from tools.servers.s3_server import S3Server
 
 KILLS = 200
 KILLS_PER_HANG = 20

@@ -9,6 +9,7 @@ whatever the umask, and what was made by such a look cannot be exchanged behind 
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import stat
@@ -18,6 +19,7 @@ from pathlib import Path
 from storage.errors import InvalidInputError
 
 _LINKS_MAX = 40
+_TRIES_MAX = 100
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -111,7 +113,13 @@ def make_folder(path: str | os.PathLike[str], trust: Trust = OWN) -> None:
 
 
 def make_private(path: str | os.PathLike[str]) -> None:
-    """Make a folder, and those above it that are missing, for this process's user alone, whatever the umask."""
+    """
+    Make a folder, and those above it that are missing, for this process's user alone, whatever the umask.
+
+    Raises:
+        FileNotFoundError: It is removed as often as it is made.
+        OSError: It cannot be made; FileExistsError: something is there that is no folder.
+    """
     _make(Path(os.path.abspath(path)))
 
 
@@ -131,14 +139,34 @@ def open_lock(path: str | os.PathLike[str], flags: int = os.O_CREAT) -> int:
 
 
 def _make(path: Path) -> None:
+    """Make a folder; what others remove meanwhile is made again, for who removes folders removes empty ones."""
+    for _ in range(_TRIES_MAX):
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            if _is_folder(path):
+                return
+        except FileNotFoundError:
+            _make(path.parent)
+        else:
+            return
+    raise FileNotFoundError(errno.ENOENT, "it is removed again and again", str(path))
+
+
+def _is_folder(path: Path) -> bool:
+    """
+    Return whether a folder that was there is there yet.
+
+    Raises:
+        FileExistsError: Something else is.
+    """
     try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        if not path.is_dir():
-            raise
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            return True
     except FileNotFoundError:
-        _make(path.parent)
-        _make(path)
+        if not os.path.islink(path):
+            return False
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
 def _check_part(path: str | os.PathLike[str], part: str, found: os.stat_result, trust: Trust, *, is_last: bool) -> None:

@@ -20,10 +20,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-PACKAGES = ("storage", "dstl_service", "backend_client", "loadtest")
+PACKAGES = ("storage", "dstl_service", "backend_client")
 """What is installed."""
 
-FOLDERS = (*PACKAGES, "examples", "tests", "tools")
+PROGRAMS = ("tools", "loadtest", "examples")
+"""What is run in a checkout."""
+
+FOLDERS = (*PACKAGES, *PROGRAMS, "tests")
 """Where the project's Python files are."""
 
 # --- Who may import whom -------------------------------------------------------------------------------------------
@@ -33,9 +36,11 @@ PROJECT_IMPORTS: dict[str, tuple[str, ...]] = {
     "storage": ("storage",),
     "dstl_service": ("dstl_service", "storage"),
     "backend_client": ("backend_client", "storage", "dstl_service.wire"),
+    "tools": ("tools", "backend_client", "storage", "dstl_service"),
     # The chaos test compares what is stored by the library's own view of it.
-    "loadtest": ("loadtest", "backend_client", "storage", "dstl_service"),
-    "examples": ("examples", "backend_client", "loadtest", "storage"),
+    "loadtest": ("loadtest", "tools", "backend_client", "storage", "dstl_service"),
+    # What a user could have written, and the demo's report.
+    "examples": ("examples", "backend_client", "storage", "tools.reporting"),
 }
 
 LAYERS: dict[str, tuple[str, ...]] = {
@@ -92,21 +97,33 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
 }
 
-WITHOUT_CIRCLES = ("storage", "dstl_service", "backend_client", "loadtest", "examples", "tools")
+WITHOUT_CIRCLES = (*PACKAGES, *PROGRAMS)
 """Where no module leads back to itself."""
 
 MODULES_MAX = 13
 """How many modules a folder of a part in LAYERS may hold."""
 
+LINES_MAX = 350
+"""How many lines a module may have that is installed or run; what is longer has more than one role."""
+
+LONGER_MODULES: dict[str, int] = {
+    # module                                        its lines at most; an entry goes when the module is split
+    "dstl_service/materialization/materializer.py": 480,
+    "dstl_service/service.py": 400,  # is being split
+    "dstl_service/wire.py": 470,  # is being split
+    "storage/model.py": 441,
+}
+
 DOORS: dict[str, tuple[str, ...]] = {
-    # third party       the only files and folders (with a slash) of PACKAGES that may import it, or what is below it
-    "boto3": ("storage/s3_store.py", "loadtest/"),
-    "botocore": ("storage/s3_store.py", "loadtest/"),
+    # third party       the only files and folders (with a slash) that may import it, or what is
+    #                   below it; examples may import everything
+    "boto3": ("storage/s3_store.py", "loadtest/", "tools/servers/"),
+    "botocore": ("storage/s3_store.py", "loadtest/", "tools/servers/"),
     "fastapi": ("dstl_service/app.py", "dstl_service/http/"),
     "starlette": ("dstl_service/app.py", "dstl_service/http/"),
     "datasketches": ("backend_client/columnar/distinct.py",),
     "rocksdict": ("backend_client/table/",),
-    "pyspark": ("backend_client/spark/", "backend_client/testing/", "loadtest/"),
+    "pyspark": ("backend_client/spark/", "backend_client/testing/", "loadtest/", "tools/servers/"),
     # What is private, and may change with any release, has one place; ruff's SLF001 sees to private members.
     "pyspark.sql.pandas": ("backend_client/spark/private/",),
     "pandas.core": ("backend_client/spark/private/",),
@@ -223,7 +240,7 @@ def import_defects(file: str, tree: ast.Module) -> list[str]:
         if top in FOLDERS and not is_below(name, PROJECT_IMPORTS[package]):
             defects.append(f"{file}:{line}: {package} may not import {name}")
         for door, places in DOORS.items():
-            if package in PACKAGES and is_below(name, (door,)) and not is_in(file, places):
+            if package != "examples" and is_below(name, (door,)) and not is_in(file, places):
                 defects.append(f"{file}:{line}: {door} may be imported only in {', '.join(places)}")
         if package in CLOCK_PACKAGES and top in CLOCK_MODULES and file != CLOCK_DOOR:
             defects.append(f"{file}:{line}: {top} is reached only through {CLOCK_DOOR}")
@@ -295,7 +312,7 @@ def test_imports_keep_to_tables() -> None:
 
 def test_tables_name_existing_packages() -> None:
     """Every installed package has its row in the table of imports, and nobody may import the tests."""
-    assert set(PACKAGES) <= set(PROJECT_IMPORTS)
+    assert {*PACKAGES, *PROGRAMS} == set(PROJECT_IMPORTS)
     assert not any(is_below("tests", allowed) for allowed in PROJECT_IMPORTS.values())
 
 
@@ -319,6 +336,10 @@ def test_tables_name_existing_packages() -> None:
         ("backend_client/spark/a.py", "from pandas.core.internals import blocks", "may be imported only in"),
         ("backend_client/spark/private/a.py", "from pyspark.sql.pandas.types import to_arrow_type", ""),
         ("examples/a.py", "from pyspark.sql import Row", ""),
+        ("examples/a.py", "from tools.reporting.figures import Figure", ""),
+        ("examples/a.py", "from tools.servers.kafka import KafkaBroker", "may not import tools.servers"),
+        ("tools/a.py", "from loadtest.load import driver", "tools may not import loadtest"),
+        ("tools/a.py", "import boto3", "boto3 may be imported only"),
     ],
 )
 def test_import_rule_finds_defect(file: str, source: str, defect: str) -> None:
@@ -387,9 +408,25 @@ def test_folders_are_small() -> None:
     assert {folder: count for folder, count in folders.items() if count > MODULES_MAX} == {}
 
 
+def test_modules_are_short() -> None:
+    """A module has one role; one of LONGER_MODULES does not grow, and leaves the table when it is short."""
+    lines = {file: (ROOT / file).read_text("utf-8").count("\n") for file in python_files(*PACKAGES, *PROGRAMS)}
+
+    report(
+        [
+            f"{file}:1: has {count} lines, more than {LONGER_MODULES.get(file, LINES_MAX)}"
+            for file, count in lines.items()
+            if count > LONGER_MODULES.get(file, LINES_MAX)
+        ]
+    )
+    report([f"{file}: take it out of LONGER_MODULES" for file in LONGER_MODULES if lines.get(file, 0) <= LINES_MAX])
+
+
 def test_packages_run_no_code_from_data() -> None:
     """Nothing that is installed unpickles, evaluates or loads code from data (I15)."""
-    report([defect for file in python_files(*PACKAGES) for defect in code_from_data_defects(file, parse(file))])
+    report(
+        [defect for file in python_files(*PACKAGES, "loadtest") for defect in code_from_data_defects(file, parse(file))]
+    )
 
 
 @pytest.mark.parametrize(

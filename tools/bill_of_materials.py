@@ -67,9 +67,8 @@ def _component(it: metadata.Distribution, pinned: dict[tuple[str, str], list[str
         "version": it.version,
         "purl": purl,
     }
-    licence = it.metadata.get("License-Expression")
-    if licence:
-        component["licenses"] = [{"expression": licence}]
+    if "License-Expression" in it.metadata:
+        component["licenses"] = [{"expression": it.metadata["License-Expression"]}]
     hashes = pinned.get((normal(it.metadata["Name"]), it.version), [])
     if hashes:
         # One per file of the release: which of them was installed depends on the platform.

@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = Path("reports/mutants.json")

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
 
 ROOT = Path(__file__).resolve().parent.parent
 SHORT = (

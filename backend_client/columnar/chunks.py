@@ -62,22 +62,31 @@ class KeyChunks:
     def __iter__(self) -> Iterator[Chunk]:
         held: list[pa.RecordBatch] = []
         rows = size = 0
+        one_key = 0  # so many of the batches held are known to be of one key, and are not looked at again
         for batch in self._batches:
             held.append(batch)
             self.rows_seen += batch.num_rows
             rows, size = rows + batch.num_rows, size + batch.nbytes
-            if rows >= ROWS or size >= BYTES:
-                joined = _joined(held)
-                starts = self._starts(joined)
-                if len(starts) > 1:
-                    yield self._chunk(joined, starts[:-1], int(starts[-1]), is_last=False)
-                    joined = joined.slice(int(starts[-1]))
-                # Of a key that goes on, twice as many rows are collected before its end is looked for again.
-                held, rows, size = [joined], joined.num_rows - ROWS, joined.nbytes - BYTES
-                rows, size = max(rows, 0), max(size, 0)
+            if rows < ROWS and size < BYTES:
+                continue
+            if not self._has_end(held, one_key):
+                one_key = len(held)
+                continue
+            joined = _joined(held)
+            starts = self._starts(joined)
+            yield self._chunk(joined, starts[:-1], int(starts[-1]), is_last=False)
+            # Of these rows nothing is joined again before their key has ended: a row is copied twice at most.
+            held, one_key = [joined.slice(int(starts[-1]))], 1
+            rows, size = held[0].num_rows, held[0].nbytes
         if held:
             joined = _joined(held)
             yield self._chunk(joined, self._starts(joined), joined.num_rows, is_last=True)
+
+    def _has_end(self, held: list[pa.RecordBatch], one_key: int) -> bool:
+        """Return whether a key ends within batches of which the first `one_key` are of one key."""
+        before = [held[one_key - 1].slice(held[one_key - 1].num_rows - 1)] if one_key else []
+        columns = range(1, 1 + len(self._keys.fields))
+        return len(self._starts(_joined([part.select(columns) for part in (*before, *held[one_key:])]), 0)) > 1
 
     def _chunk(self, batch: pa.RecordBatch, starts: Ints, end: int, *, is_last: bool) -> Chunk:
         first_row = 1 + len(self._keys.fields)
@@ -100,9 +109,9 @@ class KeyChunks:
             is_last=is_last,
         )
 
-    def _starts(self, batch: pa.RecordBatch) -> Ints:
-        """Return where keys begin."""
-        changes = key_changes(batch.columns[1 : 1 + len(self._keys.fields)])
+    def _starts(self, batch: pa.RecordBatch, first: int = 1) -> Ints:
+        """Return where keys begin, whose columns are from `first` on."""
+        changes = key_changes(batch.columns[first : first + len(self._keys.fields)])
         starts: Ints = np.flatnonzero(np.concatenate(([True], changes)))
         return starts
 

@@ -31,6 +31,7 @@ from storage.unix_peer import peer_pid
 _START_TIMEOUT_S = 30.0
 _SOCKET_PATH_MAX = 100  # the kernel's limit is 107 bytes
 _END_TIMEOUT_S = 10.0
+_LOG_END_CHARACTERS = 2000
 _QUICK_ANSWER_S = 1.0
 _HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 
@@ -90,13 +91,17 @@ class EmbeddedService:
         Start the sidecar unless one answers; end one that hangs before.
 
         Raises:
-            UnavailableError: It does not come up; the message has the end of its log. Or it hangs and cannot be ended.
+            UnavailableError: It does not come up, or cannot be started; the message has the end of its log and what to
+                do. Or it hangs and cannot be ended.
             InvalidInputError: The folder cannot hold its socket, or another user may decide what is in it.
         """
         self._prepare_folder()
         if self._probe(_QUICK_ANSWER_S) is _Found.WELL:
             return
-        lock = open_lock(self._path("lock"))
+        try:
+            lock = open_lock(self._path("lock"))
+        except OSError as error:
+            raise self._not_started(f"its lock {self._path('lock')} cannot be opened: {error}") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = self._probe(self.answer_timeout_s)
@@ -124,8 +129,28 @@ class EmbeddedService:
         uids = ",".join(str(uid) for uid in sorted(self.trust.uids))
         command += ["--set", f"trusted_uids={uids}", "--set", f"trusted_dir={self.trust.folder}"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        # A shell that ends at once starts it, so that it is nobody's child: it stays when its starter goes, and leaves
-        # no zombie when it is killed.
+        try:
+            pid = self._run(command, environment)
+            self._path("pid").write_text(f"{pid}\n", encoding="utf-8")
+        except subprocess.CalledProcessError as error:
+            raise self._not_started(f"the shell that starts it ended with {error.returncode}") from error
+        except (OSError, ValueError) as error:
+            raise self._not_started(f"{type(error).__name__}: {error}") from error
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not self._answers():
+            if not _runs(pid):
+                raise self._not_started(f"its process {pid} has ended")
+            if time.monotonic() > deadline:
+                raise self._not_started(f"its process {pid} does not answer within {_START_TIMEOUT_S:g} s")
+            time.sleep(0.02)
+
+    def _run(self, command: list[str], environment: dict[str, str]) -> int:
+        """
+        Start a process and return its id.
+
+        A shell that ends at once starts it, so that it is nobody's child: it stays when its starter goes, and leaves
+        no zombie when it is killed.
+        """
         with open(self._path("log"), "ab") as log:
             shell = subprocess.run(
                 ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *command],
@@ -137,14 +162,17 @@ class EmbeddedService:
                 start_new_session=True,
                 check=True,
             )
-        pid = int(shell.stdout)
-        self._path("pid").write_text(f"{pid}\n", encoding="utf-8")
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while not self._answers():
-            if not _runs(pid) or time.monotonic() > deadline:
-                tail = self._path("log").read_text(encoding="utf-8", errors="replace")[-2000:]
-                raise UnavailableError(f"the sidecar for {self.storage} did not start; its log ends: {tail}")
-            time.sleep(0.02)
+        return int(shell.stdout)
+
+    def _not_started(self, why: str) -> UnavailableError:
+        try:
+            end = self._path("log").read_text(encoding="utf-8", errors="replace")[-_LOG_END_CHARACTERS:]
+        except OSError:
+            end = ""
+        return UnavailableError(
+            f"the sidecar for {self.storage} did not start: {why}; see its log {self.log_path}, and whether this host "
+            f"has processes, memory and room in {self.folder} left; its log ends: {end or '(it is empty)'}"
+        )
 
     def _end(self) -> None:
         """Kill the sidecar that hangs, unless what listens is another process."""

@@ -38,7 +38,7 @@ _INTERVAL_S = 3600
 # Removing may take this long at a time, for a batch waits; what is left comes that much later.
 _REMOVING_S = 1.0
 _PAUSE_S = 60
-_TRIES_MAX = 10
+_TRIES_MAX = 1000
 _KEY_GROUPS = re.compile(r"[0-9]{5}-[0-9]{5}")
 
 logger = logging.getLogger("backend_client")

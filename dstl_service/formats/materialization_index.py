@@ -223,21 +223,6 @@ def read_file(store: ObjectReader, file: SnapshotFile) -> Iterator[tuple[int, by
             return
 
 
-def check_materialization(store: ObjectReader, handle: MaterializationHandle) -> int:
-    """
-    Read all that a materialization names, and return how many bytes that were.
-
-    Raises:
-        CorruptDataError: An object is missing or damaged; names it.
-    """
-    index = read_index(store, handle)
-    for file in index.files:
-        data = b"".join(chunk for _, chunk in read_file(store, file))
-        if checksum128(data) != file.checksum:
-            raise CorruptDataError(f"object {file.object_key} is damaged", object_key=file.object_key)
-    return index.size_bytes
-
-
 def _from_dict(document: dict[str, Any]) -> MaterializationIndex:
     return MaterializationIndex(
         job_uid=document["job_uid"],

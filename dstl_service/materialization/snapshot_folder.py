@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dstl_service.formats.materialization_index import is_table_file
+from dstl_service.materialization.table_file_check import DamagedFileError, is_lost
 from storage.errors import InvalidInputError, UnavailableError
 
 _FILES_MAX = 100_000
@@ -95,14 +96,16 @@ class SnapshotFolder:
         Return a file's bytes.
 
         Raises:
-            UnavailableError: It is gone or has changed.
+            DamagedFileError: The local disk has lost it.
+            UnavailableError: It is gone or has changed, or cannot be read for another reason.
         """
         try:
             fd = os.open(file.name, _DISK, dir_fd=self._fd)
-            with open(fd, "rb") as stream:
+            with os.fdopen(fd, "rb") as stream:
                 data = stream.read()
         except OSError as error:
-            raise UnavailableError(f"file {file.name} of snapshot {self.path} cannot be read: {error}") from error
+            kind = DamagedFileError if is_lost(error) else UnavailableError
+            raise kind(f"file {file.name} of snapshot {self.path} cannot be read: {error}") from error
         if len(data) != file.size_bytes:
             raise UnavailableError(f"file {file.name} of snapshot {self.path} has changed")
         return data

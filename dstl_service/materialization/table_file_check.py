@@ -12,10 +12,14 @@ is covered by one of them, and must be: what lies between two blocks is damage, 
 
 Tables are written in just these forms (`backend_client.table.files`). Of any other one nothing can be told, so it is
 refused like damage. Pure.
+
+A disk that has lost a file's bytes may say so itself, by an error when they are read: that is damage, too. A full disk
+is not.
 """
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
@@ -45,9 +49,21 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _CRC32C_POLYNOMIAL = 0x82F63B78
 _CRC_MASK_DELTA = 0xA282EAD8
 
+_LOST = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA})
+
 
 class DamagedFileError(CorruptDataError):
-    """A file of a local table is not what RocksDB wrote. The table is of no use; its state is stored elsewhere."""
+    """A file of a table is not what RocksDB wrote. A local table is of no use then; its state is stored elsewhere."""
+
+
+def is_lost(error: OSError) -> bool:
+    """
+    Say whether the system reports that a file's bytes are lost, as it read them from a disk.
+
+    They do not come back, so that whoever waited for them would wait for ever. Other errors may pass: too many open
+    files, too little memory, a disk or a quota that is full.
+    """
+    return error.errno in _LOST
 
 
 class _NotAsWrittenError(Exception):
@@ -87,7 +103,7 @@ def check_table_file(name: str, data: BytesLike, names: Collection[str]) -> None
             _check_log(bytes(data))
     # What has no valid form may fail anywhere on the way.
     except (_NotAsWrittenError, struct.error, IndexError, OverflowError, pa.ArrowInvalid, OSError) as error:
-        raise DamagedFileError(f"file {name} of a local table is damaged: {error}") from error
+        raise DamagedFileError(f"file {name} of a table is damaged: {error}") from error
 
 
 def _check_sst(data: memoryview) -> None:

@@ -1,6 +1,8 @@
 """
 Verifies a job's stored state (I10): its registry, and every byte of what its newest chain and savepoints name.
 
+Tables' files have two checksums: that of the object, and those that RocksDB wrote into the file. Both are verified.
+
 Reads only; damage is collected, not raised, so that one report tells all of it. Blocking I/O.
 """
 
@@ -10,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dstl_service.formats.manifest import Manifest
-from dstl_service.formats.materialization_index import check_materialization
 from dstl_service.repair.scan import Registry, read_registry
+from dstl_service.repair.snapshots import check_snapshots
 from storage.errors import CorruptDataError, NotFoundError
 from storage.model import SegmentHandle
 from storage.object_store import ObjectStore
@@ -53,11 +55,9 @@ def check_job(store: ObjectStore, job: str) -> FsckReport:
         except CorruptDataError as error:
             report.problems.append(error.message)
     snapshots = {handle for manifest in chain for handle in manifest.materializations}
-    for snapshot in sorted(snapshots, key=lambda handle: handle.index_key):
-        try:
-            report.bytes_read += check_materialization(store, snapshot)
-        except CorruptDataError as error:
-            report.problems.append(error.message)
+    for size_bytes, problem in check_snapshots(store, sorted(snapshots, key=lambda handle: handle.index_key)):
+        report.bytes_read += size_bytes
+        report.problems += [problem] if problem else []
     return report
 
 

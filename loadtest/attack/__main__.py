@@ -21,8 +21,9 @@ from pathlib import Path
 
 from loadtest.attack import bodies, forged, hung, pages, paths, slow, smuggling, tokens, users, values
 from loadtest.attack.case import Case, Result, judge
+from loadtest.attack.other_user import IS_ROOT
 from loadtest.attack.target import Attacked
-from loadtest.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES_MIN = 150
@@ -159,7 +160,7 @@ def _print(results: Sequence[Result]) -> None:
     for result in results:
         for miss in result.misses:
             sys.stdout.write(f"missed: {result.case.group}: {result.case.name}: {miss}\n")
-    if not users.IS_ROOT:
+    if not IS_ROOT:
         sys.stdout.write(f"{users.GROUP}: not run, only root can be two users\n")
 
 

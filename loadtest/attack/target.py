@@ -27,10 +27,10 @@ import psutil
 from backend_client.service.client import ServiceClient
 from dstl_service.wire import LogTarget
 from loadtest.attack.raw import Address, Answer, ask, request
-from loadtest.stack.programs import ServerError, end_process
 from storage.checksum import checksum64
 from storage.errors import DstlError
 from storage.model import KeyGroupRange
+from tools.servers.programs import ServerError, end_process
 
 NEIGHBOUR = "neighbour"
 TOKEN = "the-token-of-the-attacked-service"  # noqa: S105 - of a service that lives for seconds

@@ -3,166 +3,46 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from backend_client.service.client import ServiceClient
 from backend_client.service.launcher import EmbeddedService
 from loadtest.attack.case import Case
+from loadtest.attack.other_user import CALL, IS_ROOT, LIST, NOBODY, as_nobody, folder_of, impostor, service_on
 from loadtest.attack.target import TOKEN, Attacked
 from loadtest.service_figures.load_job import LoadJob
-from loadtest.stack.programs import end_process
 from storage.errors import DstlError, InternalError
 
 GROUP = "two users of a host"
-NOBODY = 65534
-IS_ROOT = os.geteuid() == 0
-_START_S = 30.0
-
-_BECOME_NOBODY = f"""
-import os, socket, sys
-os.setgroups([])
-os.setgid({NOBODY})
-os.setuid({NOBODY})
-"""  # within the program, for the interpreter's own folder may be closed to others
-_CALL = """
-connection = socket.socket(socket.AF_UNIX)
-connection.settimeout(5)
-try:
-    connection.connect(sys.argv[1])
-    connection.sendall(b"GET /v1/info HTTP/1.1\\r\\nhost: localhost\\r\\nconnection: close\\r\\n\\r\\n")
-    print(connection.recv(4096)[:64])
-except OSError as error:
-    print(type(error).__name__)
-"""
-_LISTEN = """
-os.umask(0)
-listener = socket.socket(socket.AF_UNIX)
-listener.bind(sys.argv[1])
-listener.listen()
-print("listening", flush=True)
-while True:
-    connection, _ = listener.accept()
-    print(connection.recv(4096), flush=True)
-    connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\n\\r\\n{}")
-"""
-_LIST = "print(os.listdir(sys.argv[1]))"
-
-
-@contextmanager
-def _folder(owner: int = 0, mode: int = 0o700) -> Iterator[Path]:
-    """Give a folder of a user with a short path, as sockets need it."""
-    path = Path(tempfile.mkdtemp(prefix="da"))
-    os.chown(path, owner, owner)
-    path.chmod(mode)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _as_nobody(program: str, *arguments: str) -> str:
-    """Run a program of Python as the other user; return what it prints, errors too."""
-    done = subprocess.run(
-        [sys.executable, "-c", _BECOME_NOBODY + program, *arguments],
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    return done.stdout + done.stderr
-
-
-@contextmanager
-def _service(
-    socket_path: Path,
-    *arguments: str,
-    setup: str = ":",
-    environment: Mapping[str, str] | None = None,
-    storage: Path | None = None,
-) -> Iterator[str]:
-    """Start a service on a Unix socket; give the end of its log when it answers or has ended."""
-    with tempfile.TemporaryDirectory() as own, tempfile.TemporaryFile() as log:
-        command = [sys.executable, "-m", "dstl_service", "serve", "--storage", f"file://{storage or own}/s"]
-        command += ["--socket", str(socket_path), *arguments]
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", f'{setup}; exec "$@"', "sh", *command],
-            env={**os.environ, **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-        try:
-            deadline = time.monotonic() + _START_S
-            while process.poll() is None and not _listens(socket_path) and time.monotonic() < deadline:
-                time.sleep(0.05)
-            log.seek(0)
-            yield log.read().decode(errors="replace")
-        finally:
-            end_process(process, signal.SIGTERM, 20.0)
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
-        connection.connect(str(path))
-        return True
-    return False
 
 
 def _closed_socket(_: Attacked) -> str | None:
-    with _folder(mode=0o755) as folder, _service(folder / "s"):
-        said = _as_nobody(_CALL, str(folder / "s"))
+    with folder_of(mode=0o755) as folder, service_on(folder / "s"):
+        said = as_nobody(CALL, str(folder / "s"))
         return None if "PermissionError" in said else f"the other user got {said!r}"
 
 
 def _opened_socket(_: Attacked) -> str | None:
     """Even where the socket's mode lets another user in, the kernel says whose process it is."""
-    with _folder(mode=0o755) as folder, _service(folder / "s"):
+    with folder_of(mode=0o755) as folder, service_on(folder / "s"):
         (folder / "s").chmod(0o777)
-        said = _as_nobody(_CALL, str(folder / "s"))
+        said = as_nobody(CALL, str(folder / "s"))
         return f"the other user got {said!r}" if " 200 " in said else None
 
 
 def _modes_under_umask(_: Attacked) -> str | None:
-    with _folder(mode=0o755) as folder, _service(folder / "s", setup="umask 000"):
+    with folder_of(mode=0o755) as folder, service_on(folder / "s", setup="umask 000"):
         mode = (folder / "s").stat().st_mode & 0o777
         return None if mode & 0o077 == 0 else f"the socket has mode {mode:o}"
 
 
-@contextmanager
-def _impostor(path: Path) -> Iterator[Callable[[], str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-c", _BECOME_NOBODY + _LISTEN, str(path)],
-        cwd="/",
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-
-    def got() -> str:
-        process.kill()
-        return process.communicate()[0]
-
-    with process:
-        try:
-            yield got
-        finally:
-            process.kill()
-
-
 def _impostor_gets_nothing(_: Attacked) -> str | None:
-    with _folder(NOBODY, 0o755) as folder, _impostor(folder / "s") as got:
+    with folder_of(NOBODY, 0o755) as folder, impostor(folder / "s") as got:
         client = ServiceClient(f"unix://{folder / 's'}", TOKEN, patience_s=2.0)
         with suppress(DstlError):
             client.get("/v1/info")
@@ -171,7 +51,7 @@ def _impostor_gets_nothing(_: Attacked) -> str | None:
 
 
 def _impostor_hands_nothing_out(_: Attacked) -> str | None:
-    with _folder(NOBODY, 0o755) as folder, _impostor(folder / "s"):
+    with folder_of(NOBODY, 0o755) as folder, impostor(folder / "s"):
         client = ServiceClient(f"unix://{folder / 's'}", None, patience_s=2.0)
         try:
             answer = client.get("/v1/info")
@@ -184,7 +64,7 @@ def _impostor_hands_nothing_out(_: Attacked) -> str | None:
 
 def _refused_folder(owner: int, mode: int) -> Callable[[Attacked], str | None]:
     def run(_: Attacked) -> str | None:
-        with _folder(owner, mode) as folder:
+        with folder_of(owner, mode) as folder:
             return _is_refused(folder) or ("something was put there" if list(folder.iterdir()) else None)
 
     return run
@@ -212,7 +92,7 @@ def _stop(service: EmbeddedService) -> None:
 
 def _linked_folder(_: Attacked) -> str | None:
     """Whoever planted a link in the folder's place does not get the sidecar into a folder of theirs."""
-    with _folder(NOBODY, 0o777) as theirs, _folder(0, 0o1777) as shared:
+    with folder_of(NOBODY, 0o777) as theirs, folder_of(0, 0o1777) as shared:
         link = shared / "dstl"
         link.symlink_to(theirs)
         os.lchown(link, NOBODY, NOBODY)
@@ -220,7 +100,7 @@ def _linked_folder(_: Attacked) -> str | None:
 
 
 def _folder_below_a_writable_one(_: Attacked) -> str | None:
-    with _folder(0, 0o777) as shared:
+    with folder_of(0, 0o777) as shared:
         (shared / "own").mkdir(mode=0o700)
         return _is_refused(shared / "own")
 
@@ -229,12 +109,12 @@ def _own_folder_is_closed(_: Attacked) -> str | None:
     """What the sidecar keeps is closed to others whatever the umask."""
     before = os.umask(0)
     try:
-        with _folder(0, 0o755) as folder, tempfile.TemporaryDirectory() as storage:
+        with folder_of(0, 0o755) as folder, tempfile.TemporaryDirectory() as storage:
             service = EmbeddedService(f"file://{storage}/s", str(folder / "local"), 60)
             service.ensure()
             try:
                 mode = (folder / "local").stat().st_mode & 0o777
-                said = _as_nobody(_LIST, str(folder / "local"))
+                said = as_nobody(LIST, str(folder / "local"))
             finally:
                 _stop(service)
     finally:
@@ -245,16 +125,16 @@ def _own_folder_is_closed(_: Attacked) -> str | None:
 
 
 def _lock_link_of_the_service(_: Attacked) -> str | None:
-    with _folder(0, 0o755) as folder:
+    with folder_of(0, 0o755) as folder:
         precious = folder / "precious"
         precious.write_text("precious")
         (folder / "s.lock").symlink_to(precious)
-        with _service(folder / "s"):
+        with service_on(folder / "s"):
             return None if precious.read_text() == "precious" else "the link's target was truncated"
 
 
 def _lock_link_of_the_sidecar(_: Attacked) -> str | None:
-    with _folder(0, 0o700) as folder, tempfile.TemporaryDirectory() as storage:
+    with folder_of(0, 0o700) as folder, tempfile.TemporaryDirectory() as storage:
         precious = folder / "precious"
         precious.write_text("precious")
         service = EmbeddedService(f"file://{storage}/s", str(folder), 60)
@@ -266,9 +146,9 @@ def _lock_link_of_the_sidecar(_: Attacked) -> str | None:
 
 
 def _file_in_the_sockets_place(_: Attacked) -> str | None:
-    with _folder(0, 0o700) as folder:
+    with folder_of(0, 0o700) as folder:
         (folder / "s").write_text("precious")
-        with _service(folder / "s"):
+        with service_on(folder / "s"):
             return None if (folder / "s").read_text() == "precious" else "the file was replaced"
 
 
@@ -276,15 +156,15 @@ def _cache_folder(plant: Callable[[Path, Path], None]) -> Callable[[Attacked], s
     """Start a service whose cache folder holds what is not its own; all of it stays."""
 
     def run(_: Attacked) -> str | None:
-        with _folder(0, 0o755) as folder, _folder(0, 0o755) as cache:
+        with folder_of(0, 0o755) as folder, folder_of(0, 0o755) as cache:
             precious = folder / "precious"
             (precious / "deep").mkdir(parents=True)
             (precious / "deep" / "file").write_text("precious")
             plant(cache, precious)
             before = sorted(str(path) for path in cache.rglob("*"))
-            with _service(folder / "s", storage=folder / "storage"):
+            with service_on(folder / "s", storage=folder / "storage"):
                 ref = _checkpoint(folder / "s")
-            with _service(folder / "s", storage=folder / "storage", environment={"DSTL_CACHE_FOLDER": str(cache)}):
+            with service_on(folder / "s", storage=folder / "storage", environment={"DSTL_CACHE_FOLDER": str(cache)}):
                 _restore(folder / "s", ref)
             missing = sorted(set(before) - {str(path) for path in cache.rglob("*")})
             if not (precious / "deep" / "file").exists():
@@ -329,12 +209,12 @@ def _stale_looking(cache: Path, _: Path) -> None:
 
 def _warned(name: str, *arguments: str, mode: int = 0o600) -> Case:
     def run(_: Attacked) -> str | None:
-        with _folder(0, 0o700) as folder:
+        with folder_of(0, 0o700) as folder:
             tokens = folder / "tokens"
             tokens.write_text(f"{TOKEN}\n")
             tokens.chmod(mode)
             given = [argument.format(tokens=tokens) for argument in arguments]
-            with _service(folder / "s", *given) as log:
+            with service_on(folder / "s", *given) as log:
                 said = any(word in log.lower() for word in ("other users", "others", "command line", "readable"))
                 return None if said else "the log does not warn"
 

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from loadtest.bench.measuring import measure, new_session, new_stream, open_backend
 from loadtest.bench.workloads import WORKLOADS, Comparison, Run, Workload
-from loadtest.reporting.figures import Figure, Goal, format_number, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, Goal, format_number, is_strict, strict_exit_code, write_report_json
 
 REPORT = Path("reports/bench.json")
 SHORT_ROWS = 500

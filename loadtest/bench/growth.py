@@ -28,9 +28,9 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from loadtest.bench.measuring import measure, new_session, open_backend
 from loadtest.bench.processors import TOTALS, Totals
-from loadtest.reporting.figures import Figure, Goal, format_number, is_strict, strict_exit_code, write_report_json
-from loadtest.reporting.page import HtmlReport
-from loadtest.reporting.plots import Series, line_plot
+from tools.reporting.figures import Figure, Goal, format_number, is_strict, strict_exit_code, write_report_json
+from tools.reporting.page import HtmlReport
+from tools.reporting.plots import Series, line_plot
 
 ROWS = 200_000
 KEYS_TOUCHED = 100_000

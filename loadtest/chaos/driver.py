@@ -1,5 +1,5 @@
 """
-A driver with its tasks, as far as the service sees them, and a model of what its job's state must be.
+A driver with its tasks, as far as the service sees them, which knows what its job's state must be.
 
 It executes batches by a seeded script: several operators and partitions, losing attempts, pre-emptive sets, sets sent
 twice, early persists, aborts, take-overs with a new epoch, restores, garbage collections, and rewinds that may be
@@ -18,30 +18,31 @@ from typing import Any
 
 from backend_client.service.client import ServiceClient
 from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, LogTarget, OperatorInfo
+from loadtest.chaos.model import (
+    MAX_PARALLELISM,
+    OPERATORS,
+    Change,
+    State,
+    Table,
+    Violation,
+    applied,
+    draw_changes,
+    table_of,
+)
 from loadtest.chaos.phases import Phases
 from loadtest.chaos.rewinding import Fate, Rewinding
-from storage.change_set import decode_change_set, encode_change_set
+from storage.change_set import encode_change_set
 from storage.checksum import checksum64
 from storage.errors import ConflictError, CorruptDataError, FencedError, LostChangesError, UnavailableError
 from storage.key_groups import key_group_range
 from storage.model import KeyGroupRange
 
-OPERATORS = ("counts", "joins")
-MAX_PARALLELISM = 128
 PATIENCE_S = 8.0
 """How long one request waits: less than a hung service hangs."""
 TRIES_MAX = 20
 """How often a driver starts again in a row before it counts as stopped by the service."""
 STATES_KEPT = 20
 REWIND_STOPPED_WITHIN_S = 0.08
-
-Table = dict[bytes, bytes]
-State = dict[str, Table]
-Change = dict[bytes, bytes | None]
-
-
-class Violation(AssertionError):  # noqa: N818 - it is no error of this program but the service's
-    """The service said or did what it must not."""
 
 
 class Driver(threading.Thread):
@@ -212,7 +213,8 @@ class Driver(threading.Thread):
     def _append(
         self, operator: str, partition: int, key_groups: KeyGroupRange, changes: Change, sqn: int
     ) -> ChangeSetRef:
-        own = self._make_changes(operator, key_groups, sqn)
+        stamp = f"{self._next_id}/{self._attempts}/{sqn}".encode()
+        own = draw_changes(self._random, self._state[operator], key_groups, stamp)
         changes.update(own)
         payload = encode_change_set(own)
         target = LogTarget(self.job, operator, self._next_id, self._epoch, self._attempts, partition, key_groups)
@@ -225,26 +227,6 @@ class Driver(threading.Thread):
                     self._client.append(target, sqn, payload, checksum64(payload), len(own), preemptive=preemptive)
                 )
         return refs[-1]  # the one that was sent again counts: another process may have taken it in
-
-    def _make_changes(self, operator: str, key_groups: KeyGroupRange, sqn: int) -> Change:
-        """Return changes by which each set can be told from every other one: a key of its own, and shared ones."""
-        chance = self._random
-        stamp = f"{self._next_id}/{self._attempts}/{sqn}".encode()
-
-        def key(name: bytes) -> bytes:
-            return chance.randint(key_groups.first, key_groups.last).to_bytes(2, "big") + b"\0\0" + name
-
-        size = chance.choice((20, 20, 20, 2_000, 200_000))
-        made: Change = {key(b"own " + stamp): stamp + chance.randbytes(size)}
-        for _ in range(chance.randint(0, 20)):
-            group = chance.randint(key_groups.first, key_groups.last) // 8 * 8
-            if key_groups.contains(group):
-                made[group.to_bytes(2, "big") + b"\0\0shared"] = stamp + chance.randbytes(50)
-        table = self._state[operator]
-        old = [k for k in table if key_groups.contains(int.from_bytes(k[:2], "big")) and b"own" in k]
-        for name in chance.sample(old, max(0, len(old) - 8)):
-            made[name] = None
-        return made
 
     def _make_durable(self, refs: list[ChangeSetRef]) -> list[ChangeSetRef]:
         """Sometimes start the upload, and sometimes wait for it: whoever got handles can do without the process."""
@@ -264,7 +246,7 @@ class Driver(threading.Thread):
         self, checkpoint_id: int, refs: list[ChangeSetRef], parallelism: dict[str, int], changes: dict[str, Change]
     ) -> None:
         uid = f"{self._random.getrandbits(128):032x}"
-        self._tries[uid] = {operator: _applied(self._state[operator], changes[operator]) for operator in OPERATORS}
+        self._tries[uid] = {operator: applied(self._state[operator], changes[operator]) for operator in OPERATORS}
         operators = [OperatorInfo(operator, parallelism[operator], "{}", {}) for operator in OPERATORS]
         request = CompleteRequest(self._epoch, uid, self.base, refs, operators)
         try:
@@ -348,18 +330,12 @@ class Driver(threading.Thread):
 
     def _restore(self, operator: str) -> Table:
         assert self.base is not None
-        table: Table = {}
         everything = KeyGroupRange(0, MAX_PARALLELISM - 1)
         with (
             self._phases.request("restore"),
             self._client.restore(self.job, operator, everything, None, self.base.to_text()) as frames,
         ):
-            for header, payload in frames:
-                if header["kind"] == "error":
-                    raise Violation(f"{self.job}: {operator} cannot be restored: {header['error']}")
-                if header["kind"] == "segment":
-                    apply(table, dict(decode_change_set(payload, str(header["object"]))))
-        return table
+            return table_of(frames, f"{self.job}: {operator}")
 
     def _post(self, kind: str, path: str, body: object) -> Any:
         with self._phases.request(kind):
@@ -367,18 +343,3 @@ class Driver(threading.Thread):
 
     def _chooses(self, kind: str, share: float) -> bool:
         return self._phases.wanted == kind or self._random.random() < share
-
-
-def apply(table: Table, changes: Change) -> None:
-    """Bring changes into a table."""
-    for key, value in changes.items():
-        if value is None:
-            table.pop(key, None)
-        else:
-            table[key] = value
-
-
-def _applied(table: Table, changes: Change) -> Table:
-    result = dict(table)
-    apply(result, changes)
-    return result

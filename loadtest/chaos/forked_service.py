@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from loadtest.chaos.jumping_clock import ClockOffset, install
-from loadtest.stack.socket_service import SocketService
+from tools.servers.socket_service import SocketService
 
 _STOP_TIMEOUT_S = 30.0
 

@@ -18,7 +18,8 @@ from dstl_service.formats.under_way import uid_in_key
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.plan import plan_restore, read_plan
 from dstl_service.restore.segment_cache import SegmentCache
-from loadtest.chaos.driver import MAX_PARALLELISM, OPERATORS, Driver, Table, apply
+from loadtest.chaos.driver import Driver
+from loadtest.chaos.model import MAX_PARALLELISM, OPERATORS, Table, apply
 from storage.change_set import decode_change_set
 from storage.clock import SystemClock, SystemIds
 from storage.errors import DstlError

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Self
 
 from loadtest.load.settings import REPORT_VARIABLE, SERVICE_PID_VARIABLE, LoadSettings
-from loadtest.reporting.figures import format_number, is_strict
-from loadtest.stack.programs import ServerError
-from loadtest.stack.s3_server import S3Server
-from loadtest.stack.service_process import ServiceProcess
 from storage.errors import DstlError
+from tools.reporting.figures import format_number, is_strict
+from tools.servers.programs import ServerError
+from tools.servers.s3_server import S3Server
+from tools.servers.service_process import ServiceProcess
 
 _REPORT = "load.json"
 _BUCKET = "load"

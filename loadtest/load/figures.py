@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from loadtest.load.driver import Completed
 from loadtest.load.settings import LoadSettings
-from loadtest.reporting.figures import Figure, Goal, percentile
+from tools.reporting.figures import Figure, Goal, percentile
 
 REQUESTS = ("append", "persist", "restore")
 RATE_SHARE_MIN = 0.95

@@ -21,7 +21,7 @@ from loadtest.load.driver import SimulatedDriver
 from loadtest.load.figures import Samples, figures_of
 from loadtest.load.hosts import HostGoneError, SimulatedHost, measured
 from loadtest.load.settings import REPORT_VARIABLE, SERVICE_PID_VARIABLE, LoadSettings
-from loadtest.reporting.figures import write_report_json
+from tools.reporting.figures import write_report_json
 
 SETTINGS = LoadSettings.of(os.environ)
 HOSTS: list[SimulatedHost] = []

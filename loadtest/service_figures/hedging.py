@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from loadtest.reporting.figures import Figure, Goal, percentile
 from loadtest.service_figures.load_job import LoadJob
-from loadtest.stack.fault_proxy import FaultProxy, Rule
-from loadtest.stack.s3_server import S3Server
-from loadtest.stack.service_process import ServiceProcess
+from tools.reporting.figures import Figure, Goal, percentile
+from tools.servers.fault_proxy import FaultProxy, Rule
+from tools.servers.s3_server import S3Server
+from tools.servers.service_process import ServiceProcess
 
 DELAY_S = 5.0
 ONE_IN = 100

@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.reporting.figures import Figure, Goal
 from loadtest.service_figures.append_load import Load, Outcome, run_load
-from loadtest.stack.programs import stack_folder
-from loadtest.stack.s3_server import S3Server
-from loadtest.stack.service_process import ServiceProcess
+from tools.reporting.figures import Figure, Goal
+from tools.servers.programs import stack_folder
+from tools.servers.s3_server import S3Server
+from tools.servers.service_process import ServiceProcess
 
 BUCKET = "ingest"
 OBJECT_BYTES = 10 * 1024 * 1024

@@ -15,11 +15,11 @@ from typing import Any
 
 from backend_client.service.client import ServiceClient
 from dstl_service.wire import CheckpointRef, CompleteRequest, LogTarget, OpenJob, OperatorInfo
-from loadtest.reporting.figures import Figure, Goal, percentile
-from loadtest.stack.s3_server import S3Server
-from loadtest.stack.service_process import ServiceProcess
 from storage.checksum import checksum64
 from storage.model import KeyGroupRange
+from tools.reporting.figures import Figure, Goal, percentile
+from tools.servers.s3_server import S3Server
+from tools.servers.service_process import ServiceProcess
 
 BUCKET = "objects"
 JOB = "objects"

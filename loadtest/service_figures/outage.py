@@ -20,11 +20,11 @@ from typing import Any
 import psutil
 
 from dstl_service.wire import ChangeSetRef
-from loadtest.reporting.figures import Figure, Goal
 from loadtest.service_figures.load_job import LoadJob, read_metrics
-from loadtest.stack.fault_proxy import FaultProxy, Rule
-from loadtest.stack.s3_server import S3Server
-from loadtest.stack.service_process import ServiceProcess
+from tools.reporting.figures import Figure, Goal
+from tools.servers.fault_proxy import FaultProxy, Rule
+from tools.servers.s3_server import S3Server
+from tools.servers.service_process import ServiceProcess
 
 APPENDS_PER_S = 200
 TASKS = 20

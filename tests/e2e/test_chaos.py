@@ -30,11 +30,11 @@ from dstl_service.formats.manifest import object_keys
 from dstl_service.formats.under_way import uid_in_key
 from dstl_service.registry.job_store import JobStore
 from loadtest.chaos.jumping_clock import ClockOffset
-from loadtest.reporting.figures import Figure, Goal, write_report_json
 from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
 from tests.e2e.chaos_events import EVENTS, Scene, wait_for
 from tests.e2e.support import expected_output, expected_state, random_input, stored_totals, write_input
+from tools.reporting.figures import Figure, Goal, write_report_json
 
 pytestmark = pytest.mark.e2e
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from examples.flights import ENGINES, RouteFiles, read_lines
+from examples.flights import ENGINES
 from examples.flights_answer import answer, differences
 from examples.flights_data import prepare, read_flights, read_weather
-from examples.flights_demo import ROOT, Layout, stop_sidecar
+from examples.flights_files import RouteFiles, read_lines
+from examples.flights_processes import ROOT, Layout, stop_sidecar
 
 FILES = 4
 

@@ -31,7 +31,7 @@ class RunningStack:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "loadtest.stack"],
+            [sys.executable, "-m", "tools.servers"],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,

@@ -17,7 +17,7 @@ from typing import Self
 
 import pytest
 
-from loadtest.stack.s3_server import S3Server
+from tools.servers.s3_server import S3Server
 
 _NUMBERS = itertools.count()
 

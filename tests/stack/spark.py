@@ -1,7 +1,7 @@
-"""The Spark cluster of `loadtest.stack`, as tests import it."""
+"""The Spark cluster of `tools.servers`, as tests import it."""
 
 from __future__ import annotations
 
-from loadtest.stack.spark_cluster import SparkCluster
+from tools.servers.spark_cluster import SparkCluster
 
 __all__ = ["SparkCluster"]

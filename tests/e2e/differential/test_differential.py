@@ -25,11 +25,11 @@ from hypothesis import HealthCheck, Phase, given, reject, seed, settings
 from pyspark.sql import SparkSession
 
 from backend_client import ChangelogStateBackend
-from loadtest.reporting.figures import Figure, Goal, write_report_json
 from tests.e2e.conftest import folder_of_sidecars
 from tests.e2e.differential.engines import Engines
 from tests.e2e.differential.history import History, histories, rich_history
 from tests.e2e.differential.plans import PLANS, QUERIES, Query, alone
+from tools.reporting.figures import Figure, Goal, write_report_json
 
 EXAMPLES = int(os.environ.get("DSTL_DIFFERENTIAL_EXAMPLES", "1"))
 SEED = os.environ.get("DSTL_DIFFERENTIAL_SEED")

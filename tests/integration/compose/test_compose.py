@@ -24,8 +24,8 @@ from dstl_service.commands.common import settings_of
 from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.settings import CacheSettings, UploadSettings
 from examples import cluster_totals
-from loadtest.stack.spark_cluster import master_command, worker_command
-from loadtest.stack.versions import VERSITYGW_VERSION
+from tools.servers.spark_cluster import master_command, worker_command
+from tools.servers.versions import VERSITYGW_VERSION
 
 pytestmark = pytest.mark.integration
 

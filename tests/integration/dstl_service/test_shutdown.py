@@ -24,14 +24,14 @@ import pytest
 
 from backend_client.service.client import ServiceClient
 from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef, LogTarget
-from loadtest.stack.s3_server import S3Server
-from loadtest.stack.service_process import ServiceProcess
 from storage.checksum import checksum64
 from storage.errors import DstlError
 from storage.model import ChangeSetId, KeyGroupRange
 from storage.open import open_store
 from storage.segment_format import decode_object
 from tests.waiting import wait_until
+from tools.servers.s3_server import S3Server
+from tools.servers.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

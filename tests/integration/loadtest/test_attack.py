@@ -6,8 +6,8 @@ import pytest
 
 from loadtest.attack.__main__ import run
 from loadtest.attack.case import Case, Result, judge
+from loadtest.attack.other_user import IS_ROOT
 from loadtest.attack.target import State, traces
-from loadtest.attack.users import IS_ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

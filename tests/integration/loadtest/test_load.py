@@ -19,11 +19,11 @@ from loadtest.load.driver import SimulatedDriver
 from loadtest.load.hosts import HostGoneError, SimulatedHost
 from loadtest.load.settings import LoadSettings
 from loadtest.load.workload import WrongDataError
-from loadtest.stack.service_process import ServiceProcess
 from storage.errors import UnavailableError
 from storage.open import open_store
 from tests.stack.servers import free_port
 from tests.waiting import wait_until
+from tools.servers.service_process import ServiceProcess
 
 pytestmark = pytest.mark.integration
 

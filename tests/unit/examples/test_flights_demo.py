@@ -11,11 +11,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from examples import flights_demo
-from examples.flights import append_line
-from examples.flights_demo import Driver, Layout, running_batch, sidecar_pid
+from examples import flights_demo, flights_processes
+from examples.flights_files import append_line
+from examples.flights_processes import Driver, Layout, running_batch, sidecar_pid
 from examples.flights_report import DemoRun, Kill, figures_of, read_checkpoint_figures, write_html
-from loadtest.reporting.figures import Figure, Goal
+from tools.reporting.figures import Figure, Goal
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_kill_takes_children_along(tmp_path, monkeypatch):
     script = "import subprocess, sys; c = subprocess.Popen(['sleep', '60']); print(c.pid, flush=True); c.wait()"
     real = subprocess.Popen
     monkeypatch.setattr(
-        flights_demo.subprocess,
+        flights_processes.subprocess,
         "Popen",
         lambda command, **options: real(
             [sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=options["start_new_session"]
@@ -117,7 +117,7 @@ def test_failed_run_has_its_own_exit_code(tmp_path, monkeypatch, capsys):
     """A run that cannot go on ends with 2 and says where its files are."""
 
     def fail(*_: object) -> None:
-        raise flights_demo.DemoError("the time is over")
+        raise flights_processes.DemoError("the time is over")
 
     monkeypatch.setattr(flights_demo, "run_demo", fail)
 

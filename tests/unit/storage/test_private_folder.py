@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from storage.errors import InvalidInputError
-from storage.private_folder import Trust, UntrustedFolderError, check_folder, make_folder, open_lock
+from storage.private_folder import Trust, UntrustedFolderError, check_folder, make_folder, make_private, open_lock
 
 NOBODY = 65534
 IS_ROOT = os.geteuid() == 0
@@ -125,6 +126,49 @@ def test_made_folders_are_private_whatever_the_umask(umask: int, tmp_path: Path)
         os.umask(before)
 
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b", "a/b/c")] == [0o700] * 3
+
+
+def after_mkdir(monkeypatch: pytest.MonkeyPatch, path: Path, times: int, happen: Callable[[], None]) -> None:
+    """Let something happen behind each of the next attempts to make a folder, before its maker goes on."""
+    mkdir, left = os.mkdir, [happen] * times
+
+    def late(made: str | Path, mode: int = 0o777) -> None:
+        try:
+            mkdir(made, mode)
+        finally:
+            if left and Path(made) == path:
+                left.pop()()
+
+    monkeypatch.setattr(os, "mkdir", late)
+
+
+@pytest.mark.parametrize("times", [1, 20])
+def test_folder_that_is_removed_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A folder that was there, and is removed before it is looked at, is made; so is one whose parent is removed."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+        after_mkdir(patch, folder, 1, folder.rmdir)
+        make_private(folder)
+    assert folder.is_dir()
+
+    with monkeypatch.context() as patch:
+        folder.rmdir()
+        after_mkdir(patch, folder, times, folder.rmdir)
+        make_private(folder / "b")
+    assert (folder / "b").is_dir()
+
+
+def test_what_is_no_folder_is_no_folder_for_ever(tmp_path: Path) -> None:
+    """A file in a folder's place, or a link that leads nowhere, is an error at once."""
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+
+    for name in ("file", "link"):
+        with pytest.raises(FileExistsError, match=name):
+            make_private(tmp_path / name)
 
 
 def test_lock_is_made_private_and_kept_as_it_is(tmp_path: Path) -> None:

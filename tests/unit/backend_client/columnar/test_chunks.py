@@ -42,6 +42,37 @@ def test_keys_are_whole(keys: list[int | None], batch_rows: int, chunk_rows: int
             )
 
 
+def test_rows_of_a_large_key_are_joined_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many batches one key has, no row is copied, and no key looked at, more than a few times."""
+    joined: Counter[str] = Counter()
+    join, find = chunks._joined, chunks.key_changes
+
+    def counted_join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+        result = join(batches)
+        joined["cells"] += result.num_rows * result.num_columns if len(batches) > 1 else 0
+        return result
+
+    def counted_find(columns: list[pa.Array]) -> Any:
+        joined["looked at"] += len(columns[0])
+        return find(columns)
+
+    monkeypatch.setattr(chunks, "_joined", counted_join)
+    monkeypatch.setattr(chunks, "key_changes", counted_find)
+    monkeypatch.setattr(chunks, "ROWS", 100)
+    fields = pa.schema([("k", pa.int32())])
+    values = [*range(95), *[1000] * 3000, *range(2000, 2150)]
+    columns = [pa.array(column, pa.int32()) for column in ([0] * len(values), values, values)]
+    whole = pa.RecordBatch.from_arrays(columns, ["g", "k0", "k"])
+    batches = [whole.slice(at, 10) for at in range(0, len(values), 10)]
+    parts = list(chunks.KeyChunks(batches, KeyColumns(from_arrow_schema(fields).json(), fields), fields))
+
+    assert [value for part in parts for value in part.rows.column(0).to_pylist()] == values
+    assert [key for part in parts for key in part.keys[0].to_pylist()] == [*range(95), 1000, *range(2000, 2150)]
+    assert max(part.rows.num_rows for part in parts) < 3020
+    assert joined["cells"] <= 3 * whole.num_columns * len(values)
+    assert joined["looked at"] <= 3 * len(values)
+
+
 @pytest.mark.parametrize(
     ("values", "kind"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -9,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -275,6 +277,60 @@ def test_failed_start_shows_log() -> None:
     """A sidecar that cannot start is an error with the end of its log."""
     with tempfile.TemporaryDirectory(prefix="dl") as folder, pytest.raises(UnavailableError, match="unknown store URL"):
         EmbeddedService("strange://x", folder, 60).ensure()
+
+
+def no_process(*_: object, **options: Any) -> None:
+    """Fail as a shell that cannot fork does."""
+    options["stderr"].write(b"sh: 1: Cannot fork\n")
+    raise subprocess.CalledProcessError(2, ["/bin/sh", "-c", "a long command"])
+
+
+def no_memory(*_: object, **__: object) -> None:
+    """Fail as a process does that cannot be copied."""
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+def no_answer(*_: object, **__: object) -> subprocess.CompletedProcess[bytes]:
+    """Return what a shell leaves that could not write."""
+    return subprocess.CompletedProcess([], 0, stdout=b"")
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (no_process, r"the shell that starts it ended with 2.*Cannot fork"),
+        (no_memory, ".*Cannot allocate memory"),
+        (no_answer, "ValueError"),
+    ],
+)
+def test_start_that_the_system_refuses_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any], why: str
+) -> None:
+    """A sidecar for which there is no process is an error that a query repeats, with the log and where to look."""
+    monkeypatch.setattr(subprocess, "run", run)
+    with tempfile.TemporaryDirectory(prefix="dl") as folder:
+        service = EmbeddedService(f"file://{tmp_path}", folder, 60)
+        with pytest.raises(UnavailableError, match=f"(?s)did not start: {why}") as raised:
+            service.ensure()
+
+    assert "a long command" not in raised.value.message
+    for words in (service.log_path, "processes, memory and room", "its log ends: "):
+        assert words in raised.value.message
+
+
+@pytest.mark.parametrize("suffix", ["lock", "log", "pid"])
+def test_file_that_cannot_be_written_is_an_error_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """A file of the sidecar's that the disk refuses is named, and no bare OSError ends the query."""
+    monkeypatch.setattr(
+        subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=str(os.getpid()).encode())
+    )
+    with tempfile.TemporaryDirectory(prefix="dl") as folder:
+        service = EmbeddedService(f"file://{tmp_path}", folder, 60)
+        Path(service.log_path).with_suffix(f".{suffix}").mkdir()
+        with pytest.raises(UnavailableError, match=rf"(?s)did not start: .*\.{suffix}"):
+            service.ensure()
 
 
 def test_long_folder_is_refused(tmp_path: Path) -> None:

@@ -174,9 +174,9 @@ def test_snapshot_in_work_keeps_its_slot(tables: Path) -> None:
 
 
 @contextmanager
-def at_next_lock(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], Any]) -> Iterator[None]:
-    """Let something happen between the opening of the next lock file and its locking."""
-    flock, left = fcntl.flock, [happen]
+def at_next_lock(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], Any], times: int = 1) -> Iterator[None]:
+    """Let something happen between the opening of each of the next lock files and its locking."""
+    flock, left = fcntl.flock, [happen] * times
 
     def late(descriptor: int, operation: int) -> None:
         if left:
@@ -198,6 +198,22 @@ def test_removed_lock_is_taken_anew(tables: Path, monkeypatch: pytest.MonkeyPatc
 
     assert (slot, os.fstat(lock).st_ino) == (root / "0", (root / "0.lock").stat().st_ino)
     assert next(free_slots(root))[0] == root / "1"
+    os.close(lock)
+
+
+def test_lock_that_is_removed_many_times_is_taken(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is about to lock a slot gets it, however often removing is the faster one."""
+    root = tables / "job" / "op" / "00000-00001"
+
+    def remove() -> None:
+        (root / "0.lock").unlink()
+        for folder in (root, *root.parents[:2]):
+            folder.rmdir()
+
+    with at_next_lock(monkeypatch, remove, times=100):
+        slot, lock = next(free_slots(root))
+
+    assert (slot, os.fstat(lock).st_ino) == (root / "0", (root / "0.lock").stat().st_ino)
     os.close(lock)
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from dstl_service.formats.materialization_index import (
     SnapshotFile,
-    check_materialization,
     decode_index,
     encode_index,
     is_table_file,
@@ -61,22 +60,6 @@ def test_index_of_another_snapshot_is_refused() -> None:
     for other in (replace(handle, checkpoint_id=8), replace(handle, size_bytes=1), replace(handle, operator="x")):
         with pytest.raises(CorruptDataError, match=handle.index_key):
             read_index(store, other)
-
-
-def test_whole_snapshot_is_verified() -> None:
-    """I10: checking a materialization reads every byte, and names what is damaged or missing."""
-    store = MemoryStore()
-    index = index_of(VERSION)
-    handle = store_snapshot(store, index)
-    assert check_materialization(store, handle) == handle.size_bytes
-    key = index.files[1].object_key
-
-    store.put(key, b"x" * index.files[1].size_bytes)
-    with pytest.raises(CorruptDataError, match=key):
-        check_materialization(store, handle)
-    store.delete([key])
-    with pytest.raises(CorruptDataError, match=key):
-        check_materialization(store, handle)
 
 
 def test_all_objects_are_named() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +30,7 @@ from dstl_service.materialization.snapshot_uploader import (
 from dstl_service.materialization.table_file_check import DamagedFileError
 from dstl_service.registry.job_store import JobStore
 from dstl_service.wire import CheckpointRef
-from storage.errors import InvalidInputError, UnavailableError
+from storage.errors import DstlError, InvalidInputError, UnavailableError
 from storage.memory_store import MemoryStore
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.rocksdb_files import sst_file
@@ -84,6 +86,26 @@ class Host:
         self.store.clear()
         with ThreadPoolExecutor(4) as threads:
             return asyncio.run(run(threads))
+
+
+def lose(monkeypatch: pytest.MonkeyPatch, place: str, name: str, code: int) -> None:
+    """Let the disk fail where a file is opened, or where what was opened is read."""
+    error = OSError(code, os.strerror(code))
+    real_open, real_fdopen = os.open, os.fdopen
+
+    def failing_open(path: Any, *args: Any, **options: Any) -> int:
+        if place == "os.open" and path == name:
+            raise error
+        return real_open(path, *args, **options)
+
+    def failing_fdopen(fd: int, *args: Any, **options: Any) -> Any:
+        if place == "os.fdopen" and os.path.basename(os.readlink(f"/proc/self/fd/{fd}")) == name:
+            os.close(fd)
+            raise error
+        return real_fdopen(fd, *args, **options)
+
+    monkeypatch.setattr(os, "open", failing_open)
+    monkeypatch.setattr(os, "fdopen", failing_fdopen)
 
 
 def test_index_is_written_once_behind_the_files(tmp_path: Path) -> None:
@@ -181,6 +203,49 @@ def test_damaged_file_is_not_stored(tmp_path: Path) -> None:
         with pytest.raises(DamagedFileError, match=name):
             host.upload(path)
         assert host.store.count("put") == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        *((code, DamagedFileError) for code in (errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA)),
+        *((code, UnavailableError) for code in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENOMEM, errno.ESTALE)),
+    ],
+)
+@pytest.mark.parametrize("place", ["os.open", "os.fdopen"])
+def test_file_that_the_disk_has_lost_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, code: int, kind: type[DstlError]
+) -> None:
+    """I10: an error of the disk, where a file is opened or read, is damage; one that may pass is none."""
+    host = Host()
+    path = snapshot_folder(tmp_path / "s")
+    host.upload(path)
+    host.known = KnownFiles()
+
+    with monkeypatch.context() as patch:
+        lose(patch, place, "000009.sst", code)
+        with pytest.raises(kind, match=f"000009.sst.*{os.strerror(code)}") as raised:
+            host.upload(path)
+
+    assert type(raised.value) is kind
+    assert host.store.count("put") == 0
+
+
+def test_file_that_the_disk_loses_on_the_way_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I10: also where a file could be verified and not be read again to be stored; no index names it."""
+    host = Host()
+    verify = snapshot_uploader.check_table_file
+
+    def verify_and_lose(name: str, data: bytes, names: Collection[str]) -> None:
+        verify(name, data, names)
+        if name == "MANIFEST-000005":  # the last of them
+            lose(monkeypatch, "os.fdopen", "000009.sst", errno.EIO)
+
+    monkeypatch.setattr(snapshot_uploader, "check_table_file", verify_and_lose)
+    with pytest.raises(DamagedFileError, match=r"000009\.sst"):
+        host.upload(snapshot_folder(tmp_path / "s"))
+
+    assert host.store.count("put", "*.json") == 0
 
 
 def test_file_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

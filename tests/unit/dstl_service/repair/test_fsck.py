@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ from dstl_service.formats.manifest import ManifestKind
 from dstl_service.repair.fsck import check_job
 from dstl_service.wire import CheckpointRef
 from storage.open import open_store
-from tests.unit.dstl_service.snapshots import index_of, store_snapshot
+from storage.testing import RecordingStore
+from tests.rocksdb_files import sst_file
+from tests.unit.dstl_service.snapshots import FILES, index_of, store_snapshot
 from tests.unit.dstl_service.world import World
 
 
@@ -163,6 +167,31 @@ def test_snapshots_are_verified(tmp_path: Path, capsys: pytest.CaptureFixture[st
     else:
         assert (code, "1 problems" in out) == (1, True)
         assert path.name in out
+
+
+def test_every_damaged_file_of_snapshots_is_reported_once(tmp_path: Path) -> None:
+    """I10: a damaged file hides no other; files that snapshots share are read once, and RocksDB's checksums count."""
+    store = RecordingStore(open_store(f"file://{tmp_path}"))
+    world = World(store)
+    unsound = {**FILES, "000010.sst": b"?" + sst_file(b"third")[1:]}
+    index = index_of(CheckpointRef(0, 0, "u"), job_uid=world.jobs.job_uid, files=unsound)
+    later = replace(index, uid="later", version=CheckpointRef(1, 0, "u"))
+    first, second = (store_snapshot(store, one, unsound) for one in (index, later))
+    world.complete(world.object(0), kind=ManifestKind.COMPLETE, materializations=(first,))
+    world.complete(world.object(1), materializations=(second,))
+    keys = {file.name: file.object_key for file in index.files}
+    damaged(tmp_path / keys["000008.sst"])
+    store.delete([keys["000009.sst"]])
+    store.clear()
+
+    report = check_job(store, "job")
+
+    for name in ("000008.sst", "000009.sst", "000010.sst"):
+        assert sum(keys[name] in problem for problem in report.problems) == 1
+    assert len(report.problems) == 3
+    assert [problem for problem in report.problems if "of a damaged table" in problem and "000010.sst" in problem]
+    read = Counter(store.keys("get_range")) + Counter(store.keys("get"))
+    assert {read[key] for key in keys.values()} == {1}
 
 
 def test_earlier_log_and_note_are_verified(tmp_path: Path) -> None:

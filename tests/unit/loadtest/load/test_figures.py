@@ -5,7 +5,7 @@ from __future__ import annotations
 from loadtest.load.driver import Completed
 from loadtest.load.figures import Samples, figures_of
 from loadtest.load.settings import LoadSettings
-from loadtest.reporting.figures import strict_exit_code
+from tools.reporting.figures import strict_exit_code
 
 SETTINGS = LoadSettings(slots=2, hosts=1, rate=10, duration_s=1)
 

@@ -1,0 +1,55 @@
+"""
+Verifies the stored snapshots of tables (I10): each file is read once, however many snapshots share it.
+
+The checksum in an index shows that an object is what was stored. That it was a sound table when it was stored, only the
+checksums show that RocksDB wrote into the file itself. Blocking I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from dstl_service.formats.materialization_index import SnapshotFile, read_file, read_index
+from dstl_service.materialization.table_file_check import check_table_file
+from storage.checksum import checksum128
+from storage.errors import CorruptDataError
+from storage.model import MaterializationHandle
+from storage.object_store import ObjectReader
+
+
+def check_snapshots(store: ObjectReader, handles: Iterable[MaterializationHandle]) -> Iterator[tuple[int, str | None]]:
+    """
+    Yield for each index that cannot be read, and for each file, how many sound bytes were read and what is wrong.
+
+    A damaged file hides no other one, and is told once; its bytes do not count.
+
+    Raises:
+        UnavailableError: The store does not answer.
+    """
+    verified: set[tuple[str, int, str]] = set()
+    for handle in handles:
+        try:
+            index = read_index(store, handle)
+        except CorruptDataError as error:
+            yield 0, error.message
+            continue
+        names = {file.name for file in index.files}
+        for file in index.files:
+            content = (file.object_key, file.size_bytes, file.checksum)
+            if content not in verified:
+                verified.add(content)
+                yield _check_file(store, file, names)
+
+
+def _check_file(store: ObjectReader, file: SnapshotFile, names: Collection[str]) -> tuple[int, str | None]:
+    try:
+        data = b"".join(piece for _, piece in read_file(store, file))
+    except CorruptDataError as error:
+        return 0, error.message
+    if checksum128(data) != file.checksum:
+        return 0, f"object {file.object_key} is damaged: it is not what was stored"
+    try:
+        check_table_file(file.name, data, names)
+    except CorruptDataError as error:
+        return 0, f"object {file.object_key} was stored of a damaged table: {error.message}"
+    return file.size_bytes, None

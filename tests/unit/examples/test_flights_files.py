@@ -1,0 +1,54 @@
+"""How the flights example keeps its output, and the lines by which it is followed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from examples.flights_files import RouteFiles, append_line, read_lines
+
+
+class Batch:
+    """Stands in for the DataFrame of a batch: all that `RouteFiles` asks of it is its Arrow table."""
+
+    def __init__(self, rows: list[dict[str, object]]) -> None:
+        self._table = pa.Table.from_pylist(rows)
+
+    def toArrow(self) -> pa.Table:
+        return self._table
+
+
+def test_batch_executed_again_replaces_its_output(tmp_path: Path):
+    """Saving a batch twice leaves one file and the rows of the second time."""
+    output = RouteFiles(tmp_path)
+    output.save(Batch([{"origin": "EWR", "dest": "IAH", "flights": 1}]), 0)
+    output.save(Batch([{"origin": "EWR", "dest": "IAH", "flights": 2}]), 0)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["batch-00000000.parquet"]
+    assert output.latest()["flights"].to_list() == [2]
+
+
+def test_last_batch_of_route_wins(tmp_path: Path):
+    """The output is the last row of each route in the order of batches, not of writing."""
+    output = RouteFiles(tmp_path)
+    output.save(Batch([{"origin": "EWR", "dest": "IAH", "flights": 9}]), 10)
+    output.save(
+        Batch([{"origin": "LGA", "dest": "MIA", "flights": 4}, {"origin": "EWR", "dest": "IAH", "flights": 5}]), 9
+    )
+
+    assert output.latest().to_dict("records") == [
+        {"origin": "EWR", "dest": "IAH", "flights": 9},
+        {"origin": "LGA", "dest": "MIA", "flights": 4},
+    ]
+
+
+def test_half_written_line_is_left_out(tmp_path: Path):
+    """A line that a killed writer could not finish does not hide the others."""
+    path = tmp_path / "events.jsonl"
+    append_line(path, {"batch_id": 0})
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"batch_id": 1, "ro')
+
+    assert read_lines(path) == [{"batch_id": 0}]
+    assert read_lines(tmp_path / "absent.jsonl") == []

@@ -1,0 +1,65 @@
+"""Figures and their goals, and the JSON file of a report."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tools.reporting.figures import Figure, Goal, format_number, percentile, strict_exit_code, write_report_json
+
+
+@pytest.mark.parametrize(
+    ("relation", "value", "expected"),
+    [
+        ("<=", 3, True),
+        ("<=", 3.1, False),
+        (">=", 3, True),
+        (">=", 2.9, False),
+        ("==", 3, True),
+        ("==", 4, False),
+        ("<=", None, False),
+        (">=", float("nan"), False),
+    ],
+)
+def test_goal_is_relation_to_bound(relation, value, expected):
+    """A goal includes its bound; a figure that was not measured never reaches it."""
+    assert Goal(relation, 3).holds(value) is expected
+
+
+def test_strict_exit_code_tells_missed_goal():
+    """Only a missed goal gives exit code 1; figures without a goal do not count."""
+    good = [Figure("a", 1, "ms", Goal("<=", 2)), Figure("b", None, "ms")]
+
+    assert strict_exit_code(good) == 0
+    assert strict_exit_code([*good, Figure("c", 3, "ms", Goal("<=", 2))]) == 1
+
+
+def test_json_has_one_object_per_figure(tmp_path):
+    """Each figure is written with name, value, unit, goal and whether it holds; the folder is created."""
+    path = tmp_path / "reports" / "demo.json"
+    write_report_json(path, [Figure("a", 1.5, "ms", Goal("<=", 2)), Figure("b", None, "s")])
+
+    assert json.loads(path.read_text(encoding="utf-8")) == [
+        {"name": "a", "value": 1.5, "unit": "ms", "goal": "<= 2", "holds": True},
+        {"name": "b", "value": None, "unit": "s", "goal": None, "holds": None},
+    ]
+    assert [file.name for file in path.parent.iterdir()] == ["demo.json"]
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"),
+    [([], 50, None), ([5.0], 99, 5.0), ([3, 1, 2], 50, 2), (range(1, 101), 99, 99), (range(1, 101), 0, 1)],
+)
+def test_percentile_has_nearest_rank(values, percent, expected):
+    """A percentile is one of the values, that with rank ceil(percent / 100 * n)."""
+    assert percentile(list(values), percent) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0, "0"), (1234567, "1,234,567"), (1234.56, "1,235"), (123.45, "123.5"), (0.01234, "0.0123")],
+)
+def test_numbers_are_readable(value, text):
+    """Numbers have thousands separators and about three digits behind them."""
+    assert format_number(value) == text

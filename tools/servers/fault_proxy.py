@@ -1,0 +1,125 @@
+"""
+mitmproxy in front of an HTTP server: answers that are errors, late, cut off or lost.
+
+mitmproxy has an environment of its own in the stack folder, built once from `requirements-stack.txt`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tools.servers.programs import PROJECT_ROOT, ServerError, ServerProcess, stack_folder, stack_lock
+
+_SCRIPT = Path(__file__).with_name("fault_proxy_script.py")
+_BUILD_REQUIREMENTS = PROJECT_ROOT / "requirements-build.txt"
+_REQUIREMENTS = PROJECT_ROOT / "requirements-stack.txt"
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """
+    What befalls which requests. The first rule that matches counts.
+
+    Args:
+        fault: "refuse" answers `status`; "delay" sends the request on after `seconds`; "hang" never does; "drop" ends
+            the connection instead; "lose_response" ends it after the server has done its work; "truncate" ends it after
+            `kept_bytes` of the answer's body.
+        method: Of the request.
+        path: Regular expression that is found in path and query.
+        times: How many requests it befalls; None all.
+        every: Of the requests that match, it befalls each n-th.
+        status: Of "refuse".
+        seconds: Of "delay".
+        kept_bytes: Of "truncate".
+    """
+
+    fault: Literal["refuse", "delay", "hang", "drop", "lose_response", "truncate"]
+    method: str = "PUT"
+    path: str = ""
+    times: int | None = None
+    every: int = 1
+    status: int = 503
+    seconds: float = 0.0
+    kept_bytes: int = 0
+
+
+class FaultProxy(ServerProcess):
+    """
+    A mitmproxy in reverse mode that follows rules; without rules it changes nothing.
+
+    Args:
+        target: URL of the server behind it.
+        folder: Where its log lies.
+    """
+
+    def __init__(self, target: str, folder: Path) -> None:
+        super().__init__("fault proxy", folder / "fault-proxy.log")
+        self._target = target
+        self._folder = folder
+
+    def command(self, port: int) -> tuple[Sequence[str], Mapping[str, str]]:
+        """Run mitmproxy with the script."""
+        options = {
+            "keep_host_header": "true",  # a request of S3 is signed together with it
+            "connection_strategy": "lazy",
+            "flow_detail": "0",
+            "confdir": str(self._folder / "mitmproxy"),
+            "body_size_limit": "1g",
+        }
+        sets = [part for name, value in options.items() for part in ("--set", f"{name}={value}")]
+        where = ["--listen-host", self.address, "--listen-port", str(port), "--mode", f"reverse:{self._target}"]
+        return [str(mitmproxy_program()), *where, *sets, "--scripts", str(_SCRIPT)], {}
+
+    def set_rules(self, *rules: Rule) -> None:
+        """Replace all rules."""
+        self._ask("PUT", json.dumps([asdict(rule) for rule in rules]))
+
+    def befallen(self) -> list[int]:
+        """Return how many requests each rule has befallen, in order."""
+        return [rule["befallen"] for rule in self._ask("GET", None)]
+
+    def _ask(self, method: str, body: str | None) -> list[dict[str, Any]]:
+        connection = http.client.HTTPConnection(self.address, self.port, timeout=_TIMEOUT_S)
+        try:
+            connection.request(method, "/-/rules", body)
+            answer = connection.getresponse()
+            text = answer.read()
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise ServerError(f"the fault proxy refused {method} of its rules: {text!r}")
+        rules: list[dict[str, Any]] = json.loads(text)
+        return rules
+
+
+def mitmproxy_program() -> Path:
+    """Return the program, in an environment that is made when the pins are new."""
+    version = hashlib.sha256(_REQUIREMENTS.read_bytes()).hexdigest()[:12]
+    folder = stack_folder() / f"mitmproxy-{version}"
+    program = folder / "bin" / "mitmdump"
+    with stack_lock("mitmproxy"):
+        if not (folder / "complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            python = str(folder / "bin" / "python")
+            pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+            pip += ["--require-hashes", "--no-build-isolation", "--requirement"]
+            for command in (
+                [sys.executable, "-m", "venv", str(folder)],
+                [*pip, str(_BUILD_REQUIREMENTS)],
+                [*pip, str(_REQUIREMENTS)],
+            ):
+                built = subprocess.run(command, capture_output=True, text=True, check=False)
+                if built.returncode != 0:
+                    raise ServerError(f"mitmproxy could not be installed: {' '.join(command)}\n{built.stderr[-2000:]}")
+            (folder / "complete").touch()
+    return program

@@ -1,0 +1,103 @@
+"""A real Kafka: one node that is broker and controller, in a Java process on loopback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from tools.servers.maven import maven_jars
+from tools.servers.programs import ServerError, ServerProcess, free_port
+from tools.servers.versions import KAFKA_BROKER, KAFKA_CONNECTOR, KAFKA_VERSION
+
+_CLUSTER_ID = "ZHN0bC10ZXN0LWNsdXN0ZQ"  # 16 bytes in base64
+_LOG_TAIL_CHARS = 2_000
+
+
+def connector_jars() -> list[Path]:
+    """Return what Spark needs on its class path (``spark.jars``) to read from Kafka and to write to it."""
+    name, version = KAFKA_CONNECTOR[0].split(":")[1:]
+    return maven_jars(f"{name}-{version}", single=KAFKA_CONNECTOR)
+
+
+def broker_jars() -> list[Path]:
+    """Return the broker's own jars, fetched if they are not there yet."""
+    return maven_jars(f"kafka-{KAFKA_VERSION}", programs=KAFKA_BROKER)
+
+
+class KafkaBroker(ServerProcess):
+    """
+    A Kafka broker; topics are created when they are first used. What it holds stays when it is stopped.
+
+    Args:
+        partitions: Of the topics that are created by their use.
+    """
+
+    def __init__(self, partitions: int = 2) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="dstl-kafka-", ignore_cleanup_errors=True)
+        self._partitions = partitions
+        super().__init__("Kafka broker", Path(self._folder.name) / "server.log")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._folder.cleanup()
+
+    @property
+    def servers(self) -> str:
+        """Where clients find it: ``kafka.bootstrap.servers``."""
+        return f"{self.address}:{self.port}"
+
+    def command(self, port: int) -> tuple[Sequence[str], Mapping[str, str]]:
+        """Format its folder where that is new, and serve it."""
+        jars = broker_jars()
+        java = [_java(), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{jars[0].parent}/*"]
+        settings = Path(self._folder.name) / "server.properties"
+        settings.write_text(self._settings(port, free_port()), encoding="utf-8")
+        tool = [
+            *java,
+            "kafka.tools.StorageTool",
+            "format",
+            "--ignore-formatted",
+            "-t",
+            _CLUSTER_ID,
+            "-c",
+            str(settings),
+        ]
+        formatted = subprocess.run(tool, capture_output=True, text=True, check=False)
+        if formatted.returncode != 0:
+            raise ServerError(f"Kafka could not format its folder:\n{formatted.stderr[-_LOG_TAIL_CHARS:]}")
+        return [*java, "kafka.Kafka", str(settings)], {}
+
+    def _settings(self, port: int, controller_port: int) -> str:
+        broker, controller = f"{self.address}:{port}", f"{self.address}:{controller_port}"
+        lines = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@{controller}",
+            "listeners": f"PLAINTEXT://{broker},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://{broker}",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": f"{self._folder.name}/data",
+            "num.partitions": str(self._partitions),
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            "log.cleaner.dedupe.buffer.size": "4194304",
+        }
+        return "".join(f"{name}={value}\n" for name, value in lines.items())
+
+
+def _java() -> str:
+    """Return the Java that Spark takes."""
+    home = os.environ.get("JAVA_HOME")
+    return f"{home}/bin/java" if home else "java"

@@ -1,0 +1,54 @@
+"""
+``python -m tools.servers.prepare``: builds and fetches the servers that tests and benchmarks start.
+
+Those that are there already are left as they are. Whoever needs one gets it anyway, at first use; done before, no test
+has to wait for a compiler.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from tools.servers.fault_proxy import mitmproxy_program
+from tools.servers.kafka import broker_jars, connector_jars
+from tools.servers.programs import ServerError
+from tools.servers.s3_server import s3_program
+from tools.servers.toxiproxy import toxiproxy_program
+
+SERVERS: dict[str, Callable[[], object]] = {
+    "S3 server (VersityGW)": s3_program,
+    "Toxiproxy": toxiproxy_program,
+    "Kafka": broker_jars,
+    "Spark's Kafka connector": connector_jars,
+    "mitmproxy": mitmproxy_program,
+}
+
+
+def main() -> int:
+    """Get all of them, two at a time; return the exit code."""
+    with ThreadPoolExecutor(2) as pool:
+        tasks = {name: pool.submit(_timed, get) for name, get in SERVERS.items()}
+    code = 0
+    for name, task in tasks.items():
+        try:
+            seconds = task.result()
+        except ServerError as error:
+            sys.stderr.write(f"{name}: {error}\n")
+            code = 1
+        else:
+            if seconds >= 1:  # else it was there
+                sys.stdout.write(f"{name}: ready after {seconds:.0f} s\n")
+    return code
+
+
+def _timed(get: Callable[[], object]) -> float:
+    started = time.monotonic()
+    get()
+    return time.monotonic() - started
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""A service process on a Unix socket of its own, as the first task of a host starts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+import psutil
+
+from tools.servers.programs import ServerError, end_process
+from tools.servers.socket_service import SocketService
+
+_STOP_TIMEOUT_S = 30.0
+
+
+class ServiceProcess(SocketService):
+    """
+    ``dstl serve`` in a process of its own, ready when entered, gone when left.
+
+    Args:
+        storage: URL of its storage.
+        environment: What its environment has beside this process's, such as settings and credentials.
+        arguments: What its command line has beside storage and socket.
+    """
+
+    def __init__(
+        self, storage: str, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+    ) -> None:
+        super().__init__()
+        self._storage = storage
+        self._arguments = arguments
+        self._environment = environment or {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process id; `ServerError` if it does not run."""
+        if self._process is None:
+            raise ServerError("the service does not run")
+        return self._process.pid
+
+    def cpu_s(self) -> float:
+        """Return the processor time that it has used, in user and in kernel mode."""
+        times = psutil.Process(self.pid).cpu_times()
+        return times.user + times.system
+
+    def start(self) -> None:
+        """Start it and wait until it answers; `ServerError` with the end of its log if it does not."""
+        command = [sys.executable, "-m", "dstl_service", "serve", "--storage", self._storage]
+        with self.log_path.open("ab") as log:
+            process = self._process = subprocess.Popen(
+                [*command, "--socket", str(self.socket_path), *self._arguments],
+                env={**os.environ, **self._environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._wait_until_ready(lambda: process.poll() is None)
+
+    def stop(self, stop_signal: signal.Signals = signal.SIGTERM) -> None:
+        """Stop it, by its process id; with SIGKILL as a crash does."""
+        if self._process is None:
+            return
+        end_process(self._process, stop_signal, _STOP_TIMEOUT_S)
+        self._process = None
+
+    def wait_for_end(self, timeout_s: float) -> int:
+        """Wait until it has ended, by itself or after a signal; return its exit code."""
+        if self._process is None:
+            raise ServerError("the service was not started")
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ServerError(f"the service did not end within {timeout_s} s") from None
+        self._process = None
+        return code

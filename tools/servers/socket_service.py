@@ -1,0 +1,69 @@
+"""What a service on a Unix socket of its own is to a test or a benchmark, however its process is made."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tools.servers.programs import ServerError
+
+_READY_TIMEOUT_S = 90.0
+_POLL_S = 0.01
+_LOG_TAIL_CHARS = 2_000
+
+
+class SocketService:
+    """Ready when entered, gone when left. A subclass makes and ends the process, which serves on `socket_path`."""
+
+    def __init__(self) -> None:
+        # Paths of Unix sockets have at most 108 characters, which folders of test runs may pass.
+        self._folder = tempfile.TemporaryDirectory(prefix="ds")
+        self.socket_path = Path(self._folder.name) / "s"
+        self.log_path = Path(self._folder.name) / "log"
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as clients take it."""
+        return f"unix://{self.socket_path}"
+
+    def start(self) -> None:
+        """Start it and wait until it answers; `ServerError` with the end of its log if it does not."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Stop it, by its process id."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._folder.cleanup()
+
+    def _wait_until_ready(self, runs: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _READY_TIMEOUT_S
+        while not self._answers():
+            if time.monotonic() > deadline or not runs():
+                log_tail = self.log_path.read_text(errors="replace")[-_LOG_TAIL_CHARS:]
+                self.stop()
+                raise ServerError(f"the service did not start; the end of its log:\n{log_tail}")
+            time.sleep(_POLL_S)
+
+    def _answers(self) -> bool:
+        with suppress(OSError, http.client.HTTPException), socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(1.0)
+            connection.connect(str(self.socket_path))
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            return connection.recv(64).startswith(b"HTTP/1.1 200 ")
+        return False

@@ -1,0 +1,119 @@
+"""
+A standalone Spark cluster of real processes on loopback: a master, and workers that each have an environment of theirs.
+
+Every process is stopped by its own pid; executors end with their worker.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+import pyspark
+
+from tools.servers.programs import ServerError, free_port
+
+_READY_TIMEOUT_S = 120.0
+_HOME = Path(pyspark.__file__).parent
+
+
+def master_command(host: str, port: int, webui_port: int) -> list[str]:
+    """Return the arguments of `spark-class` that start a master."""
+    arguments = ["--host", host, "--port", str(port), "--webui-port", str(webui_port)]
+    return ["org.apache.spark.deploy.master.Master", *arguments]
+
+
+def worker_command(host: str, cores: int, memory: str, webui_port: int, work_dir: str, master_url: str) -> list[str]:
+    """Return the arguments of `spark-class` that start a worker; `memory` is in Spark's notation."""
+    arguments = ["--host", host, "--cores", str(cores), "--memory", memory, "--webui-port", str(webui_port)]
+    return ["org.apache.spark.deploy.worker.Worker", *arguments, "--work-dir", work_dir, master_url]
+
+
+class SparkCluster:
+    """
+    A master and one worker per entry of `hosts`, which is what its environment has beside this process's.
+
+    Args:
+        folder: Where logs and executors' work lie.
+        hosts: Environment variables of each worker, and so of its executors.
+        memory: Of each worker, in Spark's notation.
+    """
+
+    def __init__(self, folder: Path, hosts: Sequence[dict[str, str]], memory: str = "1g") -> None:
+        self._folder = folder
+        self._hosts = hosts
+        self._memory = memory
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.master_url = ""
+        self.webui_url = ""
+
+    def __enter__(self) -> Self:
+        port, web = free_port(), free_port()
+        self.master_url, self.webui_url = f"spark://127.0.0.1:{port}", f"http://127.0.0.1:{web}"
+        try:
+            self._start("master", master_command("127.0.0.1", port, web), {})
+            self._wait_for("master", "I have been elected leader")
+            for number, extra in enumerate(self._hosts):
+                name = f"worker-{number}"
+                work = str(self._folder / name)
+                command = worker_command("127.0.0.1", 1, self._memory, free_port(), work, self.master_url)
+                self._start(name, command, extra)
+            for number in range(len(self._hosts)):
+                self._wait_for(f"worker-{number}", "Successfully registered with master")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End all processes of the cluster."""
+        descendants: list[psutil.Process] = []
+        for process in self._processes:
+            with suppress(psutil.NoSuchProcess):
+                descendants += psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+            process.wait()
+        for descendant in descendants:
+            with suppress(psutil.NoSuchProcess):
+                descendant.kill()
+
+    def _start(self, name: str, arguments: list[str], extra: dict[str, str]) -> None:
+        environment = {
+            **os.environ,
+            "SPARK_HOME": str(_HOME),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_NO_DAEMONIZE": "1",
+            "PYSPARK_PYTHON": sys.executable,
+            **extra,
+        }
+        with open(self._folder / f"{name}.log", "wb") as log:
+            process = subprocess.Popen(
+                [str(_HOME / "bin" / "spark-class"), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                cwd=self._folder,
+            )
+        self._processes.append(process)
+
+    def _wait_for(self, name: str, text: str) -> None:
+        path = self._folder / f"{name}.log"
+        deadline = time.monotonic() + _READY_TIMEOUT_S
+        while text not in path.read_text(errors="replace"):
+            if time.monotonic() > deadline:
+                raise ServerError(f"{name} is not ready; its log ends: {path.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.05)

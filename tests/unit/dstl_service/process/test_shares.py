@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dstl_service.process.shares import Shares, shares_of
@@ -27,6 +27,8 @@ def after(shares: Shares, steps: list[tuple[int, int]]) -> Counter[int]:
 
 
 @given(TOTALS, st.integers(1, 3), STEPS)
+@example(40, 1, [(job, 200) for job in range(10)])
+@example(40, 3, [(job, 200) for job in range(10)])
 def test_newcomer_finds_a_place_at_once(total: int, weight: int, steps: list[tuple[int, int]]) -> None:
     """While no more jobs hold places than a quarter of all are, one that holds none gets one, whatever they did."""
     shares = shares_of(total, weight)

@@ -51,7 +51,8 @@ class Limits:
     Bounds of a field: checked by the service, shown in the OpenAPI document, and free of charge for the client.
 
     Args:
-        bounds: In the words of pydantic's core schemas: `ge`, `le`, `min_length`, `max_length`, `pattern`, `strict`.
+        bounds: In the words of pydantic's core schemas: `ge`, `le`, `min_length`, `max_length`, `pattern`, `strict`;
+            `fail_fast` for what may be long: the errors of all items take minutes, and the first one tells.
     """
 
     def __init__(self, **bounds: Any) -> None:
@@ -128,7 +129,7 @@ class StateInfo:
     id: Annotated[int, Limits(strict=True, ge=0, le=65_535)]
     kind: ShortText
     schema: str
-    earlier: list[str] = field(default_factory=list)
+    earlier: Annotated[list[str], Limits(fail_fast=True)] = field(default_factory=list)
     ttl_ms: Annotated[int, Limits(strict=True, ge=0, le=NUMBER_MAX)] | None = None
 
 
@@ -144,7 +145,7 @@ class OperatorInfo:
     name: Name
     parallelism: Parallelism
     key_schema: str
-    states: dict[str, StateInfo]
+    states: Annotated[dict[str, StateInfo], Limits(fail_fast=True)]
     time_mode: ShortText | None = None
     output_mode: ShortText | None = None
     kind: ShortText | None = None
@@ -275,7 +276,7 @@ class PersistRequest:
     """
 
     epoch: Number
-    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX)]
+    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX, fail_fast=True)]
     wait: Flag = True
     note: Annotated[str, Limits(max_length=NOTE_CHARS_MAX)] | None = None
 
@@ -285,7 +286,7 @@ class ReadRequest:
     """Give these change sets back, of a checkpoint that does not exist yet."""
 
     epoch: Number
-    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX)]
+    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX, fail_fast=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,11 +312,11 @@ class CompleteRequest:
     epoch: Number
     uid: Uid
     base: CheckpointRef | None
-    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX)]
-    operators: Annotated[list[OperatorInfo], Limits(max_length=1000)]
+    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX, fail_fast=True)]
+    operators: Annotated[list[OperatorInfo], Limits(max_length=1000, fail_fast=True)]
     query_id: ShortText = ""
     offsets: str = ""
-    materializations: list[dict[str, Any]] = field(default_factory=list)
+    materializations: Annotated[list[dict[str, Any]], Limits(fail_fast=True)] = field(default_factory=list)
     closed_ms: Annotated[int, Limits(strict=True)] | None = None
 
 

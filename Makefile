@@ -50,14 +50,14 @@ bench: $(STAMP) ## Compare with Spark's transformWithState, workload by workload
 bench-growth: $(STAMP) ## Measure 100 thousand to 10 million keys, and 5 million rows in one partition; ONLY=memory, SHORT=1, STRICT=1
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench.growth $(if $(ONLY),--only $(ONLY))
 
-bench-smoke: $(STAMP) ## Compare with Spark's own transformWithState; prints the ratio
+bench-smoke: $(STAMP) ## Compare with Spark's own transformWithState in three workloads; STRICT=1
 	$(PY) -m loadtest.bench_smoke
 
 bench-service: need-go $(STAMP) ## Measure the service's figures; ONLY=ingest,objects, SHORT=1 (seconds), STRICT=1 (goals)
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.bench_service $(if $(ONLY),--only $(ONLY))
 
 chaos: $(STAMP) ## Kill and suspend processes, move clocks and rewind in 40 jobs, compare output and state; DSTL_CHAOS_SEED repeats
-	DSTL_CHAOS_RUNS=40 DSTL_CHAOS_REPORT=$(abspath reports/chaos.json) $(PYTEST) -s tests/e2e/test_chaos.py $(PYTEST_ARGS)
+	DSTL_CHAOS_RUNS=40 DSTL_REPORTS=$(abspath reports) $(PYTEST) -s tests/e2e/test_chaos.py $(PYTEST_ARGS)
 
 chaos-service: need-go $(STAMP) ## Kill the service 200 times and verify what is stored; STRICT=1 fails on any loss
 	$(PY) -m loadtest.chaos_service $(CHAOS_ARGS)
@@ -65,7 +65,7 @@ chaos-service: need-go $(STAMP) ## Kill the service 200 times and verify what is
 attack: $(STAMP) ## Send hostile requests to real services; ONLY=tokens, SHORT=1 (a minute or two), STRICT=1 fails on any miss
 	SHORT=$(SHORT) STRICT=$(STRICT) $(PY) -m loadtest.attack $(if $(ONLY),--only "$(ONLY)")
 
-chaos-blocks: $(STAMP) ## Kill 20 executors between actions and between operators; output and state belong together
+chaos-blocks: $(STAMP) ## Kill 20 executors between actions and between operators; output and state belong together; STRICT=1
 	$(PY) -m loadtest.chaos_blocks $(CHAOS_ARGS)
 
 load: need-go $(STAMP) ## Load the service with 100 slots at 5 checkpoints/s for 60 s; SLOTS, HOSTS, RATE, DURATION, STORAGE, SERVICE
@@ -120,7 +120,7 @@ test-versions: need-go need-mvn versions servers ## Run end-to-end and different
 versions: $(SPARK_VERSIONS:%=$(VENV)-spark-%/.set-up) ## Lay the older versions of Spark that are served over the environment
 
 differential: $(STAMP) ## Run plans and drawn histories on Spark's own operator and on this one; EXAMPLES=10 each; any difference fails
-	DSTL_DIFFERENTIAL_EXAMPLES=$(or $(EXAMPLES),10) DSTL_DIFFERENTIAL_REPORT=$(abspath reports/differential.json) \
+	DSTL_DIFFERENTIAL_EXAMPLES=$(or $(EXAMPLES),10) DSTL_REPORTS=$(abspath reports) \
 		$(PYTEST) -s tests/e2e/differential $(PYTEST_ARGS)
 
 modelcheck: $(STAMP) ## Run the service's rules under many orders of store calls; SCHEDULES=20000 of each history, SEED

@@ -1,8 +1,8 @@
 """
-The time of a batch: what Spark wrote down before it ran the batch, so that it is the same when the batch runs again.
+The time of a batch, which Spark records before it runs the batch; so it is the same when the batch runs again.
 
-Spark's own tracker computes the watermark (delays, several inputs, policy, restarts); it stands in the offsets entry of
-the batch, beside the batch's processing time. No I/O.
+Spark's own tracker computes the watermark (delays, several inputs, policy, restarts) and writes it into the batch's
+offsets entry, beside the batch's processing time. No I/O.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from storage.errors import CorruptDataError, InvalidInputError
 
 
 class TimeMode(Enum):
-    """What an operator's timers follow, by Spark's names."""
+    """The clock of an operator's timers, by Spark's names."""
 
     NONE = "None"
     PROCESSING = "ProcessingTime"
@@ -25,15 +25,15 @@ class TimeMode(Enum):
     @classmethod
     def of(cls, text: str) -> Self:
         """
-        Read a mode in any case, as Spark does.
+        Parse a mode, case-insensitively as in Spark.
 
         Raises:
-            InvalidInputError: There is no such mode.
+            InvalidInputError: The mode does not exist.
         """
         for mode in cls:
             if text.lower() == mode.value.lower():
                 return mode
-        raise InvalidInputError(f"timeMode must be 'None', 'ProcessingTime' or 'EventTime', it is {text!r}")
+        raise InvalidInputError(f"timeMode must be 'None', 'ProcessingTime' or 'EventTime', not {text!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class BatchTime:
     """
     Times of one batch in ms since 1970.
 
-    `watermark_ms` is the one that the batches before led to, 0 without any; `previous_watermark_ms` that of the batch
-    before, or the one at which that was closed.
+    `watermark_ms` is the watermark that earlier batches led to, 0 without any; `previous_watermark_ms` is that of the
+    batch before, or the one at which that batch was closed.
     """
 
     timestamp_ms: int
@@ -52,10 +52,10 @@ class BatchTime:
     @classmethod
     def read(cls, offsets: str, previous_offsets: str | None, closed_ms: int | None = None) -> Self:
         """
-        Read Spark's offsets entries of a batch and of the batch before it, which was closed at a watermark or was not.
+        Parse Spark's offsets entries of a batch and of the one before it, closed at `closed_ms` or left open (None).
 
         Raises:
-            CorruptDataError: They are not as Spark writes them.
+            CorruptDataError: An entry does not have Spark's format.
         """
         metadata = _metadata(offsets)
         previous = _metadata(previous_offsets) if previous_offsets else {"batchWatermarkMs": 0}
@@ -69,11 +69,11 @@ class BatchTime:
             raise _unreadable(error) from error
         if closed_ms is None:
             return time
-        # Nothing that the state has seen is taken back, though Spark's watermark were set back with its checkpoint.
+        # The watermark never falls below what the state has seen, even if Spark's was set back with its checkpoint.
         return replace(time, watermark_ms=max(time.watermark_ms, closed_ms), previous_watermark_ms=closed_ms)
 
     def due_until(self, mode: TimeMode) -> int | None:
-        """Return the time up to which timers are due, that moment included; None where there are no timers."""
+        """Return the time in ms up to which timers are due, inclusive; None without timers."""
         return {
             TimeMode.NONE: None,
             TimeMode.PROCESSING: self.timestamp_ms,
@@ -87,12 +87,12 @@ def _metadata(offsets: str) -> dict[str, Any]:
     except (IndexError, ValueError) as error:
         raise _unreadable(error) from error
     if not isinstance(metadata, dict):
-        raise _unreadable(TypeError("no metadata"))
+        raise _unreadable(TypeError("it has no metadata"))
     return metadata
 
 
 def _unreadable(error: Exception) -> CorruptDataError:
     return CorruptDataError(
         f"Spark's offsets entry does not hold the batch's time ({type(error).__name__}: {error}); timers and TTL need "
-        "it. Is the checkpointLocation written by another version of Spark?"
+        "it. Check whether another version of Spark wrote the checkpointLocation"
     )

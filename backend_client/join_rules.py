@@ -1,17 +1,17 @@
 """
-Which rows of several inputs belong together: the rules of `stream_join` for the rows of one key.
+The matching rules of `stream_join` for the rows of one key.
 
 A row lives from its event time until its input's wait is over, both moments included. Rows that live at one moment
-meet. A combination takes at most one row of each input, and all of them meet; it is *complete* with a row of every
-input, and *maximal* if no row of an input that it leaves out meets all of its rows. An inner join puts out the complete
-ones, a full join the maximal ones, a left join the maximal ones with a row of the first input. Of two inputs these are
-the joins of SQL on ``right.time between left.time - right.wait and left.time + left.wait``; of more, the full join is
-what the literature calls the full disjunction.
+*meet*. A combination has at most one row of each input, and all its rows meet. It is *complete* with a row of every
+input, and *maximal* if no row of a missing input meets all of its rows. An inner join emits the complete ones, a full
+join the maximal ones, a left join the maximal ones with a row of the first input. For two inputs these are SQL's
+joins on ``right.time between left.time - right.wait and left.time + left.wait``; for more inputs, the full join is the
+*full disjunction* of the literature.
 
-1. What is put out depends on the rows alone, not on the order in which they come.
-2. A complete combination is known when its last row comes (`complete`), any other when its first row's life ends
-   (`end_lives`): who comes later than the watermark meets no row that has ended before it.
-3. A row that has ended is needed no more. That one of its input was there is remembered as one moment, the last end.
+1. The output depends only on the rows, not on their order of arrival.
+2. A complete combination is known when its last row arrives (`complete`), any other when its first row's life ends
+   (`end_lives`): a row that arrives after the watermark meets no row that ended before it.
+3. An ended row is no longer needed. One moment per input, the last end, records that there was one.
 
 No I/O. Times are whole numbers of one unit.
 """
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 
 class Life(NamedTuple):
-    """A row that waits; `number` tells rows of the same moment apart."""
+    """A waiting row; `number` distinguishes rows of the same moment."""
 
     begin: int
     number: int
@@ -42,27 +42,27 @@ _begin = attrgetter("begin")
 
 @dataclass(slots=True)
 class Side:
-    """The living rows of one input, by their begin; they live equally long, so also by their end."""
+    """The living rows of one input, sorted by begin and, as all live equally long, by end."""
 
     wait: int
     lives: list[Life] = field(default_factory=list)
 
     @classmethod
     def of(cls, wait: int, lives: Iterable[Life]) -> Side:
-        """Return a side of rows in any order."""
+        """Return a side from rows in any order."""
         return cls(wait, sorted(lives, key=_begin))
 
     def add(self, life: Life) -> None:
-        """Let another row live."""
+        """Add a living row."""
         insort(self.lives, life, key=_begin)
 
     def living(self, begin: int, end: int) -> list[Life]:
-        """Return the rows that live at some moment of a time."""
+        """Return the rows that live at some moment from `begin` to `end`, both inclusive."""
         first = bisect_left(self.lives, begin - self.wait, key=_begin)
         return self.lives[first : bisect_right(self.lives, end, key=_begin)]
 
     def ended(self, until: int) -> list[Life]:
-        """Return the rows whose life ends at a moment or before it."""
+        """Return the rows whose life ends at or before a moment."""
         return self.lives[: bisect_right(self.lives, until - self.wait, key=_begin)]
 
 
@@ -95,13 +95,13 @@ def end_lives(
     sides: Sequence[Side], until: int, last_ends: list[int | None], required: AbstractSet[int]
 ) -> Iterator[Combination]:
     """
-    End the lives that are over and yield the combinations that are thereby known to be maximal, incomplete ones only.
+    End the lives that are over; yield the incomplete combinations that are thereby known to be maximal.
 
     Args:
-        sides: The living rows; those that end up to `until` are taken out, also of `sides`.
-        until: Lives that end at this moment or before it are over.
-        last_ends: For each input when its last life ended that is over; brought up to date.
-        required: Inputs of which a combination must have a row to be yielded.
+        sides: The living rows; those that end up to `until` are removed from `sides`.
+        until: Lives that end at or before this moment are over.
+        last_ends: For each input the last end of an ended life, or None; updated.
+        required: Inputs from which a yielded combination must have a row.
     """
     while True:
         ends = [(side.lives[0].begin + side.wait, at) for at, side in enumerate(sides) if side.lives]
@@ -109,7 +109,7 @@ def end_lives(
         if end > until:
             return
         ended = sides[position].lives.pop(0)
-        # All that have begun and not ended by now live at this moment, so any of them meet.
+        # All rows that have begun and not ended live at this moment, so they all meet.
         left_out = [at for at, side in enumerate(sides) if at != position and not _has_begun(side, end)]
         if left_out and not any(at in required for at in left_out):
             living = [
@@ -121,7 +121,7 @@ def end_lives(
                 if all((met := last_ends[at]) is None or met < newest for at in left_out):
                     yield combination
         last = last_ends[position]
-        last_ends[position] = end if last is None else max(last, end)  # a wait that was made shorter ends rows earlier
+        last_ends[position] = end if last is None else max(last, end)  # a shortened wait ends rows earlier
 
 
 def _has_begun(side: Side, moment: int) -> bool:

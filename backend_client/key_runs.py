@@ -1,4 +1,4 @@
-"""Where one key ends and the next one begins in Arrow columns, whose rows have those of a key together. No I/O."""
+"""Finds the boundaries between keys in Arrow columns with each key's rows adjacent. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def key_changes(columns: Sequence[pa.Array]) -> Bools:
-    """Return for each row of these key columns, but the first, whether its key differs from that of the row before."""
+    """Return for each row except the first whether its key differs from that of the row before."""
     changes = np.zeros(len(columns[0]) - 1, np.bool_)
     for column in columns:
         changes |= _differs(column)
@@ -24,7 +24,7 @@ def key_changes(columns: Sequence[pa.Array]) -> Bools:
 
 
 def same_key(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Say whether two keys, as Python values, are one in Spark's eyes."""
+    """Return whether two keys, as Python values, are equal for Spark."""
     return all(map(_same, a, b))
 
 
@@ -32,7 +32,7 @@ def _differs(column: pa.Array) -> Bools:
     kind = column.type
     if pa.types.is_null(kind):
         return np.zeros(len(column) - 1, np.bool_)
-    if pa.types.is_nested(kind):  # Arrow compares none
+    if pa.types.is_nested(kind):  # Arrow cannot compare these
         values = column.to_pylist()
         return np.fromiter((not _same(a, b) for a, b in pairwise(values)), np.bool_, len(values) - 1)
     before, after = column.slice(0, len(column) - 1), column.slice(1)

@@ -1,4 +1,4 @@
-"""What one batch did and cost. No I/O."""
+"""The figures of one batch: its work and its cost. No I/O."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ class BatchProgress:
     """
     Figures of one batch, over all its operators.
 
-    `checkpoint_ms` is what the checkpoint adds to a batch: from the end of the last task to the existing manifest,
-    without the time that the user's function takes meanwhile; of that, `upload_ms` is the coordinator's wait for the
-    change sets, `manifest_ms` the writing of the manifest. `state_ms` is the time of the operators' jobs,
-    `function_ms` that of the user's function. `tries` is 1 unless the batch had to be executed again. `state_reads` are
-    reads of tables by key; what a batch wrote itself is read without. `table_bytes` are the tables' files, all
-    partitions together. `log_bytes` are those of the change sets, `bytes_written` those of all objects. `late_rows`
-    came behind the watermark and were dropped; they are not among `rows`. `watermark_ms` is the batch's watermark, None
-    without operators that have a time mode.
+    `state_ms` is the time of the operators' jobs with the start of the upload, `function_ms` that of the user's
+    function. `checkpoint_ms` is the time that the checkpoint adds after both, up to the existing manifest; within it,
+    `upload_ms` is the coordinator's wait for the change sets, `manifest_ms` the writing of the manifest. `tries` is 1
+    unless the batch was executed again. `state_reads` counts reads of tables by key; reads of the batch's own writes do
+    not count. `table_bytes` is the size of all partitions' tables. `log_bytes` is the size of the change sets,
+    `bytes_written` that of all objects. `late_rows` were dropped and are not included in `rows`. `watermark_ms` is the
+    batch's watermark, None if no operator uses time.
     """
 
     job: str
@@ -43,11 +42,11 @@ class BatchProgress:
 
     @property
     def total_ms(self) -> float:
-        """The whole batch, but for what Spark does before and after it."""
+        """The whole batch, without Spark's own work before and after it."""
         return self.state_ms + self.function_ms + self.checkpoint_ms
 
     def to_text(self) -> str:
-        """Return the figures as one line for people."""
+        """Return the figures as one readable line."""
         late = f" ({self.late_rows:,} late)" if self.late_rows else ""
         again = f", executed {self.tries} times" if self.tries > 1 else ""
         return (

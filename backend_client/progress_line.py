@@ -1,4 +1,4 @@
-"""Batches as they finish, for people: one line that changes on a terminal, one line for each batch elsewhere."""
+"""Readable progress of batches: one updating line on a terminal, one line per batch elsewhere."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 class ProgressLine:
     """
-    Shows the newest batch of each job; a function of a batch's progress, for ``on_progress``.
+    Shows the newest batch of each job; a listener for ``on_progress``.
 
     Args:
-        console: Where to; by default the terminal's.
+        console: Where to print; the terminal's stderr by default.
 
     Raises:
         InvalidInputError: The package rich is not installed.
@@ -52,7 +52,7 @@ class ProgressLine:
         self._lines.update(self._tasks[progress.job], description=progress.to_text())
 
     def close(self) -> None:
-        """Leave the terminal as it was. Calling it twice is fine."""
+        """Restore the terminal. Idempotent."""
         if self._tasks:
             self._lines.stop()
 

@@ -1,7 +1,7 @@
 """
-What a user can set on the backend, in a form that travels to the tasks.
+The backend's settings, in a form that can be sent to tasks.
 
-Values only; unknown names are refused with the list of known ones.
+Values only; an unknown name is an error that lists the known ones.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from storage.private_folder import Trust, make_folder
 
 
 def _default_folder() -> str:
-    # By number: a name comes from the environment, and may be another user's. Not below XDG_RUNTIME_DIR, which is
-    # memory, and emptied when the user logs out.
+    # By number: a user name comes from the environment and may be another user's. Not below XDG_RUNTIME_DIR, which is
+    # in memory and emptied when the user logs out.
     return os.path.join(tempfile.gettempdir(), f"dstl-{os.geteuid()}")
 
 
@@ -101,30 +101,30 @@ class BackendSettings:
 
     @property
     def host_folder(self) -> str:
-        """`local_dir` on the host where it is asked."""
+        """`local_dir` on the host of the calling process."""
         return self.local_dir or os.environ.get("DSTL_LOCAL_DIR") or _default_folder()
 
     @property
     def host_trust(self) -> Trust:
-        """Whom a process trusts on the host where it is asked."""
+        """The users that the calling process trusts on its host."""
         uids = self.trusted_uids or os.environ.get("DSTL_TRUSTED_UIDS", "")
         return Trust.parse(uids, self.trusted_dir or os.environ.get("DSTL_TRUSTED_DIR", ""))
 
     def private_folder(self, *parts: str) -> str:
         """
-        Return a folder within `local_dir` on the host where it is asked; it is there then, and this user's alone.
+        Make and return a folder within `local_dir` on the calling process's host, private to this user.
 
         Raises:
-            UntrustedFolderError: Another user may decide what is in it.
+            UntrustedFolderError: Another user could change its content.
         """
         folder = os.path.join(self.host_folder, *parts)
-        with suppress(OSError):  # a disk that is full or broken is told by whoever writes to it (I16)
+        with suppress(OSError):  # a full or broken disk shows at the first write (I16)
             make_folder(folder, self.host_trust)
         return folder
 
     @property
     def host_service(self) -> str | None:
-        """Address of the sidecar of the host where it is asked, or None: it starts itself."""
+        """Address of the sidecar on the calling process's host, or None: it starts by itself."""
         address = self.service or os.environ.get("DSTL_SERVICE") or None
         if address is not None:
             _check_address(address)
@@ -132,12 +132,12 @@ class BackendSettings:
 
     @property
     def host_ca_file(self) -> str | None:
-        """`ca_file` on the host where it is asked."""
+        """`ca_file` on the calling process's host."""
         return self.ca_file or os.environ.get("DSTL_CA_FILE") or None
 
     @property
     def host_certificate(self) -> tuple[str, str | None] | None:
-        """Files with certificate and key on the host where it is asked, or None."""
+        """Files with certificate and key on the calling process's host, or None."""
         path = self.certificate_file or os.environ.get("DSTL_CLIENT_CERTIFICATE_FILE")
         return (path, None) if path else None
 
@@ -146,7 +146,7 @@ class BackendSettings:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or (whole and not isinstance(value, int)) or not above < value <= at_most:
             kind = "whole number" if whole else "number"
-            raise InvalidInputError(f"{name} must be a {kind} above {above} and at most {at_most}, it is {value!r}")
+            raise InvalidInputError(f"{name} must be a {kind} above {above} and at most {at_most}, not {value!r}")
 
     @classmethod
     def of(cls, storage: str, job: str, options: Mapping[str, Any]) -> BackendSettings:
@@ -154,13 +154,13 @@ class BackendSettings:
         Build settings from keyword options.
 
         Raises:
-            InvalidInputError: An option is unknown or has a value that it cannot have.
+            InvalidInputError: An option is unknown or has an invalid value.
         """
         known = {field.name for field in fields(cls)} - {"storage", "job"}
         for name in options:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                hint = f", did you mean {near[0]!r}?" if near else "."
                 raise InvalidInputError(f"unknown option {name!r}{hint} Known options: {', '.join(sorted(known))}")
         return cls(storage=storage, job=job, **options)
 
@@ -169,4 +169,4 @@ def _check_address(address: str) -> None:
     if not address.startswith(("unix:///", "http://", "https://")):
         raise InvalidInputError(f"service {address!r} must be unix:///path, http://host:port or https://host:port")
     if "@" in address and not address.startswith("unix:"):
-        raise InvalidInputError("service must be an address without a user; the token goes into token_file")
+        raise InvalidInputError("service must be an address without user and password; put the token into token_file")

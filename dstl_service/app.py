@@ -1,5 +1,5 @@
 """
-Wires the service into an ASGI application: routes, errors, the gate, opening and closing.
+Wires the parts of the service into an ASGI application: routes, errors, the gate, opening and closing.
 
 The only module besides ``routes`` that knows FastAPI.
 """
@@ -17,6 +17,7 @@ from dstl_service import __version__
 from dstl_service.access.audit import AuditTrail
 from dstl_service.access.certificates import client_context
 from dstl_service.access.tokens import Access
+from dstl_service.composition import compose
 from dstl_service.http.access_middleware import AccessMiddleware
 from dstl_service.http.audit_middleware import Recorder, RecordWriter
 from dstl_service.http.body_limiter import BodyRoom
@@ -28,7 +29,6 @@ from dstl_service.http.shutdown import ShutdownMiddleware
 from dstl_service.peers.client import PeerClient
 from dstl_service.process.idle import IdleWatch
 from dstl_service.process.logs import LogLimiter
-from dstl_service.service import ChangelogService
 from dstl_service.settings import ServiceSettings
 from storage.clock import Clock, IdSource, SystemClock, SystemIds
 from storage.object_store import ObjectStore
@@ -60,16 +60,16 @@ def create_app(
         opened = store or open_store(settings.storage, **settings.store_options())
         unique = ids or SystemIds()
         record = app.state.record = RecordWriter(AuditTrail(opened, clock, unique))
-        service = app.state.service = ChangelogService(
+        parts = app.state.parts = compose(
             settings,
             opened,
             clock,
             unique,
             PeerClient(access.own, settings.peer_timeout_s, tls=client_context(settings.tls, clock)),
         )
-        service.start()
+        parts.announcement.begin()
         idle = app.state.idle = IdleWatch(
-            settings.idle_exit_s, lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: service.is_busy
+            settings.idle_exit_s, lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: parts.is_busy
         )
         idle.start()
         try:
@@ -77,7 +77,7 @@ def create_app(
         finally:
             idle.stop()
             record.close()
-            await service.close()
+            await parts.close()
 
     app = FastAPI(
         title="DSTL state changelog service",

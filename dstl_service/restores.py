@@ -14,7 +14,7 @@ from dstl_service.intake.persister import Persister
 from dstl_service.materialization.materializer import Materializer
 from dstl_service.materialization.pending import Offer
 from dstl_service.materialization.snapshot_uploader import TableId
-from dstl_service.metrics.service import ServiceMetrics
+from dstl_service.metrics.restores import RestoreMetrics
 from dstl_service.process.job_threads import JobThreads, RunInThread
 from dstl_service.restore.download_cache import DownloadCache
 from dstl_service.restore.plan import (
@@ -60,7 +60,7 @@ class Restores:
         downloads: DownloadCache,
         cache: SegmentCache,
         clock: Clock,
-        metrics: ServiceMetrics,
+        metrics: RestoreMetrics,
         in_thread: RunInThread,
     ) -> None:
         self._jobs = active_jobs

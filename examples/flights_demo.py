@@ -32,7 +32,8 @@ from examples.flights_data import prepare, read_flights, read_weather
 from examples.flights_files import RouteFiles, read_lines
 from examples.flights_processes import DemoError, Driver, Layout, running_batch, sidecar_pid, stop_sidecar
 from examples.flights_report import DemoRun, Kill, figures_of, read_checkpoint_figures, write_html
-from tools.reporting.figures import Figure, format_number, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, format_number
+from tools.reporting.target import TargetReport, is_set
 
 RESTARTS_MAX = 3
 KILL_TRIES_MAX = 3
@@ -193,7 +194,7 @@ class Demo:
 
 
 def run_demo(options: argparse.Namespace, layout: Layout, console: Console) -> list[Figure]:
-    """Prepare the data, play the demo, compare, and write both reports."""
+    """Prepare the data, play the demo, compare, and write the page; return the figures, first that of differences."""
     console.print("preparing the data and the batch answer")
     flights, weather = read_flights(), read_weather()
     replay = prepare(layout.data, flights, weather, options.files)
@@ -205,7 +206,6 @@ def run_demo(options: argparse.Namespace, layout: Layout, console: Console) -> l
     run.output = RouteFiles(layout.output).latest()
     run.differences = differences(expected, run.output)
     figures = figures_of(run)
-    write_report_json(options.reports / "demo.json", figures)
     write_html(options.reports / "demo.html", run, figures)
     _print_summary(console, figures, run)
     console.print(f"report: {options.reports / 'demo.html'}", soft_wrap=True)
@@ -234,16 +234,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, help="empty folder to work in, kept (default: a temporary one)")
     parser.add_argument("--engine", choices=ENGINES, default="changelog", help="who holds the state")
     parser.add_argument("--timeout-s", type=float, default=600, help="give up after this time (default %(default)s)")
-    parser.add_argument("--strict", action="store_true", default=is_strict())
+    parser.add_argument("--strict", action="store_true", default=is_set("STRICT"))
     options = parser.parse_args(arguments)
     console = Console()
     layout = Layout(options.work or Path(tempfile.mkdtemp(prefix="dstl-demo-")))
     layout.work.mkdir(parents=True, exist_ok=True)
+    report = TargetReport("demo", options.reports, strict=options.strict)
     exit_code = 2
     try:
         figures = run_demo(options, layout, console)
+        missed = report.write(figures)
         has_differences = figures[0].holds is False
-        exit_code = int(has_differences) or (strict_exit_code(figures) if options.strict else 0)
+        exit_code = int(has_differences) or missed
     except DemoError as error:
         console.print(f"the demo failed: {error}", soft_wrap=True)
     finally:

@@ -9,29 +9,27 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from tools.reporting.figures import Figure, format_number, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, format_number
+from tools.reporting.target import TargetReport, is_set
 
 MODULES = ("hedging", "outage", "ingest", "objects", "compaction")
 """Modules of `loadtest.service_figures`, in the order in which they run."""
-
-REPORT = Path("reports/bench-service.json")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what was asked for; return the exit code."""
     parser = argparse.ArgumentParser(description="Measure the service's figures.")
     parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(MODULES)}; without it, all")
-    parser.add_argument("--short", action="store_true", default=_is_set("SHORT"), help="seconds per figure (SHORT=1)")
-    parser.add_argument("--strict", action="store_true", default=is_strict(), help="fail if a goal is missed")
+    parser.add_argument("--short", action="store_true", default=is_set("SHORT"), help="seconds per figure (SHORT=1)")
+    parser.add_argument("--strict", action="store_true", default=is_set("STRICT"), help="fail if a goal is missed")
     options = parser.parse_args(arguments)
     names = options.only.split(",") if options.only else MODULES
     if unknown := sorted(set(names) - set(MODULES)):
         parser.error(f"there is no figure {', '.join(unknown)}; there are {', '.join(MODULES)}")
+    report, exit_code = TargetReport("bench-service", strict=options.strict), 0
     figures: list[Figure] = []
     for name in names:
         print(f"{name} ...", flush=True)
@@ -40,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(line_of(figure), flush=True)
         figures += found
         # After each, so that a failure of a later one leaves what is known.
-        write_report_json(REPORT, figures)
-    return strict_exit_code(figures) if options.strict else 0
+        exit_code = report.write(figures)
+    return exit_code
 
 
 def measure(name: str, *, short: bool) -> list[Figure]:
@@ -55,10 +53,6 @@ def line_of(figure: Figure) -> str:
     verdict = {True: "holds", False: "MISSED", None: ""}[figure.holds]
     goal = "" if figure.goal is None else f"{figure.goal}  {verdict}"
     return f"  {figure.name:60} {format_number(figure.value):>12} {figure.unit:8} {goal}".rstrip()
-
-
-def _is_set(variable: str) -> bool:
-    return os.environ.get(variable, "0") not in ("", "0")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from pyspark.sql import SparkSession
 
 from loadtest.bench.measuring import measure, new_session, new_stream, open_backend
 from loadtest.bench.processors import TOTALS, Totals
-from tools.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, Goal
+from tools.reporting.target import TargetReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compare with Spark's own transformWithState.")
     parser.add_argument("--only", help="run the workloads whose name has this text")
     options = parser.parse_args(arguments)
+    report = TargetReport("bench-smoke")
     folder = Path(tempfile.mkdtemp(prefix="dstl-bench-"))
     spark = new_session(folder)
     figures: list[Figure] = []
@@ -59,8 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         spark.stop()
         shutil.rmtree(folder, ignore_errors=True)
-    write_report_json(Path("reports/bench-smoke.json"), figures)
-    return strict_exit_code(figures) if is_strict() else 0
+    return report.write(figures)
 
 
 def compare(spark: SparkSession, workload: Workload, folder: Path) -> list[Figure]:

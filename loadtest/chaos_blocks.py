@@ -38,7 +38,8 @@ from backend_client.progress import BatchProgress
 from backend_client.spark.api.plan import StatefulDataFrame
 from backend_client.spark.driver.driver import BatchRunner
 from backend_client.spark.start.spark_checkpoint import CheckpointLog
-from tools.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, Goal
+from tools.reporting.target import TargetReport
 
 KILLS = 20
 KEYS = 24
@@ -199,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     options = parser.parse_args(arguments)
     print(f"seed {options.seed}", flush=True)
+    report = TargetReport("chaos-blocks")
     folder = Path(tempfile.mkdtemp(prefix="dstl-blocks-"))
     started = time.monotonic()
     try:
@@ -208,8 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures.append(Figure("run time", round(time.monotonic() - started, 1), "s"))
     for figure in figures:
         print(f"{figure.name:48} {figure.value:>8} {figure.unit:8} {figure.goal or ''}")
-    write_report_json(Path("reports/chaos-blocks.json"), figures)
-    return strict_exit_code(figures) if is_strict() else 0
+    return report.write(figures)
 
 
 def _rows(spark: SparkSession) -> DataFrame:

@@ -39,7 +39,8 @@ from loadtest.chaos.verify import Findings, verify
 from storage.clock import SystemClock
 from storage.leftovers import remove_leftovers
 from storage.open import open_store
-from tools.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, Goal
+from tools.reporting.target import TargetReport
 from tools.servers.s3_server import S3Server
 
 KILLS = 200
@@ -199,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     print(f"seed {seed}: repeat with --seed {seed} --kills {options.kills}", flush=True)
+    report = TargetReport("chaos-service")
     folder = Path(tempfile.mkdtemp(prefix="dstl-chaos-"))
     try:
         figures, outcomes = run(options.kills, seed, folder)
@@ -214,8 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for figure in figures:
         mark = "" if figure.goal is None else f"  (goal {figure.goal}: {'holds' if figure.holds else 'MISSED'})"
         print(f"  {figure.name:55} {figure.value:10,.0f} {figure.unit}{mark}")
-    write_report_json(Path("reports/chaos-service.json"), figures)
-    return strict_exit_code(figures) if is_strict() else 0
+    return report.write(figures)
 
 
 def hangs_of(kills: int) -> int:

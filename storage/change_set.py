@@ -21,14 +21,14 @@ from storage.checksum import BytesLike
 from storage.errors import CorruptDataError
 from storage.model import KeyGroupRange
 
-# What is put into columns together. Sizes are added up of so many changes at a time, which is no work for small ones.
+# Bounds of the changes that are put into columns together; sizes are summed once per `_CHANGES_PER_LOOK` changes.
 _CHANGES_AT_ONCE = 50_000
 _BYTES_AT_ONCE = 16 << 20
 _CHANGES_PER_LOOK = 64
 
 DECODED_BYTES_FLOOR = 64 << 20
 DECODED_RATIO_MAX = 256
-"""A payload is believed to become so many times as large, or that floor; what compresses better is stored as it is."""
+"""A reader accepts payloads that grow at most so many times, or to the floor; others are stored uncompressed."""
 
 _PREFIX = struct.Struct("<Ii")
 _CONTINUATION = 0xFFFFFFFF
@@ -39,7 +39,7 @@ _U16, _U32, _I32, _I64 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct
 Compression: TypeAlias = Literal["zstd"] | None
 
 SCHEMA = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
-# Without Arrow's thread pool: a set has two buffers, a task one core, and handing them over costs more than it gains.
+# Without Arrow's thread pool: two buffers per change set and one core per task make handing over too costly.
 _WRITE_OPTIONS = {
     compression: pa.ipc.IpcWriteOptions(compression=compression, use_threads=False) for compression in ("zstd", None)
 }
@@ -47,7 +47,7 @@ _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 class ChangeColumns(NamedTuple):
-    """Changes as binary columns: keys ascending, each there once; a value of null deletes."""
+    """Changes as binary columns: keys ascending and unique; a null value deletes."""
 
     keys: pa.Array
     values: pa.Array
@@ -63,12 +63,12 @@ class ChangeColumns(NamedTuple):
         return zip(self.keys.to_pylist(), self.values.to_pylist(), strict=True)
 
     def of_key_groups(self, key_groups: KeyGroupRange) -> ChangeColumns:
-        """Return those of some key groups."""
+        """Return the changes of some key groups."""
         begin, end = _rows_of(self.keys, key_groups)
         return ChangeColumns(self.keys.slice(begin, end - begin), self.values.slice(begin, end - begin))
 
     def pieces(self, size_bytes: int) -> Iterator[ChangeColumns]:
-        """Yield the changes in parts of about this size."""
+        """Yield the changes in parts of about this size in bytes."""
         total = self.keys.nbytes + self.values.nbytes
         rows = max(1, len(self.keys) // (total // size_bytes + 1) + 1)
         for begin in range(0, len(self.keys), rows):
@@ -76,7 +76,7 @@ class ChangeColumns(NamedTuple):
 
 
 def in_columns(changes: Iterable[tuple[bytes, bytes | None]]) -> Iterator[ChangeColumns]:
-    """Put changes of any number into columns, in parts; those of later parts count, as later changes do."""
+    """Put any number of changes into columns, in parts; later changes, and later parts, win."""
     left, turn, size_bytes = iter(changes), dict[bytes, bytes | None](), 0
     while some := dict(islice(left, _CHANGES_PER_LOOK)):
         turn |= some
@@ -94,7 +94,7 @@ def encode_change_set(changes: Mapping[bytes, bytes | None]) -> bytes:
 
 
 def encode_columns(changes: ChangeColumns, compression: Compression = "zstd") -> bytes:
-    """Return the same of columns."""
+    """Return the payload of a segment with these columns."""
     return _encode(changes, compression)
 
 
@@ -103,7 +103,7 @@ def decode_change_set(payload: BytesLike, source: str) -> Iterable[tuple[bytes, 
     Yield (key, value or None) in key order.
 
     Raises:
-        CorruptDataError: The payload is no change set; names `source`.
+        CorruptDataError: The payload is not a change set; names `source`.
     """
     return decode_columns(payload, source).pairs()
 
@@ -113,7 +113,7 @@ def decode_columns(payload: BytesLike, source: str) -> ChangeColumns:
     Return the changes as columns.
 
     Raises:
-        CorruptDataError: The payload is no change set; names `source`.
+        CorruptDataError: The payload is not a change set; names `source`.
     """
     columns = _decode(payload, source).combine_chunks().columns
     return ChangeColumns(*(column.chunk(0) if column.num_chunks else column.combine_chunks() for column in columns))
@@ -126,15 +126,15 @@ def merge_change_sets(
     Merge change sets to the last change per key.
 
     Args:
-        sets: In the order in which they apply: payload, name of its source, and the key groups that count of it.
-        keep_deleted: Whether a key whose last change deleted it stays as a deletion, or is left out.
-        size_bytes_max: About how many bytes of keys and values, uncompressed, go into one result.
+        sets: In the order in which they apply: payload, name of its source, and the key groups to use from it.
+        keep_deleted: Whether a key whose last change deleted it is kept as a deletion or left out.
+        size_bytes_max: Approximate bytes of keys and values, uncompressed, in one result.
 
     Yields:
-        Payload and number of changes of each result, by ascending keys.
+        Payload and number of changes of each result, in ascending order of keys.
 
     Raises:
-        CorruptDataError: A payload is no change set; names its source.
+        CorruptDataError: A payload is not a change set; names its source.
     """
     parts = []
     for number, (payload, source, key_groups) in enumerate(sets):
@@ -144,7 +144,7 @@ def merge_change_sets(
             parts.append(part.append_column("order", pa.array(np.full(part.num_rows, number, np.int32))))
     if not parts:
         return
-    # 64-bit offsets: the sets of one partition may hold more than 2 GiB.
+    # 64-bit offsets: the change sets of one partition may exceed 2 GiB.
     large = pa.schema([("key", pa.large_binary()), ("value", pa.large_binary()), ("order", pa.int32())])
     merged = pa.concat_tables([part.cast(large) for part in parts]).combine_chunks()
     del parts
@@ -176,7 +176,7 @@ def _slice(table: pa.Table, key_groups: KeyGroupRange) -> pa.Table:
 
 
 def _rows_of(keys: pa.Array | pa.ChunkedArray, key_groups: KeyGroupRange) -> tuple[int, int]:
-    """Return begin and end of the rows of these key groups; they are neighbours, for the rows are sorted."""
+    """Return begin and end of the rows of these key groups; they are adjacent, because the rows are sorted."""
     begin = bisect_left(range(len(keys)), struct.pack(">H", key_groups.first), key=lambda row: keys[row].as_py())
     behind = struct.pack(">H", key_groups.last + 1)
     return begin, bisect_left(range(len(keys)), behind, lo=begin, key=lambda row: keys[row].as_py())
@@ -185,7 +185,7 @@ def _rows_of(keys: pa.Array | pa.ChunkedArray, key_groups: KeyGroupRange) -> tup
 def _encode(columns: ChangeColumns, compression: Compression = "zstd") -> bytes:
     payload = _encoded(columns, compression)
     if compression is not None and columns.keys.nbytes + columns.values.nbytes > _decoded_bytes_max(payload) // 2:
-        return _encoded(columns, None)  # so well compressed that a reader would not believe it
+        return _encoded(columns, None)  # compressed so well that a reader would refuse it
     return payload
 
 
@@ -202,10 +202,10 @@ def _decoded_bytes_max(payload: BytesLike) -> int:
 
 
 def _check_size(payload: BytesLike) -> None:
-    """Raise `ValueError` for a payload that says itself that it becomes too large, before anything is made of it."""
+    """Raise `ValueError` for a payload whose declared decoded size is too large, before decoding it."""
     declared_bytes = sum(_declared_bytes(*message) for message in _messages(memoryview(payload).cast("B")))
     if declared_bytes > _decoded_bytes_max(payload):
-        raise ValueError(f"its {len(payload)} bytes would become {declared_bytes}")
+        raise ValueError(f"its {len(payload)} bytes would become {declared_bytes}, more than a change set may")
 
 
 def _messages(stream: memoryview) -> Iterator[tuple[memoryview, memoryview]]:
@@ -221,13 +221,13 @@ def _messages(stream: memoryview) -> Iterator[tuple[memoryview, memoryview]]:
         body_bytes = _I64.unpack_from(head, at)[0] if at else 0
         begin += _PREFIX.size + head_bytes
         if not 0 <= body_bytes <= len(stream) - begin:
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         yield head, stream[begin : begin + body_bytes]
         begin += body_bytes
 
 
 def _declared_bytes(head: memoryview, body: memoryview) -> int:
-    """Return how much is allocated for the compressed buffers of a message: each begins with its decoded length."""
+    """Return the decoded size of a message's compressed buffers; each begins with its decoded length."""
     message = _U32.unpack_from(head)[0]
     kind_at, batch_at = _field(head, message, 1), _field(head, message, 2)
     kind = head[kind_at] if kind_at else 0
@@ -237,7 +237,7 @@ def _declared_bytes(head: memoryview, body: memoryview) -> int:
         raise ValueError(f"it has a message of type {kind}")
     batch = batch_at + _U32.unpack_from(head, batch_at)[0]
     buffers_at = _field(head, batch, 2)
-    if not _field(head, batch, 3) or not buffers_at:  # not compressed: read where it lies
+    if not _field(head, batch, 3) or not buffers_at:  # not compressed, so nothing is allocated
         return 0
     vector = buffers_at + _U32.unpack_from(head, buffers_at)[0]
     total = 0
@@ -249,7 +249,7 @@ def _declared_bytes(head: memoryview, body: memoryview) -> int:
 
 
 def _field(head: memoryview, table: int, number: int) -> int:
-    """Return where a table of a flatbuffer has a field, or 0 if it has none."""
+    """Return the offset of a field in a flatbuffer table, or 0 if it has none."""
     entries = table - _I32.unpack_from(head, table)[0]
     at = 4 + 2 * number
     offset = _U16.unpack_from(head, entries + at)[0] if at < _U16.unpack_from(head, entries)[0] else 0

@@ -1,4 +1,4 @@
-"""The checksums of segments, of segment objects and of tables' files. Find damage, not forgery. No I/O."""
+"""Checksums of segments, segment objects and table files. They detect damage, not forgery. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def checksum64(data: BytesLike) -> int:
 
 
 def checksum128(data: BytesLike) -> str:
-    """Return the XXH3 128-bit hash of `data` as 32 hexadecimal digits: names content that is stored once."""
+    """Return the XXH3 128-bit hash of `data` as 32 hexadecimal digits; it names content that is stored once."""
     return xxhash.xxh3_128_hexdigest(data)
 
 

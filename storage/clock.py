@@ -1,5 +1,5 @@
 """
-The only door to time, randomness and unique ids. Everything else takes a `Clock` or an `IdSource` as an argument.
+The only access to time, randomness and unique ids. All other code takes a `Clock` or an `IdSource` as an argument.
 
 Both system implementations may be used by any number of threads, and after a fork.
 """
@@ -17,22 +17,22 @@ _RANDOM_BITS = 62
 
 
 class Clock(Protocol):
-    """Tells the time, in milliseconds."""
+    """A source of time, in milliseconds."""
 
     def now_ms(self) -> int:
-        """Return the time since 1970-01-01 UTC. May jump, also backwards; compare with stored times only."""
+        """Return the time since 1970-01-01 UTC. May jump, also backwards; compare it only with stored times."""
         ...
 
     def monotonic_ms(self) -> int:
-        """Return a time that never goes backwards, from an unknown start. For delays and time-outs."""
+        """Return a time that never goes backwards, from an arbitrary start. For delays and timeouts."""
         ...
 
 
 class IdSource(Protocol):
-    """Gives ids that no other process on any host gives."""
+    """A source of ids that are unique over all processes and hosts."""
 
     def unique_id(self) -> str:
-        """Return a new id of 32 characters of [0-9a-f]; ids of one source ascend, those of all sort by time."""
+        """Return a new id of 32 characters of [0-9a-f]; ids of one source ascend, ids of all sources sort by time."""
         ...
 
 
@@ -63,7 +63,7 @@ class SystemIds:
         self._counter = 0
 
     def unique_id(self) -> str:
-        """Return an id greater than all that this source has given."""
+        """Return an id greater than all earlier ones of this source."""
         time_ms, counter = self._next_tick()
         return f"{time_ms:012x}7{counter:03x}{_VARIANT | secrets.randbits(_RANDOM_BITS):016x}"
 

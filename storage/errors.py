@@ -1,15 +1,15 @@
 """
-Every error that this project raises on purpose. Imports nothing of the project.
+All errors that this project raises on purpose. Imports nothing from the project.
 
 A class says what the caller must do, not where the error arose:
 
     DstlError
-    ├── InvalidInputError  (ValueError)   caller or configuration bug: correct it, do not retry
-    ├── UnauthorizedError                 the token is missing or wrong: give the right one
-    ├── NotFoundError      (LookupError)  the named thing is not there: decide whether that is allowed
-    ├── ConflictError                     somebody else was first: read again, then decide
-    ├── FencedError                       a newer epoch has begun: stop writing, for good
-    ├── UnavailableError                  store or peer does not work just now: retry after a delay
+    ├── InvalidInputError  (ValueError)   caller or configuration bug: fix it, do not retry
+    ├── UnauthorizedError                 the token is missing or wrong: supply the right one
+    ├── NotFoundError      (LookupError)  the named thing does not exist: decide whether that is allowed
+    ├── ConflictError                     another writer was first: read again, then decide
+    ├── FencedError                       a newer epoch has begun: stop writing for good
+    ├── UnavailableError                  store or peer does not work now: retry after a delay
     ├── OverloadedError                   a limit is reached: back off, then retry
     ├── CorruptDataError                  stored bytes are damaged: never retry, alert
     ├── ClosedError                       this object was closed: open a new one, or stop
@@ -17,8 +17,8 @@ A class says what the caller must do, not where the error arose:
     │                                     execute the batch again
     └── InternalError                     a bug of this project: report it
 
-Errors survive pickling (Spark ships them between processes) and the way over HTTP (`to_dict`, `error_from_dict`).
-The text of a message is no interface; `kind` is, and its values are only ever added to.
+Errors survive pickling (Spark ships them between processes) and HTTP (`to_dict`, `error_from_dict`).
+Message texts are not an interface; `kind` is, and values are only ever added to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
 ContextValue: TypeAlias = str | int | float | bool | list[str] | list[int] | None
-"""What an error may carry besides its message: JSON-able, small, and never a secret."""
+"""Values that an error may carry besides its message: JSON-able, small, never a secret."""
 
 
 class ErrorKind(enum.StrEnum):
@@ -52,7 +52,7 @@ class DstlError(Exception):
     The root of all errors of this project. Raise a subclass.
 
     Args:
-        message: One sentence that names what failed and, where there is some, the remedy.
+        message: One sentence that names the failure and, if there is one, the remedy.
         context: JSON-able facts for logs and for programs, for example `key="a/b.seg"`; never a secret.
     """
 
@@ -78,13 +78,13 @@ class DstlError(Exception):
 
 
 class InvalidInputError(DstlError, ValueError):
-    """An argument, a request or a setting is wrong. Correct it; a retry cannot help."""
+    """An argument, a request or a setting is wrong. Fix it; a retry cannot help."""
 
     kind = ErrorKind.INVALID_INPUT
 
 
 class UnauthorizedError(DstlError):
-    """The service asks for a token, and the request had none or a wrong one. Give the right one."""
+    """The service requires a token, and the request had none or a wrong one. Supply the right one."""
 
     kind = ErrorKind.UNAUTHORIZED
 
@@ -96,19 +96,19 @@ class NotFoundError(DstlError, LookupError):
 
 
 class ConflictError(DstlError):
-    """What was to be created exists with other content. Read it again, then decide."""
+    """The thing to create exists with other content. Read it again, then decide."""
 
     kind = ErrorKind.CONFLICT
 
 
 class FencedError(DstlError):
-    """A newer epoch has begun, so this writer may not write any more. Stop; a retry is never right."""
+    """A newer epoch has begun, so this writer may no longer write. Stop; a retry is never right."""
 
     kind = ErrorKind.FENCED
 
 
 class UnavailableError(DstlError):
-    """The store or a peer cannot serve just now, or not until its operator acts. Retry after a delay."""
+    """The store or a peer cannot serve now, or not until its operator acts. Retry after a delay."""
 
     kind = ErrorKind.UNAVAILABLE
 
@@ -120,7 +120,7 @@ class OverloadedError(DstlError):
 
 
 class CorruptDataError(DstlError):
-    """Stored bytes are not what was written. Never retry, never skip; alert."""
+    """Stored bytes differ from what was written. Never retry, never skip; alert."""
 
     kind = ErrorKind.CORRUPT_DATA
 
@@ -138,7 +138,7 @@ class LostChangesError(DstlError):
 
 
 class InternalError(DstlError):
-    """Something that cannot happen did. A bug of this project; report it."""
+    """An impossible condition occurred. A bug of this project; report it."""
 
     kind = ErrorKind.INTERNAL
 
@@ -166,7 +166,7 @@ def error_from_dict(data: Mapping[str, Any]) -> DstlError:
     Rebuild the error that `DstlError.to_dict` described.
 
     Args:
-        data: What a peer sent. Its kind may be of a newer version, its fields may be missing or of another type.
+        data: The document of a peer. Its kind may be of a newer version; fields may be missing or of another type.
 
     Returns:
         An error of the class of `kind`; an `InternalError` if the kind is unknown. Never raises.

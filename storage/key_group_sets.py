@@ -1,4 +1,4 @@
-"""Sets of key groups as ascending ranges that do not touch: what is left of a range when others are taken. No I/O."""
+"""Sets of key groups as ascending, disjoint ranges, and their intersection and difference. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KeyGroups = tuple[KeyGroupRange, ...]
 
 
 def within(key_groups: Iterable[KeyGroupRange], bounds: KeyGroupRange) -> KeyGroups:
-    """Return those key groups that lie in `bounds`."""
+    """Return the key groups inside `bounds`."""
     return tuple(
         KeyGroupRange(max(part.first, bounds.first), min(part.last, bounds.last))
         for part in key_groups
@@ -20,7 +20,7 @@ def within(key_groups: Iterable[KeyGroupRange], bounds: KeyGroupRange) -> KeyGro
 
 
 def without(key_groups: Iterable[KeyGroupRange], taken: KeyGroupRange) -> KeyGroups:
-    """Return those key groups that do not lie in `taken`."""
+    """Return the key groups outside `taken`."""
     left: list[KeyGroupRange] = []
     for part in key_groups:
         if not part.intersects(taken):
@@ -34,7 +34,7 @@ def without(key_groups: Iterable[KeyGroupRange], taken: KeyGroupRange) -> KeyGro
 
 
 def without_all(key_groups: KeyGroupRange, taken: Iterable[KeyGroupRange]) -> KeyGroups:
-    """Return what is left of a range when all of `taken` are taken from it."""
+    """Return the part of a range that is outside all of `taken`."""
     left: KeyGroups = (key_groups,)
     for other in taken:
         left = without(left, other)

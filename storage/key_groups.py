@@ -1,8 +1,8 @@
 """
-Which key groups a partition owns.
+The key groups of a partition.
 
-Partitions own contiguous ranges of key groups; their number may change between checkpoints, the number of key groups
-never does. No I/O.
+Partitions own contiguous ranges of key groups. The number of partitions may change between checkpoints, the number of
+key groups never does. No I/O.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def key_group_range(partition: int, parallelism: int, max_parallelism: int) -> K
     """
     Return the key groups of one partition, both ends included.
 
-    The rule is ``partition = key_group * parallelism div max_parallelism``, in Spark's words for rows, here for ranges.
+    The rule is ``partition = key_group * parallelism div max_parallelism``, as in the SQL that places rows.
 
     Raises:
         InvalidInputError: `parallelism` is not within ``1..max_parallelism`` or the partition does not exist.
@@ -33,10 +33,10 @@ def check_parallelism(parallelism: int, max_parallelism: int) -> None:
     Check that every partition owns at least one key group.
 
     Raises:
-        InvalidInputError: It would not, or the number is no whole one.
+        InvalidInputError: A partition would own none, or the number is not an integer.
     """
     if type(parallelism) is not int or not 1 <= parallelism <= max_parallelism:
         raise InvalidInputError(
-            f"parallelism must be a whole number within 1..{max_parallelism} (the job's max_parallelism), it is "
+            f"parallelism must be a whole number within 1..{max_parallelism} (the job's max_parallelism), not "
             f"{parallelism!r}"
         )

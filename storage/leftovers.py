@@ -1,4 +1,4 @@
-"""What processes leave in a store when they are killed within a call: probe objects and temporary files."""
+"""Removes what killed processes leave in a store: probe objects and temporary files."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from storage.clock import Clock
 from storage.local_store import LocalStore
 from storage.object_store import PROBE_FOLDER, ObjectStore
 
-# A probe's name is a unique id. A job may be called as the folder is, but none of its objects looks like this.
+# A probe's name is a unique id. A job may be named like the folder, but none of its objects matches this.
 _PROBE = re.compile(rf"{PROBE_FOLDER}/[0-9a-f]{{32}}")
 
 
 def remove_leftovers(store: ObjectStore, clock: Clock, age_min_ms: int) -> int:
     """
-    Delete what is left of calls that were never finished; return how much it was.
+    Delete the leftovers of unfinished calls; return how many there were.
 
     Args:
-        store: Its objects are not touched.
+        store: The store to clean; its other objects stay.
         clock: Compared with the store's times of modification.
-        age_min_ms: Must exceed the time that any call takes; younger things belong to calls that still run.
+        age_min_ms: Minimum age; must exceed the duration of any call, because younger ones may belong to running calls.
 
     Raises:
-        UnavailableError: The store does not answer; some may be gone.
+        UnavailableError: The store does not answer; some leftovers may already be deleted.
     """
     newest_ms = clock.now_ms() - age_min_ms
     probes = [
@@ -36,5 +36,5 @@ def remove_leftovers(store: ObjectStore, clock: Clock, age_min_ms: int) -> int:
 
 
 def remove_empty_folders(store: ObjectStore, folder: str, age_min_ms: int) -> int:
-    """Remove empty folders directly below one, where a store has folders; return how many."""
+    """Remove empty folders directly below one, if the store has folders; return how many."""
     return store.remove_empty_folders(folder, age_min_ms) if isinstance(store, LocalStore) else 0

@@ -5,8 +5,8 @@ An object is written to a temporary file in `.tmp` of the same base, flushed to 
 `link` (create if absent, atomic on every POSIX file system) or by `rename` (replace). Then the folder that names it is
 flushed as well, and every new folder above it, so that an acknowledged object survives a loss of power (I5).
 
-What is left in `.tmp` by a crash is never listed and does no harm but take space; `remove_leftovers` deletes it.
-A folder that became empty may be removed: a `put` that meant to name a file in it makes it again.
+Files that a crash leaves in `.tmp` are never listed and only take space; `remove_leftovers` deletes them.
+An empty folder may be removed at any time: a `put` that needs it makes it again.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from storage.object_store import (
 )
 
 _TEMPORARY_FOLDER = ".tmp"
-_TEMPORARY_NAME = re.compile(r"[0-9a-f]{32}")  # a unique id; what is called otherwise was not made here
+_TEMPORARY_NAME = re.compile(r"[0-9a-f]{32}")  # a unique id; files with other names were not made here
 _FOLDER_TRIES = 10
 _BUFFERS_PER_WRITE_MAX = 1024  # IOV_MAX of Linux.
 
 _ADVICE = {
-    errno.ENOSPC: "no space is left on the device; free some or enlarge it",
+    errno.ENOSPC: "no space is left on the device; free some space or enlarge it",
     errno.EDQUOT: "the disk quota is used up; free some space or raise it",
     errno.EACCES: "permission denied; let the user of this process read and write the folder",
     errno.EPERM: "not permitted; the folder must be writable and its file system must have hard links",
@@ -56,8 +56,8 @@ class LocalStore:
 
     Args:
         base: Absolute path; made if it does not exist.
-        clock: For the age of leftovers.
-        ids: Names temporary files; must be unique over all hosts that share the folder.
+        clock: Determines the age of leftovers.
+        ids: Names of temporary files; must be unique over all hosts that share the folder.
 
     Raises:
         InvalidInputError: The path is not absolute.
@@ -78,7 +78,7 @@ class LocalStore:
         # Folders whose own names are known to be on the device. Only ever grows; a lost race costs one flush.
         self._durable = {parent}
         if os.path.isdir(self._base) and not os.access(parent, os.R_OK):
-            # An administrator made the base in a folder that this process may not open, and so cannot flush.
+            # The base is in a folder that this process may not open, and so cannot flush; an administrator made it.
             self._durable.add(self._base)
         with _translated(self._base, "make"):
             os.makedirs(parent, exist_ok=True)
@@ -104,7 +104,7 @@ class LocalStore:
             finally:
                 with suppress(OSError):
                     os.unlink(temporary)
-            # Also for an object found there: the put that made it may have died before this line.
+            # Also for an existing object: the put that made it may have died before this line.
             _flush_folder(os.path.dirname(target))
 
     def get(self, key: str) -> bytes:
@@ -126,13 +126,13 @@ class LocalStore:
         return _describe(key, info)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Walk the folders in the order of keys, reading each when it is its turn."""
+        """Walk the folders in the order of keys; each is read lazily."""
         validate_prefix(prefix)
         folder = prefix[: prefix.rfind("/") + 1]
         return self._walk(folder, prefix, start_after)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete files, and flush their folders: what was deleted does not come back with a loss of power."""
+        """Delete files and flush their folders, so that a loss of power does not bring them back."""
         folders: dict[str, str] = {}
         for key in keys:
             path = self._path(key)
@@ -155,7 +155,7 @@ class LocalStore:
         newest_ms = self._clock.now_ms() - age_min_ms
         removed = 0
         with _translated(self._temporary, "clean"):
-            # By the folder's descriptor: in place of a folder, a link could lead to anybody's files.
+            # By the folder's descriptor: a link in the folder's place could lead to any files.
             folder = os.open(self._temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 for name in filter(_TEMPORARY_NAME.fullmatch, os.listdir(folder)):
@@ -170,7 +170,7 @@ class LocalStore:
 
     def remove_empty_folders(self, parent: str, age_min_ms: int) -> int:
         """
-        Delete the folders directly below one that are empty and were not changed for `age_min_ms`; return how many.
+        Delete empty folders directly below one that were not changed for `age_min_ms`; return how many.
 
         A put that is about to name a file in one of them makes the folder again.
         """
@@ -185,7 +185,7 @@ class LocalStore:
         return removed
 
     def _name(self, temporary: str, target: str, *, if_absent: bool) -> bool:
-        """Give a file its name, in a folder that may have been removed a moment ago; tell whether the name was free."""
+        """Give a file its name, making the folder again if it was just removed; return whether the name was free."""
         for _ in range(_FOLDER_TRIES):
             with suppress(FileNotFoundError):
                 if if_absent:
@@ -193,7 +193,9 @@ class LocalStore:
                 os.rename(temporary, target)
                 return True
             self._make_folder(os.path.dirname(target))
-        raise UnavailableError(f"cannot write {target}: its folder, or {temporary}, is removed again and again")
+        raise UnavailableError(
+            f"cannot write {target}: its folder, or {temporary}, was removed in every try; find the process that removes it"
+        )
 
     def _path(self, key: str) -> str:
         return os.path.join(self._base, validate_key(key))
@@ -210,7 +212,7 @@ class LocalStore:
                 os.close(file)
 
     def _make_folder(self, folder: str) -> None:
-        """Make a folder and those above it up to the base, and flush each new name to the device."""
+        """Make a folder and its parents up to the base, and flush each new name to the device."""
         if folder in self._durable and os.path.isdir(folder):
             return
         parent = os.path.dirname(folder)
@@ -218,7 +220,7 @@ class LocalStore:
             self._make_folder(parent)
         with suppress(FileExistsError):
             os.mkdir(folder)
-        # A folder found there may have been made a moment ago by a process that has not flushed it yet.
+        # An existing folder may just have been made by a process that has not flushed it yet.
         _flush_folder(parent)
         self._durable.add(folder)
 
@@ -232,12 +234,12 @@ class LocalStore:
                 if key > start_after or start_after.startswith(key):
                     yield from self._walk(key, prefix, start_after)
             elif key > start_after:
-                # Deleted meanwhile, or a stranger's file whose name is no key.
+                # Deleted meanwhile, or a foreign file whose name is not a key.
                 with suppress(NotFoundError, InvalidInputError):
                     yield self.head(key)
 
     def _names(self, folder: str) -> Sequence[str]:
-        """Return what a folder holds in the order of keys: the name of a folder sorts with its '/'."""
+        """Return a folder's entries in the order of keys: a folder's name sorts with its '/'."""
         try:
             with os.scandir(os.path.join(self._base, folder)) as found:
                 return sorted(
@@ -252,7 +254,7 @@ class LocalStore:
 
 
 def _write_file(path: str, buffers: Sequence[memoryview]) -> None:
-    """Create a file, write the buffers, flush it to the device and close it; an error of any step is an error."""
+    """Create a file, write the buffers, flush it to the device and close it; an error of any step is raised."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         for first in range(0, len(buffers), _BUFFERS_PER_WRITE_MAX):
@@ -292,7 +294,7 @@ def _read_at(file: int, offset: int, size: int) -> bytes:
 
 
 def _link(source: str, target: str) -> bool:
-    """Give a file a second name; tell whether the name was free."""
+    """Give a file a second name; return whether the name was free."""
     try:
         os.link(source, target)
     except FileExistsError:
@@ -307,7 +309,7 @@ def _flush_folder(folder: str) -> None:
     try:
         os.fsync(file)
     except OSError as error:
-        # Some mounted file systems have no flush of folders: there, names are durable at once or not at all.
+        # Some mounted file systems cannot flush folders; their names are durable at once or never.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -324,7 +326,7 @@ def _not_found(key: str) -> NotFoundError:
 
 @contextmanager
 def _translated(key: str, verb: str) -> Iterator[None]:
-    """Turn what the operating system raises into errors of this project."""
+    """Translate errors of the operating system into errors of this project."""
     try:
         yield
     except OSError as error:
@@ -335,7 +337,7 @@ def _translate(error: OSError, key: str, verb: str) -> DstlError:
     if verb in ("read", "delete") and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
         return _not_found(key)
     if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY):
-        return InvalidInputError(f"cannot {verb} {key}: a folder and an object cannot have one name", key=key)
+        return InvalidInputError(f"cannot {verb} {key}: a folder and an object cannot have the same name", key=key)
     if error.errno == errno.ENAMETOOLONG:
         return InvalidInputError(f"cannot {verb} {key}: the path is too long", key=key)
     advice = _ADVICE.get(error.errno or 0, error.strerror or "unknown error")

@@ -1,4 +1,4 @@
-"""Objects in the memory of this process: for tests and for trying things out. Gone when the process ends."""
+"""Objects in the memory of this process, for tests and experiments. Lost when the process ends."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class MemoryStore:
     A store in a dict.
 
     Args:
-        name: Part of the URL; two stores of one name share nothing unless `shared_memory_store` made them.
+        name: Part of the URL; two stores of the same name share objects only if `shared_memory_store` made them.
         clock: Source of `modified_ms`.
-        ids: Names probe objects.
+        ids: Names of probe objects.
     """
 
     def __init__(self, name: str = "default", *, clock: Clock | None = None, ids: IdSource | None = None) -> None:
@@ -40,11 +40,11 @@ class MemoryStore:
 
     @property
     def url(self) -> str:
-        """The URL that gives this store by `open_store`, if it is a shared one."""
+        """The URL with which `open_store` returns this store, if it is a shared one."""
         return f"memory://{self._name}"
 
     def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
-        """Keep the bytes; a copy, unless they are one `bytes`."""
+        """Store the bytes; a copy, unless they are one `bytes` object."""
         validate_key(key)
         content = joined(data)
         with self._lock:
@@ -69,7 +69,7 @@ class MemoryStore:
         return ObjectInfo(key, len(content), modified_ms)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects that exist at the call and still do when their turn comes."""
+        """Yield the objects that exist at the first iteration and still do when reached."""
         validate_prefix(prefix)
         with self._lock:
             keys = sorted(key for key in self._objects if key.startswith(prefix))
@@ -79,7 +79,7 @@ class MemoryStore:
                 yield ObjectInfo(key, len(found[0]), found[1])
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Forget objects."""
+        """Remove objects."""
         wanted = [validate_key(key) for key in keys]
         with self._lock:
             for key in wanted:
@@ -104,7 +104,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_memory_store(name: str) -> MemoryStore:
-    """Return the store of this name, the same one for all callers of this process."""
+    """Return the store of this name; all callers of this process get the same one."""
     with _shared_lock:
         store = _shared.get(name)
         if store is None:

@@ -1,13 +1,13 @@
 """
-The value types of stored changes. Frozen, checked when made, without I/O.
+The value types of stored changes. Frozen, validated on construction, no I/O.
 
-A `ChangeSet` of one writer travels as a `Segment`; a segment object holds many of them and describes each by a
-`SegmentEntry`; a `SegmentHandle` points at one of them from outside.
+A writer's change set travels as a `Segment`. A segment object holds many segments and describes each by a
+`SegmentEntry`. A `SegmentHandle` points to one of them from outside.
 
     ChangeSetId ─┬─ Segment       with its payload: what goes into an object
-                 └─ SegmentEntry  with its place: one row of the object's index ── SegmentHandle  entry and object
+                 └─ SegmentEntry  with its offset: one row of the object's index ── SegmentHandle  entry and object
 
-Integers stay below 2**53, so that every JSON reader gets them exactly; checksums are written as hexadecimal text.
+Integers stay below 2**53, so that every JSON reader parses them exactly; checksums are written as hexadecimal text.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ def validate_name(kind: str, value: Any) -> str:
     Names become parts of object keys and of paths: 1-128 characters of [A-Za-z0-9._-], the first one not a dot.
 
     Args:
-        kind: What is named, for the message: "job", "operator", "host".
+        kind: The kind of thing, for the message: "job", "operator", "host".
         value: The name.
 
     Raises:
-        InvalidInputError: The name is not allowed; the message says what is.
+        InvalidInputError: The name is not allowed; the message gives the rule.
     """
     if not isinstance(value, str) or len(value) > NAME_CHARS_MAX or not _NAME.fullmatch(value):
         raise InvalidInputError(
-            f"{kind} name {_shorten(value)} is not allowed: "
+            f"{kind} name {_shorten(value)} is not allowed; use "
             f"1-{NAME_CHARS_MAX} characters of [A-Za-z0-9._-], the first one not a dot"
         )
     return value
@@ -90,15 +90,15 @@ class KeyGroupRange:
         return self.last - self.first + 1
 
     def contains(self, key_group: int) -> bool:
-        """Tell whether the key group lies in this range."""
+        """Return whether the key group is in this range."""
         return self.first <= key_group <= self.last
 
     def intersects(self, other: KeyGroupRange) -> bool:
-        """Tell whether the ranges have a key group in common."""
+        """Return whether the ranges have a key group in common."""
         return self.first <= other.last and other.first <= self.last
 
     def covers(self, other: KeyGroupRange) -> bool:
-        """Tell whether every key group of `other` lies in this range."""
+        """Return whether every key group of `other` is in this range."""
         return self.first <= other.first and other.last <= self.last
 
     def to_text(self) -> str:
@@ -107,7 +107,7 @@ class KeyGroupRange:
 
     @classmethod
     def parse(cls, text: Any) -> KeyGroupRange:
-        """Read what `to_text` wrote; `InvalidInputError` for anything else."""
+        """Parse the output of `to_text`; `InvalidInputError` for anything else."""
         match = _RANGE.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise InvalidInputError(f'{_shorten(text)} is not a key-group range such as "00000-00031"')
@@ -117,7 +117,7 @@ class KeyGroupRange:
 @dataclass(frozen=True, slots=True, order=True)
 class Writer:
     """
-    Who wrote a change set: one attempt of one task under one run of the driver.
+    The writer of a change set: one attempt of one task under one run of the driver.
 
     Args:
         epoch: Fencing number of the driver's run; the higher one wins.
@@ -135,15 +135,15 @@ class Writer:
 @dataclass(frozen=True, slots=True, order=True)
 class ChangeSetId:
     """
-    What identifies a change set; the same set sent twice has the same id (I8).
+    The identity of a change set; the same change set sent twice has the same id (I8).
 
     Args:
         job: Name of the job.
         operator: Name of the stateful operator in it.
         checkpoint_id: Spark's batch id.
-        writer: Who wrote it.
-        partition: Which partition of the batch, 0..32767.
-        sqn: Sequence number of the set within its writer and partition, from 0 on.
+        writer: Its writer.
+        partition: Number of the partition in the batch, 0..32767.
+        sqn: Sequence number within its writer and partition, from 0.
     """
 
     job: str
@@ -180,14 +180,14 @@ class ChangeSetId:
 
 
 class SegmentKind(enum.StrEnum):
-    """What a segment stands for."""
+    """The content of a segment."""
 
     CHANGES = "changes"
     """The changes of one writer in one checkpoint."""
     COMPACTED = "compacted"
-    """The last change per key of several checkpoints, up to the one that it names; deletions are kept."""
+    """The last change per key of several checkpoints, up to the named one; deletions are kept."""
     BASE = "base"
-    """All that is there at the checkpoint that it names: like COMPACTED from the job's begin on, without deletions."""
+    """The complete state at the named checkpoint: like COMPACTED from the job's start, without deletions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +199,8 @@ class Segment:
         id: What it is.
         key_groups: The range that its writer owned.
         count: Number of changes in it, 0..2**31-1.
-        payload: Opaque bytes, at most SEGMENT_BYTES_MAX; not copied, so it must not change any more.
-        checksum: `checksum64(payload)`, made by the one who made the payload; `encode_object` compares.
+        payload: Opaque bytes, at most SEGMENT_BYTES_MAX; not copied, so it must not change afterwards.
+        checksum: `checksum64(payload)`, computed where the payload was made; `encode_object` verifies it.
         kind: What it stands for.
     """
 
@@ -237,7 +237,7 @@ class Segment:
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
     """
-    Where a segment lies in its object: one row of the object's index.
+    A segment's place in its object: one row of the object's index.
 
     Args:
         id: What it is.
@@ -265,11 +265,11 @@ class SegmentEntry:
 
     @property
     def end_bytes(self) -> int:
-        """Position just behind the payload."""
+        """Position of the first byte after the payload."""
         return self.offset_bytes + self.size_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entry as a flat JSON-able dict; the kind is left out where it is the usual one."""
+        """Return the entry as a flat JSON-able dict; the default kind is omitted."""
         special = {} if self.kind is SegmentKind.CHANGES else {"kind": self.kind.value}
         return {
             **special,
@@ -305,11 +305,11 @@ class SegmentHandle:
 
     def __post_init__(self) -> None:
         if type(self.object_key) is not str or not self.object_key:
-            raise InvalidInputError(f"object key must be text, not {_shorten(self.object_key)}")
+            raise InvalidInputError(f"object key must be non-empty text, not {_shorten(self.object_key)}")
         _check_int("object size in bytes", self.object_size_bytes, OBJECT_BYTES_MAX)
         if self.entry.end_bytes > self.object_size_bytes:
             raise InvalidInputError(
-                "segment ends behind its object",
+                "segment ends after the end of its object",
                 key=self.object_key,
                 segment_end_bytes=self.entry.end_bytes,
                 object_size_bytes=self.object_size_bytes,
@@ -332,9 +332,9 @@ class MaterializationHandle:
     A pointer to a stored snapshot of one partition's table, which replaces the log up to its checkpoint.
 
     Args:
-        operator: Whose table it is.
+        operator: The table's operator.
         key_groups: The range that the table holds.
-        checkpoint_id: The snapshot contains all changes up to this checkpoint, and none after it.
+        checkpoint_id: The snapshot contains exactly the changes up to this checkpoint.
         uid: The materialization's own id, apart from checkpoint ids.
         index_key: Key of the object that names the snapshot's files.
         size_bytes: Size of all files together.
@@ -353,7 +353,7 @@ class MaterializationHandle:
         _check_int("checkpoint id", self.checkpoint_id, NUMBER_MAX)
         _check_int("size in bytes", self.size_bytes, NUMBER_MAX)
         if type(self.index_key) is not str or not self.index_key:
-            raise InvalidInputError(f"index key must be text, not {_shorten(self.index_key)}")
+            raise InvalidInputError(f"index key must be non-empty text, not {_shorten(self.index_key)}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the handle as a flat JSON-able dict."""
@@ -377,12 +377,12 @@ class MaterializationHandle:
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """
-    What a store tells of an object without reading it.
+    A store's description of an object, without its content.
 
     Args:
         key: Its key, relative to the store.
         size_bytes: Its length.
-        modified_ms: When it was written, by the clock of the store or of the file server, since 1970-01-01 UTC.
+        modified_ms: Time of the last write, by the clock of the store or of the file server, since 1970-01-01 UTC.
     """
 
     key: str
@@ -427,13 +427,13 @@ def _check_int(name: str, value: Any, value_max: int) -> None:
 
 
 def _check_fields(kind: str, data: Any, expected: frozenset[str], optional: frozenset[str] = frozenset()) -> None:
-    """Raise `InvalidInputError` unless `data` has exactly the expected fields, and perhaps optional ones."""
+    """Raise `InvalidInputError` unless `data` has all expected fields and no others than the optional ones."""
     if not isinstance(data, Mapping):
         raise InvalidInputError(f"{kind} must be an object with fields, not {_shorten(data)}")
     if data.keys() - optional != expected:
         missing = ", ".join(sorted(expected - data.keys())) or "none"
         unknown = ", ".join(sorted(map(str, data.keys() - expected - optional))) or "none"
-        raise InvalidInputError(f"{kind} has other fields than expected: missing {missing}; unknown {unknown}")
+        raise InvalidInputError(f"{kind} has unexpected fields: missing {missing}; unknown {unknown}")
 
 
 def _shorten(value: object) -> str:

@@ -1,11 +1,11 @@
 """
-What a store of objects promises, and the rules that all stores share. No I/O of its own.
+The contract of an object store, and the rules that all stores share. No I/O of its own.
 
-Promises, shown for every store by the same suite of tests:
-1. `put` returns after the store has acknowledged the close; from then on every reader sees all of the object (I5).
-2. An object is seen entirely or not at all; of several `put(if_absent=True)` on one key exactly one wins (I3).
+Guarantees, which one test suite checks for every store:
+1. `put` returns after the store has acknowledged the close; from then on every reader sees the whole object (I5).
+2. An object is visible entirely or not at all; of several `put(if_absent=True)` on one key exactly one wins (I3).
 3. A repeated `put` of the same bytes succeeds, so a lost response does not look like a conflict (I5, I8).
-4. Only errors of storage.errors leave a store, and none carries a secret.
+4. A store raises only errors of storage.errors, and none contains a secret.
 
 Stores may be used by any number of threads at once.
 """
@@ -34,22 +34,22 @@ KEY_CHARS_MAX = 768
 """The longest key; leaves room for a store's prefix below S3's 1024 bytes."""
 
 KEY_PART_CHARS_MAX = 255
-"""The longest part of a key; what file systems allow."""
+"""The longest part of a key; the limit of file systems."""
 
 # ASCII only, so that text order is byte order in every store. A leading dot is kept for a store's own files.
 _KEY_PART = re.compile(r"[A-Za-z0-9_=+@,-][A-Za-z0-9._=+@,-]*")
 _PREFIX = re.compile(r"[A-Za-z0-9._=+@,/-]*")
 
 PROBE_FOLDER = "probe"
-"""Where `probe` writes; what a killed process leaves there is deleted by `storage.leftovers`."""
+"""The folder of `probe`; `storage.leftovers` deletes what killed processes leave there."""
 
 
 class ObjectReader(Protocol):
-    """What readers of objects need: a store, or something that keeps copies of what is in one."""
+    """The read side of a store; also implemented by caches of a store."""
 
     @property
     def url(self) -> str:
-        """The URL that `open_store` takes for this store. Holds no secret."""
+        """The URL with which `open_store` opens this store. Contains no secret."""
         ...
 
     def get(self, key: str) -> bytes:
@@ -81,8 +81,8 @@ class ObjectStore(ObjectReader, Protocol):
         Args:
             key: See `validate_key`.
             data: The bytes; not kept after the call. A conditional object must carry a unique id in its bytes.
-            if_absent: Create only. If the object exists with the same bytes, that is a lost response of an own PUT
-                and counts as success. Otherwise an existing object is replaced.
+            if_absent: Create only. An object with the same bytes counts as success: it is an own PUT whose response was
+                lost. Without `if_absent`, an existing object is replaced.
 
         Raises:
             ConflictError: `if_absent`, and the object exists with other bytes.
@@ -92,30 +92,30 @@ class ObjectStore(ObjectReader, Protocol):
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """
-        Yield the objects whose keys begin with `prefix`, by ascending key, read page by page while iterating.
+        Yield the objects whose keys begin with `prefix`, in ascending order of keys; pages load lazily.
 
         Args:
-            prefix: Any text, also "" or half a name; not only whole folders.
+            prefix: Any beginning of a key, also "" or part of a name.
             start_after: Only keys greater than this one.
         """
         ...
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; keys that do not exist are fine. After an error some may be gone; repeat the call."""
+        """Delete objects; missing keys are ignored. After an error some may be deleted; repeat the call."""
         ...
 
     def check_writable(self) -> None:
-        """Write, create conditionally, read and delete a probe object; `UnavailableError` says what to repair."""
+        """Write, create conditionally, read and delete a probe object; `UnavailableError` names the remedy."""
         ...
 
     def close(self) -> None:
-        """Give back connections. May be called twice; other calls may then raise `ClosedError`."""
+        """Release connections. Idempotent; other calls may then raise `ClosedError`."""
         ...
 
 
 def validate_key(key: str) -> str:
     """
-    Return `key` if every store can hold it: parts of [A-Za-z0-9._=+@,-], joined by '/', no part with a leading dot.
+    Return `key` if it is valid in every store: parts of [A-Za-z0-9._=+@,-], joined by '/', no part with a leading dot.
 
     Raises:
         InvalidInputError: Empty, absolute, too long, an empty part, "." or "..", or another character.
@@ -125,8 +125,8 @@ def validate_key(key: str) -> str:
         len(part) <= KEY_PART_CHARS_MAX and _KEY_PART.fullmatch(part) for part in parts
     ):
         raise InvalidInputError(
-            f"object key {key[:100]!r} is not allowed: at most {KEY_CHARS_MAX} characters, parts joined by '/', each "
-            f"1-{KEY_PART_CHARS_MAX} characters of [A-Za-z0-9._=+@,-], the first one not a dot"
+            f"object key {key[:100]!r} is not allowed; use at most {KEY_CHARS_MAX} characters, parts joined by '/', "
+            f"each 1-{KEY_PART_CHARS_MAX} characters of [A-Za-z0-9._=+@,-], the first one not a dot"
         )
     return key
 
@@ -165,7 +165,7 @@ def joined(data: ObjectData) -> bytes:
 
 
 def exists(store: ObjectReader, key: str) -> bool:
-    """Say whether there is an object of this key."""
+    """Return whether an object with this key exists."""
     try:
         store.head(key)
     except NotFoundError:
@@ -175,42 +175,42 @@ def exists(store: ObjectReader, key: str) -> bool:
 
 def check_refused_put(store: ObjectStore, key: str, data: ObjectData) -> None:
     """
-    Read what a refused conditional put has met, and return if it holds the same bytes, so is our own.
+    Read the object that refused a conditional put; return if it has the same bytes and so is an own put.
 
     Raises:
-        ConflictError: The object holds other bytes.
-        UnavailableError: The object is gone again, so nobody knows; repeat the put.
+        ConflictError: The object has other bytes.
+        UnavailableError: The object no longer exists, so the outcome is unknown; repeat the put.
     """
     try:
         found = store.get(key)
     except NotFoundError as error:
-        raise UnavailableError(f"cannot write {key}: it was there and is gone again", key=key) from error
+        raise UnavailableError(f"cannot write {key}: it existed and was then deleted; try again", key=key) from error
     check_same(key, data, found)
 
 
 def check_same(key: str, data: ObjectData, found: bytes) -> None:
-    """Return if an object that was found holds the bytes to write; `ConflictError` otherwise."""
+    """Return if a found object has the bytes to write; `ConflictError` otherwise."""
     if joined(data) != found:
         raise ConflictError(f"object {key} exists with other bytes", key=key)
 
 
 def probe(store: ObjectStore, unique_id: str) -> None:
     """
-    Try on a store everything that the project relies on: create, refuse to create again, read, replace, delete.
+    Try all operations that the project relies on: create, refuse to create again, read, replace, delete.
 
     Args:
         store: The store to try.
-        unique_id: Names the probe object, so that hosts which start together do not meet.
+        unique_id: Name of the probe object, so that hosts which start together do not collide.
 
     Raises:
-        UnavailableError: The store cannot be used as it is; the message says why.
+        UnavailableError: The store cannot be used; the message says why.
     """
     key = f"{PROBE_FOLDER}/{unique_id}"
     try:
         store.put(key, b"first", if_absent=True)
         _expect_refusal(store, key)
         if store.get(key) != b"first":
-            raise UnavailableError("read back other bytes than were written")
+            raise UnavailableError("it returned other bytes than were written")
         store.put(key, b"third")
         store.delete([key])
     except DstlError as error:

@@ -1,4 +1,4 @@
-"""Opens a store by its URL. Stores of S3 are imported only when asked for, so boto3 need not be installed."""
+"""Opens a store by its URL. S3 stores are imported on demand, so boto3 is optional."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ _KNOWN = "file:///absolute/path, s3://bucket/prefix, memory://name"
 
 def open_store(url: str, **options: Any) -> ObjectStore:
     """
-    Open the store that a URL names. No connection is tried; `check_writable` does that.
+    Open the store of a URL. Makes no connection; `check_writable` does.
 
     Args:
         url: `file:///absolute/path`, `s3://bucket/prefix` or `memory://name` (one per name and process).
-        options: Those of the store's class, for example `endpoint_url` of `S3Store`.
+        options: Options of the store's class, for example `endpoint_url` of `S3Store`.
 
     Raises:
-        InvalidInputError: An unknown kind of URL or option; the message lists the known ones.
+        InvalidInputError: The kind of URL or an option is unknown; the message lists the known ones.
         UnavailableError: The folder of a `file` URL cannot be made.
     """
     parts = urlsplit(url)
     if parts.query or parts.fragment or "@" in parts.netloc:
-        raise InvalidInputError(f"a store URL has no query, fragment or credentials; known are {_KNOWN}")
+        raise InvalidInputError(f"a store URL must not have a query, fragment or credentials; use {_KNOWN}")
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
         return _call(LocalStore, (unquote(parts.path),), options)
     if parts.scheme == "s3" and parts.netloc:
         return _call(_s3_store_class(), (parts.netloc, parts.path.strip("/")), options)
     if parts.scheme == "memory" and parts.netloc and not parts.path.strip("/"):
         return _call(shared_memory_store, (parts.netloc,), options)
-    raise InvalidInputError(f"unknown store URL {url!r}; known are {_KNOWN}")
+    raise InvalidInputError(f"unknown store URL {url!r}; use {_KNOWN}")
 
 
 def _s3_store_class() -> Callable[..., ObjectStore]:
     try:
         from storage.s3_store import S3Store
     except ImportError as error:
-        raise InvalidInputError("stores of S3 need boto3; install the extra that has it") from error
+        raise InvalidInputError("S3 stores need boto3; install it: pip install 'dstl[service]'") from error
     return S3Store
 
 

@@ -1,10 +1,10 @@
 """
-Folders of this host that no other user can have made, can change, or can lead elsewhere.
+Folders of this host that no other user can create, change or redirect.
 
-Whoever may write one folder on the way to a file decides what the file is. So the whole way is looked at, from the root
-on, links included: each part belongs to this process's user, to root, or to a user that is trusted by name, and nobody
-else may write it, but in a sticky folder, whose entries only their owners can exchange. What is made has mode 0700
-whatever the umask, and what was made by such a look cannot be exchanged behind it. Blocking I/O.
+A user who may write to one folder on the path to a file controls the file. So the whole path is checked from the root,
+links included: each part must belong to this process's user, to root, or to a trusted user, and no other user may write
+to it, except in a sticky folder, whose entries only their owners can replace. New folders have mode 0700 whatever the
+umask, and a path that passed the check cannot be replaced afterwards. Blocking I/O.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class UntrustedFolderError(InvalidInputError):
-    """Another user may decide what a folder of this host holds; nothing in it is used. Give another one."""
+    """Another user could change a folder's content, so it is not used. Choose another folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
     """
-    Whom this process trusts on its host besides its own user and root.
+    The users whom this process trusts on its host, besides its own user and root.
 
     Args:
-        uids: Other users, such as the one who runs the node's container manager.
-        folder: A folder that only trusted users can see, such as a pod's own volume: neither it nor what lies above it
-            is looked at. It must be absolute and without links.
+        uids: Other users, such as the user of the node's container manager.
+        folder: A folder visible only to trusted users, such as a pod's own volume: neither it nor its parents are
+            checked. It must be absolute and without links.
     """
 
     uids: frozenset[int] = frozenset()
@@ -44,17 +44,17 @@ class Trust:
     @classmethod
     def parse(cls, users: str, folder: str = "") -> Trust:
         """
-        Read users as a person gives them: numbers or names, separated by commas.
+        Parse users given as numbers or names, separated by commas.
 
         Raises:
-            InvalidInputError: There is no such user, or the folder is not absolute.
+            InvalidInputError: A user does not exist, or the folder is not an absolute, normal path.
         """
         if folder and (not os.path.isabs(folder) or os.path.normpath(folder) != folder):
             raise InvalidInputError(f"trusted_dir {folder!r} must be an absolute path without '.', '..' and links")
         return cls(frozenset(_uid(user.strip()) for user in users.split(",") if user.strip()), folder)
 
     def includes(self, uid: int) -> bool:
-        """Say whether a user is this process's own, root, or one of `uids`."""
+        """Return whether a user is this process's own, root, or one of `uids`."""
         return uid in (os.geteuid(), 0) or uid in self.uids
 
 
@@ -64,15 +64,15 @@ OWN = Trust()
 
 def check_folder(path: str | os.PathLike[str], trust: Trust = OWN) -> None:
     """
-    Return if nobody else decides what a folder holds; parts of the way that are not there yet are fine.
+    Check that only trusted users can change a folder's content; missing parts of the path are allowed.
 
     Args:
         path: An absolute path.
-        trust: Who may.
+        trust: The trusted users.
 
     Raises:
-        UntrustedFolderError: Somebody else does; the message names the part of the way and what to do.
-        OSError: The way cannot be followed.
+        UntrustedFolderError: Another user can; the message names the part of the path and the remedy.
+        OSError: The path cannot be followed.
     """
     pending = list(reversed(os.path.abspath(path).split("/")[1:]))
     place, links = "/", 0
@@ -93,7 +93,7 @@ def check_folder(path: str | os.PathLike[str], trust: Trust = OWN) -> None:
             continue
         links += 1
         if links > _LINKS_MAX:
-            raise _refused(path, part, "is a link that leads to itself", "remove it")
+            raise _refused(path, part, "is part of a loop of links", "remove the link")
         target = os.readlink(part)
         place = "/" if os.path.isabs(target) else place
         pending.extend(reversed([name for name in target.split("/") if name not in ("", ".")]))
@@ -101,10 +101,10 @@ def check_folder(path: str | os.PathLike[str], trust: Trust = OWN) -> None:
 
 def make_folder(path: str | os.PathLike[str], trust: Trust = OWN) -> None:
     """
-    Make a folder, and those above it, for this process's user alone; it may be there already.
+    Make a folder and its missing parents, private to this process's user; it may already exist.
 
     Raises:
-        UntrustedFolderError: As `check_folder`; nothing is made then.
+        UntrustedFolderError: As `check_folder`; before anything is made, or, if the path changed meanwhile, after.
         OSError: It cannot be made.
     """
     check_folder(path, trust)
@@ -125,16 +125,16 @@ def make_private(path: str | os.PathLike[str]) -> None:
 
 def open_lock(path: str | os.PathLike[str], flags: int = os.O_CREAT) -> int:
     """
-    Open a file to lock it, and make it if `flags` say so; a link is not followed, and what the file holds stays.
+    Open a lock file, creating it if `flags` say so; links are not followed, and the content stays unchanged.
 
     Raises:
-        OSError: It cannot be opened, is a link, or is no file of this process's user.
+        OSError: It cannot be opened, is a link, or is not a regular file of this process's user.
     """
     lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o600)
     found = os.fstat(lock)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
         os.close(lock)
-        raise PermissionError(f"{os.fspath(path)} is no file of this user")
+        raise PermissionError(f"{os.fspath(path)} is not a regular file of this user")
     return lock
 
 
@@ -171,26 +171,26 @@ def _is_folder(path: Path) -> bool:
 
 def _check_part(path: str | os.PathLike[str], part: str, found: os.stat_result, trust: Trust, *, is_last: bool) -> None:
     if not trust.includes(found.st_uid):
-        raise _refused(path, part, f"belongs to {user_name(found.st_uid)}", "let trusted_uids name that user")
+        raise _refused(path, part, f"belongs to {user_name(found.st_uid)}", "add that user to trusted_uids")
     is_open = stat.S_ISDIR(found.st_mode) and found.st_mode & _WRITABLE_BY_OTHERS
     if is_open and (is_last or not found.st_mode & stat.S_ISVTX):
-        raise _refused(path, part, "can be written by other users", "take that right away (chmod go-w)")
+        raise _refused(path, part, "is writable by other users", "remove that permission (chmod go-w)")
 
 
 def _is_above(place: str, folder: str) -> bool:
-    """Say whether `place` is `folder` or lies above it."""
+    """Return whether `place` is `folder` or one of its parents."""
     return bool(folder) and (folder == place or folder.startswith(place.rstrip("/") + "/"))
 
 
 def _refused(path: str | os.PathLike[str], place: str, fact: str, remedy: str) -> UntrustedFolderError:
     return UntrustedFolderError(
-        f"folder {os.fspath(path)} is not used, for others could read or exchange what it holds: {place} {fact}; "
-        f"{remedy}, or name another folder"
+        f"folder {os.fspath(path)} is not used, because other users could read or replace its content: {place} {fact}; "
+        f"{remedy}, or choose another folder"
     )
 
 
 def user_name(uid: int) -> str:
-    """Return how a person knows a user."""
+    """Return a user's name and id for messages."""
     try:
         return f"the user {pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
@@ -203,4 +203,4 @@ def _uid(user: str) -> int:
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
-        raise InvalidInputError(f"trusted_uids names {user!r}, and this host has no such user") from None
+        raise InvalidInputError(f"trusted_uids names {user!r}, but this host has no such user") from None

@@ -1,7 +1,7 @@
 """
-The body of a PUT that lies in several buffers, read without copying them.
+The body of a PUT in several buffers, read without copying them.
 
-An upload's attempts may overlap and hang, so a copy for each would be memory that no limit counts. No I/O.
+An upload's attempts may overlap and hang, and a copy for each would be memory outside all limits. No I/O.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ PIECE_BYTES = 2**20
 
 class BufferedBody:
     """
-    A file of several buffers, as far as boto3 uses one.
+    Several buffers as a file, as far as boto3 uses one.
 
-    Contrary to a file, `read` gives up to PIECE_BYTES also to one who asks for less: urllib3 asks for 16 KB at a time
-    and sends whatever it gets, and each of its sends would wait for the interpreter's lock anew.
+    Unlike a file's, `read` returns up to PIECE_BYTES even if less is requested: urllib3 requests 16 KB at a time and
+    sends whatever it gets, and each of its sends would wait for the interpreter's lock again.
     """
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
@@ -31,7 +31,7 @@ class BufferedBody:
         return self._starts[-1]
 
     def read(self, size: int = -1) -> bytes | memoryview:
-        """Return bytes from the position on: all of one buffer, but at most the larger of `size` and PIECE_BYTES."""
+        """Return bytes from the position: the rest of one buffer, but at most the larger of `size` and PIECE_BYTES."""
         if self._position >= len(self):
             return b""
         if size < 0:
@@ -45,7 +45,7 @@ class BufferedBody:
         return piece
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a position, as boto3 does before it sends a body again."""
+        """Set the position; boto3 does so before it resends a body."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self)}[whence]
         self._position = base + offset
         return self._position

@@ -1,9 +1,9 @@
 """
-Objects in a bucket of S3, or of a server that speaks its protocol. The only module that imports boto3.
+Objects in a bucket of S3 or of a compatible server. The only module that imports boto3.
 
-The server must have conditional PUT (`If-None-Match: *`); `check_writable` tells. Keys of a general purpose bucket are
-listed in ascending order; "directory buckets" do not do that and cannot be used.
-How long a call may take and how often it is repeated is the caller's policy, so botocore itself hardly retries.
+The server must have conditional PUT (`If-None-Match: *`); `check_writable` tests that. General purpose buckets
+list keys in ascending order; "directory buckets" do not and cannot be used.
+Timeouts and retries are the caller's policy, so botocore itself hardly retries.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CUSTOMER_KEY_BYTES = 32
 _STREAMED_BYTES_MIN = 2**20
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
-# Error code of the server, or HTTP status as text where it sends no code -> class and advice.
+# Error code of the server, or HTTP status as text if it sends no code -> class and advice.
 # Codes come first; an unknown code falls back on its status, an unknown status on its hundred.
 _ERRORS: Mapping[str, tuple[type[DstlError], str]] = {
     "NoSuchKey": (NotFoundError, "the object does not exist"),
@@ -98,20 +98,20 @@ class S3Store:
 
     Args:
         bucket: Name of an existing bucket.
-        prefix: Goes before every key; "" or parts joined by '/'.
-        endpoint_url: Server to use instead of AWS; without it, AWS_ENDPOINT_URL_S3 counts. Without credentials in it.
-        region: Region of the bucket; without it, boto3's default.
-        ca_file: Certificates by which the server is known; without it, botocore's.
-        sse: Server-side encryption, "AES256", "aws:kms" or "aws:kms:dsse"; without it, the bucket's default.
+        prefix: Prepended to every key; "" or parts joined by '/'.
+        endpoint_url: Server to use instead of AWS, without credentials; AWS_ENDPOINT_URL_S3 by default.
+        region: Region of the bucket; boto3's default if None.
+        ca_file: CA certificates that verify the server; botocore's if None.
+        sse: Server-side encryption, "AES256", "aws:kms" or "aws:kms:dsse"; the bucket's default if None.
         sse_kms_key_id: Key for "aws:kms".
-        sse_customer_key_file: File with a key of 32 bytes in base64 (SSE-C); goes with no other encryption.
+        sse_customer_key_file: File with a key of 32 bytes in base64 (SSE-C); excludes `sse`.
         connections_max: Size of the connection pool; at least the number of threads that use the store at once, those
-            of late uploads among them, or connections are opened anew for every request.
-        attempts_max: How often a request is sent in all, at least 1; what breaks off below is repeated at once.
+            of late uploads included, or connections are reopened for every request.
+        attempts_max: Total tries of a request, at least 1; a body that breaks off is requested again at once.
         connect_timeout_ms: Longest wait for a connection.
         read_timeout_ms: Longest silence of the server; bounds how long a hung call holds its thread.
-        addressing_style: "path", "virtual" or "auto"; without it, "path" for an endpoint of one's own, else "auto".
-        ids: Names probe objects.
+        addressing_style: "path", "virtual" or "auto"; by default "path" for a custom endpoint, else "auto".
+        ids: Names of probe objects.
 
     Raises:
         InvalidInputError: An option is wrong.
@@ -136,15 +136,15 @@ class S3Store:
         ids: IdSource | None = None,
     ) -> None:
         if endpoint_url is not None and "@" in endpoint_url:
-            raise InvalidInputError("endpoint_url must not hold credentials; give them to boto3's default chain")
+            raise InvalidInputError("endpoint_url must not contain credentials; use boto3's default chain for them")
         self._bucket = bucket
         self._prefix = f"{validate_key(prefix)}/" if prefix else ""
         self._ids = ids or SystemIds()
         self._attempts_max = attempts_max
         if sse_kms_key_id is not None and not (sse or "").startswith("aws:kms"):
-            raise InvalidInputError("sse_kms_key_id is for sse aws:kms")
+            raise InvalidInputError("sse_kms_key_id needs sse aws:kms or aws:kms:dsse")
         if sse_customer_key_file is not None and sse is not None:
-            raise InvalidInputError("sse and sse_customer_key_file exclude each other")
+            raise InvalidInputError("sse and sse_customer_key_file exclude each other; set only one")
         self._customer_key = _customer_key(sse_customer_key_file) if sse_customer_key_file is not None else {}
         self._encryption = {
             **({} if sse is None else {"ServerSideEncryption": sse}),
@@ -154,8 +154,8 @@ class S3Store:
         own_endpoint = endpoint_url or any(os.environ.get(name) for name in _ENDPOINT_VARIABLES)
         s3_options: Any = {
             "addressing_style": addressing_style or ("path" if own_endpoint else "auto"),
-            # The signature covers the CRC of the body, as botocore has it over TLS. Over plain HTTP it would sign a
-            # SHA-256 of the body as well, at half of the cost of a PUT; who has to fear forgery there uses TLS.
+            # The signature covers the CRC of the body, as in botocore over TLS. Over plain HTTP botocore would also sign
+            # a SHA-256 of the body, which takes half of the time of a PUT; use TLS where forgery is a risk.
             "payload_signing_enabled": False,
         }
         config = Config(
@@ -167,7 +167,7 @@ class S3Store:
             tcp_keepalive=True,
         )
         with self._translated("open", ""):
-            # A session of its own: boto3's shared one may not be used by several threads at once.
+            # Its own session: boto3's shared one is not thread-safe.
             session = boto3.session.Session(region_name=region)
             self._client: Any = session.client(
                 "s3", endpoint_url=endpoint_url, config=config, verify=None if ca_file is None else os.fspath(ca_file)
@@ -178,14 +178,14 @@ class S3Store:
 
     @property
     def url(self) -> str:
-        """The bucket and prefix as an `s3` URL; the endpoint is no part of it."""
+        """The bucket and prefix as an `s3` URL; without the endpoint."""
         return f"s3://{self._bucket}/{self._prefix.rstrip('/')}".rstrip("/")
 
     def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
-        """Send one PUT, with `If-None-Match: *` if it is to create."""
+        """Send one PUT, with `If-None-Match: *` for `if_absent`."""
         place = self._place(key)
         buffers = buffers_of(data)
-        # botocore asks the server first whether it takes a file, which costs more than a copy of a small body.
+        # For a file, botocore first asks the server to accept it, which costs more than a copy of a small body.
         is_small = sum(len(buffer) for buffer in buffers) < _STREAMED_BYTES_MIN
         body: Any = joined(data) if is_small or isinstance(data, bytes) else BufferedBody(buffers)
         condition = {"IfNoneMatch": "*"} if if_absent else {}
@@ -217,7 +217,7 @@ class S3Store:
         return ObjectInfo(key, found["ContentLength"], int(found["LastModified"].timestamp() * 1000))
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Send one LIST per 1000 keys, when they are asked for."""
+        """Send one LIST per 1000 keys, lazily."""
         validate_prefix(prefix)
         return self._pages(prefix, start_after)
 
@@ -247,10 +247,10 @@ class S3Store:
         with self._translated("read", key):
             while True:
                 attempts_left -= 1
-                # botocore repeats requests, but not for a body that breaks off.
+                # botocore retries requests, but not a body that breaks off.
                 repeated = (*_CONNECTION_ERRORS, OSError) if attempts_left > 0 else ()
                 answer = self._client.get_object(**place, **self._customer_key, **options)
-                # As a context, a body would give urllib3's stream instead of itself, and check neither length nor sum.
+                # As a context manager, a body returns urllib3's stream, which checks neither length nor checksum.
                 with closing(answer["Body"]) as body, suppress(*repeated):
                     data: bytes = body.read()
                     return data
@@ -274,7 +274,7 @@ class S3Store:
 
     @contextmanager
     def _translated(self, verb: str, key: str) -> Iterator[None]:
-        """Turn what boto3 raises into errors of this project."""
+        """Translate boto3's exceptions into errors of this project."""
         try:
             yield
         except boto.ClientError as error:
@@ -285,11 +285,13 @@ class S3Store:
         except (boto.ParamValidationError, boto.InvalidRegionError) as error:
             raise InvalidInputError(f"cannot {verb} {key}: {error}", key=key) from error
         except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError) as error:
-            raise UnavailableError(f"cannot {verb} {key}: boto3 found no usable credentials", key=key) from error
+            raise UnavailableError(
+                f"cannot {verb} {key}: boto3 found no usable credentials; check its default chain", key=key
+            ) from error
         except boto.NoRegionError as error:
             raise InvalidInputError(f"cannot {verb} {self.url}: set the option region, or AWS_REGION") from error
         except (*_CONNECTION_ERRORS, OSError) as error:
-            # Refused, reset and silent connections, and answers that were cut or damaged on their way.
+            # Refused, reset and silent connections, and truncated or damaged answers.
             cause = type(error).__name__
             raise UnavailableError(f"cannot {verb} {key}: the connection failed", key=key, cause=cause) from error
         except boto.BotoCoreError as error:
@@ -317,6 +319,6 @@ def _customer_key(path: os.PathLike[str]) -> dict[str, Any]:
         key = b""
     if len(key) != _CUSTOMER_KEY_BYTES:
         raise InvalidInputError(
-            f"sse_customer_key_file {os.fspath(path)} must hold {_CUSTOMER_KEY_BYTES} bytes in base64"
+            f"sse_customer_key_file {os.fspath(path)} must contain a key of {_CUSTOMER_KEY_BYTES} bytes in base64"
         )
     return {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": key}

@@ -7,9 +7,9 @@ Layout, big-endian; docs/segment-format.md has the tables:
 
 Invariants:
 1. Every byte of an object is covered by a checksum, so a flipped bit, a cut or an extension is found (I10).
-2. Payloads lie back to back from the header's end to the index's start, in the order of the index.
+2. Payloads are contiguous from the header's end to the index's start, in the order of the index.
 3. A change set occurs at most once in an object (I8).
-4. Payloads are never copied, neither on the way in nor on the way out.
+4. Payloads are never copied, neither by encoding nor by decoding.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
-"""The version that this program writes, and the newest that it reads."""
+"""The version that this program writes and the newest that it reads."""
 
 SEGMENTS_MAX = 65_536
 """The largest number of segments in one object."""
@@ -48,7 +48,7 @@ SEGMENTS_MAX = 65_536
 INDEX_BYTES_MAX = 2**26
 """The largest index: 64 MiB."""
 
-# The high first byte and both line ends show at once whether an object was mangled as text.
+# The high first byte and both line ends reveal an object that was transferred as text.
 _HEADER_MAGIC = b"\x89DSTL\r\n\x1a"
 _FOOTER_MAGIC = b"DSTLEND\n"
 _FLAGS = 0
@@ -78,15 +78,15 @@ def encode_object(segments: Sequence[Segment]) -> tuple[list[BytesLike], list[Se
     Encode segments as one segment object.
 
     Args:
-        segments: 1..SEGMENTS_MAX of them, of different ids; their payloads must not change until the object is written.
+        segments: 1..SEGMENTS_MAX, with distinct ids; their payloads must not change until the object is written.
 
     Returns:
         The buffers of the object, in order (header, the payloads themselves, index, footer), and the entries of its
         index, in the order of `segments`.
 
     Raises:
-        InvalidInputError: No or too many segments, an id twice, a checksum that is not the payload's, or an object
-            larger than OBJECT_BYTES_MAX. Caller bug; do not retry.
+        InvalidInputError: No or too many segments, a duplicate id, a wrong checksum, or an object larger than
+            OBJECT_BYTES_MAX. Caller bug; do not retry.
     """
     if not 1 <= len(segments) <= SEGMENTS_MAX:
         raise InvalidInputError(f"an object holds 1..{SEGMENTS_MAX} segments, not {len(segments)}")
@@ -105,7 +105,7 @@ def encode_object(segments: Sequence[Segment]) -> tuple[list[BytesLike], list[Se
 
 def index_offset(header: BytesLike, tail: BytesLike, object_size: int, object_key: str) -> int:
     """
-    Return where the index of an object begins, from its first and last bytes.
+    Return the offset of an object's index, from the object's first and last bytes.
 
     Args:
         header: The first HEADER_BYTES or more bytes of the object.
@@ -130,7 +130,7 @@ def decode_index(header: BytesLike, tail: BytesLike, object_size: int, object_ke
         object_key: Named in errors.
 
     Returns:
-        The entries, by ascending offset; back to back, they fill the object from the header to the index.
+        The entries, by ascending offset; contiguous, they fill the object from the header to the index.
 
     Raises:
         InvalidInputError: `tail` does not reach back to the index. Caller bug.
@@ -163,7 +163,7 @@ def decode_object(data: BytesLike, object_key: str) -> list[tuple[SegmentEntry, 
         Each entry with a view of its payload, by ascending offset; the views keep `data` alive.
 
     Raises:
-        CorruptDataError: Anything is not as written, or of a newer version.
+        CorruptDataError: Any byte is damaged, or the object is of a newer version.
     """
     view = memoryview(data).cast("B").toreadonly()
     decoded = []
@@ -183,12 +183,12 @@ def verify_payload(entry: SegmentEntry, payload: BytesLike, object_key: str) -> 
 
 
 def _place(segments: Sequence[Segment]) -> list[SegmentEntry]:
-    """Lay payloads back to back behind the header."""
+    """Assign contiguous offsets to the payloads, after the header."""
     entries = []
     offset = HEADER_BYTES
     for segment in segments:
         if checksum64(segment.payload) != segment.checksum:
-            raise InvalidInputError("the checksum of a segment is not that of its payload", **segment.id.to_dict())
+            raise InvalidInputError("the checksum of a segment does not match its payload", **segment.id.to_dict())
         size = segment.size_bytes
         if offset + size > OBJECT_BYTES_MAX:
             raise InvalidInputError(f"the segments are too large for one object of {OBJECT_BYTES_MAX} bytes")
@@ -216,7 +216,7 @@ def _encode_footer(footer: _Footer) -> bytes:
 
 
 def _decode_footer(header: BytesLike, tail: BytesLike, object_size: int, key: str) -> _Footer:
-    """Verify header and footer, each field of them, and return what the footer says."""
+    """Verify all fields of header and footer; return the footer."""
     if object_size < HEADER_BYTES + FOOTER_BYTES or len(header) < HEADER_BYTES or len(tail) < FOOTER_BYTES:
         _corrupt(key, f"{object_size} bytes are too few for a segment object")
     header = bytes(header[:HEADER_BYTES])
@@ -236,17 +236,18 @@ def _decode_footer(header: BytesLike, tail: BytesLike, object_size: int, key: st
     if stated_size != object_size:
         _corrupt(key, f"it has {object_size} bytes where its footer states {stated_size}")
     if offset < HEADER_BYTES or offset + index_size + FOOTER_BYTES != object_size or index_size > INDEX_BYTES_MAX:
-        _corrupt(key, "the index does not lie between segments and footer")
+        _corrupt(key, "the index is not between segments and footer")
     return _Footer(offset, stated_size, index_checksum, index_size, segment_count)
 
 
 def _check_header(header: bytes, key: str) -> None:
     magic, version, flags, reserved = _HEADER.unpack(header)
     if magic != _HEADER_MAGIC:
-        _corrupt(key, "it does not begin as a segment object does")
+        _corrupt(key, "it does not begin like a segment object")
     if version > FORMAT_VERSION:
         _corrupt(
-            key, f"its format version {version} is newer than {FORMAT_VERSION}, the newest that this program reads"
+            key,
+            f"its format version {version} is newer than {FORMAT_VERSION}, the newest that this program reads",
         )
     if version != FORMAT_VERSION:
         _corrupt(key, f"its format version {version} never existed")

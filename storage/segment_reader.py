@@ -1,9 +1,9 @@
 """
-Reads segments back by their handles, and verifies all that it reads (I10).
+Reads segments by their handles, and verifies everything that it reads (I10).
 
-An object is read whole if it is small or if most of it is wanted; otherwise its header, its index and the wanted
-segments are read by ranges, neighbours in one request.
-A ranged read does not notice bytes behind the stated end of an object: they belong to no segment.
+An object is read whole if it is small or most of it is wanted; otherwise its header, its index and the wanted segments
+are read by ranges, neighbours in one request.
+A ranged read does not detect bytes after the stated end of an object; they belong to no segment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WHOLE_OBJECT_SHARE_MIN = 0.5
 """An object is read whole if the wanted segments are at least this share of its bytes."""
 
 TAIL_BYTES = 2**16
-"""Read at first from the end of an object, in the hope that the whole index is there: about 300 entries."""
+"""Size of the first read at an object's end, which usually contains the whole index: about 300 entries."""
 
 GAP_BYTES_MAX = 2**16
 """Ranges with a gap up to this between them are read as one."""
@@ -36,16 +36,16 @@ def read_segments(store: ObjectReader, handles: Sequence[SegmentHandle]) -> Iter
     Read segments of any number of objects.
 
     Args:
-        store: Where the objects lie.
-        handles: What to read, in any order. Each object is read once, and held in memory from its first handle to its
-            last, so handles grouped by object need the least.
+        store: The store of the objects.
+        handles: The segments to read, in any order. Each object is read once, and held in memory from its first handle
+            to its last, so handles grouped by object need the least memory.
 
     Yields:
         Each handle, in the order given, with its payload: read-only, of `entry.size_bytes` bytes, verified.
 
     Raises:
-        CorruptDataError: An object is missing, damaged, or does not hold what its handle states. Never retry; alert.
-        UnavailableError: The store does not answer. What was yielded so far is good.
+        CorruptDataError: An object is missing, damaged, or does not contain its handle's segment. Never retry; alert.
+        UnavailableError: The store does not answer. Everything yielded before is valid.
     """
     handles_of: defaultdict[str, list[SegmentHandle]] = defaultdict(list)
     for handle in handles:
@@ -64,11 +64,11 @@ def read_segments(store: ObjectReader, handles: Sequence[SegmentHandle]) -> Iter
 
 def read_index(store: ObjectReader, key: str, object_size: int) -> list[SegmentEntry]:
     """
-    Read the index of an object, for those who do not know what it holds; payloads are not looked at.
+    Read the index of an object, for callers without handles; payloads are not checked.
 
     Raises:
         NotFoundError: The object does not exist.
-        CorruptDataError: It is no segment object of this size, or its header, index or footer is damaged.
+        CorruptDataError: It is not a segment object of this size, or its header, index or footer is damaged.
     """
     if object_size < HEADER_BYTES + FOOTER_BYTES:
         raise CorruptDataError(f"object {key} is damaged: {object_size} bytes are too few for it", key=key)
@@ -83,7 +83,7 @@ def read_index(store: ObjectReader, key: str, object_size: int) -> list[SegmentE
 
 def read_payload(store: ObjectReader, handle: SegmentHandle) -> bytes:
     """
-    Read the payload of one segment whose entry comes from its object's verified index, whatever the others are like.
+    Read the payload of one segment whose entry comes from a verified index; other segments may be damaged.
 
     Raises:
         NotFoundError: The object does not exist.
@@ -96,7 +96,7 @@ def read_payload(store: ObjectReader, handle: SegmentHandle) -> bytes:
 
 
 def _read_object(store: ObjectReader, handles: Sequence[SegmentHandle]) -> _Payloads:
-    """Read the segments that the handles, all of one object, point at."""
+    """Read the segments of the handles, all of one object."""
     key, object_size = handles[0].object_key, handles[0].object_size_bytes
     if any(handle.object_size_bytes != object_size for handle in handles):
         raise CorruptDataError(f"handles state different sizes of object {key}", key=key)
@@ -138,7 +138,7 @@ def _check_wanted(wanted: set[SegmentEntry], stored: Collection[SegmentEntry], k
     for entry in wanted:
         if entry not in stored:
             raise CorruptDataError(
-                f"object {key} does not hold the segment that a handle states", key=key, **entry.id.to_dict()
+                f"object {key} does not contain the segment of a handle", key=key, **entry.id.to_dict()
             )
 
 
@@ -154,6 +154,6 @@ def _merge(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _cut(chunks: Sequence[tuple[int, memoryview]], begin: int, end: int) -> memoryview:
-    """Return the bytes from `begin` to `end` of the object out of the chunk that holds them."""
+    """Return the object's bytes from `begin` to `end`, from the chunk that contains them."""
     chunk_begin, chunk = next((start, data) for start, data in reversed(chunks) if start <= begin)
     return chunk[begin - chunk_begin : end - chunk_begin]

@@ -1,7 +1,7 @@
 """
-Doubles for tests of programs that store things; shipped, so that users test with them too.
+Test doubles for programs that use a store; shipped, so that users can test with them, too.
 
-`FaultyStore` fails as it is told, `RecordingStore` remembers what was asked of it; both wrap any store.
+`FaultyStore` fails by script, `RecordingStore` records its calls; both wrap any store.
 `FakeClock` and `FakeIds` make time and ids predictable.
 """
 
@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 
 class FaultKind(enum.Enum):
-    """What goes wrong."""
+    """The kind of fault."""
 
     FAIL_BEFORE = "fail_before"
     """The operation has no effect and raises."""
@@ -33,7 +33,7 @@ class FaultKind(enum.Enum):
     """The operation takes effect, then raises: a lost response."""
 
     DELAY = "delay"
-    """The operation waits for `delay_ms`, or until `FaultyStore.release`, and is then carried out."""
+    """The operation waits for `delay_ms` or `FaultyStore.release`, and is then executed."""
 
     PARTIAL_WRITE = "partial_write"
     """A `put` stores only the first `kept_bytes` bytes and raises: a store that is not atomic."""
@@ -49,12 +49,12 @@ class Fault:
     One line of the script of a `FaultyStore`.
 
     Args:
-        operation: Which operation it befalls.
-        kind: What goes wrong.
+        operation: The affected operation.
+        kind: The kind of fault.
         key_pattern: Shell pattern of keys; a `delete` matches if one of its keys does, a `list` by its prefix.
         times: How often, or None for always.
-        skip: How many matching calls go well before.
-        error: Makes the error to raise.
+        skip: How many matching calls succeed before.
+        error: Returns the error to raise.
         delay_ms: For `DELAY`; None waits for `FaultyStore.release` alone.
         kept_bytes: For `PARTIAL_WRITE`.
     """
@@ -75,10 +75,10 @@ class Fault:
 
 class FaultyStore:
     """
-    A store that fails by script. Of several faults that match a call, the first one that is left befalls it.
+    A store that fails by script. Of several faults that match a call, the first remaining one applies.
 
     Args:
-        inner: The store that does the work.
+        inner: The wrapped store.
         faults: The script; `inject` adds to it.
     """
 
@@ -94,13 +94,13 @@ class FaultyStore:
         return self._inner.url
 
     def inject(self, *faults: Fault) -> None:
-        """Add faults to the end of the script; delayed calls wait again, also after a `release`."""
+        """Append faults to the script; delayed calls wait again, even after a `release`."""
         self._released.clear()
         with self._lock:
             self._faults.extend(faults)
 
     def heal(self) -> None:
-        """Drop all faults that are left, and release the calls that wait."""
+        """Drop all remaining faults and release waiting calls."""
         with self._lock:
             self._faults.clear()
         self.release()
@@ -110,7 +110,7 @@ class FaultyStore:
         self._released.set()
 
     def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
-        """Pass the call on, unless a fault befalls it."""
+        """Pass the call on, unless a fault applies."""
 
         def partial(kept_bytes: int) -> None:
             self._inner.put(key, b"".join(buffers_of(data))[:kept_bytes], if_absent=if_absent)
@@ -118,28 +118,28 @@ class FaultyStore:
         self._run("put", [key], lambda: self._inner.put(key, data, if_absent=if_absent), partial)
 
     def get(self, key: str) -> bytes:
-        """Pass the call on, unless a fault befalls it."""
+        """Pass the call on, unless a fault applies."""
         return self._run("get", [key], lambda: self._inner.get(key))
 
     def get_range(self, key: str, offset: int, size: int) -> bytes:
-        """Pass the call on, unless a fault befalls it."""
+        """Pass the call on, unless a fault applies."""
         return self._run("get_range", [key], lambda: self._inner.get_range(key, offset, size))
 
     def head(self, key: str) -> ObjectInfo:
-        """Pass the call on, unless a fault befalls it."""
+        """Pass the call on, unless a fault applies."""
         return self._run("head", [key], lambda: self._inner.head(key))
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Pass the call on, unless a fault befalls it."""
+        """Pass the call on, unless a fault applies."""
         return self._run("list", [prefix], lambda: self._inner.list(prefix, start_after=start_after))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Pass the call on, unless a fault befalls it."""
+        """Pass the call on, unless a fault applies."""
         wanted = tuple(keys)
         self._run("delete", wanted, lambda: self._inner.delete(wanted))
 
     def check_writable(self) -> None:
-        """Pass the call on, unless a fault befalls it."""
+        """Pass the call on, unless a fault applies."""
         self._run("check_writable", [""], self._inner.check_writable)
 
     def close(self) -> None:
@@ -189,8 +189,8 @@ class RecordedCall:
 
     Args:
         operation: Its name.
-        key: Its key, prefix or, for `delete`, one of its keys: a `delete` of n keys is n calls here.
-        size_bytes: Bytes given to `put`, or asked of `get_range`; else 0.
+        key: Its key or prefix; a `delete` of n keys is recorded as n calls.
+        size_bytes: Bytes passed to `put` or requested by `get_range`; else 0.
     """
 
     operation: Operation
@@ -200,10 +200,10 @@ class RecordedCall:
 
 class RecordingStore:
     """
-    A store that remembers the calls it got, in their order, whether they succeeded or not.
+    A store that records its calls in order, whether they succeed or not.
 
     Args:
-        inner: The store that does the work.
+        inner: The wrapped store.
     """
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -227,7 +227,7 @@ class RecordingStore:
         return len(self.keys(operation, key_pattern))
 
     def keys(self, operation: Operation, key_pattern: str = "*") -> Sequence[str]:
-        """Return the keys of the calls of an operation, those that match the shell pattern."""
+        """Return the keys of an operation's calls that match the shell pattern."""
         return [call.key for call in self.calls if call.operation == operation and fnmatchcase(call.key, key_pattern)]
 
     def clear(self) -> None:
@@ -236,39 +236,39 @@ class RecordingStore:
             self._calls.clear()
 
     def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
-        """Pass the call on, and remember it."""
+        """Record the call and pass it on."""
         self._record("put", key, sum(len(buffer) for buffer in buffers_of(data)))
         self._inner.put(key, data, if_absent=if_absent)
 
     def get(self, key: str) -> bytes:
-        """Pass the call on, and remember it."""
+        """Record the call and pass it on."""
         self._record("get", key)
         return self._inner.get(key)
 
     def get_range(self, key: str, offset: int, size: int) -> bytes:
-        """Pass the call on, and remember it."""
+        """Record the call and pass it on."""
         self._record("get_range", key, size)
         return self._inner.get_range(key, offset, size)
 
     def head(self, key: str) -> ObjectInfo:
-        """Pass the call on, and remember it."""
+        """Record the call and pass it on."""
         self._record("head", key)
         return self._inner.head(key)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Pass the call on, and remember it."""
+        """Record the call and pass it on."""
         self._record("list", prefix)
         return self._inner.list(prefix, start_after=start_after)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Pass the call on, and remember it."""
+        """Record the call and pass it on."""
         wanted = tuple(keys)
         for key in wanted:
             self._record("delete", key)
         self._inner.delete(wanted)
 
     def check_writable(self) -> None:
-        """Pass the call on, and remember it."""
+        """Record the call and pass it on."""
         self._record("check_writable", "")
         self._inner.check_writable()
 
@@ -295,17 +295,17 @@ class FakeClock:
         self._lock = threading.Lock()
 
     def now_ms(self) -> int:
-        """Return the start plus what has passed."""
+        """Return the start time plus the elapsed time."""
         return self._start_ms + self._elapsed_ms
 
     def monotonic_ms(self) -> int:
-        """Return what has passed."""
+        """Return the elapsed time."""
         return self._elapsed_ms
 
     def advance(self, delta_ms: int) -> None:
-        """Let `delta_ms` >= 0 pass."""
+        """Advance the clock by `delta_ms` >= 0."""
         if delta_ms < 0:
-            raise InvalidInputError(f"time passes forward, not by {delta_ms} ms")
+            raise InvalidInputError(f"delta_ms must not be negative, it is {delta_ms}")
         with self._lock:
             self._elapsed_ms += delta_ms
 
@@ -315,7 +315,7 @@ class FakeIds:
     Ids 1, 2, 3, … as 32 hexadecimal digits.
 
     Args:
-        host: 0..65535, the first four digits: sources of different hosts never give the same id.
+        host: 0..65535, the first four digits; ids of different hosts never collide.
     """
 
     def __init__(self, host: int = 0) -> None:

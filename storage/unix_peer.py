@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, as the kernel knows it: nobody can claim to be somebody else."""
+"""The process at the other end of a Unix socket, according to the kernel, so it cannot be forged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CREDENTIALS = struct.Struct("3i")  # process id, user id, group id
 
 def peer_uid(fd: int) -> int | None:
     """
-    Return the user of the process that connected, or that listens; None for another kind of socket.
+    Return the uid of the peer, the connecting or listening process; None for another kind of socket.
 
     Raises:
         OSError: The connection is gone.
@@ -21,9 +21,9 @@ def peer_uid(fd: int) -> int | None:
 
 def peer_pid(fd: int) -> int | None:
     """
-    Return the id of the process that connected, or that listens; None for another kind of socket.
+    Return the id of the peer process, connecting or listening; None for another kind of socket.
 
-    A process that this one's namespace does not know has the id 0.
+    A process outside this namespace has the id 0.
 
     Raises:
         OSError: The connection is gone.
@@ -33,11 +33,11 @@ def peer_pid(fd: int) -> int | None:
 
 
 def _credentials(fd: int) -> tuple[int, int, int] | None:
-    # A descriptor, for event loops give sockets of their own kinds.
+    # A descriptor, because event loops use their own socket types.
     with socket.socket(fileno=fd) as peer:
         try:
             if peer.family != socket.AF_UNIX:
                 return None
             return _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         finally:
-            peer.detach()  # it is the caller's
+            peer.detach()  # the caller owns the descriptor

@@ -32,6 +32,7 @@ _BLOCK = re.compile(r"^ *```[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_MEMBER = re.compile(r"`([\w/]+\.py)` \(`(\w+)`")
 _MAKE = re.compile(r"\bmake ([a-z][a-z0-9-]*)")
 _DSTL = re.compile(r"\bdstl (?:\[[^\]]*\] )*([a-z]+)((?:[^\n\\]|\\\n)*)")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
@@ -101,6 +102,21 @@ def path_defects(name: str, text: str) -> Iterator[str]:
             continue
         if not any(fnmatchcase(file, path) for file in tracked_files() | folders()):
             yield f"{name}: `{span}`: there is no such file or folder"
+
+
+def module_defects(name: str, text: str) -> Iterator[str]:
+    """Look for modules without their part, such as `registry/takeover`, and for what a file is said to have."""
+    top = {file.partition("/")[0] for file in tracked_files() if "/" in file}
+    for span in spans_of(text) if name == "DESIGN.md" else ():
+        files = [f"{part}/{span}.py" for part in ("storage", "dstl_service", "backend_client")]
+        is_module = re.fullmatch(r"[a-z_]+(/[a-z_]+)+", span) is not None and span.partition("/")[0] not in top
+        if is_module and tracked_files().isdisjoint(files):
+            yield f"{name}: `{span}`: there is no such module"
+    for file, member in _MEMBER.findall(text):
+        if file in tracked_files() and not re.search(
+            rf"^ *(async )?(def|class) {member}\b", text_of(file), re.MULTILINE
+        ):
+            yield f"{name}: `{file}` has no `{member}`"
 
 
 def make_defects(name: str, text: str) -> Iterator[str]:
@@ -174,6 +190,7 @@ def variable_defects(name: str, text: str) -> Iterator[str]:
 RULES: tuple[Callable[[str, str], Iterator[str]], ...] = (
     link_defects,
     path_defects,
+    module_defects,
     make_defects,
     command_defects,
     setting_defects,
@@ -197,6 +214,7 @@ def test_documents_name_what_exists(rule: Callable[[str, str], Iterator[str]]) -
         (link_defects, "see [there](docs/glossary.md#nothing)"),
         (path_defects, "see `storage/nowhere.py`"),
         (path_defects, "see `tests/unit/nowhere/`"),
+        (module_defects, "see `storage/model.py` (`nothing`)"),
         (make_defects, "`make nothing`"),
         (make_defects, "```\nmake nothing ONLY=1\n```"),
         (command_defects, "`dstl nothing --storage URL`"),

@@ -26,9 +26,10 @@ Units are in the names. A histogram `NAME` has the series `NAME_bucket`, `NAME_s
 
 def registry() -> CollectorRegistry:
     """Return all that a service declares."""
-    declared = ServiceMetrics(float, float, float, float, float, float, DownloadFigures()).registry
-    MaterializationMetrics(declared, dict)
-    return declared
+    metrics = ServiceMetrics()
+    metrics.watch(float, float, float, DownloadFigures(), DownloadFigures())
+    MaterializationMetrics(metrics.registry, dict)
+    return metrics.registry
 
 
 def rows(declared: CollectorRegistry) -> Iterator[tuple[str, str, tuple[str, ...], str]]:

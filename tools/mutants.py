@@ -27,10 +27,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, Goal
+from tools.reporting.target import TargetReport
 
 ROOT = Path(__file__).resolve().parent.parent
-REPORT = Path("reports/mutants.json")
 TIMEOUT_S = 900
 _TESTS_FAILED = 1
 """Pytest's exit code for tests that ran and failed; higher ones tell that none could be run."""
@@ -177,6 +177,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="mutants that are tried at the same time")
     options = parser.parse_args(arguments)
     mutants = read_mutants(root / "tests" / "mutations", {item for item in options.only.split(",") if item})
+    report = TargetReport("mutants", root / "reports")
     verdicts: list[Verdict] = []
     with ThreadPoolExecutor(options.jobs) as pool:
         for verdict in pool.map(lambda mutant: try_mutant(mutant, root), mutants):
@@ -184,11 +185,10 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
             if verdict.outcome is not Outcome.KILLED:
                 print(verdict.mutant.what, verdict.output, sep="\n")
             verdicts.append(verdict)
-    figures = figures_of(verdicts)
-    write_report_json(root / REPORT, figures)
+    exit_code = report.write(figures_of(verdicts))
     are_killed = all(verdict.outcome is Outcome.KILLED for verdict in verdicts)
     print(f"{sum(verdict.outcome is Outcome.KILLED for verdict in verdicts)} of {len(verdicts)} mutants killed")
-    return int(not are_killed) or (strict_exit_code(figures) if is_strict() else 0)
+    return int(not are_killed) or exit_code
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, Goal
+from tools.reporting.target import TargetReport, is_set
 
 ROOT = Path(__file__).resolve().parent.parent
 SHORT = (
@@ -109,14 +110,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing := [version for version in wanted if version not in found]:
         sys.stderr.write(f"No environment for PySpark {', '.join(missing)}: run make versions.\n")
         return 2
-    tests = SHORT if os.environ.get("SHORT") not in (None, "", "0") else LONG
+    tests = SHORT if is_set("SHORT") else LONG
+    report = TargetReport("test-versions", ROOT / "reports")
     outcomes = [run(version, found[version], [*tests, *given.pytest]) for version in wanted]
-    write_report_json(ROOT / "reports/test-versions.json", figures(outcomes))
+    exit_code = report.write(figures(outcomes))
     for outcome in outcomes:
         sys.stdout.write(
             f"PySpark {outcome.version}: {outcome.passed} passed, {outcome.failed} failed in {outcome.seconds:.0f} s\n"
         )
-    return strict_exit_code(figures(outcomes)) if is_strict() else 0
+    return exit_code
 
 
 if __name__ == "__main__":

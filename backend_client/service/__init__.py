@@ -1,1 +1,1 @@
-"""The client side of the sidecar service: requests, its life, and the session of a job."""
+"""The client side of the sidecar service: requests, its start and end, and a job's session."""

@@ -1,9 +1,9 @@
 """
 HTTP to a changelog service, over a Unix socket or TCP.
 
-Every request may be sent twice: all of the service's operations are safe to repeat. So a connection that breaks is
-opened again, a service that is gone is waited for (or started again, where the client may), and one that pushes back is
-asked again after a while, all within the client's patience.
+Every request may be sent twice, because all operations of the service are idempotent. The client reopens broken
+connections, waits for a missing service (or starts it, if it may), and retries after back-pressure, all within its
+patience.
 
 One connection per client, kept open; not thread-safe. Uses the standard library only, to keep workers light.
 """
@@ -35,25 +35,25 @@ _UNAUTHORIZED = 401
 _BROKEN = (OSError, http.client.HTTPException)
 _RETRY_AFTER_MAX_S = 60
 _LAST_TRY_S = 1.0
-"""What a request gets at least, also one whose patience is over."""
+"""Minimum timeout of a request, even after its patience is over."""
 _SIGN_OF_LIFE_S = 5.0
-"""A service that may be started anew is asked for a sign of life when an answer takes so long."""
+"""Interval of health checks, while an answer is pending, of a service that the client may restart."""
 _SIGNS_PER_PATIENCE = 8
 
 
 class _Deadline:
-    """How long somebody waits, less what was spent on starting the service anew."""
+    """A deadline that excludes the time spent on restarting the service."""
 
     def __init__(self, patience_s: float) -> None:
         self._at = time.monotonic() + patience_s
 
     @property
     def left_s(self) -> float:
-        """What is left; negative when it is over."""
+        """The seconds left; negative after the deadline."""
         return self._at - time.monotonic()
 
     def look_after(self, ensure: Callable[[], None]) -> None:
-        """Have the service looked after; the time is not the request's."""
+        """Check and, if needed, restart the service; this time does not count."""
         begun = time.monotonic()
         ensure()
         self._at += time.monotonic() - begun
@@ -79,16 +79,16 @@ class _UnixConnection(http.client.HTTPConnection):
 
 def check_listener(connection: socket.socket, path: str, trust: Trust) -> None:
     """
-    Return if a trusted user's process listens at the other end of a Unix socket.
+    Check that a trusted user's process listens at the other end of a Unix socket.
 
     Raises:
-        InvalidInputError: Another user's does, who would get token and state, and could hand out tables of their own.
+        InvalidInputError: Another user's process listens; it would get token and state, and could send forged tables.
     """
     uid = peer_uid(connection.fileno())
     if uid is not None and not trust.includes(uid):
         raise InvalidInputError(
-            f"{user_name(uid)} answers on {path}, and nothing is sent there: run the sidecar as the tasks' user, or "
-            "let the option trusted_uids (DSTL_TRUSTED_UIDS) name that one"
+            f"{user_name(uid)} listens on {path} and is not a trusted user, so nothing was sent: run the sidecar as "
+            "the tasks' user, or add that user to the option trusted_uids (DSTL_TRUSTED_UIDS)"
         )
 
 
@@ -98,13 +98,13 @@ class ServiceClient:
 
     Args:
         address: ``unix:///path``, ``http://host:port`` or ``https://host:port``.
-        token: Sent with every request, or None; a function is asked again when the service refuses what it gave.
+        token: Sent with every request, or None; a function is called again when the service refuses its token.
         patience_s: How long a request is repeated before its error is raised.
-        ensure: Called when nobody answers, or not soon: may start the service anew, in the place of one that hangs.
-            None: somebody else looks after it.
-        ca_file: Certificates by which an ``https`` service is known; None: those of the system.
-        trust: Whose process may listen on a Unix socket.
-        certificate: Files with the certificate and the key to show to an ``https`` service, if any; both may be one.
+        ensure: Called when the service does not answer soon; may start it, or replace one that hangs. None if managed
+            externally.
+        ca_file: CA certificates that verify an ``https`` service; None for the system's.
+        trust: The users whose processes may listen on a Unix socket.
+        certificate: Files with the client certificate and key for an ``https`` service, if any; may be the same file.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class ServiceClient:
     def append(
         self, target: LogTarget, sqn: int, payload: bytes, checksum: int, count: int, *, preemptive: bool
     ) -> ChangeSetRef:
-        """Hand a change set over; return the reference by which the coordinator can ask for it."""
+        """Send a change set; return the reference by which the coordinator can get it."""
         query = urlencode(
             {
                 "operator": target.operator,
@@ -159,7 +159,7 @@ class ServiceClient:
         return ChangeSetRef(**answer)
 
     def persist(self, job: str, epoch: int, refs: list[ChangeSetRef], *, wait: bool = True) -> list[dict[str, Any]]:
-        """Have change sets made durable; return their handles, or nothing without `wait`."""
+        """Make change sets durable; return their handles, or an empty list without `wait`."""
         body = asdict(PersistRequest(epoch, refs, wait))
         handles: list[dict[str, Any]] = self.post(f"/v1/jobs/{job}/persist", body)["handles"]
         return handles
@@ -169,7 +169,7 @@ class ServiceClient:
         self, job: str, operator: str, key_groups: KeyGroupRange, from_checkpoint: str | None, to_checkpoint: str
     ) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
         """
-        Open the stream of frames that leads a table from one checkpoint, or None for an empty table, to another one.
+        Open the stream of frames that advances a table from a checkpoint (None: an empty table) to another one.
 
         For the frames see `dstl_service.wire.decode_frames`.
         """
@@ -188,7 +188,7 @@ class ServiceClient:
     def read(
         self, job: str, epoch: int, refs: Sequence[ChangeSetRef]
     ) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
-        """Open the stream of frames that are these change sets, of a checkpoint that does not exist yet."""
+        """Open the stream of frames with these change sets of a checkpoint that does not exist yet."""
         body = json.dumps(asdict(ReadRequest(epoch, list(refs)))).encode()
         with self._frames("POST", f"/v1/jobs/{job}/read", body) as frames:
             yield frames
@@ -199,7 +199,7 @@ class ServiceClient:
         try:
             yield decode_frames(response)
             if response.read(1):
-                raise InternalError("the service sent more than the end of a stream")
+                raise InternalError("the service sent data after the end of a stream")
         except BaseException as error:
             self.close()
             if isinstance(error, _BROKEN) and not isinstance(error, DstlError):
@@ -207,7 +207,7 @@ class ServiceClient:
             raise
 
     def __del__(self) -> None:
-        # A query has no end that a client could wait for: its runner is simply dropped.
+        # A client is often dropped without `close`, for example with a query's runner.
         self.close()
 
     def close(self) -> None:
@@ -225,15 +225,17 @@ class ServiceClient:
             except _BROKEN as error:
                 self.close()
                 if deadline.left_s < 0:
-                    raise UnavailableError(f"the service at {self.address} broke off: {error}") from error
+                    raise UnavailableError(f"the service at {self.address} broke off an answer: {error}") from error
                 continue
             try:
                 return json.loads(data) if data else None
             except ValueError as error:
-                raise InternalError(f"{self.address} answered {data[:100]!r}: is it a changelog service?") from error
+                raise InternalError(
+                    f"{self.address} answered {data[:100]!r}, which is not JSON; check that it is a changelog service"
+                ) from error
 
     def _request(self, method: str, path: str, body: bytes | None, deadline: _Deadline) -> http.client.HTTPResponse:
-        """Send until an answer comes that is none of "not now"; raise what the service reports."""
+        """Send until the answer is not a retryable refusal; raise the error that the service reports."""
         pause_s = 0.02
         while True:
             asked_s = 0
@@ -243,13 +245,15 @@ class ServiceClient:
             except ssl.SSLCertVerificationError as error:
                 self.close()
                 raise InvalidInputError(
-                    f"the certificate of {self.address} is not trusted: {error.verify_message}; set ca_file"
+                    f"the certificate of {self.address} is not trusted: {error.verify_message}; set ca_file to the "
+                    "file with its CA certificates"
                 ) from error
             except _BROKEN as error:
                 self.close()
                 if deadline.left_s <= 0:
                     raise UnavailableError(
-                        f"the changelog service at {self.address} does not answer: {error}; is it running on this host?"
+                        f"the changelog service at {self.address} does not answer: {error}; check that it runs and "
+                        "that this host can reach it"
                     ) from error
                 if self._ensure is not None:
                     deadline.look_after(self._ensure)
@@ -261,14 +265,14 @@ class ServiceClient:
                 if response.status not in _RETRY_STATUSES or deadline.left_s <= 0:
                     raise reported
                 asked_s = _retry_after_s(response)
-            # Many tasks meet the same refusal at the same time; they must not come back together.
+            # Many tasks get the same refusal at once; jitter keeps them from retrying together.
             pause_s_now = max(pause_s * random.uniform(0.5, 1.5), asked_s * random.uniform(1.0, 1.3))
             time.sleep(max(0.0, min(pause_s_now, deadline.left_s)))
             pause_s = min(1.0, pause_s * 2)
 
     def _send(self, method: str, path: str, body: bytes | None, deadline: _Deadline) -> http.client.HTTPResponse:
         timeout_s = max(_LAST_TRY_S, deadline.left_s)
-        # A body that is taken slowly is sent again; one that a hung service takes not at all must leave time for that.
+        # A slow upload may need another try; a hung service that reads nothing must leave time for it.
         send_s = timeout_s if self._ensure is None else max(_LAST_TRY_S, timeout_s / 2)
         if self._connection is None:
             self._connection = self._connect(send_s)
@@ -284,16 +288,16 @@ class ServiceClient:
             self._wait_for_answer(self._connection.sock, deadline, self._ensure)
         response = self._connection.getresponse()
         if response.length is None and not response.chunked:
-            # The service always says how long an answer is: the connection broke within the headers.
-            raise http.client.HTTPException("the answer's headers broke off")
+            # The service always sends the length of an answer, so the connection broke within the headers.
+            raise http.client.HTTPException("the connection closed within the answer's headers")
         return response
 
     def _wait_for_answer(self, connection: socket.socket, deadline: _Deadline, ensure: Callable[[], None]) -> None:
         """
-        Return when an answer begins, or the connection breaks; have the service looked after until then.
+        Return when an answer begins or the connection breaks; check the service until then.
 
-        A request may take long, and is not sent again for that. One whose service hangs ends with its connection. It is
-        waited for no less because nobody can tell how the service is, or end it: it may be busy, and answer.
+        A slow request is not sent again. If the service hangs and is replaced, the request ends with its connection. If
+        the check itself fails, the wait continues, because the service may just be busy.
         """
         poll = select.poll()
         poll.register(connection, select.POLLIN)
@@ -307,7 +311,7 @@ class ServiceClient:
         connection.settimeout(max(_LAST_TRY_S, end.left_s))
 
     def _has_new_token(self) -> bool:
-        """Ask for the token again; tell whether it is another one now. It is exchanged while jobs run."""
+        """Read the token again; return whether it changed. Tokens are rotated while jobs run."""
         previous, self._token = self._token, self._ask_token()
         return self._token != previous
 
@@ -321,12 +325,17 @@ class ServiceClient:
             try:
                 context = ssl.create_default_context(cafile=self._ca_file)
             except OSError as error:
-                raise InvalidInputError(f"ca_file {self._ca_file} cannot be read: {error}") from error
+                raise InvalidInputError(
+                    f"ca_file {self._ca_file} cannot be read as PEM certificates: {error}"
+                ) from error
             if self._certificate is not None:
                 try:
                     context.load_cert_chain(*self._certificate)
                 except OSError as error:
-                    raise InvalidInputError(f"certificate {self._certificate[0]} cannot be used: {error}") from error
+                    raise InvalidInputError(
+                        f"certificate {self._certificate[0]} cannot be used: {error}; the file needs certificate and "
+                        "key in PEM"
+                    ) from error
             return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
         raise InvalidInputError(
             f"service address {self.address!r} must be unix:///path, http://host:port or https://host:port"
@@ -334,7 +343,7 @@ class ServiceClient:
 
 
 def _retry_after_s(response: http.client.HTTPResponse) -> int:
-    """Return how long the service asks to wait; 0 if it does not say, or not in seconds."""
+    """Return the service's retry-after in seconds, capped; 0 if it is missing or not in seconds."""
     text = response.getheader("retry-after", "")
     return min(int(text), _RETRY_AFTER_MAX_S) if text.isascii() and text.isdigit() else 0
 

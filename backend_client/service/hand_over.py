@@ -1,7 +1,7 @@
 """
-The task's part of materialization: a snapshot in milliseconds, handed to the sidecar, which does the rest.
+The task's part of materialization: it makes a snapshot in milliseconds; the sidecar does the rest.
 
-Nothing here may fail the task (I13): without this snapshot there is another one later, and the log until then.
+Nothing here may fail the task (I13): a missing snapshot is made later, and until then the log suffices.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def hand_over_snapshot(
     key_groups: KeyGroupRange,
     version: CheckpointRef,
 ) -> bool:
-    """Make a snapshot of a table that stands at `version` and let the sidecar store it; return whether it took it."""
+    """Make a snapshot of a table at `version` for the sidecar to store; return whether the sidecar accepted it."""
     if table.version != version.to_text():
-        logger.error("a table at %s is to be stored as %s", table.version, version.to_text())
+        logger.error("no snapshot: the table is at %s, it should be at %s", table.version, version.to_text())
         return False
     started = time.perf_counter()
     try:
@@ -40,7 +40,7 @@ def hand_over_snapshot(
             request = SnapshotRequest(operator, key_groups.first, key_groups.last, version.to_text(), str(folder))
             client.post(f"/v1/jobs/{job}/materializations", asdict(request), patience_s=_PATIENCE_S)
     except (DstlError, OSError) as error:
-        logger.warning("operator %s, key groups %s: no snapshot: %s", operator, key_groups.to_text(), error)
+        logger.warning("operator %s, key groups %s: no snapshot this time: %s", operator, key_groups.to_text(), error)
         return False
     logger.info(
         "operator %s, key groups %s: snapshot made in %.1f ms, handed over in %.1f ms",

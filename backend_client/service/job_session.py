@@ -1,5 +1,5 @@
 """
-The driver's side of checkpoints: takes the job over, and begins, completes or aborts checkpoints.
+The driver's side of checkpoints: takes the job over; begins, completes and aborts checkpoints.
 
 Talks to the coordinator, which is the service on the driver's host. Not thread-safe.
 """
@@ -40,7 +40,7 @@ logger = logging.getLogger("backend_client")
 
 
 def connect(settings: BackendSettings, patience_s: float | None = None) -> ServiceClient:
-    """Return a client of this host's service; one that may start it, if it is an embedded one."""
+    """Return a client of this host's service; for an embedded service, one that may start it."""
     patience_s = settings.patience_s if patience_s is None else patience_s
     token = partial(_token, settings)
     address = settings.host_service
@@ -56,12 +56,12 @@ def connect(settings: BackendSettings, patience_s: float | None = None) -> Servi
     embedded = embedded_service(settings)
     embedded = replace(embedded, answer_timeout_s=max(1.0, min(embedded.answer_timeout_s, patience_s / 2)))
     ensure: Callable[[], None] = embedded.ensure
-    embedded.check_folder()  # whoever made it first could be the one who answers there
+    embedded.check_folder()  # its owner could answer on the socket
     return ServiceClient(embedded.address, token, patience_s, ensure, trust=settings.host_trust)
 
 
 def embedded_service(settings: BackendSettings) -> EmbeddedService:
-    """Return where this host's embedded sidecar for the settings' storage lives."""
+    """Return this host's embedded sidecar for the settings' storage."""
     return EmbeddedService(
         settings.storage,
         settings.host_folder,
@@ -85,7 +85,7 @@ class JobSession:
 
     @classmethod
     def find(cls, client: ServiceClient, settings: BackendSettings) -> JobInfo | None:
-        """Return what is stored of the job without taking it over, None if there is none yet."""
+        """Return the stored job without taking it over; None if it does not exist yet."""
         try:
             answer = client.get(f"/v1/jobs/{settings.job}")
         except NotFoundError:
@@ -95,10 +95,10 @@ class JobSession:
     @classmethod
     def open(cls, client: ServiceClient, settings: BackendSettings) -> JobSession:
         """
-        Take the job over; every older driver of it is fenced.
+        Take the job over; fences every older driver of it.
 
         Raises:
-            DstlError: The storage cannot be written, or `max_parallelism` is not the job's.
+            DstlError: The storage cannot be written, or `max_parallelism` differs from the job's.
         """
         owner = f"{platform.node()}:{os.getpid()}"
         request = OpenJob(owner, settings.max_parallelism)
@@ -112,7 +112,7 @@ class JobSession:
 
     def begin(self, checkpoint_id: int) -> str:
         """
-        Start a checkpoint; return the id of the coordinator's process, which is new with every start of it.
+        Start a checkpoint; return the id of the coordinator's process, which changes with every start.
 
         Raises:
             FencedError: Another driver took the job over.
@@ -129,23 +129,23 @@ class JobSession:
         materializations: Sequence[dict[str, Any]] = (),
         closed_ms: int | None = None,
     ) -> CompleteRequest:
-        """Say what the next checkpoint consists of: on the base, these sets; for `flush`, then `complete`."""
+        """Return the next checkpoint's content, the base and these change sets; for `flush`, then `complete`."""
         taken = list(materializations)
         return CompleteRequest(
             self.epoch, uuid.uuid4().hex, self.base, refs, operators, query_id, offsets, taken, closed_ms
         )
 
     def flush(self, checkpoint_id: int, plan: CompleteRequest) -> None:
-        """Start the upload of the checkpoint's sets without waiting for it."""
+        """Start the upload of the checkpoint's change sets without waiting for it."""
         self._client.post(f"{self._path}/checkpoints/{checkpoint_id}/flush", asdict(plan))
 
     def complete(self, checkpoint_id: int, plan: CompleteRequest) -> CompleteResponse:
         """
-        Make the checkpoint exist, waiting for a slow store up to the checkpoint's timeout.
+        Complete the checkpoint; waits for a slow store up to `checkpoint_timeout_s`.
 
         Raises:
             FencedError: Another driver took the job over; this one must stop.
-            LostChangesError: A sidecar died with a set that was not durable; execute the batch again.
+            LostChangesError: A sidecar died with a change set that was not durable; execute the batch again.
         """
         answer = self._client.post(
             f"{self._path}/checkpoints/{checkpoint_id}/complete",
@@ -168,11 +168,11 @@ class JobSession:
         return response
 
     def report(self, progress: BatchProgress) -> None:
-        """Tell the coordinator of a finished batch, for its metrics; a batch does not fail for them."""
+        """Send a finished batch's figures to the coordinator's metrics; a failure is only logged."""
         try:
             self._client.post(f"{self._path}/batches", asdict(figures_of(progress)), patience_s=0.0)
         except DstlError as error:
-            logger.warning("the figures of batch %d were not counted: %s", progress.batch_id, error)
+            logger.warning("the coordinator's metrics lack batch %d: %s", progress.batch_id, error)
 
     def abort(self, checkpoint_id: int) -> None:
         """Give the checkpoint up."""
@@ -180,7 +180,7 @@ class JobSession:
 
 
 def figures_of(progress: BatchProgress) -> BatchFigures:
-    """Return what the coordinator is told of a batch: whole numbers."""
+    """Return a batch's figures for the coordinator, rounded to integers."""
     return BatchFigures(**{field.name: round(getattr(progress, field.name)) for field in fields(BatchFigures)})
 
 
@@ -193,13 +193,15 @@ def _token(settings: BackendSettings) -> str | None:
             _warn_if_readable(path, os.fstat(file.fileno()).st_mode)
             return parse_tokens(file.read())[0]
     except OSError as error:
-        raise InvalidInputError(f"token_file {path} cannot be read: {error.strerror}") from error
+        raise InvalidInputError(
+            f"token_file {path} cannot be read: {error.strerror}; it must be readable by the tasks on every host"
+        ) from error
 
 
 @cache
 def _warn_if_readable(path: str, mode: int) -> None:
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        logger.warning("token_file %s can be read by other users: chmod 600 keeps them out", path)
+        logger.warning("token_file %s can be read by other users; run chmod 600 on it", path)
 
 
 def _with_latest(answer: dict[str, Any]) -> dict[str, Any]:

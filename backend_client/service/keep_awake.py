@@ -1,8 +1,8 @@
 """
-Keeps an embedded sidecar alive while a batch runs that asks it nothing for long.
+Keeps an embedded sidecar alive during a long batch without requests.
 
-A sidecar that started itself goes when nobody needs it. The coordinator holds what a batch's tasks sent until its
-checkpoint exists, so it must not go while a stage or the user's function takes its time.
+An embedded sidecar exits when it is idle. The coordinator holds the change sets of a batch until its checkpoint exists,
+so it must not exit during a slow stage or user function.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from storage.errors import DstlError
 logger = logging.getLogger("backend_client")
 
 _EVERY_MAX_S = 60.0
-_PER_IDLE_TIME = 4  # signs of life within the time after which a sidecar would go
+_PER_IDLE_TIME = 4  # health requests per idle-exit time
 
 
 @contextmanager
 def kept_awake(idle_exit_s: int, client: Callable[[], ServiceClient]) -> Iterator[None]:
     """
-    Ask the service for a sign of life now and then until the context ends.
+    Send health requests to the service until the context ends.
 
     Args:
-        idle_exit_s: After how long without a request it would stop; 0: never.
-        client: Makes a client of it, which is used in a thread of its own.
+        idle_exit_s: Idle time after which the service exits; 0: never.
+        client: Makes a client, which is used in its own thread.
     """
     if not idle_exit_s:
         yield
@@ -50,8 +50,8 @@ def _ask_until(ended: threading.Event, every_s: float, make_client: Callable[[],
             try:
                 client = client or make_client()
                 client.get("/health")
-            except DstlError as error:  # whoever needs the service learns of it, and starts it again
-                logger.debug("the coordinator gave no sign of life: %s", error)
+            except DstlError as error:  # the next real request restarts the service
+                logger.debug("the coordinator did not answer a health request: %s", error)
     finally:
         if client is not None:
             client.close()

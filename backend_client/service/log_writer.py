@@ -1,8 +1,8 @@
 """
-One task's end of the log: seals change sets under rising sequence numbers and hands them to the sidecar.
+One task's end of the log: seals change sets under ascending sequence numbers and sends them to the sidecar.
 
-When the changes of the running set pass a threshold, the set is sealed and sent while rows still flow, so that the end
-of the task only has a tail to send. A sent set is *received*; what makes it durable is decided by the coordinator.
+When the open change set passes a threshold, it is sealed and sent while rows are still being processed, so that only a
+tail is left at the end of the task. A sent change set is *received*; the coordinator decides when it becomes durable.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class LogWriter:
     Sends the change sets of one attempt. Single-threaded, used once.
 
     Args:
-        client: Reaches the sidecar.
-        target: Whose changes they are.
-        first_sqn: How many sets the attempt has before it upon which this one goes on: in the second pass of a batch,
-            numbers go on, so that sets of attempts that do not follow each other are told by them.
+        client: The sidecar's client.
+        target: The log to which the changes belong.
+        first_sqn: First sequence number. A second pass continues the numbers of the first pass's accepted attempt, so
+            that change sets of attempts that do not follow each other can be told apart.
     """
 
     def __init__(self, client: ServiceClient, target: LogTarget, first_sqn: int = 0) -> None:
@@ -35,10 +35,10 @@ class LogWriter:
 
     def append(self, changes: dict[bytes, bytes | None], *, preemptive: bool) -> None:
         """
-        Seal `changes` as the next change set and send it; nothing happens if there are none.
+        Seal `changes` as the next change set and send it; does nothing if there are none.
 
         Raises:
-            DstlError: The sidecar did not take it within the client's patience.
+            DstlError: The sidecar did not accept it within the client's patience.
         """
         if not changes:
             return
@@ -62,7 +62,7 @@ class LogWriter:
         self.changes += changes
 
     def make_durable(self) -> None:
-        """Wait until all sets are durable and put their handles into `refs`; for sidecars nobody else can reach."""
+        """Wait until all change sets are durable; put their handles into `refs`. For unreachable sidecars."""
         pending = [ref for ref in self.refs if ref.handle is None]
         if pending:
             handles = self._client.persist(self._target.job, self._target.epoch, pending)

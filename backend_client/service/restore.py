@@ -18,16 +18,29 @@ from backend_client.service.client import ServiceClient
 from backend_client.table.local_disk import LocalDiskError
 from backend_client.table.snapshot import IncomingSnapshot
 from backend_client.table.state_table import StateTable
-from dstl_service.wire import ChangeSetRef, CheckpointRef
+from dstl_service.wire import (
+    ChangeSetRef,
+    CheckpointRef,
+    EndFrame,
+    ErrorFrame,
+    FileFrame,
+    GoneFrame,
+    PlanFrame,
+    RestoreFrame,
+    SegmentFrame,
+    SetFrame,
+    SnapshotFrame,
+    read_frames,
+)
 from storage.change_set import ChangeColumns, decode_columns, in_columns
 from storage.checksum import checksum64
-from storage.errors import CorruptDataError, UnavailableError, error_from_dict
+from storage.errors import CorruptDataError, UnavailableError
 from storage.model import KeyGroupRange
 
 _KEY_GROUP = struct.Struct(">H")
 _BROKEN_STREAMS_MAX = 2
 
-Frames: TypeAlias = Iterator[tuple[dict[str, Any], bytes]]
+Frames: TypeAlias = Iterator[tuple[RestoreFrame, bytes]]
 Changes: TypeAlias = Iterable[ChangeColumns]
 
 
@@ -93,11 +106,11 @@ def read_change_sets(client: ServiceClient, job: str, epoch: int, refs: Sequence
     while done < len(refs):
         try:
             with client.read(job, epoch, refs[done:]) as frames:
-                for header, payload in frames:
-                    if header["kind"] == "error":
-                        raise _reported(header)
-                    if header["kind"] == "segment":
-                        yield _decoded(header, payload)
+                for frame, payload in read_frames(frames):
+                    if isinstance(frame, ErrorFrame):
+                        raise frame.exception
+                    if isinstance(frame, SetFrame):
+                        yield _decoded(frame, payload)
                         done += 1
             if done < len(refs):
                 raise CorruptDataError(f"{len(refs) - done} change sets are missing in a stream of the sidecar")
@@ -130,51 +143,52 @@ def _apply(
     from_checkpoint: str | None,
     to_checkpoint: str,
 ) -> Advance:
-    with client.restore(job, operator, key_groups, from_checkpoint, to_checkpoint) as frames:
+    with client.restore(job, operator, key_groups, from_checkpoint, to_checkpoint) as stream:
+        frames = read_frames(stream)
         plan, _ = next(frames)
-        if plan["kind"] != "plan":
-            raise _reported(plan)
-        if plan["full"]:
+        if not isinstance(plan, PlanFrame):
+            raise _unexpected(plan)
+        if plan.is_full:
             table.clear()
-        left = _adopted(table, frames, key_groups) if plan.get("snapshots") == 1 else frames
+        left = _adopted(table, frames, key_groups) if plan.snapshots == 1 else frames
         changes = table.advance_columns(_changes(table, left), to_checkpoint)
-        return Advance(changes, plan.get("materialize") is True, plan.get("materialized"))
+        return Advance(changes, plan.materialize, plan.materialized)
 
 
 def _adopted(table: StateTable, frames: Frames, key_groups: KeyGroupRange) -> Frames:
     """Let a snapshot of exactly the table's key groups become the table; return the frames that are left."""
-    header, payload = next(frames)
-    whole = [[key_groups.first, key_groups.last]]
-    if header["kind"] != "snapshot" or [[header["first"], header["last"]]] != whole or header["counted"] != whole:
-        return chain([(header, payload)], frames)
-    with table.receiving(header["index"], header["version"]) as incoming:
-        _receive(incoming, header, frames)
+    frame, payload = next(frames)
+    if not isinstance(frame, SnapshotFrame) or frame.key_groups != key_groups or frame.counted != (key_groups,):
+        return chain([(frame, payload)], frames)
+    with table.receiving(frame.index_key, frame.version) as incoming:
+        _receive(incoming, frame, frames)
         table.adopt(incoming)
     return frames
 
 
 def _changes(table: StateTable, frames: Frames) -> Changes:
-    for header, payload in frames:
-        if header["kind"] == "end":
-            return
-        if header["kind"] == "gone":
-            raise _GoneError
-        if header["kind"] == "snapshot":
-            with table.receiving(header["index"], header["version"]) as incoming:
-                _receive(incoming, header, frames)
-                for part in _counted(header):
-                    yield from _of_snapshot(incoming, part)
-        elif header["kind"] == "segment":
-            yield from _segment(header, payload)
-        else:
-            raise _reported(header)
+    for frame, payload in frames:
+        match frame:
+            case EndFrame():
+                return
+            case GoneFrame():
+                raise _GoneError
+            case SnapshotFrame():
+                with table.receiving(frame.index_key, frame.version) as incoming:
+                    _receive(incoming, frame, frames)
+                    for part in frame.counted:
+                        yield from _of_snapshot(incoming, part)
+            case SegmentFrame():
+                yield from _segment(frame, payload)
+            case _:
+                raise _unexpected(frame)
 
 
-def _receive(incoming: IncomingSnapshot, header: dict[str, Any], frames: Frames) -> None:
-    while incoming.files < header["files"]:
+def _receive(incoming: IncomingSnapshot, snapshot: SnapshotFrame, frames: Frames) -> None:
+    while incoming.files < snapshot.files:
         piece, payload = next(frames)
-        if piece["kind"] != "file":
-            raise _reported(piece)
+        if not isinstance(piece, FileFrame):
+            raise _unexpected(piece)
         incoming.take(piece, payload)
 
 
@@ -184,26 +198,22 @@ def _of_snapshot(incoming: IncomingSnapshot, key_groups: KeyGroupRange) -> Chang
     return in_columns(items)
 
 
-def _segment(header: dict[str, Any], payload: bytes) -> Changes:
-    changes = _decoded(header, payload)
-    if header["counted"] == [[header["first"], header["last"]]]:
+def _segment(frame: SegmentFrame, payload: bytes) -> Changes:
+    changes = _decoded(frame, payload)
+    if frame.counted == (frame.key_groups,):
         return [changes]
-    return map(changes.of_key_groups, _counted(header))
+    return map(changes.of_key_groups, frame.counted)
 
 
-def _decoded(header: dict[str, Any], payload: bytes) -> ChangeColumns:
-    source = str(header["object"])
-    if f"{checksum64(payload):016x}" != header["checksum"]:
+def _decoded(frame: SetFrame, payload: bytes) -> ChangeColumns:
+    source = frame.source
+    if f"{checksum64(payload):016x}" != frame.checksum:
         raise CorruptDataError(f"a segment of object {source} was damaged on its way", object_key=source)
     return decode_columns(payload, source)
 
 
-def _counted(header: dict[str, Any]) -> list[KeyGroupRange]:
-    return [KeyGroupRange(first, last) for first, last in header["counted"]]
-
-
-def _reported(header: dict[str, Any]) -> Exception:
-    error = header.get("error")
-    if header["kind"] == "error" and isinstance(error, dict):
-        return error_from_dict(error)
-    return CorruptDataError(f"unexpected frame {header['kind']!r} in a restore stream")
+def _unexpected(frame: RestoreFrame) -> Exception:
+    """Return what the service reported, or that a frame of this kind has no place here."""
+    if isinstance(frame, ErrorFrame):
+        return frame.exception
+    return CorruptDataError(f"unexpected frame {frame.KIND!r} in a restore stream")

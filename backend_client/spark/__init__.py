@@ -1,1 +1,1 @@
-"""The PySpark side: everything that imports pyspark, and nothing else."""
+"""The PySpark side: all modules that import pyspark, and only those."""

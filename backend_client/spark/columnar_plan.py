@@ -1,4 +1,4 @@
-"""A columnar operator as its tasks need it, and what the driver finds out about it before the query starts."""
+"""A columnar operator as its tasks need it, and the driver's checks of it before the query starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from storage.errors import InvalidInputError
 logger = logging.getLogger("backend_client")
 
 _UNIT = "dstl.unit"
-"""Names the unit of a stored time in its field's metadata: to Spark's types, all units are one."""
+"""Metadata key for the unit of a stored time; Spark's types do not distinguish units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class ColumnarPlan:
     A columnar operator as its tasks need it.
 
     Args:
-        processor: The user's.
-        output_mode: Of the query.
+        processor: The user's processor.
+        output_mode: The operator's output mode.
         keys: The grouping columns.
         rows: The input's columns.
     """
@@ -54,13 +54,13 @@ class ColumnarPlan:
         is_first: bool = True,
     ) -> ColumnarPlan:
         """
-        Join a processor with its input.
+        Return the plan of a processor on its input.
 
         Raises:
-            InvalidInputError: They do not fit.
+            InvalidInputError: Processor and input do not fit.
         """
         if not isinstance(processor, ColumnarProcessor):
-            raise InvalidInputError(f"a ColumnarProcessor is needed, not {type(processor).__name__}")
+            raise InvalidInputError(f"transform_columns takes a ColumnarProcessor, not {type(processor).__name__}")
         mode: OutputMode = "append" if output_mode.lower() == "append" else "update"
         rows = arrow_schema(input_schema)
         keys = arrow_schema(StructType([input_schema[name] for name in key_columns]))
@@ -71,9 +71,9 @@ class ColumnarPlan:
 
     def moments(self, time: BatchTime | None) -> tuple[BatchMoment, BatchMoment]:
         """
-        Return what the processor is told with rows, and with state that ends behind them; a watermark of 0 is none.
+        Return the moments for the batch's rows and for state that ends after them; a watermark of 0 counts as none.
 
-        For rows the watermark of the batch before counts, as on Spark: it is another one where that was left open.
+        Rows get the watermark of the batch before, as in Spark; it differs if that batch was left open.
         """
         if time is None:
             return BatchMoment(self.output_mode), BatchMoment(self.output_mode)
@@ -82,7 +82,7 @@ class ColumnarPlan:
 
     @property
     def all_keys(self) -> pa.Schema:
-        """The columns of the keys that the processor sees."""
+        """The key columns that the processor sees, with those of its windows."""
         windows = self.processor.windows
         return pa.schema([*self.keys, *(windows.fields(self.rows) if windows is not None else ())])
 
@@ -91,7 +91,7 @@ class ColumnarPlan:
         Return the operator's state variables.
 
         Raises:
-            InvalidInputError: A field of the state is of an impossible type.
+            InvalidInputError: A state field has an unsupported type.
         """
         schema = self.processor.state_schema(self.rows)
         StateColumns(schema)
@@ -106,12 +106,12 @@ class ColumnarPlan:
 
     def check_stored(self, operator: str, stored: Mapping[str, StateInfo]) -> None:
         """
-        Compare the state's columns with those of stored state, whose bytes can be read with these only.
+        Compare the state's columns with those of stored state, whose bytes only its own columns can read.
 
-        Of a time that was stored before its unit was written down, any unit may be right, and is taken for it.
+        A time stored before units were recorded is assumed to have the processor's unit.
 
         Raises:
-            InvalidInputError: They differ; names the first that does.
+            InvalidInputError: The columns differ; the message names the first difference.
         """
         if STATE not in stored:
             return
@@ -129,8 +129,8 @@ class ColumnarPlan:
             )
             raise InvalidInputError(
                 f"the columnar state of operator {operator!r} was stored with {was} where its processor has {now}; "
-                "columnar state never changes its columns: go back to them, or begin anew with another job name and "
-                "checkpointLocation"
+                "columnar state cannot change its columns: use the former columns again, or start with another job "
+                "name and checkpointLocation"
             )
 
     def output_schema(self) -> StructType:
@@ -138,11 +138,13 @@ class ColumnarPlan:
         Return the columns of the output.
 
         Raises:
-            InvalidInputError: The processor does not say it.
+            InvalidInputError: The processor does not define it.
         """
         schema = self.processor.output_schema(self.all_keys, self.rows)
         if schema is None:
-            raise InvalidInputError(f"{type(self.processor).__name__} has no output_schema; give outputStructType")
+            raise InvalidInputError(
+                f"{type(self.processor).__name__} has no output_schema; pass outputStructType to transform_columns"
+            )
         return spark_schema(schema)
 
 
@@ -150,13 +152,13 @@ def _check_watermark(
     processor: ColumnarProcessor, output_mode: OutputMode, marked: Sequence[str], *, is_first: bool
 ) -> None:
     """
-    Check that state which ends by event time has a watermark, and that it is on the column that the processor goes by.
+    Check that state which ends by event time has a watermark, on the column that the processor uses.
 
-    Behind another operator, a column that nobody marked may have times that the stream's watermark suits, so that is no
-    error; the log says it.
+    After another operator, an unmarked column may still hold times that fit the stream's watermark, so this is not an
+    error; the log warns.
 
     Raises:
-        InvalidInputError: The watermark is on another column, or windows in append mode would never be put out.
+        InvalidInputError: The watermark is on another column, or windows in append mode would never be emitted.
     """
     windows, name = processor.windows, type(processor).__name__
     column = processor.watermark_column if windows is None else windows.column
@@ -170,24 +172,24 @@ def _check_watermark(
                 else f"name {column!r} as eventTimeColumnName of the operator before it"
             )
             raise InvalidInputError(
-                f"processor {name} goes by the times in {column!r}, but the watermark is on "
+                f"processor {name} uses the event times in {column!r}, but the watermark is on "
                 f"{' and '.join(map(repr, marked))}: give the processor that column, or {how}"
             )
         return
     if not is_first:
         logger.warning(
             "processor %s ends state by event time, but no column of its input has a watermark: unless the stream has "
-            "one, state grows for ever. Name the eventTimeColumnName of the operator before it",
+            "one, state grows forever. Set eventTimeColumnName on the operator before it",
             name,
         )
     elif windows is not None and output_mode == "append":
         raise InvalidInputError(
-            f"processor {name} puts windows out in append mode when the watermark has passed their end, but the input "
+            f"processor {name} emits windows in append mode when the watermark has passed their end, but the input "
             f"has no watermark: call withWatermark on {column!r} before groupBy, or use outputMode 'Update'"
         )
     else:
         logger.warning(
-            "processor %s ends state by event time, but its input has no watermark: state grows for ever. Call "
+            "processor %s ends state by event time, but its input has no watermark, so state grows forever. Call "
             "withWatermark before groupBy",
             name,
         )
@@ -198,6 +200,6 @@ def _fields(schema: str) -> list[StructField]:
 
 
 def _kind(field: StructField) -> str:
-    """Return a field's type, with the unit of a time."""
+    """Return a field's type, with its unit if it is a time."""
     unit = field.metadata.get(_UNIT)
     return field.dataType.simpleString() + ("" if unit is None else f" in {unit}")

@@ -1,4 +1,4 @@
-"""Columns by name: as SQL, and those that a ``groupBy`` names."""
+"""Column names: quoted for SQL, and those of a ``groupBy``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from storage.errors import InvalidInputError
 
 
 def quoted(name: str) -> str:
-    """Return a column's name as SQL."""
+    """Return a column's name quoted for SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -20,7 +20,7 @@ def grouping_columns(grouped: Any) -> tuple[str, ...]:
     Return the names of the columns of a ``groupBy``.
 
     Raises:
-        InvalidInputError: It groups by something else than columns.
+        InvalidInputError: It groups by an expression that is not a column, or by nothing.
     """
     names = []
     frame = grouped_frame(grouped)
@@ -28,7 +28,7 @@ def grouping_columns(grouped: Any) -> tuple[str, ...]:
         name = _column_called(text, frame) if is_column else None
         if name is None:
             raise InvalidInputError(
-                f"the state's key must be columns; {text!r} is none of {', '.join(frame.columns)}. "
+                f"groupBy of a stateful operator takes columns; {text!r} is none of {', '.join(frame.columns)}. "
                 "Add it with withColumn first"
             )
         names.append(name)
@@ -38,7 +38,7 @@ def grouping_columns(grouped: Any) -> tuple[str, ...]:
 
 
 def _column_called(text: str, frame: DataFrame) -> str | None:
-    """Return the column that Spark finds under a name, which by default is in any case."""
+    """Return the column that Spark resolves a name to; case-insensitive by default."""
     if text in frame.columns or setting(frame.sparkSession, "spark.sql.caseSensitive", "false") == "true":
         return text if text in frame.columns else None
     return next((name for name in frame.columns if name.lower() == text.lower()), None)

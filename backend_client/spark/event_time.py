@@ -1,4 +1,4 @@
-"""The event time of rows: which column has it, and up to which moment a row is late."""
+"""The event time of rows: its column, and the SQL condition for rows up to a moment."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ DELAY_KEY = "spark.watermarkDelayMs"
 
 @dataclass(frozen=True, slots=True)
 class EventTime:
-    """The time of a row as SQL; timestamps without zone are compared as Spark's tracker counts them, as if in UTC."""
+    """A row's event time as SQL; timestamps without zone are compared as UTC, as in Spark's watermark tracker."""
 
     sql: str
     has_zone: bool
 
     def until(self, moment_ms: int) -> str:
-        """Return the SQL condition of rows up to a moment, itself included; rows without a time are not among them."""
+        """Return the SQL condition for rows up to a moment, inclusive; it is false for rows without a time."""
         if self.has_zone:
             moment = f"timestamp_millis({moment_ms})"
         else:
@@ -32,10 +32,10 @@ class EventTime:
 
 def event_time_of(schema: StructType, operator: str) -> EventTime | None:
     """
-    Return the time of a row, or None if the input has no watermark.
+    Return the event time of an input's rows, or None if it has no watermark.
 
     Raises:
-        InvalidInputError: It has several columns with a watermark.
+        InvalidInputError: The input has several columns with a watermark.
     """
     found = [field for field in schema.fields if DELAY_KEY in (field.metadata or {})]
     if len(found) > 1:
@@ -53,20 +53,20 @@ def event_time_of(schema: StructType, operator: str) -> EventTime | None:
 
 def mark_event_time(schema: StructType, column: str, source: StructType) -> StructType:
     """
-    Return an output schema whose `column` is the event time, with the delay of the input's watermark.
+    Return an output schema with `column` marked as event time, with the delay of the input's watermark.
 
     Raises:
-        InvalidInputError: There is no such column of moments.
+        InvalidInputError: The column does not exist or is not a timestamp.
     """
     if column not in schema.names:
         raise InvalidInputError(
-            f"eventTimeColumnName {column!r} is no column of the output; it has {', '.join(schema.names)}"
+            f"eventTimeColumnName {column!r} is not a column of the output; it has {', '.join(schema.names)}"
         )
     kind = schema[column].dataType
     if not isinstance(kind, (TimestampType, TimestampNTZType)) and not (
         isinstance(kind, StructType) and "end" in kind.names
     ):
-        raise InvalidInputError(f"eventTimeColumnName {column!r} must be a timestamp, it is {kind.simpleString()}")
+        raise InvalidInputError(f"eventTimeColumnName {column!r} must be a timestamp, not {kind.simpleString()}")
     delays = [field.metadata[DELAY_KEY] for field in source.fields if DELAY_KEY in (field.metadata or {})]
     marked = StructType.fromJson(schema.jsonValue())
     field = marked[column]

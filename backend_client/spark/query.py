@@ -1,7 +1,7 @@
 """
-A query as a value: what the API puts together, and the driver runs.
+A query as a value: the API builds it, and the driver runs it.
 
-An operator is not executed here, and knows neither the backend that made it nor the writer that starts the query.
+It executes nothing, and knows neither the backend that made it nor the writer that starts the query.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from dstl_service.wire import StateInfo
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A call of a DataFrame's method that was recorded."""
+    """A recorded call of a DataFrame method."""
 
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        """Call the method of a frame."""
+        """Call the method on a frame."""
         result: DataFrame = getattr(frame, self.name)(*self.args, **self.kwargs)
         return result
 
     def with_function(self, change: Callable[[Any], Any]) -> Step:
-        """Return the same with another function in place of the user's; without one, it is itself."""
+        """Return the step with the user's function replaced; without a function, the step itself."""
         if self.name not in ("mapInArrow", "mapInPandas"):
             return self
         if self.args:
@@ -45,7 +45,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """The rows of an operator's initial state, and by which of their columns they are grouped."""
+    """The rows of an operator's initial state, and their grouping columns."""
 
     frame: DataFrame
     key_columns: tuple[str, ...]
@@ -66,7 +66,7 @@ class Operator:
     pandas: bool = False
     initial: InitialState | None = None
     recreated_states: frozenset[str] = frozenset()
-    """States that begin anew with every batch, for ``init`` deletes them before it asks for them."""
+    """States that start empty in every batch, because ``init`` deletes them before it asks for them."""
     order: tuple[str, ...] = ()
     """Columns by which the rows of a key are sorted."""
     time_mode: TimeMode = TimeMode.NONE
@@ -79,13 +79,13 @@ class Operator:
 
     @property
     def event_time(self) -> EventTime | None:
-        """A row's event time, None if that is no matter here."""
+        """A row's event time; None unless the time mode is event time and the input has a watermark."""
         return event_time_of(self.input_schema, self.name) if self.time_mode is TimeMode.EVENT else None
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The stream that rows come from, the operators that they go through, and the steps behind the last of these."""
+    """The input stream, the operators in order, and the stateless steps after the last one."""
 
     source: DataFrame
     operators: tuple[Operator, ...]

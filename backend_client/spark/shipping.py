@@ -1,11 +1,11 @@
 """
-How what does not change while a query runs gets to its tasks: once, not with every batch.
+Ships what stays constant during a query to its tasks: once, not with every batch.
 
-Spark pickles a function for every job that has it. Above 1 MB it makes a broadcast of that each time, whose file stays
-on the driver's disk until its process ends. So a processor or a function is pickled when its query starts, as Spark's
-own operators do; a large one is broadcast then, and destroyed when the query ends. Each task unpacks an object of its
-own, for a processor keeps things of its task.
-This is Spark's own way for functions and uses Spark's own serializer; nothing that is stored is read like this.
+Spark pickles a function for every job that uses it. Above 1 MB it broadcasts the result each time, and the broadcast's
+file stays on the driver's disk until the process ends. So a processor or function is pickled when its query starts, as
+in Spark's own operators; a large one is then broadcast once, and destroyed when the query ends. Each task unpacks its
+own object, because a processor holds per-task resources.
+Functions travel as in Spark, with Spark's own serializer; no stored data is read this way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyspark.serializers import CloudPickleSerializer
 from storage.errors import InvalidInputError
 
 _INLINE_BYTES_MAX = 1 << 18
-"""What is larger is broadcast; far below the 1 MB from which on Spark would do so itself."""
+"""Larger pickles are broadcast; far below the 1 MB at which Spark would broadcast by itself."""
 
 _VIEWS = (
     *(
@@ -35,7 +35,7 @@ _VIEWS = (
     ),
     *(MappingProxyType, memoryview, classmethod, staticmethod, io.TextIOWrapper),
 )
-"""What Spark's serializer sends, and Python makes no copy of."""
+"""Types that Spark's serializer can send but Python cannot copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,21 @@ class Parcel:
 
     Args:
         content: Its bytes.
-        broadcasts: The user's own ones that are part of it. Spark has to see them, to bring them to the tasks.
+        broadcasts: The user's own broadcasts inside it. Spark must see them to send them to the tasks.
     """
 
     content: bytes | Broadcast[bytes]
     broadcasts: tuple[Broadcast[Any], ...] = ()
 
     def unpack(self) -> Any:
-        """Return the object, a new one with each call; in a task."""
+        """Return the object, a new one with each call. To be called in a task."""
         content = self.content if isinstance(self.content, bytes) else self.content.value
         return CloudPickleSerializer().loads(content)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
 class ShippedFunction:
-    """A user's function as Spark ships it: itself in a parcel."""
+    """A user's function in a parcel; Spark ships this in its place."""
 
     parcel: Parcel
 
@@ -69,7 +69,7 @@ class ShippedFunction:
 
 
 class Shipments:
-    """What one query ships. Not thread-safe."""
+    """The parcels of one query. Not thread-safe."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
@@ -77,10 +77,10 @@ class Shipments:
 
     def parcel(self, what: Any) -> Parcel:
         """
-        Return an object's parcel, packed when it is asked for first; what becomes of the object later does not count.
+        Return an object's parcel, pickled at the first call; later changes to the object have no effect.
 
         Raises:
-            InvalidInputError: It cannot be pickled.
+            InvalidInputError: The object cannot be pickled.
         """
         known = self._parcels.get(id(what))
         if known is None:
@@ -88,11 +88,11 @@ class Shipments:
         return known[1]
 
     def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what Spark is to be given instead of a function. Raises as `parcel` does."""
+        """Return the stand-in that Spark gets instead of a function. Raises as `parcel` does."""
         return ShippedFunction(self.parcel(function)).__call__
 
     def close(self) -> None:
-        """Remove what was broadcast, on the executors and on the driver's disk; counts once."""
+        """Destroy the broadcasts, on the executors and on the driver's disk. Idempotent."""
         parcels = [parcel for _, parcel in self._parcels.values()]
         self._parcels.clear()
         for parcel in parcels:
@@ -107,12 +107,12 @@ class Shipments:
 
 def copy_of(what: Any) -> Any:
     """
-    Return a copy such as a task gets: what is done to it is not done to the object.
+    Return a copy like the one that a task gets; changes to it do not affect the object.
 
-    Views and files are the object's own: they can be sent to tasks, but not copied.
+    Views and files are shared with the object: they can be sent to tasks, but not copied.
 
     Raises:
-        InvalidInputError: It cannot be pickled, so no task could get it.
+        InvalidInputError: The object cannot be pickled, so no task could get it.
     """
     _, shared = _pickled(what)
     try:
@@ -122,14 +122,14 @@ def copy_of(what: Any) -> Any:
 
 
 class _Pickler(CloudPickler):
-    """Pickles as Spark does, and finds what a copy shares with the object: modules and broadcasts, views and files."""
+    """Pickles as Spark does and collects what a copy shares with the object: modules, broadcasts, views and files."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)  # type: ignore[no-untyped-call]
         self.shared: list[Any] = []
 
     def reducer_override(self, obj: Any) -> Any:
-        """Note the object down, and pickle it as ever."""
+        """Record a shared object; pickle it as usual."""
         if isinstance(obj, (Broadcast, ModuleType, *_VIEWS)):
             self.shared.append(obj)
         return super().reducer_override(obj)  # type: ignore[no-untyped-call]
@@ -148,6 +148,6 @@ def _pickled(what: Any) -> tuple[bytes, list[Any]]:
 def _unfit(what: Any, error: Exception) -> InvalidInputError:
     name = getattr(what, "__name__", type(what).__name__)
     return InvalidInputError(
-        f"{name} cannot be sent to tasks: {error}. What only lives within a process (locks, connections, pools) is "
-        "made in the tasks: by a processor in init, by a function in itself"
+        f"{name} cannot be sent to tasks: {error}. Create what lives in one process (locks, connections, pools) in the "
+        "tasks: in a processor's init, or inside the function"
     )

@@ -1,1 +1,1 @@
-"""State variables, their types, expiry and timers, as the bytes that a table stores."""
+"""State variables, types, expiry and timers, encoded as the bytes that a table stores."""

@@ -2,11 +2,11 @@
 Values and keys as bytes: data only, checked against a schema, versioned (I15).
 
 A value is a MessagePack array ``[head, field, field, …]`` in the order of its schema; a key is the array of its
-columns. MessagePack arrays are self-delimiting, so no key's bytes are a prefix of another's. For the fields' own forms
-see `stored_forms`.
-The head is ``encoding version + 256 * schema number``: a state's schemas are counted from 0 in the order in which its
-job had them. Values are always written under the newest; those of an older one stay as they are, in table and log, and
-are brought to the newest when they are read.
+columns. MessagePack arrays are self-delimiting, so no key's bytes are a prefix of another's. `stored_forms` defines the
+forms of the fields.
+The head is ``encoding version + 256 * schema number``: a state's schemas are numbered from 0 in the order in which the
+job used them. Values are always written under the newest schema; older values stay unchanged in table and log, and are
+upgraded when they are read.
 No I/O.
 """
 
@@ -34,14 +34,14 @@ from storage.errors import CorruptDataError, InvalidInputError
 
 VALUE_ENCODING = 1
 
-# Types whose Python values are MessagePack values already, with the exact Python type that needs no look.
+# Types whose Python values are MessagePack values, with the exact Python type that needs no conversion.
 _PLAIN = {"integer": int, "long": int, "short": int, "byte": int, "double": float, "string": str, "boolean": bool}
 _PLAIN_IN_KEYS = _PLAIN.keys() - {"double"}
 _ENCODINGS = 256
 
 
 def value_head(schema_number: int) -> int:
-    """Return the first element of values that are written under a schema."""
+    """Return the first element of values written under a schema."""
     return VALUE_ENCODING + _ENCODINGS * schema_number
 
 
@@ -51,12 +51,12 @@ class ValueCodec:
 
     Args:
         schema: Spark's JSON text of a struct type.
-        what: Names the variable in errors.
+        what: The variable's name, for errors.
         make_row: Builds nested structs on decoding.
-        earlier: The schemas that the variable had before, oldest first; stored values may be of any of them.
+        earlier: The variable's earlier schemas, oldest first; stored values may have any of them.
 
     Raises:
-        InvalidInputError: The schema has a type that state cannot hold.
+        InvalidInputError: State cannot hold a type of the schema.
     """
 
     def __init__(self, schema: str, what: str, make_row: RowFactory = plain_row, earlier: Sequence[str] = ()) -> None:
@@ -73,7 +73,7 @@ class ValueCodec:
         self._decoders = decoders if any(decode is not None for decode in decoders) else None
         types = [_PLAIN.get(field["type"]) if isinstance(field["type"], str) else None for field in fields]
         self._plain_types = tuple(types) if all(types) else None
-        # MessagePack holds all of them up to 64 bits, with or without a sign.
+        # MessagePack accepts any integer up to 64 bits, signed or not, so narrower types are checked here.
         kinds = [field["type"] for field in fields] if self._plain_types else []
         self._bounds = [(at, 1 << (INTEGER_BITS[kind] - 1)) for at, kind in enumerate(kinds) if kind in INTEGER_BITS]
         self._pack = msgpack.Packer(use_bin_type=True).pack
@@ -88,11 +88,11 @@ class ValueCodec:
         if type(value) is tuple and tuple(map(type, value)) == self._plain_types:
             for at, bound in self._bounds:
                 if not -bound <= value[at] < bound:
-                    break  # the careful way below says which field it is
+                    break  # the slow path below names the field
             else:
                 try:
                     return self._pack((self._head, *value))  # type: ignore[no-any-return]
-                except ValueError:  # text that is no Unicode
+                except ValueError:  # text that is not valid Unicode
                     pass
         if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
             raise InvalidInputError(
@@ -109,10 +109,10 @@ class ValueCodec:
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
         """
-        Return the value that `encode` was given, as the newest schema has it.
+        Return the value that `encode` got, upgraded to the newest schema.
 
         Raises:
-            CorruptDataError: The bytes are no value of this schema or of an earlier one.
+            CorruptDataError: The bytes are not a value of this schema or an earlier one.
         """
         try:
             fields = msgpack.unpackb(data, use_list=False, strict_map_key=False)
@@ -128,7 +128,7 @@ class ValueCodec:
             raise CorruptDataError(f"a stored value of state {self._what} cannot be read: {error}") from error
 
     def _upgraded(self, fields: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return what a value of an earlier schema is under the newest."""
+        """Upgrade a value of an earlier schema to the newest."""
         number, encoding = divmod(fields[0], _ENCODINGS)
         if encoding != VALUE_ENCODING:
             raise ValueError(f"encoding {encoding} is unknown")
@@ -144,18 +144,21 @@ class ValueCodec:
 
 class KeyCodec:
     """
-    Encodes grouping keys, given as the Python values that Arrow makes of the key columns.
+    Encodes grouping keys, given as Arrow's Python values of the key columns.
 
     Args:
         schema: Spark's JSON text of the struct of the key columns.
         make_row: Builds the key, and structs in it, on decoding.
+
+    Raises:
+        InvalidInputError: A key column has or contains a map.
     """
 
     def __init__(self, schema: str, make_row: RowFactory = plain_row) -> None:
         fields = json.loads(schema)["fields"]
         for field in fields:
             if contains_map(field["type"]):
-                raise InvalidInputError(f"column {field['name']!r} holds a map; maps cannot be grouping keys")
+                raise InvalidInputError(f"column {field['name']!r} contains a map, which cannot be a grouping key")
         plain = all(isinstance(field["type"], str) and (field["type"] in _PLAIN_IN_KEYS) for field in fields)
         self._encoders = None if plain else [nullable_encoder(key_encoder(f["type"], f["name"])) for f in fields]
         self._decoders = [nullable_decoder(field["type"], make_row) for field in fields]
@@ -174,10 +177,10 @@ class KeyCodec:
 
     def decode(self, data: bytes) -> Any:
         """
-        Return the key that `encode` was given.
+        Return the key that `encode` got.
 
         Raises:
-            CorruptDataError: The bytes are no key of this schema.
+            CorruptDataError: The bytes are not a key of this schema.
         """
         try:
             parts = msgpack.unpackb(data, use_list=False)

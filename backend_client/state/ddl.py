@@ -1,8 +1,8 @@
 """
-Schemas as text, ``"n long, tags array<string>"``, without Spark: what `StateTester` reads them with.
+Parses schemas such as ``"n long, tags array<string>"`` without Spark, for `StateTester`.
 
-Takes what Spark takes for the types that state can hold, and makes Spark's JSON form of it. In queries Spark itself
-parses; a test compares the two.
+Accepts Spark's syntax for the types that state can hold, and returns Spark's JSON form. In queries Spark itself parses;
+a test compares the two.
 No I/O.
 """
 
@@ -42,10 +42,10 @@ _END = ("", "")
 
 def parse_schema(text: str) -> dict[str, Any]:
     """
-    Return the struct type that a text describes, in Spark's JSON form.
+    Return the struct type of a schema text, in Spark's JSON form.
 
     Raises:
-        InvalidInputError: It is no schema of named columns, or has a type that state cannot hold.
+        InvalidInputError: The text is not a schema of named columns, or state cannot hold one of its types.
     """
     parser = _Parser(text)
     if parser.takes_word("struct") and parser.next_is("<"):
@@ -58,7 +58,7 @@ def parse_schema(text: str) -> dict[str, Any]:
 
 
 class _Parser:
-    """One pass over the text, a token ahead."""
+    """A one-pass parser with one token of lookahead."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -67,7 +67,7 @@ class _Parser:
         self._advance()
 
     def fields(self, end: str) -> list[dict[str, Any]]:
-        """Read fields up to, and without, the closing token."""
+        """Read fields up to the closing token, exclusive."""
         fields: list[dict[str, Any]] = []
         while not (self.next_is(end) if end else self._kind == ""):
             if fields:
@@ -86,7 +86,7 @@ class _Parser:
         return fields
 
     def struct(self) -> dict[str, Any]:
-        """Read what stands behind the word "struct"."""
+        """Read a struct's fields, after the word "struct"."""
         self.expect("<")
         fields = self.fields(end=">")
         self.expect(">")
@@ -99,7 +99,7 @@ class _Parser:
         self._advance()
 
     def next_is(self, sign: str) -> bool:
-        """Say whether a sign comes next."""
+        """Return whether a sign comes next."""
         return (self._kind, self._token) == ("sign", sign)
 
     def takes_word(self, word: str) -> bool:
@@ -136,7 +136,7 @@ class _Parser:
             self._word("second")
             return "interval day to second"
         if word not in _SIMPLE:
-            raise InvalidInputError(f"{self._text!r}: {word} is no type that state can hold")
+            raise InvalidInputError(f"{self._text!r}: state cannot hold the type {word}")
         return _SIMPLE[word]
 
     def _numbers(self) -> list[int]:
@@ -178,7 +178,7 @@ class _Parser:
         found = _TOKEN.match(self._rest)
         if found is None:
             if self._rest.strip():
-                raise InvalidInputError(f"{self._text!r} is no schema: {self._rest.strip()[:20]!r} cannot be read")
+                raise InvalidInputError(f"{self._text!r} is not a schema: {self._rest.strip()[:20]!r} cannot be parsed")
             self._kind, self._token, self._rest = *_END, ""
             return
         self._kind = str(found.lastgroup)
@@ -187,4 +187,4 @@ class _Parser:
 
     def _error(self, wanted: str) -> InvalidInputError:
         found = repr(self._token) if self._kind else "its end"
-        return InvalidInputError(f"{self._text!r} is no schema: {found} stands where {wanted} should be")
+        return InvalidInputError(f"{self._text!r} is not a schema: found {found}, expected {wanted}")

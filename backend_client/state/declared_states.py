@@ -1,7 +1,7 @@
 """
-What becomes of an operator's stored state variables when its processor asks for others than last time.
+Merges an operator's stored state variables with those that its processor declares now.
 
-Each variable has a number, which is part of its table keys and is never given to another variable.
+Each variable has a number, which is part of its table keys and never reused for another variable.
 No I/O.
 """
 
@@ -16,23 +16,23 @@ from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
 
 STATE_ID_MAX = 0xFF00
-"""The largest number of a processor's variable; the last ones are kept for what the backend itself stores."""
+"""The largest number of a processor's variable; numbers above are reserved for the backend itself."""
 
 DELETED = "deleted"
-"""The kind of a variable that was deleted: it keeps its number from being given to another one."""
+"""The kind of a deleted variable; its entry keeps its number reserved."""
 
 
 def merge_states(
     operator: str, stored: Mapping[str, StateInfo], declared: Mapping[str, StateInfo]
 ) -> dict[str, StateInfo]:
     """
-    Give declared variables the numbers and the earlier schemas that they have in stored state; new ones come behind.
+    Return declared variables with their stored numbers and earlier schemas; new ones get the next numbers.
 
-    A variable that is no longer asked for stays as it is. Of a deleted one only its number is kept; if it is asked for
-    later, it begins anew with another number.
+    A variable that is no longer declared stays unchanged. Of a deleted one only the number stays; if it is declared
+    again later, it starts empty with a new number.
 
     Raises:
-        InvalidInputError: A variable cannot become what is declared; names the field.
+        InvalidInputError: A variable's change is not possible; names the field.
     """
     merged = dict(stored)
     for name, info in declared.items():
@@ -57,12 +57,12 @@ def ids_to_delete(
     stored: Mapping[str, StateInfo], wanted: Mapping[str, StateInfo], recreated_states: Iterable[str] = ()
 ) -> tuple[int, ...]:
     """
-    Return the numbers of the variables of which a batch deletes all that is stored.
+    Return the numbers of the variables whose stored entries a batch deletes.
 
     Args:
-        stored: What the batch's base has.
-        wanted: What its checkpoint is to have.
-        recreated_states: Names of those that begin anew with every batch.
+        stored: The variables of the batch's base.
+        wanted: The variables of its checkpoint.
+        recreated_states: Names of those that start empty in every batch.
     """
     anew = {wanted[name].id for name in recreated_states}
     kept = {info.id for info in wanted.values() if info.kind != DELETED} - anew
@@ -85,21 +85,21 @@ def _next_id(operator: str, states: Mapping[str, StateInfo]) -> int:
 
 
 def _ttl_ms(known: StateInfo, declared: StateInfo) -> int | None:
-    """Return the TTL that is declared now; 0 if there is none, but stored values may have an end."""
+    """Return the declared TTL in ms; 0 for none if stored values may still have an end."""
     return 0 if declared.ttl_ms is None and known.ttl_ms is not None else declared.ttl_ms
 
 
 def _history(what: str, known: StateInfo, schema: str) -> list[str]:
-    """Return the earlier schemas of a known variable under a new one: its last too, if values differ by it."""
+    """Return a variable's earlier schemas under a new one, with its last one if the stored forms differ."""
     if known.kind == "map":
-        # Entries lie under the bytes of their keys, so these never change.
+        # Entries are stored under the bytes of their keys, so these cannot change.
         before, now = (json.loads(map_schemas(text)[0]) for text in (known.schema, schema))
         difference = key_difference(before, now)
         if difference is not None:
             raise InvalidInputError(
-                f"the user key of {what} {difference}; the keys of a map never change: use another state name"
+                f"the user key of {what} {difference}; a map's keys cannot change: use another state name"
             )
-    # A value of any of them may still be stored.
+    # Values of any of these may still be stored.
     for text in (known.schema, *reversed(known.earlier)):
         upgrade_of(text, schema, what)
     if same_form(json.loads(known.schema), json.loads(schema)):

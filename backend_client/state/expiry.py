@@ -1,10 +1,10 @@
 """
-Time to live: stored entries that carry the moment at which they end.
+Time to live (TTL): stored entries that carry the moment at which they end.
 
-Of an expired entry nothing is seen any more, from the first batch at or behind its end on; it is removed later, a
-bounded number per batch, by an index of ends that is logged as all state is. The end belongs to the stored entry, not
-to its variable: another duration, or none, holds for what is written from then on, and entries that were written
-without one live on. Moments are those of batches, so all of it is the same when a batch is executed again (I14).
+An expired entry is invisible from the first batch at or after its end. It is removed later, a bounded number per batch,
+by an index of ends that is logged like all state. The end belongs to the stored entry, not to its variable: a changed
+TTL applies to later writes only, and entries written without one never expire. Moments are batch times, so everything
+repeats exactly when a batch is executed again (I14).
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from backend_client.state.keyed_state import KeyedState, ValueVariable, table_ke
 from storage.errors import InvalidInputError
 
 EXPIRY = 0xFFFD
-"""Number of the index in table keys; no processor's variable can have it."""
+"""Number of the index in table keys; above those of all variables."""
 
-_MARK = b"\xc1"  # the one byte with which no MessagePack value begins
+_MARK = b"\xc1"  # the only byte that starts no MessagePack value
 _MOMENT = struct.Struct(">Q")
 _INDEX = EXPIRY.to_bytes(2, "big")
 _INDEX_BEGIN = 2 + 2 + _MOMENT.size
 _VALUE_BEGIN = 1 + _MOMENT.size
-# Ends are indexed by slots of this part of a TTL, so that a value that is written in every batch has few index entries.
+# Index entries are rounded up to this fraction of a TTL, so a value written in every batch has few of them.
 _SLOTS = 16
 
 
 def check_ttl(name: str, ttl_ms: int) -> None:
     """
-    Check a duration.
+    Check a TTL.
 
     Raises:
-        InvalidInputError: It is no positive number.
+        InvalidInputError: It is not a positive integer.
     """
     if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or ttl_ms <= 0:
-        raise InvalidInputError(f"ttlDurationMs of state {name!r} must be a positive whole number, it is {ttl_ms!r}")
+        raise InvalidInputError(f"ttlDurationMs of state {name!r} must be a positive whole number, not {ttl_ms!r}")
 
 
 class Expiry:
     """
-    Puts ends on what is written, and looks at them when it is read.
+    Adds ends to written values, and checks them on reads.
 
     Args:
-        state: Of the partition.
-        ttl_ms: How long what is written now shall live; 0 for ever, where that was different once.
+        state: The partition's state.
+        ttl_ms: The TTL of values written now; 0 for none, where older entries may still have an end.
     """
 
     __slots__ = ("_slot_ms", "_state", "_ttl_ms")
@@ -55,7 +55,7 @@ class Expiry:
         self._slot_ms = max(1, ttl_ms // _SLOTS)
 
     def put(self, entry: bytes, value: bytes) -> bytes:
-        """Return `value` with its end, which is entered into the index."""
+        """Return `value` with its end, and add the end to the index."""
         if not self._ttl_ms:
             return value
         state = self._state
@@ -85,7 +85,7 @@ class ExpiringValue(ValueVariable):
         self._expiry = expiry
 
     def update(self, newValue: tuple[object, ...]) -> None:
-        """Set the current key's value, which lives for the TTL from now on. Raises as `ValueVariable.update` does."""
+        """Set the current key's value with a new TTL. Raises as `ValueVariable.update` does."""
         state = self._state
         key = self._heads[state.key_group] + state.key
         data = state.changes[key] = self._expiry.put(key, self._codec.encode(newValue))
@@ -98,9 +98,9 @@ class ExpiringValue(ValueVariable):
 
 def remove_expired(state: KeyedState, key_group: int, limit: int) -> int:
     """
-    Remove entries of a key group that have expired, at most `limit`, before any of its keys is visited.
+    Remove expired entries of a key group before any of its keys is visited.
 
-    What expired long ago goes first. Returns the number of index entries that were looked at.
+    The oldest come first. Reads at most `limit` index entries, and returns how many it read.
     """
     seen = 0
     head = table_key(key_group, EXPIRY, b"")
@@ -112,7 +112,7 @@ def remove_expired(state: KeyedState, key_group: int, limit: int) -> int:
         entry = head[:2] + index[_INDEX_BEGIN:]
         data = state.read(entry)
         end = None if data is None else _end(data)
-        # An entry that was written again since then has a later end, and another index entry for it.
+        # An entry that was written again has a later end, with its own index entry.
         if end is not None and end <= state.timestamp_ms:
             state.changes[entry] = None
             state.changed_bytes += len(entry)

@@ -1,9 +1,9 @@
 """
-List and map state: several table entries per key, below one prefix.
+List and map state: several table entries per key, under one prefix.
 
-An entry of a map is one entry of the table, and so is what a batch appends to a list without reading it in between, up
-to `PART_BYTES`: neither is ever read and written back as a whole. Reading all of them is one scan of the table, with
-what this batch wrote laid over it. As for values, the table itself is not touched (I1). One task, one thread.
+A map's entry is one table entry. What a batch appends to a list without reading it is one table entry per `PART_BYTES`.
+Neither is ever read and rewritten as a whole. Reading all of them is one scan of the table, overlaid with this batch's
+writes. As for values, the table itself is not changed (I1). One task, one thread.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from backend_client.state.keyed_state import KeyedState, table_key
 from storage.errors import CorruptDataError, InvalidInputError
 
 PART_BYTES = 1 << 16
-"""A part of a list is written once its elements are this long, so that reading a list needs few bytes at a time."""
+"""A part of a list is written once its elements reach this size, which bounds the memory of a read."""
 
 _POSITION = struct.Struct(">QI")
 
 
 class Entries:
-    """The entries of one variable below the current key."""
+    """The entries of one variable under the current key."""
 
     __slots__ = ("_expiry", "_heads", "_key", "_prefix", "_state", "_written")
 
@@ -40,7 +40,7 @@ class Entries:
         self._written: dict[bytes, bytes | None] = {}
 
     def _enter(self) -> bytes:
-        """Return the current key's prefix; what was written below another key is out of sight."""
+        """Return the current key's prefix; at a new key, forget the writes of the last one."""
         state = self._state
         if state.key is not self._key:
             self._key = state.key
@@ -57,9 +57,9 @@ class Entries:
 
     def _items(self) -> Iterator[tuple[bytes, bytes]]:
         """
-        Yield all entries: those of the table that were not written in this batch, then those that were.
+        Yield all entries: those of the table that this batch has not written, then those that it has.
 
-        They are those of the moment at which the first is asked for, as on Spark: a function may change what it reads.
+        They are a snapshot taken at the first read, as in Spark: a function may change the state while it iterates.
         """
         prefix = self._enter()
         written = dict(self._written)
@@ -74,7 +74,7 @@ class Entries:
         return ((entry, value) for entry, data in entries if data is not None and (value := alive(data)) is not None)
 
     def exists(self) -> bool:
-        """Say whether the current key has any entry."""
+        """Return whether the current key has any entry."""
         prefix = self._enter()
         if next(self._alive(self._written.items()), None) is not None:
             return True
@@ -101,7 +101,7 @@ class ListVariable(Entries):
         state.before_taking.append(self._write_part)
 
     def exists(self) -> bool:
-        """Say whether the current key has a list."""
+        """Return whether the current key has a list."""
         self._enter()
         return bool(self._elements) or super().exists()
 
@@ -137,10 +137,10 @@ class ListVariable(Entries):
             self._write_part()
 
     def _write_part(self) -> None:
-        """Write what was appended below the key that was the current one then."""
+        """Write the appended elements under the key to which they belong."""
         if not self._elements:
             return
-        # Batch and number: behind all that is there, without a look at it.
+        # Batch and number sort after all stored parts, so none has to be read.
         position = _POSITION.pack(self._state.checkpoint_id, self._parts)
         self._parts += 1
         elements, self._elements, self._appended = self._elements, [], 0
@@ -169,10 +169,10 @@ class MapVariable(Entries):
     Args:
         state: The current key.
         state_id: Number of the variable.
-        key_codec: Of the keys of the map.
-        value_codec: Of its values.
-        make_row: Makes what `getValue` returns: on Spark that is a row, where iterators give plain tuples.
-        expiry: Of a variable with a TTL.
+        key_codec: Codec of the map's keys.
+        value_codec: Codec of its values.
+        make_row: Builds the result of `getValue`: in Spark a row, while iterators yield plain tuples.
+        expiry: Set for a variable with a TTL.
     """
 
     __slots__ = ("_key_codec", "_make_row", "_value_codec")
@@ -192,17 +192,17 @@ class MapVariable(Entries):
         self._value_codec = value_codec
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Return the value of a key of the map, or None."""
+        """Return the value of a map key, or None."""
         data = self._read(key)
         return None if data is None else self._make_row(self._value_codec.decode(data))
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:
-        """Say whether the map has a key."""
+        """Return whether the map has a key."""
         return self._read(key) is not None
 
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
         """
-        Set the value of a key of the map.
+        Set the value of a map key.
 
         Raises:
             InvalidInputError: Key or value does not fit its schema; names the field. The state is as before.
@@ -211,7 +211,7 @@ class MapVariable(Entries):
         self._write(self._enter() + self._key_codec.encode(key), data)
 
     def removeKey(self, key: tuple[Any, ...]) -> None:
-        """Remove a key of the map; one that is not there is fine."""
+        """Remove a map key; no error if it does not exist."""
         self._write(self._enter() + self._key_codec.encode(key), None)
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
@@ -242,7 +242,7 @@ def _unpack(data: bytes) -> list[bytes]:
     try:
         elements: list[bytes] = msgpack.unpackb(data)
         if not isinstance(elements, list):
-            raise ValueError("it is no list")  # noqa: TRY004 - what is damaged, not what was passed
+            raise ValueError("it is not a list")  # noqa: TRY004 - damaged data, not a wrong argument
     except (ValueError, msgpack.UnpackException) as error:
         raise CorruptDataError(f"a stored part of a list cannot be read: {error}") from error
     return elements

@@ -1,8 +1,8 @@
 """
-State as a user's function sees it: the current key's variables, read through what was written before.
+State as a user's function sees it: the current key's variables, with this batch's writes.
 
-Writes stay in an overlay over the table, the last value per key (I1: the table itself is not touched); the overlay is
-what the log writer seals. Reads look into the overlay first. One task, one thread.
+Writes stay in an overlay over the table, the last value per key (I1: the table itself is not changed); the log writer
+seals the overlay. Reads check the overlay first. One task, one thread.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _MISSING = object()
 
 
 def table_key(key_group: int, state_id: int, key: bytes) -> bytes:
-    """Return the key under which a value lies in the table: key group, state id (2 bytes each, big-endian), key."""
+    """Return the table key of a value: key group, state id (2 bytes each, big-endian), key."""
     return _HEAD.pack(key_group, state_id) + key
 
 
 class CountedReads:
-    """Reads of a table, counted."""
+    """A table's read function with a counter."""
 
     __slots__ = ("_get", "count")
 
@@ -43,15 +43,15 @@ class KeyedState:
 
     Args:
         read: Returns a table entry's value.
-        key_groups: Those of the partition.
-        scan: Yields the table entries whose keys begin with a prefix, by ascending keys.
+        key_groups: The partition's key groups.
+        scan: Yields the table entries whose keys have a prefix, in ascending order of keys.
         checkpoint_id: The running batch.
-        timestamp_ms: Its processing time; what has a TTL asks for it.
-        parts_from: The first number of what is appended to lists in this batch: greater in its second pass.
+        timestamp_ms: Its processing time, which TTLs use.
+        parts_from: The first number of this batch's list parts; greater in its second pass.
 
-    `changes` and `changed_bytes` are what was written since the last `take_changes`, `ends_written` counts writes with
-    a TTL, `before_taking` is called before changes are taken, to write what is held back until then; the attributes are
-    public because the hot path below reads and writes them for every state call.
+    `changes` and `changed_bytes` are the writes since the last `take_changes`, `ends_written` counts writes with a TTL,
+    and `before_taking` is called before changes are taken, to write what is buffered. The attributes are public because
+    the hot path below uses them in every state call.
     """
 
     __slots__ = (
@@ -93,9 +93,9 @@ class KeyedState:
 
     def take_changes(self) -> dict[bytes, bytes | None]:
         """
-        Hand the changes over and begin anew.
+        Return the changes and start an empty set.
 
-        Only between keys: a batch visits each key once, so what was taken is not read again in this batch.
+        Only call it between keys: a batch visits each key once, so it does not read the taken changes again.
         """
         for write in self.before_taking:
             write()
@@ -115,7 +115,7 @@ class ValueVariable:
         self._heads = {group: table_key(group, state_id, b"") for group in range(groups.first, groups.last + 1)}
 
     def exists(self) -> bool:
-        """Say whether the current key has a value."""
+        """Return whether the current key has a value."""
         return self._read() is not None
 
     def get(self) -> tuple[object, ...] | None:

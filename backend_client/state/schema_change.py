@@ -1,9 +1,9 @@
 """
-What may become of a state's schema from one run to the next, and how older values are read then.
+The allowed changes of a state's schema between runs, and the upgrade of older values.
 
-Fields go by their names, at any depth: a schema may gain fields (values that lack them have the default, or null), lose
-fields, order them anew, widen them (`_WIDER`, decimals with more digits) and allow null. All else is refused, also
-against every schema before the last, for values of it may still be stored. What keys are made of never changes.
+Fields match by name, at any depth. A schema may gain fields (values that lack them get the default, or null), lose
+fields, reorder them, widen them (`_WIDER`, decimals with more digits) and allow null. Any other change is refused, also
+against every earlier schema, because its values may still be stored. Keys never change.
 
 The same walk over both schemas decides whether a change is possible and makes the function that brings a stored value
 from the one to the other. Values are never rewritten for a new schema: each says under which it was written.
@@ -40,34 +40,34 @@ _WIDER = {
 _FRACTIONS = ("float", "double")
 _TEXT = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
 _DEFAULT = "default"
-"""Names a new field's default, as JSON, in its metadata: ``StructField("n", LongType(), True, {"default": 0})``."""
+"""Metadata key for a new field's default, as JSON: ``StructField("n", LongType(), True, {"default": 0})``."""
 
 
 class _ChangeError(Exception):
-    """The change is impossible: which field, and what is the matter with it."""
+    """The change is not possible; names the field and the reason."""
 
 
 def upgrade_of(written: str, newest: str, what: str) -> Upgrade:
     """
-    Return the function that brings the fields of a value from one schema to another, both in their stored form.
+    Return the function that upgrades a value's fields from one schema to another, both in stored form.
 
     Raises:
-        InvalidInputError: The one cannot become the other; names the field.
+        InvalidInputError: The change is not possible; names the field.
     """
     try:
         convert = _struct_change(json.loads(written), json.loads(newest), "")
     except _ChangeError as error:
-        raise InvalidInputError(f"{what}: {error}. Go back to the stored schema, or use another state name") from None
+        raise InvalidInputError(f"{what}: {error}. Use the stored schema again, or another state name") from None
     return convert or (lambda fields: fields)
 
 
 def same_form(one: Any, other: Any) -> bool:
-    """Say whether two types are stored alike: comments and what may be null do not matter."""
+    """Return whether two types have the same stored form; comments and nullability do not matter."""
     return bool(_shape(one) == _shape(other))
 
 
 def key_difference(stored: dict[str, Any], given: dict[str, Any]) -> str | None:
-    """Say in words where two schemas of keys part; None if they do not, whatever may be null in them."""
+    """Return the first difference of two key schemas in words; None without one. Nullability does not matter."""
     old, new = stored["fields"], given["fields"]
     for position, field in enumerate(old):
         if position >= len(new):
@@ -98,7 +98,7 @@ def type_text(kind: Any) -> str:
 
 
 def _shape(kind: Any) -> Any:
-    """Return what a type's stored form depends on: names and types, neither comments nor what may be null."""
+    """Return what defines a type's stored form: names and types, without comments and nullability."""
     if isinstance(kind, str):
         return base_type(kind)
     if kind["type"] == "struct":
@@ -111,7 +111,7 @@ def _shape(kind: Any) -> Any:
 
 
 def _change(old: Any, new: Any, path: str) -> Convert | None:
-    """Return what brings stored values that are not null from one type to another; None if they are the same."""
+    """Return the conversion of non-null stored values from one type to another; None if there is nothing to do."""
     if isinstance(old, str) and isinstance(new, str):
         return _simple_change(base_type(old), base_type(new), path)
     if isinstance(old, dict) and isinstance(new, dict) and old["type"] == new["type"]:
@@ -162,7 +162,7 @@ def _struct_change(old: dict[str, Any], new: dict[str, Any], path: str) -> Upgra
 def _field_change(
     old: Sequence[dict[str, Any]], position: int | None, field: dict[str, Any], path: str
 ) -> tuple[int | None, Convert | None, Any]:
-    """Return where a field was, what its values become, and what it is where it was not."""
+    """Return a field's old position, the conversion of its values, and its default if it is new."""
     name = f"{path}{field['name']}"
     if position is None:
         return None, None, _default(field, name)
@@ -183,13 +183,13 @@ def _default(field: dict[str, Any], path: str) -> Any:
     if not field.get("nullable", True):
         raise _ChangeError(
             f"the new field {path!r} is not nullable and has no default, and stored values do not have it: "
-            'let it be null, or give it a default (metadata={"default": …})'
+            'make it nullable, or give it a default (metadata={"default": …})'
         )
     return None
 
 
 def _of_json(kind: Any, value: Any) -> Any:
-    """Return the Python value that JSON's form of it stands for."""
+    """Return the Python value of a JSON default."""
     if isinstance(value, str) and isinstance(kind, str):
         if decimal_digits(kind):
             return Decimal(value)

@@ -1,9 +1,9 @@
 """
 Deletion of whole state variables: each of their entries is deleted in the log, once.
 
-The entries are found by a scan of the table, which stands at the base, and go out in change sets of bounded size before
-the batch's own changes; meanwhile they are hidden from the batch. From then on a restore, a compaction and a snapshot
-see nothing unusual.
+A scan of the table, which is at the base, finds the entries. Their deletions are sent in change sets of bounded size
+before the batch's own changes, and the batch does not see them. To a restore, a compaction and a snapshot they are
+ordinary deletions.
 No I/O.
 """
 
@@ -21,7 +21,7 @@ def deletions(
     state_ids: Iterable[int],
     bytes_max: int,
 ) -> Iterator[dict[bytes, bytes | None]]:
-    """Yield the deletion of all entries of these variables, in dictionaries of about `bytes_max` bytes."""
+    """Yield deletions of all entries of these variables, in dictionaries of about `bytes_max` bytes."""
     changes: dict[bytes, bytes | None] = {}
     size = 0
     for state_id in state_ids:
@@ -41,7 +41,7 @@ def hide(
     scan: Callable[[bytes], Iterator[tuple[bytes, bytes]]],
     state_ids: Iterable[int],
 ) -> tuple[Callable[[bytes], bytes | None], Callable[[bytes], Iterator[tuple[bytes, bytes]]]]:
-    """Return a table's `get` and `scan` as they are when these variables have no entries."""
+    """Return a table's `get` and `scan` that hide the entries of these variables."""
     hidden = {table_key(0, state_id, b"")[2:] for state_id in state_ids}
     if not hidden:
         return get, scan

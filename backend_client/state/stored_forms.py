@@ -1,7 +1,7 @@
 """
-How one value of a Spark type is stored, and how it is read back.
+Encodes and decodes single values of Spark types.
 
-A *stored form* is what MessagePack holds: numbers, text and bytes as they are, timestamps as microseconds since
+A *stored form* is a MessagePack value: numbers, text and bytes unchanged, timestamps as microseconds since
 1970-01-01 UTC, timestamps without zone as microseconds of the wall clock, dates as days, decimals as text, maps as flat
 lists of keys and values, structs as arrays. Types are those of Spark's JSON description of a schema; nothing here
 imports Spark.
@@ -39,16 +39,16 @@ def plain_row(_: Sequence[str]) -> Callable[[Iterable[Any]], Any]:
 
 
 def key_encoder(kind: Any, path: str) -> Convert:
-    """Return what turns a part of a grouping key into its stored form."""
+    """Return the encoder of a part of a grouping key."""
     encode = encoder(kind, path)
     if kind in ("double", "float"):
-        # Spark takes 0.0 and -0.0 for one key, and all that is not a number for another.
+        # In Spark 0.0 and -0.0 are one key, and all NaNs are one key.
         return lambda value: math.nan if value is not None and math.isnan(value) else encode(value) + 0.0
     return encode
 
 
 def field_encoder(field: dict[str, Any], path: str) -> Convert:
-    """Return what turns a struct's field into its stored form; `path` names it in errors."""
+    """Return the encoder of a struct's field; `path` names it in errors."""
     encode = encoder(field["type"], path)
     if field.get("nullable", True):
         return nullable_encoder(encode)
@@ -62,7 +62,7 @@ def field_encoder(field: dict[str, Any], path: str) -> Convert:
 
 
 def nullable_encoder(encode: Convert) -> Convert:
-    """Let None pass as it is."""
+    """Return an encoder that keeps None."""
     return lambda value: None if value is None else encode(value)
 
 
@@ -71,7 +71,7 @@ def _mismatch(path: str, kind: str, value: Any) -> InvalidInputError:
 
 
 def _native(value: Any) -> Any:
-    """Return the Python value of a NumPy or pandas scalar, and other values as they are."""
+    """Return the Python value of a NumPy or pandas scalar; other values unchanged."""
     if type(value) in _NATIVE:
         return value
     for name in ("to_pydatetime", "to_pytimedelta"):
@@ -84,9 +84,9 @@ def _native(value: Any) -> Any:
 
 def encoder(kind: Any, path: str) -> Convert:
     """
-    Return what turns a value of type `kind` that is not None into its stored form.
+    Return the encoder of non-null values of type `kind`.
 
-    What is returned raises `InvalidInputError` for a value of another type, and names `path`.
+    The encoder raises `InvalidInputError`, which names `path`, for a value of another type.
 
     Raises:
         InvalidInputError: State cannot hold the type.
@@ -115,7 +115,7 @@ def encoder(kind: Any, path: str) -> Convert:
 
 
 def base_type(kind: str) -> str:
-    """Return the type by which values are stored: all kinds of text are one."""
+    """Return the type that defines the stored form; all text types share one."""
     return "string" if kind.startswith(("char(", "varchar(", "string ")) else kind
 
 
@@ -147,10 +147,10 @@ def decimal_quantum(scale: int) -> Decimal:
 def _decimal_encoder(kind: str, path: str) -> Convert:
     digits = decimal_digits(kind)
     if digits is None:
-        raise InvalidInputError(f"{path}: {kind} is no decimal type")
+        raise InvalidInputError(f"{path}: {kind} is not a decimal type")
     precision, scale = digits
     quantum, context = decimal_quantum(scale), DECIMAL_CONTEXT
-    zero = quantum * 0  # the only one: Spark's decimals know no minus zero, and as a key it would be another one
+    zero = quantum * 0  # Spark's decimals have no minus zero; as a key it would differ from zero
 
     def encode(value: Any) -> str:
         value = _native(value)
@@ -158,7 +158,7 @@ def _decimal_encoder(kind: str, path: str) -> Convert:
             raise _mismatch(path, kind, value)
         try:
             rounded = Decimal(value).quantize(quantum, context=context)
-        except ArithmeticError as error:  # infinite, or with more digits than any decimal type has
+        except ArithmeticError as error:  # infinite, or more digits than any decimal type has
             raise InvalidInputError(f"{path} is of type {kind}, which cannot hold {value}") from error
         if not rounded.is_finite() or len(rounded.as_tuple().digits) > precision:
             raise InvalidInputError(f"{path} is of type {kind}; {value} has too many digits")
@@ -182,7 +182,7 @@ def _compound_encoder(kind: dict[str, Any], path: str) -> Convert:
     if kind["type"] == "map":
         if isinstance(kind["keyType"], dict) and kind["keyType"]["type"] == "array":
             raise InvalidInputError(
-                f"{path}: state cannot hold maps whose keys are arrays: Python has no such dictionaries"
+                f"{path}: state cannot hold maps with arrays as keys, because Python dictionaries cannot"
             )
         encode_key = encoder(kind["keyType"], f"{path}.key")
         encode_value = nullable_encoder(encoder(kind["valueType"], f"{path}.value"))
@@ -218,7 +218,7 @@ def _struct_encoder(kind: dict[str, Any], path: str) -> Convert:
 
 
 def decoder(kind: Any, make_row: RowFactory) -> Convert | None:
-    """Return what turns a stored value into its Python form, or None if it is that already."""
+    """Return the decoder of non-null stored values, or None if they need no decoding."""
     if isinstance(kind, str):
         if kind.startswith("decimal"):
             return Decimal
@@ -240,7 +240,7 @@ def decoder(kind: Any, make_row: RowFactory) -> Convert | None:
 
 
 def nullable_decoder(kind: Any, make_row: RowFactory) -> Convert:
-    """Return what turns a stored value, or None, into its Python form."""
+    """Return the decoder of stored values or None."""
     convert = decoder(kind, make_row)
     if convert is None:
         return lambda value: value
@@ -248,7 +248,7 @@ def nullable_decoder(kind: Any, make_row: RowFactory) -> Convert:
 
 
 def contains_map(kind: Any) -> bool:
-    """Say whether a type is or holds a map."""
+    """Return whether a type is or contains a map."""
     if isinstance(kind, str):
         return False
     if kind["type"] == "map":
@@ -290,7 +290,7 @@ def _wall_clock_to_micros(value: datetime) -> int:
 
 
 def _float32(value: float) -> float:
-    # Spark keeps a float in 4 bytes; what is read back must be what Spark would give back, infinity included.
+    # Spark stores a float in 4 bytes; reads must return the same value as in Spark, infinity included.
     try:
         rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:
@@ -299,7 +299,7 @@ def _float32(value: float) -> float:
 
 
 def _unicode(value: str) -> str:
-    value.encode()  # half of a surrogate pair is refused here, where the field's name is known
+    value.encode()  # refuses a lone surrogate here, where the field's name is known
     return value
 
 

@@ -1,8 +1,8 @@
 """
-Timers: for each key any number of moments at which the processor wants to be called.
+Timers: any number of moments per key at which the processor is to be called.
 
-A timer is two entries of the table, both logged as all state is: one below its key, for `Timers.timestamps`, and one
-below its moment, so that what is due lies at the front of its key group. One task, one thread.
+A timer is two table entries, both logged like all state: one under its key, for `Timers.timestamps`, and one under its
+moment, so that due timers come first in their key group. One task, one thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from backend_client.state.keyed_collections import Entries
 from backend_client.state.keyed_state import KeyedState, table_key
 from storage.errors import InvalidInputError
 
-# Numbers of variables that no processor's can have.
+# Variable numbers above those of all processors' variables.
 BY_KEY = 0xFFFE
 BY_TIME = 0xFFFF
 
@@ -26,7 +26,7 @@ _HEAD_BYTES = 4
 
 class Upcoming:
     """
-    When the first timer is due that a batch leaves behind; no later than that, for a deleted one counts, too.
+    A lower bound, in ms, on when the first remaining timer is due; deleted timers count, too.
 
     `ms` is None without any.
     """
@@ -37,7 +37,7 @@ class Upcoming:
         self.ms: int | None = None
 
     def note(self, timestamp_ms: int) -> None:
-        """Take a timer into account that is left."""
+        """Record a remaining timer."""
         if self.ms is None or timestamp_ms < self.ms:
             self.ms = timestamp_ms
 
@@ -46,9 +46,9 @@ def due_timers(
     state: KeyedState, key_group: int, until_ms: int, upcoming: Upcoming | None = None
 ) -> dict[bytes, list[int]]:
     """
-    Return the stored timers of a key group up to a moment: each key's, in the order of time.
+    Return a key group's stored timers up to a moment, inclusive: by key, each key's in ascending order.
 
-    The first one behind that moment is noted as upcoming.
+    The first later timer is recorded in `upcoming`.
     """
     due: dict[bytes, list[int]] = {}
     begin = _HEAD_BYTES + _MOMENT.size
@@ -70,7 +70,7 @@ class Timers(Entries):
     Args:
         state: The current key.
         until_ms: Timers up to this moment are due in this batch.
-        upcoming: Told of those that are due later.
+        upcoming: Records timers that are due later.
     """
 
     __slots__ = ("_by_time", "_due", "_until_ms", "_upcoming")
@@ -83,7 +83,7 @@ class Timers(Entries):
         self._due: set[int] = set()
 
     def register(self, timestamp_ms: int) -> None:
-        """Set a timer; one for each moment, however often it is set."""
+        """Set a timer; setting the same moment again has no effect."""
         self._set(timestamp_ms, b"")
         if timestamp_ms <= self._until_ms:
             self._due.add(timestamp_ms)
@@ -91,27 +91,27 @@ class Timers(Entries):
             self._upcoming.note(timestamp_ms)
 
     def delete(self, timestamp_ms: int) -> None:
-        """Remove a timer; one that is not there is fine."""
+        """Remove a timer; no error if it does not exist."""
         self._set(timestamp_ms, None)
         self._due.discard(timestamp_ms)
 
     def timestamps(self) -> Iterator[int]:
-        """Return the moments of the timers, in the order of time."""
+        """Return the timers in ms, in ascending order."""
         behind = len(self._enter())
         return iter(sorted(_unpack(entry[behind:]) for entry, _ in self._items()))
 
     def add_due(self, timestamps: Iterable[int]) -> None:
-        """Let stored timers fire with those that are set in this batch."""
+        """Add stored due timers to those set in this batch."""
         self._due.update(timestamps)
 
     def take_due(self) -> list[int]:
-        """Return the timers that were set for this batch and not deleted, in the order of time; only once."""
+        """Return the due timers that were not deleted, in ascending order, and forget them."""
         due = sorted(self._due)
         self._due.clear()
         return due
 
     def leave_due(self) -> None:
-        """Leave what is due by now to the next batch."""
+        """Leave the timers that are due now to the next batch."""
         for timestamp_ms in self.take_due():
             self._upcoming.note(timestamp_ms)
 
@@ -128,7 +128,7 @@ def _pack(timestamp_ms: int) -> bytes:
         return _MOMENT.pack(index(timestamp_ms) + _BIAS)
     except (TypeError, struct.error) as error:
         raise InvalidInputError(
-            f"a timer is a whole number of milliseconds since 1970 in 64 bits, not {timestamp_ms!r}"
+            f"a timer must be a whole number of milliseconds since 1970 within 64 bits, not {timestamp_ms!r}"
         ) from error
 
 

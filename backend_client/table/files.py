@@ -1,16 +1,16 @@
 """
-How the files of a table are opened, and what follows where they cannot be.
+Opens a table's files, and handles each failure.
 
-    opened                   cannot be               what follows
+    opened                   fails                   consequence
     to read                  for any reason          they are opened to write
-    to write, for their      for any reason          the error, and the files stay as they are: whoever needs what they
-    content                                          hold must never get an empty table for it
+    to write, for their      for any reason          an error, and the files stay unchanged: a caller that needs their
+    content                                          content must never get an empty table instead
     to write, as they are    held by this process    `HeldError`: another slot may be free
-                             for another reason      they are thrown away, and an empty table is made
+                             for another reason      they are deleted, and an empty table is made
     to write, when empty     for any reason          `LocalDiskError`
 
-RocksDB's lock on the files stays while an iterator over a table lives that was opened to write, closed or not.
-Knows rocksdict, as `state_table` and `snapshot` do.
+If a table was opened to write, RocksDB's lock stays while any iterator over it lives, even after `close`.
+Imports rocksdict, as `state_table` and `snapshot` do.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from backend_client.table.local_disk import LocalDiskError
 
 
 class HeldError(LocalDiskError):
-    """This process holds the table's files: something still iterates over a table that was closed."""
+    """This process holds the table's files: an iterator over a closed table still lives."""
 
 
 class TableFiles:
-    """The folder of one table; whoever opens it holds its slot."""
+    """The folder of one table; the caller holds its slot."""
 
     def __init__(self, folder: Path, block_cache_bytes: int, options: Options | None = None) -> None:
         self._folder = folder
         self._options = options or _options(block_cache_bytes)
 
     def beside(self, folder: Path) -> TableFiles:
-        """Return another folder of files, which are opened likewise and share the memory for blocks."""
+        """Return the files of another folder, with the same options and the same block cache."""
         return TableFiles(folder, 0, self._options)
 
     def open_to_read(self) -> Rdict:
-        """Open what is there to read it; any error means that it cannot be."""
+        """Open existing files read-only; any error means that this is not possible."""
         return Rdict(str(self._folder), self._options, access_type=AccessType.read_only())
 
     def open_existing(self) -> Rdict:
-        """Open what is there to write, or raise what RocksDB does; never makes a table, nor removes anything."""
+        """Open existing files to write, or raise RocksDB's error; never creates or removes anything."""
         self._options.create_if_missing(False)
         return Rdict(str(self._folder), self._options)
 
     def open_or_begin(self) -> Rdict:
         """
-        Open what is there to write, or an empty table if there is nothing or it cannot be opened.
+        Open existing files to write; if there are none or they cannot be opened, an empty table.
 
         Raises:
             HeldError: This process holds the files.
-            LocalDiskError: There cannot be an empty table either.
+            LocalDiskError: An empty table cannot be made either.
         """
         try:
             return self._open_or_make()
@@ -66,10 +66,10 @@ class TableFiles:
 
     def begin(self) -> Rdict:
         """
-        Throw away what is there and open an empty table.
+        Delete the files and open an empty table.
 
         Raises:
-            LocalDiskError: There cannot be one, or its files cannot be removed; they must not pass for a new table.
+            LocalDiskError: An empty table cannot be made, or old files, which must not pass for it, cannot be removed.
         """
         try:
             if self._folder.exists():
@@ -84,18 +84,20 @@ class TableFiles:
             return Rdict(str(self._folder), self._options)
         except Exception as error:  # rocksdict raises nothing more specific
             if "lock hold by current process" in str(error):
-                raise HeldError(f"the table in {self._folder} is held by this process") from error
-            raise LocalDiskError(f"no table can be opened in {self._folder}: {error}; is its disk full?") from error
+                raise HeldError(f"the table in {self._folder} is still open in this process") from error
+            raise LocalDiskError(
+                f"no table can be opened in {self._folder}: {error}; check its disk for space"
+            ) from error
 
 
 def entries_from(table: Rdict, low: bytes) -> Iterator[tuple[bytes, bytes]]:
     """
-    Yield what a table in raw mode holds from a key on, in key order.
+    Yield the entries of a table in raw mode from a key on, in key order.
 
-    At damage an iterator of rocksdict just ends, as if there were no more, so its end is checked.
+    At damage, rocksdict's iterator ends as if there were no more entries, so its end is checked.
 
     Raises:
-        Exception: What RocksDB says of the files, see `backend_client.table.local_disk.is_damage`.
+        Exception: RocksDB's error about the files, see `backend_client.table.local_disk.is_damage`.
     """
     entry: tuple[bytes, bytes] | None = None
     for entry in table.items(from_key=low):  # type: ignore[assignment]  # raw mode has bytes only
@@ -114,7 +116,7 @@ def _options(block_cache_bytes: int) -> Options:
     options.set_keep_log_file_num(1)
     options.set_max_background_jobs(2)
     blocks = BlockBasedOptions()
-    # Snapshots are verified by the service, which knows just this form of their files.
+    # The service verifies snapshots, and knows only this file format.
     blocks.set_format_version(6)
     blocks.set_checksum_type(ChecksumType.xxh3())
     blocks.set_index_block_restart_interval(1)

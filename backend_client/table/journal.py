@@ -1,12 +1,12 @@
 """
-A table's newest changes as a file beside it, so that RocksDB need not take those of each batch.
+A table's newest changes as a file beside it, so that not every batch writes to RocksDB.
 
-Opening a table for writing, and closing it, waits several times for the disk, whatever is written; opening it to read
-takes a tenth of that. And what one batch changes, the next one changes again, more often than not. So the changes of a
-few batches are appended here, in columns as they come, and are read over the table, until they are worth a write: then
-only the last change of each key is written.
-The journal belongs to the table as a cache does (I16): each record names the version at which it begins, and what does
-not follow from the table's version, or is damaged, counts for nothing. Nothing waits for the disk.
+Opening a table for writing, and closing it, waits for the disk several times, whatever is written; opening it to read
+takes a tenth of that. And batches often change the same keys again. So the changes of a few batches are appended here,
+in columns as they arrive, and overlay the table on reads, until they are worth a write; then only the last change of
+each key is written.
+Like the table, the journal is a cache (I16): each record names the version at which it begins, and a record that is
+damaged, or does not follow from the table's version, is ignored. Nothing waits for the disk.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from storage.errors import CorruptDataError
 
 CHANGES_MAX = 1 << 18
 BYTES_MAX = 16 << 20
-"""What of changes is kept in memory, and as a file: many small ones are bounded by number, few large ones by this."""
+"""Bounds of the changes kept in memory and in the file: `CHANGES_MAX` for many small ones, this for few large ones."""
 RECORDS_MAX = 16
-# A look-up in columns takes as long as putting about so many changes into a dictionary.
+# A look-up in columns takes as long as putting about this many changes into a dictionary.
 _CHANGES_PER_LOOK_UP = 100
 _LAYER_CHANGES_MIN = 4096
 MISSING = object()
@@ -45,23 +45,23 @@ _SIZE_BYTES = 4
 
 
 def memory_bytes(part: ChangeColumns) -> int:
-    """Return what keeping a part takes: all of its buffers, also where it is a slice of them. Quick."""
+    """Return the memory that a part holds: its whole buffers, even if it is a slice of them. Cheap."""
     return int(part.keys.get_total_buffer_size() + part.values.get_total_buffer_size())
 
 
 class Layer:
     """
-    Changes of one or more batches, from which single keys are read.
+    Changes of one or more batches, for reads of single keys.
 
     Args:
-        parts: Those of later ones count.
+        parts: Oldest first; changes in later parts win.
     """
 
     def __init__(self, parts: Sequence[ChangeColumns]) -> None:
         self._parts = parts
         self._left = sum(len(part.keys) for part in parts)
         self.get: Callable[[bytes, object], Any] = self._looked_up
-        """Returns a key's last change, or what is given with it if it was not changed."""
+        """Returns a key's last change, or the given default if it was not changed."""
 
     def _looked_up(self, key: bytes, missing: object) -> Any:
         self._left -= _CHANGES_PER_LOOK_UP * len(self._parts)
@@ -80,9 +80,9 @@ class Layer:
 
 class TableJournal:
     """
-    What is to be read over one table.
+    The changes that overlay one table.
 
-    `version` is the checkpoint to which the changes lead; None without any.
+    `version` is the checkpoint that the changes reach; None without any.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,24 +94,24 @@ class TableJournal:
         self._memory_bytes = 0
         self._sorted: tuple[list[bytes], dict[bytes, bytes | None]] | None = None
         self._left = 0
-        """How many changes' worth of look-ups may be made before all changes are put into `_sorted`."""
+        """Remaining cost of look-ups, in changes, before all changes are put into `_sorted`."""
         self.version: str | None = None
 
     def __len__(self) -> int:
-        """Return the number of changes; a key that was changed several times counts as often."""
+        """Return the number of changes; a key counts once per change."""
         return self._rows
 
     @property
     def is_kept(self) -> bool:
-        """Whether the table's last changes were few, so that the next ones probably are."""
+        """Whether the table's last changes were few, so that the next ones probably are, too."""
         return self._path.exists()
 
     def has_room(self, part: ChangeColumns) -> bool:
-        """Return whether memory has room for a part, too."""
+        """Return whether another part fits into memory."""
         return self._rows + len(part.keys) <= CHANGES_MAX and self._memory_bytes + memory_bytes(part) <= BYTES_MAX
 
     def load(self, version: str | None) -> None:
-        """Read what follows from the table's version."""
+        """Read the records that follow from the table's version."""
         at = 0
         for begin, end, parts, behind in _records(self._path.read_bytes()):
             if begin != (self.version or version):
@@ -122,10 +122,10 @@ class TableJournal:
 
     def append(self, parts: Sequence[ChangeColumns], version: str | None, new_version: str) -> bool:
         """
-        Keep the changes that lead from one version to the next; those of later parts count.
+        Keep the changes that lead from one version to the next; later parts win.
 
-        Returns False if they are too many, the table has no version from which they could lead on, or the file cannot
-        be written; part of a record is as good as none.
+        Returns False if there are too many, the table has no version to start from, or the file cannot be written; a
+        partial record is ignored.
         """
         rows = sum(len(part.keys) for part in parts)
         if version is None or self._rows + rows > CHANGES_MAX or self._records >= RECORDS_MAX:
@@ -145,7 +145,7 @@ class TableJournal:
         return True
 
     def add(self, parts: Sequence[ChangeColumns], version: str) -> None:
-        """Take changes that lead to a version into memory only."""
+        """Add changes that lead to a version, in memory only."""
         self._parts += parts
         self._records += 1
         self._rows += sum(len(part.keys) for part in parts)
@@ -154,20 +154,20 @@ class TableJournal:
         self.version = version
 
     def forget(self) -> None:
-        """Drop the changes from memory, for the table has them now; the file stays until `end`."""
+        """Drop the changes from memory, because the table has them; the file stays until `end`."""
         self._parts, self._records, self._rows, self._memory_bytes = [], 0, 0, 0
         self.version, self._sorted = None, None
 
     def hold(self, parts: Sequence[ChangeColumns]) -> None:
-        """Read changes from memory that the table has, too; the file has nothing of them."""
+        """Serve reads of changes that the table has from memory; the file does not contain them."""
         self.forget()
         self._parts, self._rows = list(parts), sum(len(part.keys) for part in parts)
         self._memory_bytes = sum(map(memory_bytes, parts))
         self._left = self._rows
 
     def end(self, *, keep: bool) -> None:
-        """Remove the file, or empty it for the next changes; only when the table's files have all that it held."""
-        with suppress(OSError):  # a journal that does not fit the table counts for nothing
+        """Remove the file, or empty it for the next changes; only after the table's files have all its changes."""
+        with suppress(OSError):  # a journal that does not follow from the table is ignored
             if keep:
                 self._path.write_bytes(b"")
             else:
@@ -177,13 +177,13 @@ class TableJournal:
         """Return the last change of each key, once; the newest parts come first."""
         parts = [*reversed(self._parts), ChangeColumns(_NONE, _NONE)]
         keys, values = map(pa.concat_arrays, zip(*parts, strict=True))
-        # Numbered in the order in which they come, so what exceeds all numbers before it comes for the first time.
+        # Indices number keys by first occurrence, so an index above all earlier ones marks a first occurrence.
         numbers = keys.dictionary_encode().indices.to_numpy()
         is_first = pa.array(numbers > np.maximum.accumulate(np.concatenate(([-1], numbers)))[:-1])
         return ChangeColumns(keys.filter(is_first), values.filter(is_first))
 
     def layers(self) -> list[Layer]:
-        """Return the changes for looking up keys, newest first: a key's change in an earlier layer counts."""
+        """Return layers for look-ups, newest first: the first layer with a key has its last change."""
         layers, parts, rows = [], list[ChangeColumns](), 0
         for part in reversed(self._parts):
             parts.insert(0, part)
@@ -215,7 +215,7 @@ class TableJournal:
     def over(
         self, stored: Iterator[tuple[bytes, bytes]], low: bytes, high: bytes | None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Yield stored entries, and the changes from `low` up to `high`, without it, over them, by ascending keys."""
+        """Yield stored entries overlaid with the changes from `low` to `high`, exclusive, in key order."""
         keys, changes = self._between(low, high)
         begin = bisect_left(keys, low)
         end = len(keys) if high is None else bisect_left(keys, high)
@@ -236,7 +236,7 @@ class TableJournal:
             yield from _entry(keys[rest], changes)
 
     def _between(self, low: bytes, high: bytes | None) -> tuple[list[bytes], dict[bytes, bytes | None]]:
-        """Return the sorted keys of at least these changes, and the changes."""
+        """Return the sorted keys of at least the changes in this range, and those changes."""
         if self._sorted is None:
             self._left -= 2 * _CHANGES_PER_LOOK_UP * len(self._parts)
             parts = [_slice(part, low, high) for part in self._parts] if self._left >= 0 else self._parts
@@ -248,7 +248,7 @@ class TableJournal:
 
 
 class _Values(Sequence[bytes]):
-    """A binary column as a sequence of bytes, of which only those that are asked for are made."""
+    """A binary column as a sequence of bytes; creates only the requested values."""
 
     def __init__(self, column: pa.Array) -> None:
         self._column = column
@@ -282,9 +282,9 @@ def _record(parts: Sequence[ChangeColumns], version: str, new_version: str) -> b
 
 def _records(data: bytes) -> Iterator[tuple[str, str, list[ChangeColumns], int]]:
     """
-    Yield begin, end, changes, and where the next record begins; stop at what is damaged or cut off.
+    Yield begin, end, changes, and the next record's offset; stop at a damaged or truncated record.
 
-    The changes are views of `data`: tables are opened more often than their journals are written.
+    The changes are views of `data`, because tables are opened more often than their journals are written.
     """
     left = memoryview(data)
     with suppress(ValueError, TypeError, struct.error, msgpack.UnpackException, CorruptDataError):

@@ -1,4 +1,4 @@
-"""Reads of a table with what its journal lays over it."""
+"""Reads of a table overlaid with its journal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SCANNED_AT_ONCE = 4096
 
 
 def reader(table: Rdict, journal: TableJournal) -> Callable[[bytes], bytes | None]:
-    """Return what reads one key: the table's own function, unless there is something to be read over it."""
+    """Return the function that reads one key: the table's own, if the journal has no changes."""
     stored, layers = table.get, journal.layers()
     if not layers:
         return stored
@@ -42,8 +42,8 @@ def scan(table: Rdict, journal: TableJournal, prefix: bytes) -> Iterator[tuple[b
 
 
 def between(table: Rdict, journal: TableJournal, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys from `low` up to `high`, without it, with their values, in key order."""
-    # Not by RocksDB's own bound: rocksdict frees its bytes too early.
+    """Yield the keys from `low` to `high`, exclusive, with their values, in key order."""
+    # RocksDB's own bound cannot be used: rocksdict frees its bytes too early.
     return journal.over(takewhile(lambda entry: entry[0] < high, entries_from(table, low)), low, high)
 
 
@@ -75,6 +75,6 @@ def _stored_many(table: Rdict, keys: list[bytes], covered: float) -> list[bytes 
 
 
 def _behind(prefix: bytes) -> bytes | None:
-    """Return the least key behind all that begin with `prefix`; None if there is none."""
+    """Return the least key after all keys with `prefix`; None if there is none."""
     head = prefix.rstrip(b"\xff")
     return head[:-1] + bytes([head[-1] + 1]) if head else None

@@ -1,7 +1,7 @@
 """
-Whose fault it is when a table's files cannot be used: the local disk's, or that of what was stored.
+Classifies table errors: local disk or corrupt data.
 
-The disk can be left for another place (I16). Damage cannot: it is the same everywhere and has to be reported (I10).
+A failing disk can be avoided by another folder (I16). Damaged data is the same everywhere and must be reported (I10).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ class LocalDiskError(UnavailableError):
 
 def is_damage(error: BaseException | None) -> bool:
     """
-    Return whether an error of RocksDB is about what the files hold; rocksdict raises nothing but text.
+    Return whether a RocksDB error is about the files' content; only its text tells.
 
-    Its errors are of no more specific class than `Exception`, which a user may raise, too: with another text.
+    rocksdict raises plain `Exception`. A user's code may raise that, too, but with another text.
     """
     if type(error) is not Exception:
         return False
     text = str(error)
-    if "IO error" in text:  # also within "Corruption", where a file cannot be opened for lack of descriptors
+    if "IO error" in text:  # also inside a "Corruption" text, if descriptors ran out
         return "No such file or directory" in text
     return text.startswith(("Corruption", "Invalid argument", "Not implemented"))

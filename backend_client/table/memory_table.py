@@ -1,8 +1,8 @@
 """
-A table for when this host's local folder is of no use: full, read-only, broken (I16).
+In-memory fallback when the local disk fails: full, read-only, broken (I16).
 
-The task then restores its partition into a folder in memory, where there is one, and throws it away at its end. That is
-slow, and the next batch has to do it again, but neither the batch nor its checkpoint fails.
+The task then restores its partition into a folder in memory, or else in the temporary folder, and deletes it at its
+end. That is slow, and the next batch must repeat it, but neither the batch nor its checkpoint fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from backend_client.table.slots import IDLE_S, remove_idle_slots
 from backend_client.table.state_table import StateTable
 from storage.private_folder import open_lock
 
-_MEMORY = "/dev/shm"  # noqa: S108 - a folder of its own, readable by nobody else, is made in it
+_MEMORY = "/dev/shm"  # noqa: S108 - a private folder is made in it
 _PREFIX = "dstl-table-"
 
 logger = logging.getLogger("backend_client")
@@ -40,14 +40,16 @@ class MemoryTable(StateTable):
         Open an empty table.
 
         Raises:
-            UnavailableError: That is not possible either.
+            UnavailableError: This folder cannot be made either.
         """
         place = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else tempfile.gettempdir()
         _remove_left_behind(Path(place))
         try:
             folder = tempfile.mkdtemp(prefix=_PREFIX, dir=place)
         except OSError as error:
-            raise LocalDiskError(f"no folder can be made for a table: {error}") from error
+            raise LocalDiskError(
+                f"no folder in memory can be made for a table: {error}; free memory, or repair the local disk"
+            ) from error
         return cls.open(folder)
 
     def close(self) -> None:
@@ -60,24 +62,26 @@ def open_advanced(
     folder: str | os.PathLike[str], advance: Callable[[StateTable], _T], idle_s: float = IDLE_S
 ) -> tuple[StateTable, _T]:
     """
-    Open the table in `folder` and advance it; if the folder fails, do both with a spare table.
+    Open the table in `folder` and advance it; if the folder fails, use a spare table.
 
-    Behind that, now and then, tables of the host that nobody opened for long make room.
+    Also removes, at most once an hour, the host's tables that were not opened for `idle_s`.
 
     Args:
         folder: Where the table is kept.
-        advance: Brings a table to where it has to be; called again with the spare one.
-        idle_s: How long is long.
+        advance: Advances a table; called again with the spare one.
+        idle_s: Idle time in seconds.
 
     Raises:
-        DstlError: What `advance` raises for reasons other than the local disk's.
+        DstlError: `advance` failed for a reason other than the local disk.
     """
     try:
         advanced = _advanced(StateTable.open(Path(folder)), advance)
     except Exception as error:
         if not _is_local(error):
             raise
-        logger.warning("the local folder %s cannot be used, the state is restored into memory: %s", folder, error)
+        logger.warning(
+            "the local folder %s cannot be used, the state is restored into memory for this batch: %s", folder, error
+        )
         advanced = None
     remove_idle_slots(Path(folder), idle_s)
     return advanced or _advanced(MemoryTable.make(), advance)
@@ -85,9 +89,9 @@ def open_advanced(
 
 def _remove_left_behind(place: Path) -> None:
     """
-    Remove spare tables of this user whose process was killed; one in use holds its slot's lock.
+    Remove this user's spare tables whose process was killed; one in use holds its slot's lock.
 
-    Everybody may write this place, so a folder counts only if it is no link, is this user's, and holds such a lock.
+    Any user may write to this place, so a folder counts only if it is not a link, is this user's, and has a lock file.
     """
     for folder in place.glob(f"{_PREFIX}*"):
         with suppress(OSError):

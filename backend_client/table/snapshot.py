@@ -1,9 +1,9 @@
 """
-Snapshots of tables: made as hard links for the sidecar to store, and put together again from what it streams.
+Snapshots of tables: made as hard links for the sidecar to store, and reassembled from its stream.
 
-A snapshot is a folder beside the table's slot with those files that RocksDB needs to open it: SST files, MANIFEST and
-CURRENT. Who works with such a folder holds a shared lock on it, the sidecar too; what nobody holds was left behind by a
-crash and goes when the table is opened next. Knows rocksdict, as `state_table` and `files` do.
+A snapshot is a folder beside the table's slot with the files that RocksDB needs to open it: SST files, MANIFEST and
+CURRENT. Every user of such a folder, the sidecar included, holds a shared lock on it. An unlocked one was left by a
+crash and is removed when the table is next opened. Imports rocksdict, as `state_table` and `files` do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,19 +22,20 @@ from rocksdict import AccessType, Checkpoint, Options, Rdict
 
 from backend_client.table.files import entries_from
 from backend_client.table.local_disk import LocalDiskError, is_damage
+from dstl_service.wire import FileFrame
 from storage.checksum import running_checksum128
 from storage.errors import CorruptDataError, DstlError
 
-VERSION_KEY = b"\xff\xffversion"  # behind all key groups: those are at most 0x7fff
+VERSION_KEY = b"\xff\xffversion"  # sorts after all key groups, which are at most 0x7fff
 _FILE = re.compile(r"[0-9]{6,20}\.sst|MANIFEST-[0-9]{6,20}|CURRENT")
 
 
 @contextmanager
 def making_snapshot(table: Rdict, folder: Path) -> Iterator[None]:
     """
-    Make a snapshot in `folder`, and hold it until the sidecar has taken it over; if it does not, remove it.
+    Make a snapshot in `folder` and lock it until the sidecar has accepted it; on an error, remove it.
 
-    Takes as long as flushing the table's newest changes and linking its files: milliseconds.
+    Takes milliseconds: a flush of the table's newest changes, and hard links of its files.
 
     Raises:
         LocalDiskError: It cannot be made, for example because the disk is full.
@@ -44,11 +45,11 @@ def making_snapshot(table: Rdict, folder: Path) -> Iterator[None]:
         try:
             checkpoint.create_checkpoint(str(folder))
         finally:
-            del checkpoint  # it keeps the table locked
+            del checkpoint  # it would keep the table locked
         lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     except Exception as error:  # rocksdict raises nothing more specific
         shutil.rmtree(folder, ignore_errors=True)
-        raise LocalDiskError(f"no snapshot can be made in {folder}: {error}") from error
+        raise LocalDiskError(f"no snapshot can be made in {folder}: {error}; check its disk for space") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
         for name in os.listdir(folder):
@@ -63,7 +64,7 @@ def making_snapshot(table: Rdict, folder: Path) -> Iterator[None]:
 
 
 def remove_left_behind(folder: Path) -> None:
-    """Remove a snapshot's folder unless somebody works with it."""
+    """Remove a snapshot's folder unless it is locked."""
     with suppress(OSError):
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -75,7 +76,7 @@ def remove_left_behind(folder: Path) -> None:
 
 @dataclass(slots=True)
 class _OpenFile:
-    """A file of which not all pieces have come yet."""
+    """A file that is still incomplete."""
 
     name: str
     source: str
@@ -88,12 +89,12 @@ class _OpenFile:
 
 class IncomingSnapshot:
     """
-    Takes a snapshot's files piece by piece into a fresh folder, and opens it when all are verified.
+    Writes a snapshot's files piece by piece into a new folder and verifies them; the result can then be opened.
 
     Args:
-        folder: Where; what lies there is removed.
+        folder: The new folder; an existing one is removed.
         index: Key of the snapshot's index, for messages.
-        version: The checkpoint at which its table stood.
+        version: The checkpoint of its table.
     """
 
     def __init__(self, folder: Path, index: str, version: str) -> None:
@@ -109,21 +110,21 @@ class IncomingSnapshot:
         except OSError as error:
             raise _no_room(folder, error) from error
 
-    def take(self, header: Mapping[str, object], payload: bytes) -> None:
+    def take(self, piece: FileFrame, payload: bytes) -> None:
         """
-        Take the next piece.
+        Write the next piece.
 
         Raises:
-            CorruptDataError: It does not fit, or the file is not what was stored; names the object.
+            CorruptDataError: It is out of order, or the file differs from what was stored; names the object.
             LocalDiskError: It cannot be written.
         """
-        source, name = str(header["object"]), str(header["name"])
+        source, name = piece.object_key, piece.name
         try:
-            if header["offset"] == 0:
-                self._begin(name, source, header)
+            if piece.offset == 0:
+                self._begin(piece)
             file = self._open
-            if file is None or (file.name, file.written) != (name, header["offset"]):
-                raise CorruptDataError(f"a piece of object {source} came out of order", object_key=source)
+            if file is None or (file.name, file.written) != (name, piece.offset):
+                raise CorruptDataError(f"a piece of object {source} arrived out of order", object_key=source)
             _write(file.descriptor, payload)
             file.written += len(payload)
             file.hash.update(payload)
@@ -133,7 +134,7 @@ class IncomingSnapshot:
             raise _no_room(self.folder, error) from error
 
     def close(self) -> None:
-        """Remove what is left of the folder."""
+        """Remove the folder, if it still exists."""
         if self._open is not None:
             with suppress(OSError):
                 os.close(self._open.descriptor)
@@ -145,7 +146,7 @@ class IncomingSnapshot:
         Yield keys and values from `first_key` on.
 
         Raises:
-            CorruptDataError: The snapshot is not that of its checkpoint; names its index.
+            CorruptDataError: The files are damaged, or are not the snapshot of its checkpoint; names its index.
             LocalDiskError: Its files cannot be read.
         """
         try:
@@ -156,41 +157,42 @@ class IncomingSnapshot:
             self.check_version(table.get(VERSION_KEY))
             try:
                 yield from entries_from(table, first_key)
-            except Exception as error:  # the files are as they were stored
+            except Exception as error:  # the files were verified against what was stored
                 raise self.unusable(error) from error
         finally:
             table.close()
 
     def check_version(self, found: Any) -> None:
-        """Compare the version that a table of these files has; `CorruptDataError` if it is another one."""
+        """Check the version in a table of these files; `CorruptDataError` if it is another one."""
         if found != self.version.encode():
-            raise self._damaged(f"its table stands at {found!r}, not at {self.version}")
+            raise self._damaged(f"its table has version {found!r} instead of {self.version}")
 
     def unusable(self, error: Exception) -> DstlError:
-        """Return what it means that its files, all verified, cannot be used as a table: damage, or the local disk."""
+        """Return the error for verified files that cannot be opened as a table: damage or the local disk."""
         if isinstance(error, DstlError):
             return error
         if is_damage(error):
             return self._damaged(str(error))
-        return LocalDiskError(f"the snapshot {self.index} cannot be used in {self.folder}: {error}; is its disk full?")
+        return LocalDiskError(f"the snapshot {self.index} cannot be used in {self.folder}: {error}; check its disk")
 
     def _damaged(self, why: str) -> CorruptDataError:
         return CorruptDataError(f"the snapshot {self.index} cannot be used: {why}", object_key=self.index)
 
-    def _begin(self, name: str, source: str, header: Mapping[str, object]) -> None:
+    def _begin(self, piece: FileFrame) -> None:
+        name, source = piece.name, piece.object_key
         if self._open is not None or not _FILE.fullmatch(name):
             raise CorruptDataError(
-                f"object {source} came out of order or has no name of a table's file", object_key=source
+                f"object {source} arrived out of order, or is not named like a table's file", object_key=source
             )
         descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._open = _OpenFile(name, source, int(str(header["file_size"])), str(header["checksum"]), descriptor)
+        self._open = _OpenFile(name, source, piece.size_bytes, piece.checksum, descriptor)
 
     def _finish(self, file: _OpenFile) -> None:
         self._open = None
         os.close(file.descriptor)
         if file.written != file.size_bytes or file.hash.hexdigest() != file.checksum:
             raise CorruptDataError(
-                f"object {file.source} is damaged: its checksum does not fit", object_key=file.source
+                f"object {file.source} is damaged: its checksum does not match", object_key=file.source
             )
         self.files += 1
 
@@ -202,4 +204,4 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def _no_room(folder: Path, error: OSError) -> LocalDiskError:
-    return LocalDiskError(f"no snapshot can be put into {folder}: {error.strerror}; is its disk full?")
+    return LocalDiskError(f"no snapshot can be written to {folder}: {error.strerror}; check its disk for space")

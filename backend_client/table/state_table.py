@@ -1,16 +1,15 @@
 """
-The local table of one partition: key -> value in RocksDB, with the checkpoint that it stands at.
+The local table of one partition: key -> value in RocksDB, with the checkpoint of its content.
 
-A table is a cache (I16): it may be lost at any time and is rebuilt from the log. It only ever holds what completed
-checkpoints contain (I1): the changes of a batch come in when a later batch advances the table past it.
-The version is written in the same write as the changes, or withdrawn before and set after them when they need several,
-so a process that dies in between leaves a table that knows what it is. RocksDB's own log is not used for that reason.
-Most batches only open a table to read; the newest changes lie in its journal then (`journal`).
+A table is a cache (I16): it may be lost at any time and is rebuilt from the log. It contains only changes of completed
+checkpoints (I1): a batch's changes arrive when a later batch advances the table past it.
+The version is written in the same write as the changes; if they need several writes, it is withdrawn before and set
+after them. So a process that dies in between never leaves a table with a wrong version, and RocksDB's own log is not
+needed. Most batches only open a table to read; its newest changes are then in its journal (`journal`).
 
-How its files are opened, and what follows where they cannot be, is a table in `files`; reads with what the journal lays
-over them are in `layered_reads`. A table belongs to one task at a time: other tasks of the host that want the same key
-groups (speculative copies, zombies) get another *slot* (`slots`). Beside a slot lie its snapshots; who opens the slot
-removes those that a crash left behind.
+`files` opens the files and handles failures; `layered_reads` reads them overlaid with the journal. A table belongs to
+one task at a time: other tasks of the host with the same key groups (speculative copies, zombies) get another *slot*
+(`slots`). A slot's snapshots are beside it; opening the slot removes those that a crash left behind.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from storage.change_set import ChangeColumns, in_columns
 logger = logging.getLogger("backend_client")
 
 _BATCHES_IN_JOURNAL = 4
-"""A journal is worth it if it takes the changes of so many batches."""
+"""A journal pays off if it has room for the changes of this many batches."""
 
 
 class StateTable:
@@ -58,7 +57,7 @@ class StateTable:
         self._few_changes = False
         self._has_overlay = False
         self._own: Rdict | None = None
-        """The table itself, while a copy is read in its place."""
+        """The table itself while a copy replaces it for reads."""
         self._copy = self._beside()
         self._may_copy = True
         self._is_damaged = False
@@ -70,7 +69,7 @@ class StateTable:
     @classmethod
     def open(cls, folder: str | os.PathLike[str], block_cache_bytes: int = 32 << 20) -> Self:
         """
-        Open the first free slot below `folder`; a table that RocksDB cannot open is thrown away and begun anew.
+        Open the first free slot in `folder`; a table that RocksDB cannot open is deleted and starts empty.
 
         Raises:
             LocalDiskError: The folder cannot be written, or all slots are taken by running tasks.
@@ -89,25 +88,27 @@ class StateTable:
             raise LocalDiskError(
                 f"the local state folder {root} cannot be used: {error.strerror}; set local_dir to a writable folder"
             ) from error
-        raise LocalDiskError(f"all {SLOTS_MAX} table slots of {root} are held by running tasks")
+        raise LocalDiskError(
+            f"all {SLOTS_MAX} table slots of {root} are held by running tasks; fewer attempts may run there at once"
+        )
 
     @property
     def version(self) -> str | None:
-        """The checkpoint that the table stands at, or None: it is empty or was left in the middle of a restore."""
+        """The checkpoint of the table's content, or None: it is empty, or a restore was interrupted."""
         data = self._table.get(VERSION_KEY)
         return self._journal.version or (data.decode() if data else None)
 
     def size_bytes(self) -> int:
-        """Return about how large the table is: its files, and what is in memory only."""
+        """Return the table's approximate size: its files and its memory tables."""
         names = ("rocksdb.live-sst-files-size", "rocksdb.cur-size-all-mem-tables")
         return sum(self._table.property_int_value(name) or 0 for name in names)
 
     def advance(self, changes: Iterable[tuple[bytes, bytes | None]], version: str) -> int:
-        """Apply changes in order (None deletes) and take the new version; return how many keys they have."""
+        """Apply changes in order (None deletes) and set the new version; return the number of changes."""
         return self.advance_columns(in_columns(changes), version)
 
     def advance_columns(self, parts: Iterable[ChangeColumns], version: str) -> int:
-        """Do the same with parts, those of later ones over those of earlier ones."""
+        """Do the same with columns; later parts win."""
         left, few, rows, size_bytes = iter(parts), list[ChangeColumns](), 0, 0
         for part in left:
             few.append(part)
@@ -121,11 +122,11 @@ class StateTable:
             return rows
         if are_few:
             self._write_journal(few, version)
-            self._journal.hold(few)  # most of what will be read is in memory already
+            self._journal.hold(few)  # most keys that will be read are then in memory
             self.get = layered_reads.reader(self._table, self._journal)
         else:
             self._write_journal()
-            self._journal.forget()  # what it may still hold is older than what comes
+            self._journal.forget()  # its remaining changes are older than the new ones
             self.get = layered_reads.reader(self._table, self._journal)
             rows = write(self._table, chain(few, left), version)
         self._few_changes = rows <= CHANGES_MAX // _BATCHES_IN_JOURNAL
@@ -133,9 +134,9 @@ class StateTable:
 
     def _write_journal(self, parts: Sequence[ChangeColumns] = (), new_version: str | None = None) -> None:
         """
-        Write what the journal holds, and over it what leads on to a new version; a key that is in both is written once.
+        Write the journal's changes, and over them those that lead to a new version; each key is written once.
 
-        The table is opened for writing, if it is not.
+        Opens the table for writing if needed.
         """
         if not self._is_writable:
             self._open_to_write()
@@ -144,24 +145,24 @@ class StateTable:
         version = self._journal.version
         if version is None:
             return
-        self._few_changes = True  # for so they were before
+        self._few_changes = True  # as the batches before had few
         write(self._table, [self._journal.latest()], version)
         self._journal.forget()
         self.get = layered_reads.reader(self._table, self._journal)
 
     def _open_to_write(self) -> None:
         """
-        Open the table for writing; if that fails, it stays open to read, with all that it holds.
+        Open the table for writing; if that fails, it stays open to read, unchanged.
 
         Raises:
-            LocalDiskError: It cannot be, or is another one by now: the journal must not be written over that.
+            LocalDiskError: It cannot be opened, or was replaced: the journal must not be written over another table.
         """
         stored = self._table.get(VERSION_KEY)
         try:
             table = self._files.open_existing()
             found = table.get(VERSION_KEY)
         except Exception as error:
-            why = f"the table in {self._folder} cannot be opened to be written: {error}; is its disk full?"
+            why = f"the table in {self._folder} cannot be opened for writing: {error}; check its disk for space"
             raise LocalDiskError(why) from error
         if found != stored:
             table.close()
@@ -172,10 +173,10 @@ class StateTable:
 
     def overlay(self, parts: Iterable[ChangeColumns]) -> None:
         """
-        Let all reads see changes that the table must not have yet (I1); they are gone when it is closed.
+        Overlay changes on all reads that the table must not contain yet (I1); closing the table drops them.
 
-        What is too much for memory is written into a copy of the table, which shares the files that there are. What
-        the disk does not take stays in memory all the same (I16).
+        Changes that exceed the memory bounds are written into a copy of the table, which shares its files. If the disk
+        fails, they stay in memory regardless (I16).
         """
         self._has_overlay = True
         for part in parts:
@@ -184,7 +185,7 @@ class StateTable:
         self.get = layered_reads.reader(self._table, self._journal)
 
     def _put_into_copy(self, part: ChangeColumns) -> bool:
-        """Write a part into the copy if there is one or memory has no room for it; return whether that was done."""
+        """Write a part into the copy, if there is one or memory has no room; return whether it was written."""
         if not self._may_copy or (self._own is None and self._journal.has_room(part)):
             return False
         try:
@@ -192,12 +193,16 @@ class StateTable:
                 self._go_on_in_copy()
             write(self._table, [part], "")
         except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more specific
-            self._may_copy = False  # what comes now belongs over this part, so into memory as well
-            logger.warning("changes over the table in %s stay in memory: %s", self._folder, error)
+            self._may_copy = False  # later parts overlay this one, so they stay in memory, too
+            logger.warning(
+                "overlaid changes of the table in %s stay in memory, because its copy cannot be written: %s",
+                self._folder,
+                error,
+            )
         return self._may_copy
 
     def _go_on_in_copy(self) -> None:
-        """Put a copy in the table's place, with all that the journal lets reads see."""
+        """Replace the table by a copy with all of the journal's changes."""
         self._copy = self._beside()
         with making_snapshot(self._table, self._copy):
             self._own, self._table = self._table, self._files.beside(self._copy).open_existing()
@@ -206,7 +211,7 @@ class StateTable:
 
     def _leave_copy(self) -> None:
         if self._own is not None:
-            with suppress(Exception):  # it is thrown away
+            with suppress(Exception):  # the copy is deleted anyway
                 self._table.close()
             self._table, self._own = self._own, None
             shutil.rmtree(self._copy, ignore_errors=True)
@@ -219,7 +224,7 @@ class StateTable:
         Empty the table.
 
         Raises:
-            LocalDiskError: Its files cannot be removed; what they hold must not pass for a new table.
+            LocalDiskError: Its files cannot be removed; they must not pass for a new table.
         """
         self._table.close()
         self._begin()
@@ -232,11 +237,11 @@ class StateTable:
     @contextmanager
     def making_snapshot(self) -> Iterator[Path]:
         """
-        Make a snapshot of the table; yield its folder, which whoever takes it over within this context removes.
+        Make a snapshot of the table; yield its folder, which the process that accepts it in this context removes.
 
         Raises:
-            LocalDiskError: It cannot be made. If that is because files are damaged, nothing ever is again, so they are
-                thrown away when the table is closed; it serves its task until then.
+            LocalDiskError: It cannot be made. If damaged files are the reason, no later snapshot could be made either,
+                so they are deleted when the table is closed; until then it serves its task.
         """
         assert not self._has_overlay
         folder = self._beside()
@@ -259,11 +264,11 @@ class StateTable:
     @contextmanager
     def receiving(self, index: str, version: str) -> Iterator[IncomingSnapshot]:
         """
-        Take a stored snapshot in beside the table; what is not adopted within this context is removed.
+        Receive a stored snapshot beside the table; unless adopted within this context, it is removed.
 
         Args:
             index: Key of the snapshot's index.
-            version: The checkpoint at which its table stood.
+            version: The checkpoint of its table.
         """
         incoming = IncomingSnapshot(self._incoming, index, version)
         try:
@@ -273,11 +278,11 @@ class StateTable:
 
     def adopt(self, incoming: IncomingSnapshot) -> None:
         """
-        Take the files of a snapshot of the same key groups as the table's own, and so its version.
+        Replace the table by the files of a snapshot of the same key groups, and take its version.
 
         Raises:
-            CorruptDataError: They are no table at that version.
-            LocalDiskError: They cannot be moved or opened here. In both cases this table is empty then.
+            CorruptDataError: The files are not a table at that version.
+            LocalDiskError: They cannot be moved or opened here. In both cases this table is then empty.
         """
         self._table.close()
         try:
@@ -307,17 +312,17 @@ class StateTable:
 
         Args:
             keys: Binary, in any order.
-            covered: About which share of the table lies between the first and the last key. Where many of it are
-                asked for, one scan is quicker than looking each of them up.
+            covered: Approximate share of the table between the first and the last key. If most of it is requested, one
+                scan is faster than single look-ups.
         """
         return layered_reads.read_many(self._table, self._journal, keys, covered)
 
     def between(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the keys from `low` up to `high`, without it, with their values, in key order."""
+        """Yield the keys from `low` to `high`, exclusive, with their values, in key order."""
         return layered_reads.between(self._table, self._journal, low, high)
 
     def close(self) -> None:
-        """Close the table and give its slot free; counts once."""
+        """Close the table and free its slot. Idempotent."""
         self._leave_copy()
         if self._is_damaged:
             self.discard()
@@ -330,7 +335,7 @@ class StateTable:
             self._lock_fd = -1
 
     def discard(self) -> None:
-        """Throw the table away, for its files are damaged; who opens the slot next begins anew (I16). Then `close`."""
+        """Delete the table's damaged files, so that the slot starts empty next time (I16). Call `close` afterwards."""
         self._leave_copy()
         with suppress(Exception):
             self._table.close()

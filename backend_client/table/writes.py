@@ -1,4 +1,4 @@
-"""How changes get into RocksDB: in writes of one size, so that a table that is between two versions knows it."""
+"""Writes changes to RocksDB in bounded writes; a table between two versions has none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backend_client.table.journal import memory_bytes
 from backend_client.table.snapshot import VERSION_KEY
 from storage.change_set import ChangeColumns
 
-# One write to RocksDB: as large as pays, and small beside its write buffer. Python objects are made of no more at once.
+# One write to RocksDB: large enough to be efficient, small compared with its write buffer; bounds Python objects, too.
 _WRITE_BYTES = 4 << 20
 _OPTIONS = WriteOptions()
 _OPTIONS.disable_wal = True  # type: ignore[method-assign, assignment]  # its stubs are wrong
@@ -19,9 +19,9 @@ _OPTIONS.disable_wal = True  # type: ignore[method-assign, assignment]  # its st
 
 def write(table: Rdict, parts: Iterable[ChangeColumns], version: str) -> int:
     """
-    Write changes, those of later parts over those of earlier ones, and the new version; return how many there were.
+    Write changes, later parts over earlier ones, and the new version; return the number of changes.
 
-    Where one write does not take all of them, the version is withdrawn with the first one.
+    If they need more than one write, the version is withdrawn before the first one.
     """
     batch, count, withdrawn = WriteBatch(raw_mode=True), 0, False
     for piece in chain.from_iterable(map(_pieces, parts)):

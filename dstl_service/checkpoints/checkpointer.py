@@ -16,11 +16,11 @@ from dstl_service.collection.upkeep import Upkeep
 from dstl_service.formats.checkpoint_record import CheckpointRecord, note_of
 from dstl_service.formats.manifest import Manifest, ManifestKind, StateView, is_complete_due
 from dstl_service.formats.under_way import NOTHING, UnderWay
-from dstl_service.intake.active_job import ActiveJob
+from dstl_service.intake.active_job import ActiveJob, ActiveJobs
 from dstl_service.intake.persister import Persister
 from dstl_service.materialization.admission import Reported, check_form
 from dstl_service.materialization.materializer import Materializer
-from dstl_service.metrics.service import ServiceMetrics
+from dstl_service.metrics.checkpoints import CheckpointMetrics
 from dstl_service.process.job_threads import RunInThread
 from dstl_service.restore.truncation import truncate
 from dstl_service.wire import CheckpointRef, CompleteRequest, CompleteResponse
@@ -67,6 +67,7 @@ class Checkpointer:
     Completes the checkpoints of jobs of which this service is the coordinator.
 
     Args:
+        jobs: The jobs of this process.
         persister: Makes sets durable.
         materializer: Knows the snapshots that a checkpoint may take in.
         upkeep: Learns of new checkpoints, and has compactions for them.
@@ -77,13 +78,15 @@ class Checkpointer:
 
     def __init__(
         self,
+        jobs: ActiveJobs,
         persister: Persister,
         materializer: Materializer,
         upkeep: Upkeep,
         clock: Clock,
-        metrics: ServiceMetrics,
+        metrics: CheckpointMetrics,
         in_thread: RunInThread,
     ) -> None:
+        self._jobs = jobs
         self._persister = persister
         self._materializer = materializer
         self._upkeep = upkeep
@@ -92,18 +95,30 @@ class Checkpointer:
         self._in_thread = in_thread
         self._pending: WeakKeyDictionary[ActiveJob, PendingCheckpoint] = WeakKeyDictionary()
 
-    async def flush(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> None:
+    async def begin(self, name: str, checkpoint_id: int, epoch: int) -> None:
+        """Start a checkpoint anew: sets of earlier tries at it are forgotten."""
+        job = await self._owned(name, epoch)
+        self._jobs.begin_look(job, checkpoint_id)
+        await job.discard_attempt(checkpoint_id)
+
+    async def abort(self, name: str, checkpoint_id: int, epoch: int) -> None:
+        """Give a checkpoint up: its sets are forgotten; stored ones become orphans."""
+        job = await self._owned(name, epoch)
+        await job.discard_attempt(checkpoint_id)
+
+    async def flush(self, name: str, checkpoint_id: int, request: CompleteRequest) -> None:
         """
         Start the upload of what a checkpoint consists of; `complete` follows with the same request.
 
         Raises:
             LostChangesError: A set is gone; the batch must be executed again.
         """
+        job = await self._owned(name, request.epoch)
         self._check_request(job, checkpoint_id, request)
         noted = await self._noted(job, checkpoint_id, request)
         await self._persister.persist(job, request.refs, wait=False, note=noted.segment)
 
-    async def complete(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> CompleteResponse:
+    async def complete(self, name: str, checkpoint_id: int, request: CompleteRequest) -> CompleteResponse:
         """
         Make a checkpoint exist: wait until its sets are durable, then write its manifest (I3).
 
@@ -113,6 +128,20 @@ class Checkpointer:
             LostChangesError: A set is gone; the batch must be executed again.
             UnavailableError: The store did not take it, or too late; nothing is lost, ask again.
         """
+        job = await self._owned(name, request.epoch)
+        await self._jobs.check_not_ended(job)
+        completed = await self._complete(job, checkpoint_id, request)
+        if request.epoch == job.owned_epoch:  # its batches may be so long that the collector had ended
+            self._upkeep.start_collector(job)
+        return completed
+
+    async def _owned(self, name: str, epoch: int) -> ActiveJob:
+        """Return a job that is open here and owned by this epoch."""
+        job = await self._jobs.opened(name)
+        await self._jobs.owned(name, epoch)
+        return job
+
+    async def _complete(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> CompleteResponse:
         self._check_request(job, checkpoint_id, request)
         started_ms = self._clock.monotonic_ms()
         turn = job.turn

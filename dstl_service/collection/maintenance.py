@@ -29,7 +29,7 @@ from dstl_service.compaction.plan import (
 )
 from dstl_service.formats.manifest import Manifest, StateView
 from dstl_service.formats.under_way import UnderWay
-from dstl_service.metrics.service import ServiceMetrics
+from dstl_service.metrics.upkeep import UpkeepMetrics
 from dstl_service.process.job_threads import RunInThread
 from dstl_service.registry.job_store import JobStore
 from storage.clock import Clock, IdSource
@@ -63,7 +63,7 @@ class Maintenance:
         store: ObjectStore,
         compactor: Compactor,
         clock: Clock,
-        metrics: ServiceMetrics,
+        metrics: UpkeepMetrics,
         in_thread: RunInThread,
         compaction: CompactionSettings,
         retention: RetentionSettings,

@@ -21,7 +21,7 @@ from dstl_service.collection.tombstones import Deletions
 from dstl_service.compaction.compactor import Compactor
 from dstl_service.compaction.plan import CompactionSettings
 from dstl_service.intake.active_job import IDLE_MS, ActiveJob, ActiveJobs
-from dstl_service.metrics.service import ServiceMetrics
+from dstl_service.metrics.upkeep import UpkeepMetrics
 from dstl_service.process.job_threads import RunInThread
 from storage.clock import Clock, IdSource
 from storage.errors import DstlError
@@ -88,7 +88,7 @@ class Upkeep:
         deletions: Deletions,
         clock: Clock,
         ids: IdSource,
-        metrics: ServiceMetrics,
+        metrics: UpkeepMetrics,
         in_thread: RunInThread,
     ) -> None:
         self._settings = settings

@@ -12,13 +12,13 @@ from dstl_service.access.callers import identified
 from dstl_service.access.certificates import server_context
 from dstl_service.app import create_app
 from dstl_service.commands.common import settings_of
+from dstl_service.composition import Parts
 from dstl_service.http.connections import Bounds, Connections, open_files_max
 from dstl_service.http.http_protocol import protocol_of
 from dstl_service.http.listening import ListenAddress, describe, open_listener
 from dstl_service.http.shutdown import StoppingServer
 from dstl_service.process.logs import LogLimiter, configure_logging
 from dstl_service.process.memory import freeze_heap, reuse_freed_memory
-from dstl_service.service import ChangelogService
 from dstl_service.settings import ServiceSettings
 from storage.clock import SystemClock
 from storage.open import open_store
@@ -52,8 +52,8 @@ def serve(options: argparse.Namespace) -> int:
         config.ssl = server_context(tls, SystemClock())
 
     def begin_stop() -> None:
-        service: ChangelogService = app.state.service  # there since the application began
-        service.begin_stop()
+        parts: Parts = app.state.parts  # there since the application began
+        parts.intake.begin_stop()
 
     server = StoppingServer(config, begin_stop, settings.shutdown_timeout_s, guard)
     with suppress(KeyboardInterrupt):

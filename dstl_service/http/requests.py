@@ -1,4 +1,4 @@
-"""What all routes share: how they get the service, and the names that paths may carry."""
+"""What all routes share: how they get the parts of the service, and the names that paths may carry."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pydantic import BeforeValidator
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
+from dstl_service.composition import Parts
 from dstl_service.http.errors import BodyTimeoutError
 from dstl_service.intake.in_flight_limiter import Place
-from dstl_service.service import ChangelogService
+from dstl_service.intake.intake import Intake
 from dstl_service.wire import NAME_PATTERN, ChangeSetRef
 from storage.errors import InvalidInputError
 from storage.model import NUMBER_MAX, ChangeSetId, KeyGroupRange, Segment
@@ -35,14 +36,14 @@ IN_DIGITS = BeforeValidator(_in_digits)
 """Of numbers in paths and queries: Pydantic by itself reads `1_0`, `+5`, ` 5` and `5.0` as well."""
 
 
-async def get_service(request: Request) -> ChangelogService:
-    """Return the application's service. A coroutine, for FastAPI runs plain functions in a thread."""
-    service: ChangelogService = request.app.state.service
-    return service
+async def get_parts(request: Request) -> Parts:
+    """Return the parts of the application's service. A coroutine, for FastAPI runs plain functions in a thread."""
+    parts: Parts = request.app.state.parts
+    return parts
 
 
 async def take_in(
-    service: ChangelogService,
+    intake: Intake,
     scope: Scope,
     receive: Receive,
     set_id: ChangeSetId,
@@ -65,11 +66,11 @@ async def take_in(
     """
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     if not length.isdigit():
-        raise InvalidInputError(f"a change set needs a content-length, of at most {service.change_set_bytes_max}")
-    await service.admit(set_id, job_uid)
-    async with service.room_for(set_id, int(length)) as place:
+        raise InvalidInputError(f"a change set needs a content-length, of at most {intake.change_set_bytes_max}")
+    await intake.admit(set_id, job_uid)
+    async with intake.room_for(set_id, int(length)) as place:
         payload = await _collect_body(receive, int(length), place)
-        return service.append(Segment(set_id, key_groups, count, payload, checksum), preemptive=preemptive)
+        return intake.append(Segment(set_id, key_groups, count, payload, checksum), preemptive=preemptive)
 
 
 async def _collect_body(receive: Receive, size_bytes_max: int, place: Place) -> bytes:
@@ -98,6 +99,6 @@ async def _collect_body(receive: Receive, size_bytes_max: int, place: Place) -> 
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-Service = Annotated[ChangelogService, Depends(get_service)]
+ServiceParts = Annotated[Parts, Depends(get_parts)]
 JobName = Annotated[str, Path(pattern=NAME_PATTERN, description="Name of the job.")]
 CheckpointId = Annotated[int, IN_DIGITS, Path(ge=0, le=NUMBER_MAX, description="Checkpoint id: Spark's batch id.")]

@@ -153,6 +153,11 @@ class ActiveJobs:
         return iter(self._jobs.values())
 
     @property
+    def names(self) -> list[str]:
+        """The jobs that this process has seen, in order."""
+        return sorted(self._jobs)
+
+    @property
     def in_flight_bytes(self) -> int:
         """Bytes of change sets that are held, over all jobs."""
         return sum(job.book.in_flight_bytes for job in self)

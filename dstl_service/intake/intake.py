@@ -16,7 +16,7 @@ from typing import Any
 
 from dstl_service.intake.active_job import ActiveJob, ActiveJobs
 from dstl_service.intake.in_flight_limiter import FIRST_BYTES_MAX, InFlightLimiter, Place
-from dstl_service.metrics.service import ServiceMetrics
+from dstl_service.metrics.intake import IntakeMetrics
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.uploads.uploader import Upload, Uploader
 from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef
@@ -68,7 +68,7 @@ class Intake:
         uploader: Uploader,
         cache: SegmentCache,
         clock: Clock,
-        metrics: ServiceMetrics,
+        metrics: IntakeMetrics,
         service_id: str,
         service_url: Callable[[], str | None],
     ) -> None:
@@ -90,6 +90,16 @@ class Intake:
     def change_set_bytes_max(self) -> int:
         """The largest change set that can ever be taken in."""
         return min(SEGMENT_BYTES_MAX, self._settings.in_flight_bytes_max)
+
+    async def admit(self, set_id: ChangeSetId, job_uid: str = "") -> None:
+        """
+        Learn of the job and the epoch of a change set, if they are new here, before its body is read.
+
+        Raises:
+            NotFoundError: The store has no such job or epoch.
+            FencedError: A newer epoch is known here.
+        """
+        await self._jobs.owned(set_id.job, set_id.writer.epoch, job_uid)
 
     def room_for(self, set_id: ChangeSetId, size_bytes: int) -> AbstractAsyncContextManager[Place]:
         """

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dstl_service.intake.active_job import ActiveJob
+from dstl_service.intake.active_job import ActiveJob, ActiveJobs
 from dstl_service.intake.handle_check import HandleCheck, check_note_handle, checked_handle
 from dstl_service.intake.intake import Intake
 from dstl_service.peers.calls import PeerCalls
@@ -25,16 +25,30 @@ class Persister:
 
     Args:
         intake: Has the sets that are here.
+        jobs: The jobs of this process.
         peers: Asks the services that have others.
         handles: Looks whether handles that come with a request point at what is stored.
         service_id: Tells which sets are here.
     """
 
-    def __init__(self, intake: Intake, peers: PeerCalls, handles: HandleCheck, service_id: str) -> None:
+    def __init__(
+        self, intake: Intake, jobs: ActiveJobs, peers: PeerCalls, handles: HandleCheck, service_id: str
+    ) -> None:
         self._intake = intake
+        self._jobs = jobs
         self._peers = peers
         self._handles = handles
         self._service_id = service_id
+
+    async def persist_claimed(
+        self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: Segment | None = None
+    ) -> list[SegmentHandle]:
+        """Make change sets durable for whoever claims that they are of a job, when the store has it; see `persist`."""
+        epochs = [ref.epoch for ref in refs] + ([note.id.writer.epoch] if note is not None else [])
+        if not epochs:
+            return []
+        job = await self._jobs.known(name, max(epochs))
+        return await self.persist(job, refs, wait=wait, note=note)
 
     async def persist(
         self, job: ActiveJob, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: Segment | None = None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
@@ -23,7 +22,8 @@ from loadtest.attack import bodies, forged, hung, pages, paths, slow, smuggling,
 from loadtest.attack.case import Case, Result, judge
 from loadtest.attack.other_user import IS_ROOT
 from loadtest.attack.target import Attacked
-from tools.reporting.figures import Figure, Goal, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, Goal
+from tools.reporting.target import TargetReport, is_set
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES_MIN = 150
@@ -36,14 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="part of the names of groups")
     only = parser.parse_args(arguments).only
-    started = time.monotonic()
-    results = list(run(only, is_short=os.environ.get("SHORT", "") not in ("", "0")))
+    report, started = TargetReport("attack", ROOT / "reports"), time.monotonic()
+    results = list(run(only, is_short=is_set("SHORT")))
     found = figures(results, time.monotonic() - started, is_whole=not only)
-    write_report_json(ROOT / "reports/attack.json", found)
+    exit_code = report.write(found)
     details = json.dumps([_row(result) for result in results], indent=1)
     (ROOT / "reports/attack-cases.json").write_text(details + "\n", encoding="utf-8")
     _print(results)
-    return strict_exit_code(found) if is_strict() else 0
+    return exit_code
 
 
 def run(only: str = "", *, is_short: bool = False) -> Iterator[Result]:

@@ -9,7 +9,6 @@ median of the batches behind that counts. Prints the table and writes ``reports/
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import statistics
 import sys
@@ -23,9 +22,9 @@ from pyspark.sql import SparkSession
 
 from loadtest.bench.measuring import measure, new_session, new_stream, open_backend
 from loadtest.bench.workloads import WORKLOADS, Comparison, Run, Workload
-from tools.reporting.figures import Figure, Goal, format_number, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, Goal, format_number
+from tools.reporting.target import TargetReport, is_set
 
-REPORT = Path("reports/bench.json")
 SHORT_ROWS = 500
 WARM_UP_S = 60
 MEASURED_BATCHES = 9
@@ -37,12 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [workload.name for workload in WORKLOADS]
     parser = argparse.ArgumentParser(description="Compare with Spark's own transformWithState.")
     parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(names)}; without it, all")
-    parser.add_argument("--short", action="store_true", default=_is_set("SHORT"), help="few rows (SHORT=1)")
-    parser.add_argument("--strict", action="store_true", default=is_strict(), help="fail if a goal is missed")
+    parser.add_argument("--short", action="store_true", default=is_set("SHORT"), help="few rows (SHORT=1)")
+    parser.add_argument("--strict", action="store_true", default=is_set("STRICT"), help="fail if a goal is missed")
     options = parser.parse_args(arguments)
     wanted = options.only.split(",") if options.only else names
     if unknown := sorted(set(wanted) - set(names)):
         parser.error(f"there is no workload {', '.join(unknown)}; there are {', '.join(names)}")
+    report, exit_code = TargetReport("bench", strict=options.strict), 0
     folder = Path(tempfile.mkdtemp(prefix="dstl-bench-"))
     spark = new_session(folder)
     figures: list[Figure] = []
@@ -55,11 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     figures += compare(
                         spark, workload, comparison, folder / workload.name, known=known, short=options.short
                     )
-                    write_report_json(REPORT, figures)  # after each, so that a failure later leaves what is known
+                    exit_code = report.write(figures)  # after each, so that a failure later leaves what is known
     finally:
         spark.stop()
         shutil.rmtree(folder, ignore_errors=True)
-    return strict_exit_code(figures) if options.strict else 0
+    return exit_code
 
 
 def compare(
@@ -117,10 +117,6 @@ def _times(spark: SparkSession, workload: Workload, run: Run, folder: Path, *, s
     with open_backend(folder, workload.partitions) as backend:
         writer = run(frame, backend).writeStream.outputMode(workload.output_mode)
         return measure(writer, folder, 1, **extent)
-
-
-def _is_set(variable: str) -> bool:
-    return os.environ.get(variable, "0") not in ("", "0")
 
 
 if __name__ == "__main__":

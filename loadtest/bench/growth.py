@@ -11,7 +11,6 @@ Prints the curve and writes ``reports/bench-growth.json`` and ``reports/bench-gr
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import shutil
 import statistics
@@ -28,9 +27,10 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from loadtest.bench.measuring import measure, new_session, open_backend
 from loadtest.bench.processors import TOTALS, Totals
-from tools.reporting.figures import Figure, Goal, format_number, is_strict, strict_exit_code, write_report_json
+from tools.reporting.figures import Figure, Goal, format_number
 from tools.reporting.page import HtmlReport
 from tools.reporting.plots import Series, line_plot
+from tools.reporting.target import TargetReport, is_set
 
 ROWS = 200_000
 KEYS_TOUCHED = 100_000
@@ -159,12 +159,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for; return the exit code."""
     parser = argparse.ArgumentParser(description="Measure the cost of large state and large batches.")
     parser.add_argument("--only", default="growth,memory", help="growth, memory or both")
-    parser.add_argument("--short", action="store_true", default=os.environ.get("SHORT", "0") not in ("", "0"))
+    parser.add_argument("--short", action="store_true", default=is_set("SHORT"))
     options = parser.parse_args(arguments)
     wanted = options.only.split(",")
     if unknown := sorted(set(wanted) - {"growth", "memory"}):
         parser.error(f"there is no {', '.join(unknown)}; there are growth and memory")
     scale = 100 if options.short else 1
+    report = TargetReport("bench-growth")
     folder = Path(tempfile.mkdtemp(prefix="dstl-growth-"))
     spark = new_session(folder)
     figures: list[Figure] = []
@@ -177,8 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         spark.stop()
         shutil.rmtree(folder, ignore_errors=True)
-    write_report_json(Path("reports/bench-growth.json"), figures)
-    return strict_exit_code(figures) if is_strict() else 0
+    return report.write(figures)
 
 
 if __name__ == "__main__":

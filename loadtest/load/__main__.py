@@ -23,12 +23,12 @@ from typing import Self
 
 from loadtest.load.settings import REPORT_VARIABLE, SERVICE_PID_VARIABLE, LoadSettings
 from storage.errors import DstlError
-from tools.reporting.figures import format_number, is_strict
+from tools.reporting.figures import format_number
+from tools.reporting.target import TargetReport, is_set
 from tools.servers.programs import ServerError
 from tools.servers.s3_server import S3Server
 from tools.servers.service_process import ServiceProcess
 
-_REPORT = "load.json"
 _BUCKET = "load"
 _STOP_TIMEOUT_S = 30
 
@@ -42,15 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--reports", type=Path, default=Path("reports"), help="folder for reports (default %(default)s)"
     )
     options = parser.parse_args(arguments)
+    report = TargetReport("load", options.reports).path  # written by locust's process
     try:
         settings = LoadSettings.of(os.environ)
         with ExitStack() as stack:
             environment = {} if settings.service else stack.enter_context(_Service(settings.storage)).environment
-            code = _run_locust(options, settings, environment)
+            code = _run_locust(options, settings, environment, report)
     except (DstlError, ServerError) as error:
         sys.stderr.write(f"load: {error}\n")
         return 2
-    return code if options.web else _conclude(options.reports / _REPORT, code)
+    return code if options.web else _conclude(report, code)
 
 
 class _Service(ExitStack):
@@ -80,11 +81,9 @@ class _Service(ExitStack):
         return self
 
 
-def _run_locust(options: argparse.Namespace, settings: LoadSettings, variables: Mapping[str, str]) -> int:
+def _run_locust(options: argparse.Namespace, settings: LoadSettings, variables: Mapping[str, str], report: Path) -> int:
     folder: Path = options.reports / "load"
     folder.mkdir(parents=True, exist_ok=True)
-    report = options.reports / _REPORT
-    report.unlink(missing_ok=True)
     users = str(settings.hosts + 1)  # and the driver
     command = [sys.executable, "-m", "locust", "--locustfile", str(Path(__file__).with_name("locustfile.py"))]
     command += ["--users", users, "--spawn-rate", users, "--stop-timeout", str(_STOP_TIMEOUT_S)]
@@ -113,7 +112,7 @@ def _conclude(report: Path, locust_code: int) -> int:
         mark = {True: "  holds", False: "  MISSED", None: ""}[row["holds"]]
         goal = f"  (goal {row['goal']})" if row["goal"] else ""
         print(f"{row['name']:34} {format_number(row['value']):>10} {row['unit']}{goal}{mark}")
-    return int(locust_code != 0 or (is_strict() and any(row["holds"] is False for row in rows)))
+    return int(locust_code != 0 or (is_set("STRICT") and any(row["holds"] is False for row in rows)))
 
 
 if __name__ == "__main__":

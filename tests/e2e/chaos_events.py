@@ -21,11 +21,12 @@ from dstl_service.registry.job_store import JobStore
 from loadtest.chaos.jumping_clock import HOUR_MS, ClockOffset
 from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
+from tests.sidecars import sidecars_of
 from tests.waiting import wait_until
 
 HANG_S = 20.0
 """Longer than the time-outs of the program: Spark's are 10 s, and a task asks its sidecar for 8 s."""
-_SET_BACK_TIMEOUT_S = 120.0
+_SET_BACK_TIMEOUT_S = 300.0
 
 
 class Program:
@@ -230,8 +231,8 @@ def _signal_one(kind: str, scene: Scene, number: signal.Signals) -> psutil.Proce
 
 def _signal_sidecars(scene: Scene, number: signal.Signals) -> list[int]:
     reached = []
-    for path in scene.local_dir.rglob("service-*.pid"):
-        with suppress(ProcessLookupError, ValueError):
-            os.kill(int(path.read_text()), number)
-            reached.append(int(path.read_text()))
+    for pid in sidecars_of(scene.local_dir):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+            reached.append(pid)
     return reached

@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from backend_client import ChangelogStateBackend
+from tests.sidecars import end_sidecars
 
 # By default a table is materialized at a random time, and tests count objects. Who wants it switches it on again.
 os.environ.setdefault("DSTL_MATERIALIZATION_ENABLED", "false")
@@ -62,8 +63,7 @@ def folder_of_sidecars() -> Iterator[Path]:
 
 
 def _stop_sidecars(folder: Path) -> None:
-    for pid_file in folder.glob("service-*.pid"):
-        stop(int(pid_file.read_text(encoding="utf-8")))
+    end_sidecars(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -8,7 +8,7 @@ sidecar's clock moves by an hour; the job is set back while its query runs. What
 every job's output, batch by batch, and its stored state are compared with those of an undisturbed computation.
 
 A failure means that a change was lost, counted twice, or taken from an attempt that Spark did not accept.
-DSTL_CHAOS_SEED repeats a run, DSTL_CHAOS_RUNS sets the number of jobs, DSTL_CHAOS_REPORT names a file for the figures;
+DSTL_CHAOS_SEED repeats a run, DSTL_CHAOS_RUNS sets the number of jobs, DSTL_REPORTS names a folder for the figures;
 ``make chaos`` is the long form.
 """
 
@@ -34,7 +34,8 @@ from storage.clock import SystemClock, SystemIds
 from storage.open import open_store
 from tests.e2e.chaos_events import EVENTS, Scene, wait_for
 from tests.e2e.support import expected_output, expected_state, random_input, stored_totals, write_input
-from tools.reporting.figures import Figure, Goal, write_report_json
+from tools.reporting.figures import Figure, Goal
+from tools.reporting.target import TargetReport
 
 pytestmark = pytest.mark.e2e
 
@@ -62,6 +63,8 @@ def scene(tmp_path: Path, local_dir: Path) -> Iterator[Scene]:
 @pytest.mark.timeout(3000)
 def test_disturbed_jobs_equal_undisturbed_ones(scene: Scene) -> None:
     """Output and state of every job equal an undisturbed computation, whatever was killed, hung or moved (I14)."""
+    folder = os.environ.get("DSTL_REPORTS")
+    report = TargetReport("chaos", Path(folder)) if folder else None
     inputs = {job: random_input(scene.chance.randrange(1 << 32), BATCHES, rows=120, keys=24) for job in scene.jobs}
     for job, files in inputs.items():
         write_input(scene.folder / job / "in", files)
@@ -77,7 +80,8 @@ def test_disturbed_jobs_equal_undisturbed_ones(scene: Scene) -> None:
 
     print(f"events that met a running job: {hits}")
     wrong = [(job, what) for job, files in inputs.items() for what in differences(scene, job, files)]
-    report(hits, wrong)
+    if report is not None:
+        report.write(figures(hits, wrong))
     assert sum(hits.values()) >= RUNS * 0.6
     assert wrong == []
 
@@ -104,13 +108,13 @@ def differences(scene: Scene, job: str, files: list[Rows]) -> list[str]:
     return [what for what, differs in findings.items() if differs]
 
 
-def report(hits: dict[str, int], wrong: list[tuple[str, str]]) -> None:
-    """Write the figures, if asked for."""
-    if path := os.environ.get("DSTL_CHAOS_REPORT"):
-        figures = [Figure(f"a running job's {name}", count, "events") for name, count in hits.items()]
-        figures.append(Figure("events that met a running job", sum(hits.values()), "events", Goal(">=", RUNS * 0.6)))
-        figures.append(Figure("wrong outputs, states and objects", len(wrong), "jobs", Goal("==", 0)))
-        write_report_json(Path(path), figures)
+def figures(hits: dict[str, int], wrong: list[tuple[str, str]]) -> list[Figure]:
+    """Return what the events have shown."""
+    return [
+        *(Figure(f"a running job's {name}", count, "events") for name, count in hits.items()),
+        Figure("events that met a running job", sum(hits.values()), "events", Goal(">=", RUNS * 0.6)),
+        Figure("wrong outputs, states and objects", len(wrong), "jobs", Goal("==", 0)),
+    ]
 
 
 def executed_batches(checkpoint: Path, files: list[Rows]) -> list[Rows]:

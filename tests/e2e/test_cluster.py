@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,9 @@ import pytest
 
 from backend_client.service.client import ServiceClient
 from storage.open import open_store
+from tests.announced import wait_until_announced
 from tests.e2e.support import expected_output, expected_state, random_input, stored_totals, write_input
+from tests.sidecars import end_sidecars
 from tests.stack.servers import free_port
 from tests.stack.spark import SparkCluster
 
@@ -38,9 +39,7 @@ def folders() -> Iterator[list[Path]]:
     made = [Path(tempfile.mkdtemp(prefix="dstl-")) for _ in range(HOSTS)]
     yield made
     for folder in made:
-        for pid_file in folder.glob("service-*.pid"):
-            with suppress(ProcessLookupError):
-                os.kill(int(pid_file.read_text()), signal.SIGKILL)
+        end_sidecars(folder)
 
 
 @contextmanager
@@ -52,8 +51,8 @@ def tcp_service(storage: str, folder: Path, host_id: str) -> Iterator[str]:
     (folder / "token").write_text("secret")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        client = ServiceClient(address, "secret", patience_s=30)
-        client.get("/v1/info")
+        client = ServiceClient(address, "secret", patience_s=60)
+        wait_until_announced(client, host_id)
         client.close()
         yield address
     finally:
@@ -71,7 +70,7 @@ def run_driver(cluster: SparkCluster, folder: Path, storage: str, environment: d
         command,
         check=True,
         cwd=folder,
-        timeout=240,
+        timeout=480,
         env={**os.environ, "PYTHONPATH": root, "PYSPARK_PYTHON": sys.executable, **environment},
     )
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())

@@ -159,7 +159,7 @@ def test_watermark_is_that_of_the_times(
     renamed = stream.withWatermark("came", "5 seconds").select("k", F.col("came").alias("at"))
     once = backend.transform_columns(renamed.groupBy("k"), Deduplicate("at", within=10 * SECOND), outputMode="Append")
     backend.transform_columns(once.groupBy("k"), windows, outputMode="Append")
-    assert caplog.records == []
+    assert [record for record in caplog.records if record.name.startswith("backend_client")] == []
 
 
 def test_other_processor_is_refused(

@@ -19,6 +19,7 @@ from backend_client import ChangelogStateBackend
 from backend_client.spark.task.task import MARKER_COLUMN, Receipt
 from backend_client.state.codec import ValueCodec
 from tests.e2e.support import random_input, read_input, run_to_end, stored_state, write_input
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -153,7 +154,9 @@ def test_clearing_the_cache_costs_nothing(
     assert all(first == second for first, second in seen)
     last = {key: number for first, _ in seen for key, number in first.items()}
     assert stored_numbers(backend, "dice-1") == sorted(last.values())
-    assert not spark.sparkContext._jsc.getPersistentRDDs()
+    wait_until(  # a query gives them back behind its end
+        lambda: not spark.sparkContext._jsc.getPersistentRDDs(), what="the end of what the query kept"
+    )
 
 
 def test_lost_block_between_operators(

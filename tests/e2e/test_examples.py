@@ -122,7 +122,7 @@ def test_revenue_is_that_of_a_batch(utc: SparkSession, make_backend: MakeBackend
 def test_example_runs_as_program() -> None:
     """``python -m examples.fraud`` prints its result, and leaves no sidecar behind that keeps its output open."""
     command = [sys.executable, "-m", "examples.fraud"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=480, check=False)
 
     assert done.returncode == 0, done.stderr
     assert "The most expensive cases:" in done.stdout

@@ -28,7 +28,7 @@ def test_engine_gives_batch_answer(local_dir: Path, engine: str) -> None:
     for name in ("data", "checkpoint", "output", "storage", "local_dir", "events", "figures"):
         command += [f"--{name.replace('_', '-')}", str(getattr(layout, name))]
     try:
-        finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+        finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     finally:
         stop_sidecar(layout)
 

@@ -94,8 +94,8 @@ def test_impossible_initial_state_is_refused(
     stream = read_input(spark, tmp_path / "in")
     for wrong, message in (
         (initial.groupBy("c"), r"initialState is grouped by \(bigint\), the input by \(string\)"),
-        (initial, "takes the rows of a batch DataFrame, grouped as the input is"),
-        (stream.groupBy("k"), "takes the rows of a batch DataFrame, grouped as the input is"),
+        (initial, "must be a batch DataFrame, grouped by the same key as the input"),
+        (stream.groupBy("k"), "must be a batch DataFrame, grouped by the same key as the input"),
     ):
         with pytest.raises(InvalidInputError, match=message):
             make_backend().transform_with_state(stream.groupBy("k"), Journal(), OUTPUT, "Update", "None", wrong)

@@ -101,7 +101,7 @@ def test_uninstall_gives_sparks_operator_back(spark: SparkSession, make_backend:
         return stream.groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None")
 
     installation = make_backend().install(spark)
-    with pytest.raises(InvalidInputError, match="uninstall it first"):
+    with pytest.raises(InvalidInputError, match=r"call uninstall\(\) on its Installation first"):
         make_backend("other").install(spark)
     assert isinstance(transformed(spark), StatefulDataFrame)
     assert isinstance(transformed(other), DataFrame)
@@ -127,7 +127,7 @@ def test_chain_of_one_class_is_numbered(spark: SparkSession, make_backend: Backe
         query = writer.trigger(processingTime="0 seconds").start()
         try:
             query.processAllAvailable()
-            with pytest.raises(InvalidInputError, match="name queries with queryName"):
+            with pytest.raises(InvalidInputError, match="name the queries with queryName"):
                 first.writeStream.format("noop").start(checkpointLocation=str(tmp_path / "chk2"))
         finally:
             query.stop()
@@ -144,15 +144,15 @@ def test_what_cannot_be_served_is_refused(spark: SparkSession, make_backend: Bac
         with pytest.raises(InvalidInputError, match=r"not a stream: read it with spark.readStream, .*uninstall\(\)"):
             static.groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None")
         result = stream.groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None")
-    with pytest.raises(AttributeError, match=r"dropDuplicates.* remember what was seen in a value state"):
+    with pytest.raises(AttributeError, match=r"dropDuplicates.* remember seen rows in a value state"):
         result.dropDuplicates(["k"])
-    with pytest.raises(AttributeError, match="only for transformWithState"):
+    with pytest.raises(AttributeError, match="only has transformWithState"):
         result.groupBy("k").agg(F.sum("n"))
     with pytest.raises(InvalidInputError, match="union streams before the operator"):
         stream.union(result)
     with pytest.raises(InvalidInputError, match="would be a stateful operation"):
         result.join(stream, "k")
-    with pytest.raises(InvalidInputError, match="Spark Connect is not served: start the driver with spark-submit"):
+    with pytest.raises(InvalidInputError, match="Spark Connect is not supported: start the driver with spark-submit"):
         backend.install(object())
 
 

@@ -29,7 +29,7 @@ def run_program(
     command += ["--jars", ",".join(map(str, connector_jars())), "--folder", str(folder)]
     command += ["--local-dir", str(local_dir), "--produce", str(folder / "rows.json"), *more]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
-    return subprocess.run(command, check=False, cwd=folder, timeout=240, env=environment).returncode
+    return subprocess.run(command, check=False, cwd=folder, timeout=480, env=environment).returncode
 
 
 def test_job_from_topic_to_topic_is_killed_and_goes_on(tmp_path: Path, local_dir: Path) -> None:

@@ -19,7 +19,7 @@ from storage.open import open_store
 from tests.e2e.support import stored_state
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 BATCHES = 3
@@ -73,7 +73,7 @@ def test_job_runs_on_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     """The printed job runs on both workers over S3, its state is right (I14), and Ctrl-C leaves no process."""
     stack = RunningStack()
     try:
-        wait_until(stack.is_ready, timeout_s=200, what="the stack")
+        wait_until(stack.is_ready, timeout_s=300, what="the stack")
         command = next(line for line in stack.lines if "examples.cluster_totals" in line).strip()
         variables = Path(command.split(" ")[1]).read_text(encoding="utf-8")
         job = subprocess.run(
@@ -82,7 +82,7 @@ def test_job_runs_on_stack(monkeypatch: pytest.MonkeyPatch) -> None:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=400,
             check=False,
         )
         assert job.returncode == 0, job.stdout + job.stderr

@@ -156,7 +156,7 @@ def test_impossible_join_is_refused(spark: SparkSession, make_backend: Callable[
         ({"how": "right"}, "how must be one of inner, left, full"),
         ({"inputs": {"l": stream}}, "at least two inputs"),
         ({"inputs": {"l": stream, "r": spark.range(3)}}, "'r' is not a stream"),
-        ({"inputs": {"l": stream, "r": join_streams(backend, **good)}}, "put the other operator behind the join"),
+        ({"inputs": {"l": stream, "r": join_streams(backend, **good)}}, "put the operator after the join"),
         ({"inputs": {"l": stream, "r": plain}}, "Call withWatermark"),
         (
             {"inputs": {"l": stream, "r": plain.withColumn("u", F.col("t")).withWatermark("u", "1 second")}, "on": "x"},
@@ -166,7 +166,7 @@ def test_impossible_join_is_refused(spark: SparkSession, make_backend: Callable[
         ({"inputs": {"l": stream, "K": stream}}, "rename 'K'"),
         ({"on": []}, "on must name columns"),
         ({"wait": "soon"}, "a duration"),
-        ({"wait": timedelta(seconds=-1)}, "not negative"),
+        ({"wait": timedelta(seconds=-1)}, "non-negative duration"),
         ({"wait": {"l": "1 minute"}}, "inputs are l, r"),
     ]:
         with pytest.raises(InvalidInputError, match=message):

@@ -62,7 +62,7 @@ def test_python_without_modules_is_refused(
     bare = str(tmp_path / "bare/bin/python")
     python(bare, bare)
 
-    with pytest.raises(InvalidInputError, match=r"has no module named .*pyarrow.*set PYSPARK_PYTHON") as raised:
+    with pytest.raises(InvalidInputError, match=r"lacks the modules .*pyarrow.*set PYSPARK_PYTHON") as raised:
         run(make_backend(), spark, tmp_path)
 
     assert bare in str(raised.value)

@@ -21,6 +21,7 @@ from dstl_service.checkpoints.rewind import rewind
 from dstl_service.collection.retention import RetentionSettings
 from dstl_service.collection.tombstones import Deletions, Tombstone
 from dstl_service.compaction.plan import CompactionSettings
+from dstl_service.composition import compose
 from dstl_service.formats.manifest import Manifest, decode_manifest
 from dstl_service.formats.under_way import uid_in_key
 from dstl_service.materialization.snapshot_folder import FoundFile
@@ -28,7 +29,6 @@ from dstl_service.peers.client import PeerClient
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.plan import plan_restore, read_plan, read_snapshots
 from dstl_service.restore.segment_cache import SegmentCache
-from dstl_service.service import ChangelogService
 from dstl_service.settings import GcSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
 from storage.change_set import decode_change_set, encode_change_set
@@ -72,7 +72,7 @@ class Process:
             gc=GcSettings(interval_s=0),
             compaction=CompactionSettings(floor_bytes=1, log_ratio_max=0.1) if compacts else CompactionSettings(),
         )
-        self.service = ChangelogService(settings, world.store, self.clock, self.ids, _NO_PEERS)
+        self.parts = compose(settings, world.store, self.clock, self.ids, _NO_PEERS)
         self.epoch = 0
         self.base: CheckpointRef | None = None
 
@@ -80,19 +80,19 @@ class Process:
 
     def open(self) -> None:
         """Take the job over."""
-        opened = self._do(self.service.open_job(JOB, OpenJob("model")))
+        opened = self._do(self.parts.opener.open(JOB, OpenJob("model")))
         self.epoch, self.base = opened.epoch, opened.latest.ref if opened.latest else None
 
     def look(self) -> None:
         """Learn of the job without taking it over."""
-        self._do(self.service.job(JOB))
+        self._do(self.parts.catalog.job(JOB))
 
     def batch(self, *snapshots: dict[str, Any]) -> CheckpointRef:
         """Execute a batch that writes a key of its own, and complete its checkpoint; tasks reported these snapshots."""
         oracle = self.world.oracle
         checkpoint_id = self.base.id + 1 if self.base else 0
         before = oracle.contents(oracle.manifest(self.base))
-        self._do(self.service.begin(JOB, checkpoint_id, self.epoch))
+        self._do(self.parts.checkpointer.begin(JOB, checkpoint_id, self.epoch))
         set_id = ChangeSetId(JOB, OPERATOR, checkpoint_id, Writer(self.epoch, 1), 0, 0)
         key, value = b"\0\0" + f"{checkpoint_id:03}".encode(), f"{self.epoch}".encode()
         oracle.expect(set_id, {**before, key: value})
@@ -105,7 +105,7 @@ class Process:
             [OperatorInfo(OPERATOR, 1, "{}", {})],
             materializations=list(snapshots),
         )
-        answer = self._do(self.service.complete(JOB, checkpoint_id, request))
+        answer = self._do(self.parts.checkpointer.complete(JOB, checkpoint_id, request))
         self.base = answer.ref
         self.world.completed(answer.ref.uid)
         return answer.ref
@@ -114,8 +114,8 @@ class Process:
         """Do what a coordinator does behind its checkpoints: compact, and delete what was subsumed and is due."""
 
         async def settled() -> None:
-            self.service._upkeep.maintenance_of(self.service._jobs.get(JOB)).wake()
-            while self.service.is_busy:  # noqa: ASYNC110 - it has no event, and each round does some of it
+            self.parts.upkeep.maintenance_of(self.parts.jobs.get(JOB)).wake()
+            while self.parts.is_busy:  # noqa: ASYNC110 - it has no event, and each round does some of it
                 await asyncio.sleep(0)
 
         self._do(settled())
@@ -132,7 +132,7 @@ class Process:
         self.offered(version)
 
         async def stored() -> None:
-            while self.service.is_busy:  # noqa: ASYNC110 - it has no event, and each round does some of it
+            while self.parts.is_busy:  # noqa: ASYNC110 - it has no event, and each round does some of it
                 await asyncio.sleep(0)
 
         self._do(stored())
@@ -140,30 +140,34 @@ class Process:
 
     def offered(self, version: CheckpointRef) -> dict[str, Any] | None:
         """Return what the next task, whose table is to stand at this checkpoint, is told to report."""
-        _, offer = self._do(self.service.restores.plan(JOB, OPERATOR, GROUPS, None, version))
+        _, offer = self._do(self.parts.restores.plan(JOB, OPERATOR, GROUPS, None, version))
         return offer.report
 
     def _take(self, version: CheckpointRef) -> None:
         path = f"/{version.to_text()}"
         folder = _Folder(path, self.world.oracle.contents(self.world.oracle.manifest(version)))
         with mock.patch("dstl_service.materialization.materializer.SnapshotFolder.open", return_value=folder):
-            self._do(self.service.restores.take_snapshot(JOB, OPERATOR, GROUPS, version, path))
+            self._do(self.parts.restores.take_snapshot(JOB, OPERATOR, GROUPS, version, path))
 
     # --- Others ------------------------------------------------------------------------------------------------------
 
     def collect(self) -> None:
         """Collect the job's garbage."""
-        self._do(self.service.collect_garbage(JOB, dry_run=False))
+
+        async def collected() -> None:
+            await self.parts.upkeep.collect(await self.parts.jobs.opened(JOB), dry_run=False)
+
+        self._do(collected())
 
     def save(self, name: str, checkpoint_id: int | None = None) -> None:
         """Make a savepoint, by default of the newest checkpoint."""
-        self._do(self.service.create_savepoint(JOB, name, checkpoint_id))
+        self._do(self.parts.catalog.create_savepoint(JOB, name, checkpoint_id))
         self.world.saved(name)
 
     def forget_savepoint(self, name: str) -> None:
         """Delete a savepoint."""
         self.world.unsaved(name)
-        self._do(self.service.delete_savepoint(JOB, name))
+        self._do(self.parts.catalog.delete_savepoint(JOB, name))
 
     def rewind(self, **target: Any) -> None:
         """Set the job back to a `checkpoint_id` or a `savepoint`."""
@@ -196,12 +200,12 @@ class Process:
 
     def _append(self, segment: Segment) -> ChangeSetRef:
         async def append() -> ChangeSetRef:
-            return self.service.append(segment, preemptive=False)
+            return self.parts.intake.append(segment, preemptive=False)
 
         return self._do(append())
 
     def _do(self, work: Awaitable[_T]) -> _T:
-        return self.loop.run_until_complete(work)  # type: ignore[arg-type]
+        return self.loop.run_until_complete(work)
 
 
 def first_checkpoints(world: World, count: int, *, compacts: bool = False) -> Process:
@@ -314,7 +318,7 @@ def made_small() -> Iterator[None]:
     with (
         mock.patch("dstl_service.formats.manifest.COMPLETE_EVERY", COMPLETE_EVERY),
         mock.patch(f"{MANIFESTS_READ_IN}.decode_manifest", _decoded_manifest),
-        mock.patch.multiple("dstl_service.service", ServiceMetrics=_NoMetrics, ThreadPerCall=_Inline),
+        mock.patch.multiple("dstl_service.composition", ServiceMetrics=_NoMetrics, ThreadPerCall=_Inline),
         mock.patch("dstl_service.process.job_threads.ThreadPoolExecutor", _Inline),
         mock.patch("dstl_service.materialization.materializer.MaterializationMetrics", _NoMetrics),
         mock.patch.object(logging.getLogger("dstl_service"), "disabled", new=True),

@@ -65,7 +65,12 @@ def three_drivers(world: World) -> None:
     world.actor("first", first.batch)
     for name in ("second", "third"):
         process = Process(world)
-        world.actor(name, lambda process=process: (process.open(), process.batch()))
+
+        def take_over(process: Process = process) -> None:
+            process.open()
+            process.batch()
+
+        world.actor(name, take_over)
 
 
 # --- Snapshots -------------------------------------------------------------------------------------------------------

@@ -280,7 +280,7 @@ class ActorLoop(asyncio.BaseEventLoop):
         self._clock.waited_ms += math.ceil(timeout * 1000)
         return ()
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Run a call now."""
         future = self.create_future()
         try:

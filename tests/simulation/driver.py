@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from dstl_service.service import ChangelogService
+from dstl_service.composition import Parts
 from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
 from storage.change_set import decode_change_set, encode_change_set
 from storage.errors import ConflictError, DstlError, FencedError, LostChangesError
@@ -51,7 +51,7 @@ class Driver:
 
     async def take_over(self) -> None:
         """Begin a new epoch; what anybody was told to exist must be in its past (I3, I4)."""
-        opened = await self._ask(lambda service: service.open_job(JOB, OpenJob("driver", MAX_PARALLELISM)))
+        opened = await self._ask(lambda parts: parts.opener.open(JOB, OpenJob("driver", MAX_PARALLELISM)))
         assert opened.epoch > self._epoch, "an epoch was given twice"
         self._epoch = opened.epoch
         self._base = opened.latest.ref if opened.latest else None
@@ -63,7 +63,7 @@ class Driver:
         checkpoint_id = self._base.id + 1 if self._base else 0
         base = self._base
         while self._base == base:
-            await self._ask(lambda service: service.begin(JOB, checkpoint_id, self._epoch))
+            await self._ask(lambda parts: parts.checkpointer.begin(JOB, checkpoint_id, self._epoch))
             changes: dict[str, Change] = {operator: {} for operator in OPERATORS}
             parallelism = {operator: self._chance.choice((1, 2, 3)) for operator in OPERATORS}
             try:
@@ -74,7 +74,7 @@ class Driver:
                     for ref in await self._run_task(checkpoint_id, operator, partition, parallelism[operator], changes)
                 ]
                 if self._chance.random() < 0.1:
-                    await self._ask(lambda service: service.abort(JOB, checkpoint_id, self._epoch))
+                    await self._ask(lambda parts: parts.checkpointer.abort(JOB, checkpoint_id, self._epoch))
                     continue
                 refs = await self._make_durable(refs)
                 await self._complete(checkpoint_id, refs, parallelism, changes)
@@ -100,15 +100,15 @@ class Driver:
                 set_id = ChangeSetId(JOB, operator, checkpoint_id, writer, partition, sqn)
                 segment = Segment.of(set_id, key_groups, len(own), encode_change_set(own))
                 preemptive = self._chance.random() < 0.3
-                for _ in range(self._chance.choice((1, 1, 1, 2))):
-                    ref = await self._append(host, segment, preemptive=preemptive)
-                refs.append(ref)
+                times = self._chance.choice((1, 1, 1, 2))
+                sent = [await self._append(host, segment, preemptive=preemptive) for _ in range(times)]
+                refs.append(sent[-1])
         return refs
 
     async def _append(self, host: int, segment: Segment, *, preemptive: bool) -> ChangeSetRef:
-        async def append(service: ChangelogService) -> ChangeSetRef:
-            await service.admit(segment.id)
-            return service.append(segment, preemptive=preemptive)
+        async def append(parts: Parts) -> ChangeSetRef:
+            await parts.intake.admit(segment.id)
+            return parts.intake.append(segment, preemptive=preemptive)
 
         return await self._world.ask(host, append)
 
@@ -125,9 +125,9 @@ class Driver:
     async def _make_durable(self, refs: list[ChangeSetRef]) -> list[ChangeSetRef]:
         """Sometimes get handles, which must be readable at once (I5); and let the user's function take its time."""
         if self._chance.random() < 0.5:
-            await self._ask(lambda service: service.persist(JOB, refs, wait=False))
+            await self._ask(lambda parts: parts.persister.persist_claimed(JOB, refs, wait=False))
         if self._chance.random() < 0.4:
-            handles = await self._ask(lambda service: service.persist(JOB, refs))
+            handles = await self._ask(lambda parts: parts.persister.persist_claimed(JOB, refs))
             self._check_readable(handles)
             if self._chance.random() < 0.7:
                 refs = [replace(ref, handle=handle.to_dict()) for ref, handle in zip(refs, handles, strict=True)]
@@ -149,7 +149,7 @@ class Driver:
         world.parents[uid] = base.uid if base else None
         operators = [OperatorInfo(operator, parallelism[operator], "{}", {}) for operator in OPERATORS]
         request = CompleteRequest(self._epoch, uid, base, refs, operators)
-        answer = await self._ask(lambda service: service.complete(JOB, checkpoint_id, request))
+        answer = await self._ask(lambda parts: parts.checkpointer.complete(JOB, checkpoint_id, request))
         assert (answer.ref.id, answer.ref.uid) == (checkpoint_id, uid)
         self._base = answer.ref
         world.reported.append(answer.ref)
@@ -161,10 +161,10 @@ class Driver:
         assert base is not None
         for operator in OPERATORS:
 
-            async def restore(service: ChangelogService, operator: str = operator) -> Table:
-                plan, _ = await service.restores.plan(JOB, operator, EVERYTHING, None, base)
+            async def restore(parts: Parts, operator: str = operator) -> Table:
+                plan, _ = await parts.restores.plan(JOB, operator, EVERYTHING, None, base)
                 loop = asyncio.get_running_loop()
-                found = await loop.run_in_executor(None, lambda: list(service.restores.payloads(plan)))
+                found = await loop.run_in_executor(None, lambda: list(parts.restores.payloads(plan)))
                 return table_of(found)
 
             try:
@@ -175,7 +175,7 @@ class Driver:
             else:
                 assert table == self._world.contents[base.uid][operator], f"{base} was restored with other content"
 
-    async def _ask(self, request: Callable[[ChangelogService], Awaitable[T]]) -> T:
+    async def _ask(self, request: Callable[[Parts], Awaitable[T]]) -> T:
         return await self._world.ask(self._host, request)
 
 
@@ -185,7 +185,7 @@ def applied(table: Table, changes: Change) -> Table:
     return {key: value for key, value in merged.items() if value is not None}
 
 
-def table_of(found: list[tuple[SegmentHandle, object]]) -> Table:
+def table_of(found: Sequence[tuple[SegmentHandle, object]]) -> Table:
     """Return the table that these segments make, each applied once."""
     places = [(handle.object_key, handle.entry.offset_bytes) for handle, _ in found]
     assert len(set(places)) == len(places), "a segment came twice"

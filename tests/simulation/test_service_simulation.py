@@ -52,7 +52,7 @@ async def compete(world: World) -> None:
     world.store.healthy = True
     await asyncio.sleep(300)  # calls of dead processes are still on their way
     await drivers[0].run(2)
-    await asyncio.gather(*(process.start(process.service.close()) for process in world.hosts))
+    await asyncio.gather(*(process.start(process.parts.close()) for process in world.hosts))
 
 
 def compare(world: World, newest_only: int | None = None) -> set[str]:

@@ -37,7 +37,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             raise RuntimeError("everybody waits for somebody else")
         self._now_s += seconds
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Hand the call over."""
         future = self.create_future()
         self._call(partial(func, *args), future)
@@ -59,7 +59,7 @@ class LoopClock(Clock):
         return 1_700_000_000_000 + self.monotonic_ms()
 
 
-class _Impatient(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
+class _Impatient(selectors.DefaultSelector):
     """Does not wait: time jumps instead."""
 
     def __init__(self, loop: VirtualLoop) -> None:

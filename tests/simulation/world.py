@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 from dstl_service.collection.retention import RetentionSettings
 from dstl_service.compaction.plan import CompactionSettings
+from dstl_service.composition import Parts, compose
 from dstl_service.formats.checkpoint_record import read_note
 from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.peers.client import PeerClient
-from dstl_service.service import ChangelogService
 from dstl_service.settings import GcSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CheckpointRef
 from storage.errors import ClosedError, LostChangesError, OverloadedError, UnavailableError
@@ -112,9 +112,7 @@ class Process:
             gc=GcSettings(interval_s=30, age_min_s=31),
         )
         ids, peers = FakeIds(world.processes), _Peers(world)
-        self.service: ChangelogService = self.context.run(
-            ChangelogService, settings, world.store, world.clock, ids, peers
-        )
+        self.parts: Parts = self.context.run(compose, settings, world.store, world.clock, ids, peers)
 
     def start(self, work: Awaitable[T]) -> asyncio.Task[T]:
         """Run something in this process."""
@@ -156,13 +154,13 @@ class World:
             asyncio.set_event_loop(None)
             self.loop.close()
 
-    async def ask(self, host: int, request: Callable[[ChangelogService], Awaitable[T]]) -> T:
+    async def ask(self, host: int, request: Callable[[Parts], Awaitable[T]]) -> T:
         """Send a request as a client does: again after a lost connection, a crash, or "not now"."""
         while True:
             process = self.hosts[host]
             await asyncio.sleep(self.chance.uniform(0, 0.005))
-            task = process.start(request(process.service))
-            waiting = {task, process.died}
+            task = process.start(request(process.parts))
+            waiting: set[asyncio.Future[Any]] = {task, process.died}
             if self.chance.random() < 0.02:  # the connection breaks, and the request goes on without its client
                 await asyncio.wait(waiting, timeout=self.chance.uniform(0, 0.05))
                 continue
@@ -258,8 +256,9 @@ class _Peers(PeerClient):
         """Ask the process that is there now; one that dies meanwhile is out of reach."""
         process = self._world.hosts[HOSTS.index(url)]
         given = None if note is None else read_note(job, note).to_segment()
-        task = process.start(process.service.persist(job, refs, wait=wait, note=given))
-        await asyncio.wait({task, process.died}, return_when=asyncio.FIRST_COMPLETED)
+        task = process.start(process.parts.persister.persist_claimed(job, refs, wait=wait, note=given))
+        waiting: set[asyncio.Future[Any]] = {task, process.died}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if process.died.done() or self._world.chance.random() < 0.02:
             raise LostChangesError(f"{url} cannot be reached")
         return task.result()
@@ -274,6 +273,5 @@ async def _await(work: Awaitable[T]) -> T:
 
 def _request_of_peer(function: Any) -> Awaitable[Any] | None:
     """Return what to await instead of a blocking call to another host, or None for any other call."""
-    if isinstance(function, partial) and isinstance(getattr(function.func, "__self__", None), _Peers):
-        return function.func.__self__.ask(*function.args, **function.keywords)
-    return None
+    peers = getattr(function.func, "__self__", None) if isinstance(function, partial) else None
+    return peers.ask(*function.args, **function.keywords) if isinstance(peers, _Peers) else None

@@ -11,6 +11,7 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -50,9 +51,10 @@ class Host:
         number = next(_NUMBERS)
         self._name = f"dstl{os.getpid()}-{number}"
         self._link = f"dl{os.getpid() % 1_000_000}n{number}"  # at most 15 characters
-        network = f"10.78.{os.getpid() % 250}.{number % 64 * 4}"
-        self.address = network.rpartition(".")[0] + f".{number % 64 * 4 + 2}"
-        self._near_address = network.rpartition(".")[0] + f".{number % 64 * 4 + 1}"
+        # Networks of four addresses: processes that run at the same time have ids that are not far from each other.
+        network = os.getpid() % 1024 * 16 + number % 16
+        near = ip_address("10.78.0.0") + 4 * network + 1
+        self._near_address, self.address = str(near), str(near + 1)
 
     def __enter__(self) -> Self:
         _run("ip", "netns", "add", self._name)

@@ -59,11 +59,15 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def write_report_json(path: Path, figures: Sequence[Figure]) -> None:
-    """Write figures as a list of objects with name, value, unit, goal (text or null) and holds (null without goal)."""
+    """
+    Write figures as a list of objects with name, value, unit, goal (text or null) and holds (null without goal).
+
+    A value that is no finite number, which JSON cannot say, is null.
+    """
     rows = [
         {
             "name": figure.name,
-            "value": figure.value,
+            "value": figure.value if figure.value is not None and math.isfinite(figure.value) else None,
             "unit": figure.unit,
             "goal": None if figure.goal is None else str(figure.goal),
             "holds": figure.holds,
@@ -71,11 +75,6 @@ def write_report_json(path: Path, figures: Sequence[Figure]) -> None:
         for figure in figures
     ]
     write_text(path, json.dumps(rows, indent=2) + "\n")
-
-
-def is_strict() -> bool:
-    """Say whether a missed goal makes a run fail: STRICT=1 in the environment."""
-    return os.environ.get("STRICT", "0") not in ("", "0")
 
 
 def strict_exit_code(figures: Sequence[Figure]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import shutil
 import signal
 import socket
@@ -26,6 +27,10 @@ _STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.02
 _START_ATTEMPTS = 3  # A free port may be taken before the server listens on it.
 _LOG_TAIL_CHARS = 2_000
+_PORT_MIN = 10_000
+_PORTS_TRIED = 50
+_CONNECTIONS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_CHANCE = random.SystemRandom()  # tests have one seed in all processes, and must not all take the same port
 
 
 class ServerError(RuntimeError):
@@ -60,11 +65,27 @@ def go_program(name: str, module: str, version: str) -> Path:
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """
+    Return a TCP port of 127.0.0.1 that was free a moment ago.
+
+    Where the system allows, it is none of those that connections are given at their own end: whoever listens on it a
+    moment later, or again after a pause, would find it taken by any program that has connected to somewhere meanwhile.
+    """
+    for port in [*(_CHANCE.sample(_quiet_ports(), _PORTS_TRIED)), 0]:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found: int = probe.getsockname()[1]
+            return found
+    raise ServerError("there is no free port on 127.0.0.1")
+
+
+def _quiet_ports() -> range:
+    try:
+        first = int(_CONNECTIONS_PORTS.read_text(encoding="ascii").split()[0])
+    except OSError:
+        first = 1 << 15
+    quiet = range(_PORT_MIN, first)
+    return quiet if len(quiet) >= _PORTS_TRIED else range(_PORT_MIN, 1 << 16)
 
 
 def end_process(process: subprocess.Popen[bytes], stop_signal: signal.Signals, timeout_s: float) -> None:

@@ -1,1 +1,1 @@
-"""What a user of the backend touches: the backend, its operators, the result and its writer."""
+"""The user's API: the backend, its operators, the stateful result and its writer."""

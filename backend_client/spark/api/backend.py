@@ -32,12 +32,12 @@ class ChangelogStateBackend:
 
     Args:
         storage: Where checkpoints are kept: ``s3://bucket/prefix``, or ``file:///path`` of a disk that all hosts see.
-        job: Name of the query's state; one running query per job, a newer one takes it over.
+        job: Name of the query's state. A job has one running query; a newer one takes it over.
         on_progress: Called on the driver after every batch.
         options: See `backend_client.settings.BackendSettings`.
 
     Raises:
-        InvalidInputError: An option is unknown or impossible.
+        InvalidInputError: An option is unknown or has an invalid value.
     """
 
     def __init__(
@@ -56,23 +56,23 @@ class ChangelogStateBackend:
 
     @property
     def recent_progress(self) -> list[BatchProgress]:
-        """The figures of the last batches, oldest first."""
+        """The figures of the most recent batches, oldest first."""
         return list(self._reports.recent)
 
     @property
     def embedded_service(self) -> EmbeddedService:
-        """The sidecar of this host that starts itself; of no interest if the option ``service`` is set."""
+        """The sidecar that starts on this host by itself; unused if the option ``service`` is set."""
         return embedded_service(self.settings)
 
     def install(self, spark: SparkSession) -> Installation:
         """
-        Lead the session's own ``transformWithState`` and ``transformWithStateInPandas`` to this backend.
+        Route the session's own ``transformWithState`` and ``transformWithStateInPandas`` to this backend.
 
-        Each query with a name (``queryName``) has a job of its own, called after the backend's job and the query; one
-        query may have no name. The result undoes it: ``uninstall()``, or as a context manager.
+        Each named query (``queryName``) has its own job, named after the backend's job and the query. At most one
+        query may be unnamed. The returned `Installation` undoes this: call ``uninstall()``, or use it in ``with``.
 
         Raises:
-            InvalidInputError: It is a session of Spark Connect, or has another backend installed.
+            InvalidInputError: The session is one of Spark Connect, or a backend is already installed in it.
         """
         installed = copy.copy(self)
         installed._jobs = self._jobs.one_per_query()  # noqa: SLF001 - a backend of its own class
@@ -85,15 +85,15 @@ class ChangelogStateBackend:
         )
 
     def on_progress(self, listener: Callable[[BatchProgress], None]) -> None:
-        """Call `listener` on the driver after every further batch."""
+        """Call `listener` on the driver after every later batch."""
         self._reports.listeners.append(listener)
 
     def show_progress(self, console: Any = None) -> ProgressLine:
         """
-        Show batches as they finish: a line that changes on a terminal, a line for each batch elsewhere.
+        Show batches as they finish: one updating line on a terminal, one line per batch elsewhere.
 
         Args:
-            console: A ``rich.console.Console``; by default the terminal's.
+            console: A ``rich.console.Console``; the terminal's by default.
 
         Raises:
             InvalidInputError: The package rich is not installed.
@@ -116,22 +116,22 @@ class ChangelogStateBackend:
         parallelism: int | None = None,
     ) -> StatefulDataFrame:
         """
-        Run a processor over grouped rows: Spark's ``transformWithState`` with its state in this backend.
+        Run a processor over grouped rows: Spark's ``transformWithState``, with the state in this backend.
 
         Args:
             grouped: ``df.groupBy(columns)`` of a streaming DataFrame or of another operator's result.
             statefulProcessor: An ordinary ``pyspark.sql.streaming.StatefulProcessor``.
-            outputStructType: Schema of the rows that it yields.
+            outputStructType: Schema of the rows that the processor yields.
             outputMode: "Update" or "Append".
             timeMode: "None", "ProcessingTime" or "EventTime"; see docs/time.md.
             initialState: A batch DataFrame grouped by the same key; the processor's ``handleInitialState`` gets its
-                rows in the operator's first batch, before the input's.
-            eventTimeColumnName: Column of the output with the event time, for the next operator of a chain.
-            name: Names the operator's state within the job; by default the processor's class name.
-            parallelism: Number of partitions; may differ from run to run. By default the backend's.
+                rows in the operator's first batch, before the input rows.
+            eventTimeColumnName: Output column that holds the event time, for the next operator of a chain.
+            name: Names the operator's state within the job; the processor's class name by default.
+            parallelism: Number of partitions; may differ from run to run. The backend's by default.
 
         Raises:
-            InvalidInputError: An argument is impossible, or asks for what is not served yet.
+            InvalidInputError: An argument is invalid or asks for an unsupported feature.
         """
         options = TransformOptions(
             statefulProcessor,
@@ -159,9 +159,9 @@ class ChangelogStateBackend:
         parallelism: int | None = None,
     ) -> StatefulDataFrame:
         """
-        Run a processor of the pandas API: Spark's ``transformWithStateInPandas``; otherwise as `transform_with_state`.
+        Run a pandas processor: Spark's ``transformWithStateInPandas``; otherwise like `transform_with_state`.
 
-        The processor gets the rows of a key as ``pandas.DataFrame``s and yields such. State is the same in both APIs.
+        The processor gets a key's rows as ``pandas.DataFrame``s and yields such frames. Both APIs share stored state.
         """
         options = TransformOptions(
             statefulProcessor,
@@ -191,14 +191,14 @@ class ChangelogStateBackend:
 
         Args:
             grouped: ``df.groupBy(columns)`` of a streaming DataFrame or of another operator's result.
-            processor: Of `backend_client.columnar`: a ready-made one, or the user's.
-            outputStructType: Schema of its output; only for processors that do not know it themselves.
+            processor: A ready-made processor of `backend_client.columnar`, or the user's own.
+            outputStructType: Schema of its output; needed only if the processor does not know it.
             outputMode: "Update" or "Append".
-            name: Names the operator's state within the job; by default the processor's class name.
-            parallelism: Number of partitions; may differ from run to run. By default the backend's.
+            name: Names the operator's state within the job; the processor's class name by default.
+            parallelism: Number of partitions; may differ from run to run. The backend's by default.
 
         Raises:
-            InvalidInputError: An argument is impossible, or the processor does not fit the input.
+            InvalidInputError: An argument is invalid, or the processor does not fit the input.
         """
         given = self._grouped(grouped)
         operator = columnar_operator(
@@ -211,10 +211,13 @@ class ChangelogStateBackend:
         return given.followed_by(row_operator(given.input, options))
 
     def _grouped(self, grouped: GroupedData | StatefulGroupedData) -> StatefulGroupedData:
-        """Return the input of an operator, be it a stream or the result of another operator."""
+        """Return an operator's input: a stream or the result of another operator."""
         if isinstance(grouped, StatefulGroupedData):
             if grouped.jobs is not self._jobs:
-                raise InvalidInputError("operators in a chain must be of one backend: they share their checkpoints")
+                raise InvalidInputError(
+                    "this operator and the one before it belong to different backends; use one backend for a whole "
+                    "chain, because its operators share their checkpoints"
+                )
             return grouped
         source = _streaming_source(grouped)
         query = Query(source, (), (), self.settings)
@@ -224,13 +227,13 @@ class ChangelogStateBackend:
 def _streaming_source(grouped: Any) -> DataFrame:
     if not isinstance(grouped, GroupedData) or not is_classic_grouped(grouped):
         raise InvalidInputError(
-            f"transform_with_state takes the result of df.groupBy(…) of a Spark session in this process, "
-            f"not {type(grouped).__name__}; Spark Connect is not served"
+            f"transform_with_state takes the result of df.groupBy(…) from a Spark session of this process, "
+            f"not {type(grouped).__name__}; Spark Connect is not supported"
         )
     source = grouped_frame(grouped)
     if not source.isStreaming:
         raise InvalidInputError(
-            "the DataFrame is not a stream: read it with spark.readStream, or use Spark's own operator for a batch "
-            "(uninstall() gives it back)"
+            "the grouped DataFrame is not a stream: read it with spark.readStream, or use Spark's own operator for "
+            "batch data (call uninstall() on the Installation first)"
         )
     return source

@@ -1,4 +1,4 @@
-"""What a stateful result consists of, in words, in the manner of Spark's ``explain``. No I/O."""
+"""A text description of a stateful result, in the manner of Spark's ``explain``. No I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_MAX_PARALLELISM = 128
 
 
 def describe(query: Query) -> str:
-    """Return the operators of a query, the last one first, and where their state is kept."""
+    """Return a text that lists a query's operators, last first, and where their state is kept."""
     settings = query.settings
     groups = settings.max_parallelism
     default = settings.parallelism

@@ -1,8 +1,8 @@
 """
-The one-line switch: a session's own ``transformWithState`` methods lead to a backend.
+The one-line switch: routes a session's own ``transformWithState`` methods to a backend.
 
-Spark's ``GroupedData`` is one class for all sessions, so its two methods are replaced once, and ask for the session
-each time; those of other sessions, and of this one after `uninstall`, do what they always did.
+Spark's ``GroupedData`` is one class for all sessions, so its two methods are replaced once and check the session at
+each call. In other sessions, and in this one after `uninstall`, they behave as before.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from backend_client.spark.private.session import grouped_frame, is_classic, sess
 from storage.errors import InvalidInputError
 
 Methods = Mapping[str, Callable[..., Any]]
-"""By the names of ``GroupedData``'s: what takes their place, called with the grouped rows and the arguments."""
+"""Replacements by the name of the ``GroupedData`` method; called with the grouped rows and the arguments."""
 
 _installed: dict[str, Methods] = {}
 _originals: dict[str, Callable[..., Any]] = {}
 
 
 class Installation:
-    """Undoes an installation, by `uninstall` or at the end of a ``with`` block."""
+    """An installed backend; undone by `uninstall` or at the end of a ``with`` block."""
 
     def __init__(self, session_id: str, methods: Methods) -> None:
         self._session_id = session_id
         self._methods = methods
 
     def uninstall(self) -> None:
-        """Give the session Spark's own operator back; queries that run go on. Doing it twice is fine."""
+        """Restore Spark's own operator in the session; running queries continue. Idempotent."""
         if _installed.get(self._session_id) is self._methods:
             del _installed[self._session_id]
         if not _installed:
@@ -48,19 +48,21 @@ class Installation:
 
 def install(spark: SparkSession, methods: Methods) -> Installation:
     """
-    Lead the session's ``transformWithState`` methods to those of a backend.
+    Route the session's ``transformWithState`` methods to those of a backend.
 
     Raises:
-        InvalidInputError: It is a session of Spark Connect, or has another backend installed.
+        InvalidInputError: The session is one of Spark Connect, or a backend is already installed in it.
     """
     if not is_classic(spark):
         raise InvalidInputError(
             f"install takes a Spark session of this process, not {type(spark).__module__}.{type(spark).__name__}; "
-            "Spark Connect is not served: start the driver with spark-submit, or without SPARK_REMOTE and remote(…)"
+            "Spark Connect is not supported: start the driver with spark-submit, or without SPARK_REMOTE and remote(…)"
         )
     session_id = session_id_of(spark)
     if session_id in _installed:
-        raise InvalidInputError("a backend is installed in this session already; uninstall it first")
+        raise InvalidInputError(
+            "a backend is already installed in this session; call uninstall() on its Installation first"
+        )
     _installed[session_id] = methods
     if not _originals:
         for name in methods:

@@ -1,4 +1,4 @@
-"""From the arguments of ``transformWithState``, and its like, to the operator that the driver runs."""
+"""Turns the arguments of ``transformWithState`` and its relatives into the operator that the driver runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger("backend_client")
 
 @dataclass(frozen=True, slots=True)
 class OperatorInput:
-    """What an operator gets its rows from: the query up to there, the rows' schema and the columns of the key."""
+    """An operator's input: the query up to that point, the schema of its rows and the key columns."""
 
     query: Query
     schema: StructType
@@ -33,19 +33,19 @@ class OperatorInput:
 
     def check_name(self, name: str) -> None:
         """
-        Check the name of a further operator.
+        Check the name of the next operator.
 
         Raises:
-            InvalidInputError: It is impossible, or another operator's.
+            InvalidInputError: The name is invalid or already used by another operator of the query.
         """
         validate_operator(name)
         if any(operator.name == name for operator in self.query.operators):
-            raise InvalidInputError(f"two operators are called {name!r}; give one of them another name=…")
+            raise InvalidInputError(f"two operators are named {name!r}; give one of them another name=…")
 
 
 @dataclass(frozen=True, slots=True)
 class TransformOptions:
-    """The arguments by Spark's names and in Spark's order; see `ChangelogStateBackend.transform_with_state`."""
+    """The arguments with Spark's names, in Spark's order; see `ChangelogStateBackend.transform_with_state`."""
 
     statefulProcessor: StatefulProcessor
     outputStructType: StructType | str
@@ -61,10 +61,10 @@ class TransformOptions:
 
 def row_operator(given: OperatorInput, options: TransformOptions) -> Operator:
     """
-    Return the operator of a processor of the Row or the pandas API.
+    Return the operator for a processor of the Row or pandas API.
 
     Raises:
-        InvalidInputError: An argument is impossible, or asks for what is not served yet.
+        InvalidInputError: An argument is invalid or asks for an unsupported feature.
     """
     output_mode, time_mode = _output_mode(options.outputMode), TimeMode.of(options.timeMode)
     processor, output_schema = options.statefulProcessor, options.outputStructType
@@ -93,8 +93,9 @@ def row_operator(given: OperatorInput, options: TransformOptions) -> Operator:
     )
     if time_mode is TimeMode.EVENT and operator.event_time is None:
         logger.warning(
-            "operator %r has timeMode 'EventTime', but its input has no watermark: timers never fire. Call "
-            "withWatermark before groupBy; behind another operator, name its eventTimeColumnName",
+            "operator %r has timeMode 'EventTime', but its input has no watermark, so timers never fire. Call "
+            "withWatermark before groupBy; if the input is another operator's result, set that operator's "
+            "eventTimeColumnName",
             name,
         )
     return _groupable(operator)
@@ -110,10 +111,10 @@ def columnar_operator(
     parallelism: int | None,
 ) -> Operator:
     """
-    Return the operator of a columnar processor; the arguments are those of `ChangelogStateBackend.transform_columns`.
+    Return the operator for a columnar processor; arguments as in `ChangelogStateBackend.transform_columns`.
 
     Raises:
-        InvalidInputError: An argument is impossible, or the processor does not fit the input.
+        InvalidInputError: An argument is invalid, or the processor does not fit the input.
     """
     output_mode = _output_mode(output_mode)
     name = name or type(processor).__name__
@@ -137,19 +138,19 @@ def columnar_operator(
 
 
 def _groupable(operator: Operator) -> Operator:
-    KeyCodec(operator.key_schema.json())  # refuses keys that cannot be grouped by
+    KeyCodec(operator.key_schema.json())  # refuses key types that cannot be grouped by
     return operator
 
 
 def _parse(text: str) -> StructType:
     parsed = DataType.fromDDL(text)
     if not isinstance(parsed, StructType):
-        raise InvalidInputError(f"{text!r} is no schema of named columns")
+        raise InvalidInputError(f"{text!r} is not a schema of named columns; write it as 'name type, name type'")
     return parsed
 
 
 def _output_mode(text: str) -> str:
-    """Return a mode by Spark's name; `InvalidInputError` for others than are served."""
+    """Return an output mode as Spark spells it; `InvalidInputError` for an unsupported one."""
     if text.lower() not in ("update", "append"):
-        raise InvalidInputError(f"outputMode must be 'Update' or 'Append', it is {text!r}")
+        raise InvalidInputError(f"outputMode must be 'Update' or 'Append', not {text!r}")
     return text.capitalize()

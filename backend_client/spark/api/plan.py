@@ -1,9 +1,9 @@
 """
-The lazy result of a stateful operator: what a user may still do with it before the query starts.
+The lazy result of a stateful operator, and the operations allowed on it before the query starts.
 
-A streaming DataFrame cannot hold this backend's operator, so the operations on its result are recorded and applied to
-every batch. They are also applied at once to an empty *template* of the same schema, so that a wrong column name is an
-error where it is written, and `schema`, `columns` and ``df["column"]`` work as ever.
+A streaming DataFrame cannot hold this backend's operator, so operations on its result are recorded and applied to
+every batch. They are also applied at once to an empty *template* of the same schema: a wrong column name fails where it
+is written, and `schema`, `columns` and ``df["column"]`` work as in Spark.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from backend_client.spark.private.session import stream_side_nodes
 from backend_client.spark.query import Operator, Query, Step
 from storage.errors import InvalidInputError
 
-# Operations that look at one row at a time, so that applying them batch by batch is applying them to the stream.
+# Operations on one row at a time: applied to each batch, they give the same result as applied to the whole stream.
 STATELESS = (
     "alias",
     "colRegex",
@@ -55,8 +55,8 @@ STATELESS = (
     "withMetadata",
 )
 
-_REMEMBER = "remember what was seen in a value state of a further processor"
-_AGGREGATE = "aggregate in a further processor: groupBy(…).transformWithState(…)"
+_REMEMBER = "remember seen rows in a value state of another processor"
+_AGGREGATE = "aggregate in another processor: groupBy(…).transformWithState(…)"
 _STATEFUL = {
     "agg": _AGGREGATE,
     "count": _AGGREGATE,
@@ -65,7 +65,7 @@ _STATEFUL = {
     "dropDuplicates": _REMEMBER,
     "dropDuplicatesWithinWatermark": _REMEMBER,
     "drop_duplicates": _REMEMBER,
-    "limit": "count in a further processor",
+    "limit": "count in another processor",
     "rollup": _AGGREGATE,
     "union": "union the streams before the operator",
     "unionAll": "union the streams before the operator",
@@ -81,7 +81,7 @@ class StatefulGroupedData:
         self.jobs = jobs
 
     def transformWithState(self, statefulProcessor: StatefulProcessor, *args: Any, **kwargs: Any) -> StatefulDataFrame:
-        """Add the next operator: Spark's method. It is named by its processor's class, numbered if that is taken."""
+        """Add the next operator, as in Spark. Its name is the processor's class name, numbered if that is taken."""
         name = self._free_name(statefulProcessor)
         options = TransformOptions(statefulProcessor, *args, **kwargs, name=name)
         return self.followed_by(row_operator(self.input, options))
@@ -89,13 +89,13 @@ class StatefulGroupedData:
     def transformWithStateInPandas(
         self, statefulProcessor: StatefulProcessor, *args: Any, **kwargs: Any
     ) -> StatefulDataFrame:
-        """Add the next operator, of the pandas API; as `transformWithState`."""
+        """Add the next operator, of the pandas API; otherwise like `transformWithState`."""
         name = self._free_name(statefulProcessor)
         options = TransformOptions(statefulProcessor, *args, **kwargs, name=name, pandas=True)
         return self.followed_by(row_operator(self.input, options))
 
     def followed_by(self, operator: Operator) -> StatefulDataFrame:
-        """Return the result of an operator that was made for this input."""
+        """Return the result of an operator that was built for this input."""
         query = self.input.query
         template = query.spark.createDataFrame([], operator.output_schema)
         return StatefulDataFrame(replace(query, operators=(*query.operators, operator), steps=()), template, self.jobs)
@@ -107,8 +107,8 @@ class StatefulGroupedData:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"{name!r} is not available here: the result of a stateful operator can be grouped only for "
-            "transformWithState and transformWithStateInPandas; aggregate in a processor, or inside foreachBatch"
+            f"{name!r} is not available here: a grouped stateful result only has transformWithState and "
+            "transformWithStateInPandas; aggregate in a processor, or inside foreachBatch"
         )
 
 
@@ -116,7 +116,7 @@ class StatefulDataFrame:
     """
     The result of ``transform_with_state``: a streaming DataFrame in all but its class.
 
-    Stateless DataFrame operations return another one; ``groupBy`` leads to a further operator; ``writeStream`` starts
+    Stateless DataFrame operations return a new result; ``groupBy`` prepares the next operator; ``writeStream`` starts
     the query.
     """
 
@@ -129,7 +129,7 @@ class StatefulDataFrame:
 
     @property
     def statefulQuery(self) -> Query:
-        """What the driver is to run, as a value."""
+        """The query that the driver runs, as a value."""
         return self._query
 
     @property
@@ -157,12 +157,12 @@ class StatefulDataFrame:
         self._template.printSchema()
 
     def explain(self, extended: Any = None, mode: str | None = None) -> None:
-        """Print the operators and their state, then Spark's plan of the input, with Spark's arguments."""
+        """Print the operators and their state, then Spark's plan of the input; arguments as in Spark."""
         sys.stdout.write(describe(self._query))
         self._query.source.explain(extended, mode)
 
     def transform(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Apply a function to this result, for chains of calls."""
+        """Apply a function to this result, for chained calls."""
         return func(self, *args, **kwargs)
 
     def groupBy(self, *cols: str | Column | list[str | Column]) -> StatefulGroupedData:
@@ -189,8 +189,8 @@ class StatefulDataFrame:
     def __getattr__(self, name: str) -> Any:
         if name == "_jdf":
             raise InvalidInputError(
-                "the result of a stateful operator of this backend is no DataFrame that Spark's own operations (union, "
-                "a join with another stream) can take: union streams before the operator, join static DataFrames by "
+                "Spark's own operations (union, a join with another stream) cannot take the result of a stateful "
+                "operator of this backend: union streams before the operator, join static DataFrames with "
                 "result.join(static, …), and use foreachBatch for the rest"
             )
         if name.startswith("_"):
@@ -201,12 +201,12 @@ class StatefulDataFrame:
             return F.col(name)
         if name in _STATEFUL:
             raise AttributeError(
-                f"{name!r} is a stateful operation of Spark's own, which cannot follow an operator of this backend: "
+                f"{name!r} is one of Spark's own stateful operations, which cannot follow an operator of this backend: "
                 f"{_STATEFUL[name]}, or use foreachBatch"
             )
         raise AttributeError(
-            f"{name!r} is not available on the result of a stateful operator; stateless operations are "
-            f"({', '.join(STATELESS)}), and foreachBatch gives each batch as an ordinary DataFrame"
+            f"{name!r} is not available on the result of a stateful operator; use a stateless operation "
+            f"({', '.join(STATELESS)}), or foreachBatch, which gives each batch as an ordinary DataFrame"
         )
 
     def _recorder(self, name: str) -> Callable[..., StatefulDataFrame]:
@@ -215,11 +215,11 @@ class StatefulDataFrame:
                 if isinstance(value, StatefulDataFrame) or (isinstance(value, DataFrame) and value.isStreaming):
                     raise InvalidInputError(
                         f"{name} of a stateful result with another stream would be a stateful operation; union the "
-                        "streams before the operator, and let its processor join them"
+                        "streams before the operator and join them in its processor"
                     )
 
             step = Step(name, args, kwargs)
-            # Of a function, only the schema counts here; as a part of a plan, Spark would pickle and keep it.
+            # Only the schema of a function's result matters here. In a plan, Spark would pickle and keep the function.
             template = step.with_function(lambda _: _same)(self._template)
             _refuse_stateful(name, template)
             query = replace(self._query, steps=(*self._query.steps, step))
@@ -233,24 +233,24 @@ def _same(batches: Any) -> Any:
 
 
 _LOOKS_AT_MANY_ROWS = {
-    "Aggregate": f"an aggregate function over all rows would see one batch only: {_AGGREGATE}",
-    "Window": f"a window function would see one batch only: {_REMEMBER}",
+    "Aggregate": f"an aggregate function over all rows would see only one batch: {_AGGREGATE}",
+    "Window": f"a window function would see only one batch: {_REMEMBER}",
 }
 _JOINS_OF_STATIC_ROWS = {"RightOuter", "FullOuter"}
 
 
 def _refuse_stateful(name: str, frame: DataFrame) -> None:
     """
-    Refuse a step that is stateless by its name, and looks at more than one row of the stream.
+    Refuse a step that is stateless by name but reads more than one row of the stream.
 
     Raises:
-        InvalidInputError: It would give another result batch by batch than on the whole stream.
+        InvalidInputError: Its result batch by batch would differ from that on the whole stream.
     """
     for kind, join_type in stream_side_nodes(frame):
         if kind in _LOOKS_AT_MANY_ROWS:
             raise InvalidInputError(f"{name}: {_LOOKS_AT_MANY_ROWS[kind]}, or use foreachBatch")
         if kind == "Join" and join_type in _JOINS_OF_STATIC_ROWS:
             raise InvalidInputError(
-                f"{name}: a right or full outer join would put the static rows without a partner out again in every "
-                "batch: join 'inner', 'left', 'left_semi' or 'left_anti', or use foreachBatch"
+                f"{name}: a right or full outer join would emit the static rows without a partner in every batch; "
+                "join 'inner', 'left', 'left_semi' or 'left_anti', or use foreachBatch"
             )

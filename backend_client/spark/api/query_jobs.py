@@ -1,4 +1,4 @@
-"""The jobs of a backend's queries, and who is told of their batches."""
+"""The jobs of a backend's queries, and the listeners to their batches."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ _PROGRESS_KEPT = 1000
 
 
 class ProgressReports:
-    """Keeps the figures of the last batches, and calls listeners with them."""
+    """Keeps the figures of the most recent batches and passes them to listeners."""
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[BatchProgress], None]] = []
         self.recent: deque[BatchProgress] = deque(maxlen=_PROGRESS_KEPT)
 
     def __call__(self, progress: BatchProgress) -> None:
-        """Take in a batch's figures. The batch is done: what a listener raises is logged, and fails nothing."""
+        """Record a batch's figures. The batch is already complete, so a listener's exception is only logged."""
         self.recent.append(progress)
         logger.info("%s", progress.to_text())
         for listener in self.listeners:
             try:
                 listener(progress)
             except Exception:
-                logger.exception("a listener of on_progress failed behind batch %d", progress.batch_id)
+                logger.exception("an on_progress listener failed after batch %d", progress.batch_id)
 
 
 class QueryJobs:
     """
-    Says which job a query has.
+    Assigns a job to each query.
 
     Args:
-        settings: The backend's, with its job.
-        reports: Told of each batch of each query.
+        settings: The backend's settings, with its job.
+        reports: Gets the figures of every batch of every query.
     """
 
     def __init__(self, settings: BackendSettings, reports: ProgressReports) -> None:
@@ -52,30 +52,30 @@ class QueryJobs:
         self._unnamed: list[StreamingQuery] = []
 
     def one_per_query(self) -> QueryJobs:
-        """Return the same, but that each query with a name has a job of its own."""
+        """Return a copy that gives each named query its own job."""
         jobs = QueryJobs(self.settings, self.reports)
         jobs._has_one_per_query, jobs._unnamed = True, self._unnamed
         return jobs
 
     def settings_for(self, query_name: str | None) -> BackendSettings:
         """
-        Return the settings of a query that is about to start, with its job.
+        Return the settings, with the job, for a query that is about to start.
 
         Raises:
-            InvalidInputError: The name cannot be part of a job's, or another query without a name runs.
+            InvalidInputError: The name cannot be part of a job name, or another unnamed query is running.
         """
         if not self._has_one_per_query:
             return self.settings
         if query_name is None:
             if any(query.isActive for query in self._unnamed):
                 raise InvalidInputError(
-                    f"a query without a name keeps its state in job {self.settings.job!r} already; name queries with "
-                    "queryName(…), each then has a job of its own"
+                    f"another query without a name already keeps its state in job {self.settings.job!r}; name the "
+                    "queries with queryName(…), so that each has its own job"
                 )
             return self.settings
         return replace(self.settings, job=f"{self.settings.job}.{query_name}")
 
     def started(self, query: StreamingQuery) -> None:
-        """Take note of a running query."""
+        """Register a running query."""
         if not query.name:
             self._unnamed[:] = [known for known in (*self._unnamed, query) if known.isActive]

@@ -1,9 +1,9 @@
 """
-Joins of several streams per key, where a row waits for its partners for a limited time; see docs/joins.md.
+Joins of several streams by key, where a row waits for its partners for a limited time; see docs/joins.md.
 
-`join_streams` makes one stream of the inputs, a struct column for each, and lets the processor `StreamJoin` find what
-belongs together. The rules are those of `backend_client.join_rules`; here is only how rows are kept: an entry of a map
-state for each row that waits, and for each key a timer not later than the first end of a row's waiting.
+`join_streams` unions the inputs into one stream with a struct column for each; the processor `StreamJoin` matches their
+rows. The rules are in `backend_client.join_rules`. This module only keeps the rows: one map state entry per waiting
+row, and one timer per key that is not later than the first end of a wait.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class JoinInput:
-    """One of the streams that are joined: its columns but the keys, and how long its rows wait."""
+    """One of the joined streams: its columns without the keys, and how long its rows wait."""
 
     name: str
     schema: StructType
@@ -51,11 +51,11 @@ class StreamJoin(StatefulProcessor):
     """
     Joins the rows of one key, with ``timeMode="EventTime"``.
 
-    Input columns: the keys, event time, event time in microseconds, then a struct for each of `inputs`, of which one is
-    not null. Output columns: the same without the microseconds, with any of the structs null.
+    Input columns: the keys, event time, event time in microseconds, then a struct for each of `inputs`, exactly one of
+    them not null. Output columns: the same without the microseconds; any of the structs may be null.
 
-    The state of a key: the rows of each input that wait, by event time and a number; the next such number, and when
-    the last row of each input ended.
+    The state of a key: each input's waiting rows, by event time and a number; the next such number; and, for each
+    input, when its last row's wait ended.
     """
 
     def __init__(self, inputs: Sequence[JoinInput], how: str, output_names: Sequence[str]) -> None:
@@ -72,7 +72,7 @@ class StreamJoin(StatefulProcessor):
         self._progress = handle.getValueState("progress", _PROGRESS)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any = None) -> Iterator[Row]:
-        """Yield the complete combinations that new rows make, and rows without key or time, which have no partners."""
+        """Yield the combinations that new rows complete, and rows without key or time, which have no partners."""
         sides: dict[int, Side] = {}
         first_end: int | None = None
         number, last_ends = self._progress.get() or (0, {})
@@ -80,7 +80,7 @@ class StreamJoin(StatefulProcessor):
             begin, *parts = row[len(key) + 1 :]
             position = next(at for at, part in enumerate(parts) if part is not None)
             values = tuple(map(parts[position].__getitem__, self._inputs[position].schema.names))
-            if begin is None or None in key:  # as in SQL, nothing equals null
+            if begin is None or None in key:  # as in SQL, null equals nothing
                 if self._required <= {position}:
                     yield self._output(key, begin, {position: values})
                 continue
@@ -103,7 +103,7 @@ class StreamJoin(StatefulProcessor):
             self._wake_at(first_end)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        """Remove the rows whose waiting is over and, unless the join is an inner one, yield what they are part of."""
+        """Remove rows whose wait is over; unless the join is inner, yield the combinations that they are part of."""
         progress = self._progress.get()
         if progress is None:
             return
@@ -128,14 +128,14 @@ class StreamJoin(StatefulProcessor):
             self._progress.clear()
 
     def close(self) -> None:
-        """Hold nothing that has to be closed."""
+        """Do nothing: the processor holds no resources."""
 
     def _read(self, position: int) -> Side:
         lives = (Life(begin, number, row) for (begin, number), row in self._waiting[position].iterator())
         return Side.of(self._inputs[position].wait_micros, lives)
 
     def _wake_at(self, end: int) -> None:
-        self._handle.registerTimer(-(-end // 1000))  # timers are in milliseconds, and not before the end
+        self._handle.registerTimer(-(-end // 1000))  # in milliseconds, rounded up: a timer never precedes the end
 
     def _output(self, key: Any, micros: int | None, rows: Mapping[int, Any]) -> Row:
         moment = None if micros is None else _EPOCH + timedelta(microseconds=micros)
@@ -155,18 +155,18 @@ def join_streams(
     parallelism: int | None = None,
 ) -> StatefulDataFrame:
     """
-    Join streams: rows of equal keys meet if none comes, by event time, after the waiting of another one is over.
+    Join streams: rows with equal keys match if, by event time, none arrives after another one's wait is over.
 
     Args:
         backend: Keeps the state.
-        inputs: Two or more streams with a watermark each, by the names that they get in the result.
-        on: Columns of all inputs, of the same types.
+        inputs: Two or more streams, each with a watermark, by the names that they get in the result.
+        on: Columns that all inputs have, with the same types.
         wait: How long a row waits for partners, such as "10 minutes"; for all inputs or for each by name.
         how: "inner"; "left" keeps each row of the first input; "full" keeps each row of every input.
-        event_time: Column of the result with the moment at which a row was complete or its waiting over; it has the
-            watermark, for an operator behind the join.
+        event_time: Result column with the event time at which a row was complete or its wait was over; it carries the
+            watermark, for an operator after the join.
         name: Names the operator's state within the job.
-        parallelism: Number of partitions; by default the backend's.
+        parallelism: Number of partitions; the backend's by default.
 
     Returns:
         The columns `on`, `event_time`, and for each input a struct of its other columns, null where it has no partner.
@@ -176,9 +176,9 @@ def join_streams(
     """
     keys = [on] if isinstance(on, str) else list(on)
     if how not in HOW:
-        raise InvalidInputError(f"how must be one of {', '.join(HOW)}, it is {how!r}")
+        raise InvalidInputError(f"how must be one of {', '.join(HOW)}, not {how!r}")
     if len(inputs) < 2:
-        raise InvalidInputError(f"a join has at least two inputs, this one has {len(inputs)}")
+        raise InvalidInputError(f"a join needs at least two inputs, this one has {len(inputs)}")
     times = {label: _check_input(label, frame, keys) for label, frame in inputs.items()}
     _check_names([*keys, event_time, *inputs])
     _check_key_types(inputs, keys)
@@ -207,12 +207,12 @@ def join_streams(
 def _as_part(
     frame: DataFrame, position: int, parts: Sequence[JoinInput], keys: Sequence[str], time: str, event_time: str
 ) -> DataFrame:
-    """Return the rows of the input at `position` as rows of all inputs: its own columns in its struct, else nulls."""
+    """Return one input's rows in the shape of the union: its columns in its own struct, the other structs null."""
     structs = [F.lit(None).cast(part.schema).alias(part.name) for part in parts]
     own = parts[position]
     structs[position] = F.struct(*(F.col(quoted(field)) for field in own.schema.names)).alias(own.name)
     return frame.select(
-        *(F.col(quoted(key)).alias(key, metadata={}) for key in keys),  # one column alone has the watermark
+        *(F.col(quoted(key)).alias(key, metadata={}) for key in keys),  # only one column may carry the watermark
         F.col(quoted(time)).alias(event_time),
         F.expr(f"unix_micros({quoted(time)})").alias(_MICROS_COLUMN),
         *structs,
@@ -220,11 +220,11 @@ def _as_part(
 
 
 def _check_input(label: str, frame: Any, keys: Sequence[str]) -> str:
-    """Return the name of an input's column with a watermark; refuse an input that cannot be joined."""
+    """Return the name of an input's watermarked column; refuse an input that cannot be joined."""
     if isinstance(frame, StatefulDataFrame):
         raise InvalidInputError(
-            f"input {label!r} is the result of a stateful operator, which can be no input of a join: join first, and "
-            "put the other operator behind the join; or write its result out and read it as a stream"
+            f"input {label!r} is the result of a stateful operator, which cannot be an input of a join: join first and "
+            "put the operator after the join, or write its result to a sink and read that as a stream"
         )
     if not isinstance(frame, DataFrame) or not frame.isStreaming:
         raise InvalidInputError(
@@ -239,12 +239,12 @@ def _check_input(label: str, frame: Any, keys: Sequence[str]) -> str:
     timed = [field for field in frame.schema.fields if DELAY_KEY in field.metadata]
     if len(timed) != 1:
         raise InvalidInputError(
-            f"input {label!r} has {len(timed)} columns with a watermark, it needs one: waiting ends by event time. "
-            + ("Drop all but one" if timed else "Call withWatermark on it")
+            f"input {label!r} has {len(timed)} columns with a watermark, it needs exactly one, because waits end by "
+            "event time. " + ("Drop all but one" if timed else "Call withWatermark on it")
         )
     if not isinstance(timed[0].dataType, TimestampType):
         raise InvalidInputError(
-            f"column {timed[0].name!r} of input {label!r} is the event time, and so must be a timestamp, not "
+            f"column {timed[0].name!r} of input {label!r} is the event time and must be a timestamp, not "
             f"{timed[0].dataType.simpleString()}; cast it before withWatermark"
         )
     return timed[0].name
@@ -255,8 +255,8 @@ def _check_names(names: Sequence[str]) -> None:
     for name in names:
         if not isinstance(name, str) or not name or name.lower() in seen:
             raise InvalidInputError(
-                f"keys, event_time and the names of inputs are columns of the result, each with a name of its own; "
-                f"rename {name!r}"
+                f"the keys, event_time and the inputs' names become columns of the result and must be non-empty and "
+                f"distinct; rename {name!r}"
             )
         seen.add(name.lower())
 
@@ -266,13 +266,13 @@ def _check_key_types(inputs: Mapping[str, DataFrame], keys: Sequence[str]) -> No
         kinds = {label: frame.schema[key].dataType.simpleString() for label, frame in inputs.items()}
         if len(set(kinds.values())) > 1:
             raise InvalidInputError(
-                f"key {key!r} has several types, cast it to one: "
+                f"key {key!r} has different types in the inputs, cast it to one type: "
                 + ", ".join(f"{kind} in input {label!r}" for label, kind in kinds.items())
             )
 
 
 def _part_schema(frame: DataFrame, keys: Sequence[str], time: str) -> StructType:
-    """Return an input's columns but the keys, without what may change while the state stays: metadata, nullability."""
+    """Return an input's columns without the keys, and without what may change between runs: metadata, nullability."""
     fields = [field for field in frame.schema.fields if field.name not in keys or field.name == time]
     return StructType([StructField(field.name, field.dataType) for field in fields])
 
@@ -284,7 +284,7 @@ def _waits(
     by_label = wait if isinstance(wait, Mapping) else dict.fromkeys(labels, wait)
     if set(by_label) != set(labels):
         raise InvalidInputError(
-            f"wait must name all inputs and nothing else, or be one duration for all; inputs are {', '.join(labels)}"
+            f"wait must be one duration, or name each input and nothing else; the inputs are {', '.join(labels)}"
         )
     return {label: _micros(spark, by_label[label]) for label in labels}
 
@@ -301,6 +301,6 @@ def _micros(spark: SparkSession, wait: str | timedelta) -> int:
             micros = None
     if micros is None or micros < 0:
         raise InvalidInputError(
-            f"wait must be a duration like '10 minutes' or a timedelta, not negative; it is {wait!r}"
+            f"wait must be a non-negative duration such as '10 minutes', or a timedelta, not {wait!r}"
         )
     return micros

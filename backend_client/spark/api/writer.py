@@ -1,9 +1,9 @@
 """
 The writer of a stateful result: the methods of Spark's ``DataStreamWriter``; `start` returns Spark's query.
 
-Under it lies a ``foreachBatch`` query on the first operator's input. A user's function gets each batch of the result as
-an ordinary DataFrame; what it does with it runs at least once per batch, and the same batch id always means the same
-input. Spark's own sinks are in `sinks`.
+The query is a ``foreachBatch`` query on the first operator's input. A user's function gets each batch of the result as
+an ordinary DataFrame and runs at least once per batch; the same batch id always means the same input. `sinks` holds
+Spark's own sinks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OUTPUT_MODES = ("append", "update")
 
 
 class StatefulStreamWriter:
-    """Collects what a query is to do; `start` starts it."""
+    """Collects a query's sink and options; `start` starts the query."""
 
     def __init__(self, query: Query, schema: StructType, jobs: QueryJobs) -> None:
         self._query = query
@@ -53,14 +53,16 @@ class StatefulStreamWriter:
         self._partition_by: tuple[str, ...] = ()
 
     def outputMode(self, outputMode: str) -> StatefulStreamWriter:
-        """Accept "append" and "update": each batch's output rows are written, whichever is named."""
+        """Set "append" or "update"; both write each batch's output rows."""
         if outputMode.lower() not in _OUTPUT_MODES:
-            raise InvalidInputError(f"output mode {outputMode!r} is not possible here; use one of {_OUTPUT_MODES}")
+            raise InvalidInputError(
+                f"output mode {outputMode!r} is not supported on a stateful result; use one of {_OUTPUT_MODES}"
+            )
         self._output_mode = outputMode.lower()
         return self
 
     def format(self, source: str) -> StatefulStreamWriter:
-        """Name a sink of Spark's: a file format, "kafka", "memory", "console", "noop", or that of a package."""
+        """Choose one of Spark's sinks: a file format, "kafka", "memory", "console", "noop", or one from a package."""
         self._format = source
         return self
 
@@ -83,7 +85,10 @@ class StatefulStreamWriter:
     def trigger(self, **kwargs: Any) -> StatefulStreamWriter:
         """Set the trigger as in Spark: ``processingTime``, ``availableNow`` or ``once``."""
         if kwargs.get("continuous") is not None:
-            raise InvalidInputError("continuous processing has no batches; use trigger(processingTime='0 seconds')")
+            raise InvalidInputError(
+                "trigger(continuous=…) is not supported, because state is checkpointed per batch; use "
+                "trigger(processingTime='0 seconds')"
+            )
         self._writer = self._writer.trigger(**kwargs)
         return self
 
@@ -93,18 +98,18 @@ class StatefulStreamWriter:
         return self
 
     def clusterBy(self, *_: Any) -> StatefulStreamWriter:
-        """Refuse: no sink here clusters."""
-        raise InvalidInputError("clusterBy is not served on a stateful result; use partitionBy, or foreachBatch")
+        """Refuse: no sink of a stateful result supports clustering."""
+        raise InvalidInputError("clusterBy is not supported on a stateful result; use partitionBy, or foreachBatch")
 
     def foreachBatch(self, func: BatchFunction) -> StatefulStreamWriter:
-        """Call `func(batch, batch_id)` for every batch; it may run any number of actions on the batch."""
+        """Call `func(batch, batch_id)` for every batch; it may run several actions on the batch."""
         if not callable(func):
             raise InvalidInputError("foreachBatch takes a function of a DataFrame and a batch id")
         self._function = func
         return self
 
     def foreach(self, f: Any) -> StatefulStreamWriter:
-        """Call `f` for every row, or its ``open``, ``process`` and ``close`` for every partition, in the workers."""
+        """Call `f` for every row in the workers; an object gets ``open`` and ``close`` around each partition's rows."""
         self._function = ForeachRows(f)
         return self
 
@@ -117,7 +122,7 @@ class StatefulStreamWriter:
         queryName: str | None = None,
         **options: Any,
     ) -> StreamingQuery:
-        """Append to a table, which is created if it does not exist, and start the query. Raises as `start` does."""
+        """Start the query, appending to a table that is created if it does not exist. Raises as `start` does."""
         self._take(format, outputMode, partitionBy, queryName, options)
         self._location()
         spark = self._query.spark
@@ -136,7 +141,7 @@ class StatefulStreamWriter:
         Take the job over and start the query.
 
         Raises:
-            InvalidInputError: An option is missing or impossible, or the Spark checkpoint does not belong to the state.
+            InvalidInputError: An option is missing or invalid, or the Spark checkpoint does not belong to the state.
             DstlError: The storage cannot be written, or the sidecar does not start.
         """
         self._take(format, outputMode, partitionBy, queryName, options)
@@ -147,7 +152,9 @@ class StatefulStreamWriter:
             return self._start(self._function)
         spark = self._query.spark
         if self._format is None and "path" not in self._options:
-            raise InvalidInputError("name a sink: foreachBatch(…), foreach(…), format(…), toTable(…) or start(path)")
+            raise InvalidInputError(
+                "the query has no sink; name one: foreachBatch(…), foreach(…), format(…), toTable(…) or start(path)"
+            )
         return self._start(open_sink(spark, self._request(self._format or _default_format(spark))))
 
     def _take(
@@ -175,16 +182,19 @@ class StatefulStreamWriter:
         if root and self._query_name:
             return f"{root.rstrip('/')}/{self._query_name}"
         raise InvalidInputError(
-            "the option checkpointLocation is required: Spark keeps the offsets of the stream there, "
-            "and the state belongs to them"
+            "the option checkpointLocation is required: Spark keeps the stream's offsets there, and the state belongs "
+            "to them; call option('checkpointLocation', …) on the writer"
         )
 
     def _start(self, function: BatchFunction | ForeachRows) -> StreamingQuery:
         location = self._location()
         spark = self._query.spark
         if self._query_name and any(query.name == self._query_name for query in spark.streams.active):
-            # Spark would say so too, but only when the one that runs has lost its job to this one.
-            raise InvalidInputError(f"a query with the name {self._query_name!r} is active in this session already")
+            # Spark refuses this too, but only after this query has taken the job from the running one.
+            raise InvalidInputError(
+                f"a query named {self._query_name!r} is already active in this session; stop it first, or use another "
+                "queryName"
+            )
         query = replace(self._query, settings=self._jobs.settings_for(self._query_name))
         check_worker_python(spark)
         runner = BatchRunner.open(query, function, CheckpointLog(spark, location), self._jobs.reports)

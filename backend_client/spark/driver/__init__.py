@@ -1,1 +1,1 @@
-"""What runs on the driver for each batch of a query."""
+"""The driver's part of every batch of a query."""

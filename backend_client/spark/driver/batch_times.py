@@ -1,4 +1,4 @@
-"""The time of a query's batches, as the rows of each operator have it: watermarks before, within and behind a batch."""
+"""The time of a query's batches, as each operator's rows see it: watermarks before, during and after a batch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 class BatchTimes:
     """
-    Asks Spark's plan of the running batch for what its offsets entry does not say.
+    Reads from Spark's plan of the running batch what its offsets entry does not contain.
 
     Args:
         spark: The session that started the query.
         query_id: Returns the query's id.
-        operators: Those of the query.
+        operators: The query's operators.
     """
 
     def __init__(self, spark: SparkSession, query_id: Callable[[], str | None], operators: Sequence[Operator]) -> None:
@@ -34,7 +34,7 @@ class BatchTimes:
         self._closes = setting(spark, _WITHOUT_DATA, "true").lower() == "true"
 
     def time(self, offsets: str, latest: CheckpointInfo | None) -> BatchTime | None:
-        """Return a batch's time, which Spark wrote into its offsets entry; None if no operator asks for it."""
+        """Return a batch's time, which Spark wrote into its offsets entry; None if no operator uses it."""
         if all(
             operator.time_mode is TimeMode.NONE and not isinstance(operator.processor, ColumnarPlan)
             for operator in self._operators
@@ -47,10 +47,10 @@ class BatchTimes:
 
     def closed_ms(self, time: BatchTime | None) -> tuple[int | None, int | None]:
         """
-        Return the watermark at which the batch that was read is closed, and what it is behind the query's input.
+        Return the watermark in ms that closes the batch just read, and the same as seen after the query's input plan.
 
-        Both are None for a batch that is left open: where Spark runs one without data, which operators of its own ask
-        for, and where it is told to run none.
+        Both are None for a batch that is left open: Spark's own operators ask for a batch without data, or Spark is
+        configured to run none.
         """
         if time is None or not self._closes:
             return None, None
@@ -64,19 +64,19 @@ class BatchTimes:
 
     def fires_first(self, operator: Operator, context: BatchContext) -> bool:
         """
-        Say whether timers that are due fire before the rows.
+        Return whether due timers fire before the rows.
 
-        By event time they never do: the batch before was closed, or else Spark has run none between it and this one.
-        By processing time there are batches without data all the time, which are not run here.
+        In event time they never do: the batch before was closed, or Spark ran no batch between it and this one. In
+        processing time Spark's own operator would run batches without data all the time, which do not run here.
         """
         return operator.time_mode is TimeMode.PROCESSING and self._closes and not context.is_second_pass
 
 
 def late_until_ms(operator: Operator, context: BatchContext) -> int | None:
     """
-    Return up to which moment an operator's rows are late; None where they never are.
+    Return the moment in ms up to which an operator's rows are late; None if no row is.
 
-    As on Spark it is the watermark of the batch before: the batch's own where that was closed at it.
+    As in Spark, it is the watermark of the batch before; the batch's own if the batch before was closed at it.
     """
     if context.time is None or operator.event_time is None:
         return None

@@ -1,11 +1,11 @@
 """
-The second pass over a batch, in which what its rows have made due is done. No I/O.
+The second pass over a batch: fires the timers and ends the windows that its rows have made due. No I/O.
 
 When the watermark moves, Spark runs a batch without data for its own stateful operators, in which timers fire and
-windows end. Its plan has none of this backend's operators, so it runs none for them. What it would do there is done
-here at the end of the batch that moves the watermark: each operator runs once more, without rows from the stream, at
-the watermark that Spark gives to the next batch. Its changes join those of the first pass in one checkpoint, and its
-output follows theirs. It is left out where nothing is due by then, which the receipts of the first pass tell.
+windows end. Its plan contains none of this backend's operators, so it runs none for them. Their work is done here, at
+the end of the batch that moves the watermark: operators run once more, without rows from the stream, at the watermark
+that Spark gives to the next batch. The changes join those of the first pass in one checkpoint, and the output follows
+that of the first pass. Without anything due, which the first pass's receipts tell, the second pass is skipped.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dstl_service.wire import ChangeSetRef
 @dataclass(frozen=True, slots=True)
 class SecondPass:
     """
-    What is to be done in it.
+    The work of a second pass.
 
     Args:
-        time: Of the pass. What is late in it is so by the watermark of the batch, as behind a batch of its own.
+        time: The time of the pass. Rows are late by the watermark of the first pass, as if that were the batch before.
         due: The operators in which something is due.
-        earlier: The change sets of the first pass, by operator and partition.
+        earlier: The first pass's change sets, by operator and partition.
     """
 
     time: BatchTime
@@ -41,9 +41,9 @@ def second_pass(
     Return what is due when a batch's watermark moves; None if nothing is.
 
     Args:
-        time: Of the batch; None where time is no matter.
+        time: The batch's time; None if no operator uses it.
         next_watermark_ms: The watermark at which the batch is closed; None if it is left open.
-        receipts: Of its first pass.
+        receipts: The receipts of its first pass.
     """
     if time is None or next_watermark_ms is None:
         return None

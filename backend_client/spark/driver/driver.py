@@ -1,12 +1,12 @@
 """
 One query on the driver: runs every batch through the operators and turns it into a checkpoint.
 
-Life of a batch: begin - each operator's job, whose result are the receipts of the accepted attempts - once more for
-what the rows have made due (`closing`) - start of the upload - the user's function, meanwhile - complete: the manifest,
-and with it the checkpoint, exists - only then does ``foreachBatch`` return and Spark commit.
+Life of a batch: begin - each operator's job, which returns the receipts of the accepted attempts - a second pass for
+what the rows have made due (`closing`) - start of the upload - the user's function, meanwhile - complete: the manifest
+exists, and with it the checkpoint - only then does ``foreachBatch`` return and Spark commit.
 
-Where output turns out to be lost, or of another attempt than the one whose receipt was taken (`receipts`), the whole
-batch is executed again (I18).
+If output is lost, or comes from another attempt than the one whose receipt was taken (`receipts`), the whole batch is
+executed again (I18).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Report = Callable[[BatchProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One try at a batch: its context, Spark's offsets entry, and the outputs that are kept until it ends."""
+    """One try of a batch: its context, Spark's offsets entry, and the outputs that are kept until it ends."""
 
     context: BatchContext
     offsets: str
@@ -96,18 +96,18 @@ class BatchRunner:
         cls, query: Query, function: BatchFunction | ForeachRows, log: CheckpointLog, report: Report
     ) -> BatchRunner:
         """
-        Take the job over, if the query fits what is stored of it.
+        Take the job over, if the query fits the stored state.
 
         Args:
-            query: What to run.
+            query: The query to run.
             function: Gets each batch of the result.
             log: The query's Spark checkpoint.
-            report: Told of each batch's figures.
+            report: Gets each batch's figures.
 
         Raises:
             InvalidInputError: The Spark checkpoint, a key schema or a state schema is not that of the stored state, or
-                what is to run in tasks cannot be sent to them.
-            ConflictError: The Spark checkpoint and the state went apart.
+                a processor or function cannot be sent to tasks.
+            ConflictError: The Spark checkpoint and the state have diverged.
         """
         settings = query.settings
         client = connect(settings)
@@ -115,7 +115,7 @@ class BatchRunner:
         try:
             check_shippable(query, function, shipments)
             known = JobSession.find(client, settings)
-            if known is not None:  # a start that is refused must leave the query that runs alone
+            if known is not None:  # a refused start must leave the running query alone
                 check_start(query, log, known.latest, known.max_parallelism)
             session = JobSession.open(client, settings)
             infos = check_start(query, log, session.latest, session.max_parallelism)
@@ -129,7 +129,7 @@ class BatchRunner:
             raise
 
     def close(self) -> None:
-        """Give back what the query has on driver and executors, and close the connection to the coordinator."""
+        """Release the query's resources on driver and executors, and close the connection to the coordinator."""
         self._shipments.close()
         self._anchors.release()
         self._client.close()
@@ -138,18 +138,18 @@ class BatchRunner:
         """Close when the query has ended, however it ends."""
 
         def wait() -> None:
-            with suppress(Exception):  # the query's own, which is reported to who waits for it, or no Spark any more
+            with suppress(Exception):  # the query's own error, which its other waiters get, or a stopped Spark
                 query.awaitTermination()
-            with suppress(Exception):  # a Spark that has stopped keeps nothing
+            with suppress(Exception):  # a stopped Spark has released everything
                 self.close()
 
         threading.Thread(target=wait, name="dstl-end-of-query", daemon=True).start()
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Execute one batch; return when its checkpoint exists."""
+        """Execute one batch; returns only when its checkpoint exists."""
         if self._is_done(batch_id):
-            logger.info("batch %d is in checkpoint %s already", batch_id, self._session.base)
-            # Spark's own stateful operators have to see the rows, and the tracker of its watermark, too: both would be
+            logger.info("batch %d is already in checkpoint %s", batch_id, self._session.base)
+            # Spark's own stateful operators and its watermark tracker must see the rows; otherwise both would lag
             # behind those of an undisturbed run.
             frame.write.format("noop").mode("overwrite").save()
             return
@@ -205,7 +205,7 @@ class BatchRunner:
         return progress_of(context, receipts, response, (started, computed, called, done), tries)
 
     def _first_pass(self, frame: DataFrame, work: _Work, inputs: list[DataFrame]) -> tuple[DataFrame, list[Receipt]]:
-        """Run the rows through all operators; note what each one's steps began with."""
+        """Run the rows through all operators; append each operator's input, before its steps, to `inputs`."""
         receipts: list[Receipt] = []
         for operator, info in zip(self._operators, self._infos, strict=True):
             inputs.append(frame)
@@ -216,7 +216,7 @@ class BatchRunner:
     def _second_pass(
         self, inputs: Sequence[DataFrame], work: _Work, closing: SecondPass
     ) -> tuple[DataFrame, list[Receipt]]:
-        """Run those operators again in which something is due, and those behind them."""
+        """Run the operators in which something is due again, and all operators after them."""
         work = replace(work, context=replace(work.context, time=closing.time, is_second_pass=True))
         receipts: list[Receipt] = []
         frame: DataFrame | None = None
@@ -239,7 +239,7 @@ class BatchRunner:
         work: _Work,
         closing: SecondPass | None = None,
     ) -> tuple[DataFrame, list[Receipt]]:
-        """Run an operator, and keep its output; return that and its receipts."""
+        """Run an operator and keep its output; return the output and its receipts."""
         earlier = {} if closing is None else closing.earlier[operator.name]
         with set_for(frame.sparkSession, operator):
             rows = apply_steps(operator.steps, frame, work.offsets)
@@ -249,11 +249,11 @@ class BatchRunner:
             return checked(output.frame, accepted), accepted
 
     def _flush(self, batch_id: int, plan: CompleteRequest) -> None:
-        """Start the upload of what the operators have sent, if the coordinator can; `complete` waits for it anyway."""
+        """Start the upload of the operators' changes, if the coordinator is up; `complete` waits for it anyway."""
         try:
             self._session.flush(batch_id, plan)
         except UnavailableError as error:
-            logger.warning("the upload of batch %d begins with its checkpoint: %s", batch_id, error)
+            logger.warning("the upload of batch %d could not start early, it starts at complete: %s", batch_id, error)
 
     def _run_operator(
         self,
@@ -287,7 +287,7 @@ class BatchRunner:
             time_mode=operator.time_mode,
             fires_first=self._times.fires_first(operator, context),
             initial=initial_of_task,
-            # The first pass deletes; the second one sees that.
+            # The first pass deletes; the second sees the deletions.
             deleted=()
             if context.is_second_pass
             else ids_to_delete(stored.get(operator.name, {}), info.states, operator.recreated_states),
@@ -299,10 +299,10 @@ class BatchRunner:
 
     def _is_done(self, batch_id: int) -> bool:
         """
-        Compare Spark's batch with the newest checkpoint.
+        Return whether the newest checkpoint already contains Spark's batch.
 
         Raises:
-            ConflictError: They do not fit: one of the two was set back without the other.
+            ConflictError: Batch and checkpoint do not fit: one of the two was set back without the other.
         """
         latest = self._session.latest
         expected = latest.ref.id + 1 if latest else 0
@@ -311,18 +311,18 @@ class BatchRunner:
             return True
         if batch_id != expected:
             raise ConflictError(
-                f"Spark executes batch {batch_id}, but the state of job {self._settings.job!r} stands "
-                + (f"behind batch {latest.ref.id}" if latest else "before batch 0")
+                f"Spark executes batch {batch_id}, but the state of job {self._settings.job!r} "
+                + (f"ends with batch {latest.ref.id}" if latest else "has no batch")
                 + f". The Spark checkpoint {self._log.location} and the state do not belong together, or one of them "
-                "was deleted or set back: restore the one that is missing, or start with a new checkpointLocation "
-                "and a new job name"
+                "was deleted or set back: restore the missing one, or start with a new checkpointLocation and a new "
+                "job name"
             )
         return False
 
     def _abort(self, batch_id: int) -> None:
         try:
             self._session.abort(batch_id)
-        except DstlError as error:  # the error that led here matters more
+        except DstlError as error:  # must not hide the batch's own error
             logger.warning("checkpoint %d could not be aborted: %s", batch_id, error)
 
 
@@ -332,6 +332,6 @@ def _helps_to_repeat(error: Exception) -> bool:
     if not isinstance(error, PySparkException) and "Py4J" not in type(error).__name__:
         return False
     text = str(error)
-    # A task that lost its sidecar in the middle of something finds another one when it runs again.
+    # A task that lost its sidecar midway finds another one when it runs again.
     signs = (STALE_OUTPUT, LOST_BLOCK, LostChangesError.__name__, UnavailableError.__name__)
     return any(sign in text for sign in signs)

@@ -1,9 +1,9 @@
 """
-The initial state of an operator: rows of a batch DataFrame that its processor gets before the first input rows.
+An operator's initial state: rows of a batch DataFrame that its processor gets before the first input rows.
 
-In the first batch of the operator, and only there, these rows are brought to the partitions of their keys together with
-the input's, and lie before them. Should the batch fail, its next execution does the same on the same empty table; once
-its checkpoint exists, the operator is part of the base and its initial state is never looked at again: exactly once.
+In the operator's first batch, and only there, these rows are sent to the partitions of their keys together with the
+input rows, and sort before them. If the batch fails, its next execution does the same on the same empty table. Once its
+checkpoint exists, the operator is part of the base and its initial state is never read again: exactly once.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _IS_INPUT = "__dstl_is_input"
 
 def joined(initial: InitialState, operator: Operator, rows: DataFrame) -> tuple[Operator, DataFrame]:
     """
-    Return the input's rows with the initial rows, and the operator that places them: initial rows first in a key.
+    Return the operator for the union of initial and input rows, initial rows first within a key, and that union.
 
-    Columns: those of the input, whether it is an input row, the key's, those of the initial state. Those of the
-    input, and those of the initial state, are null where a row has none of them.
+    Columns: the input's, a flag for input rows, the key's, the initial state's. An initial row has nulls in the input's
+    columns, an input row in those of the initial state.
     """
     own, keys = initial.frame.schema.fields, len(initial.key_columns)
     key_names = tuple(f"__dstl_of_key_{at}" for at in range(keys))
@@ -47,20 +47,20 @@ def joined(initial: InitialState, operator: Operator, rows: DataFrame) -> tuple[
 
 
 def initial_rows(initial: InitialState, key_count: int, input_names: Sequence[str]) -> InitialRows:
-    """Return what takes the rows of `joined` apart in the tasks."""
+    """Return what separates the rows of `joined` in the tasks."""
     return InitialRows(key_count, tuple(input_names), tuple(initial.frame.columns))
 
 
 def initial_state_of(initial: Any, key_types: Sequence[DataType]) -> InitialState:
     """
-    Check the `initialState` of a user.
+    Check a user's `initialState`.
 
     Raises:
-        InvalidInputError: It is no grouped batch DataFrame, or its key is of other types than the input's.
+        InvalidInputError: It is not a grouped batch DataFrame, or its key types differ from the input's.
     """
     if not isinstance(initial, GroupedData) or grouped_frame(initial).isStreaming:
         raise InvalidInputError(
-            "initialState takes the rows of a batch DataFrame, grouped as the input is: spark.read….groupBy(columns)"
+            "initialState must be a batch DataFrame, grouped by the same key as the input: spark.read….groupBy(columns)"
         )
     names = grouping_columns(initial)
     frame = grouped_frame(initial)
@@ -68,8 +68,8 @@ def initial_state_of(initial: Any, key_types: Sequence[DataType]) -> InitialStat
     wanted = ", ".join(kind.simpleString() for kind in key_types)
     if types != wanted:
         raise InvalidInputError(
-            f"initialState is grouped by ({types}), the input by ({wanted}): group both by the same types in the same "
-            "order"
+            f"initialState is grouped by types ({types}), the input by ({wanted}): group both by columns of the same "
+            "types in the same order"
         )
     return InitialState(frame, names)
 

@@ -1,9 +1,9 @@
 """
-An operator's output, computed once and kept on the executors for all who read it in this batch.
+An operator's output, computed once and kept on the executors for all its readers in this batch.
 
-Not in Spark's cache of frames: that belongs to the user, whose ``clearCache()`` empties it, and what was computed again
-behind it would be another attempt's. A local checkpoint's blocks are found by nobody else, and it has no lineage: what
-is lost is an error, never computed again in silence.
+Spark's cache of frames does not fit: it belongs to the user, whose ``clearCache()`` empties it, and recomputed output
+would be another attempt's. A local checkpoint's blocks are visible to no other code, and it has no lineage: a lost
+block is an error and never silently recomputed.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pyspark.sql import DataFrame
 from backend_client.spark.private.session import local_checkpoint
 
 LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
-"""What Spark calls the loss of a kept block."""
+"""Spark's error class for a lost block of a local checkpoint."""
 
 
 class KeptOutput:
-    """Keeps the rows of a frame, which are computed with the first action on `frame`."""
+    """Keeps a frame's rows; the first action on `frame` computes them."""
 
     def __init__(self, frame: DataFrame) -> None:
         self.frame = frame.localCheckpoint(eager=False)
         self._blocks: Any = local_checkpoint(self.frame)
 
     def release(self) -> None:
-        """Let the executors forget the rows."""
-        # Asked of the blocks themselves, Spark would warn in each batch that they cannot be computed again.
+        """Drop the rows on the executors."""
+        # Unpersisting the RDD itself would log a warning in each batch that its blocks cannot be recomputed.
         self._blocks.sparkContext().unpersistRDD(self._blocks.id(), False)

@@ -1,9 +1,9 @@
 """
-Partitions that stay with their executors, so that their tables are there and warm.
+Pins partitions to executors, so that their tables are local and warm.
 
-Spark has no affinity of partitions to executors. It does prefer the executor that holds a block which a task reads: an
-*anchor* is a cached frame with one row per partition, and the rows of a batch are joined to it by partition number,
-which moves no row. When an executor is lost, its anchors are computed anew elsewhere, and stick there.
+Spark has no affinity of partitions to executors, but it prefers the executor that holds a block which a task reads. An
+*anchor* is a cached frame with one row per partition; a batch's rows are joined to it by partition number, which moves
+no row. When an executor is lost, its anchors are recomputed on another one and stay there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _anchors: WeakKeyDictionary[SparkSession, Anchors] = WeakKeyDictionary()
 
 
 class Anchors:
-    """The anchors of a session, one per number of partitions: partitions of one number share an executor."""
+    """A session's anchors, one per partition count: equal partition numbers of equal counts share an executor."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -39,7 +39,7 @@ class Anchors:
 
     @classmethod
     def of(cls, spark: SparkSession) -> Anchors:
-        """Return the anchors of a session."""
+        """Return a session's anchors."""
         anchors = _anchors.get(spark)
         if anchors is None:
             anchors = _anchors[spark] = cls(spark)
@@ -47,16 +47,16 @@ class Anchors:
 
     @property
     def are_of_use(self) -> bool:
-        """Whether partitions can be pinned, and there is more than one place for them."""
+        """Whether partitions can be pinned and there is more than one executor."""
         return self._obstacle is None
 
     def acquire(self) -> None:
-        """Keep the anchors for one more query."""
+        """Count one more query that uses the anchors."""
         with self._lock:
             self._queries += 1
 
     def release(self) -> None:
-        """Keep them for one query less. Behind the last one they go: Spark keeps executors that have cached blocks."""
+        """Count one query less; the last one drops the anchors, since Spark keeps executors that have cached blocks."""
         with self._lock:
             self._queries -= 1
             frames = list(self._frames.values()) if not self._queries else []
@@ -68,27 +68,27 @@ class Anchors:
     def pin(self, rows: DataFrame, partition_column: str, parallelism: int) -> DataFrame:
         """Make the executor with a partition's anchor the preferred one; `rows` are partitioned by the column."""
         anchor = self._frames.get(parallelism)
-        if anchor is None or not anchor.storageLevel.useMemory:  # a user's clearCache() takes them away
+        if anchor is None or not anchor.storageLevel.useMemory:  # a user's clearCache() drops them
             numbers = self._spark.range(parallelism).select(F.col("id").cast("int").alias(partition_column))
             anchor = numbers.repartitionById(parallelism, partition_column).persist(_MEMORY_OR_DISK)
             anchor.count()
             with self._lock:
                 self._frames[parallelism] = anchor
-        # The rows come first, for a join is of its left side's session: each query has one of its own.
+        # The rows come first: a join belongs to its left side's session, and each query has its own.
         return rows.join(anchor.hint("shuffle_hash"), partition_column)
 
 
 def _obstacle(spark: SparkSession) -> str | None:
-    """Return why pinning cannot work, or an empty text where it is of no use."""
+    """Return why pinning cannot work; an empty text where it is useless; None if it works."""
     settings = spark.sparkContext.getConf()
     master = settings.get("spark.master") or ""
     if master.startswith("local") and not master.startswith("local-cluster"):
         return ""
     if str(settings.get(REDUCE_LOCALITY, "true")).lower() != "false":
         return (
-            f"Spark places tasks by where their rows come from; start it with --conf {REDUCE_LOCALITY}=false to keep "
-            "tables where they are"
+            f"Spark places tasks near the rows that they read; start it with --conf {REDUCE_LOCALITY}=false to keep "
+            "partitions on the executors that have their tables"
         )
     if str(settings.get(LOCALITY_WAIT, "3s")).rstrip("msuhdinec ") == "0":
-        return f"{LOCALITY_WAIT} is 0, so Spark takes any free executor; leave it at 3s, or set 500ms"
+        return f"{LOCALITY_WAIT} is 0, so Spark uses any free executor; keep the default of 3s, or set 500ms"
     return None

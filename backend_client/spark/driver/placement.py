@@ -1,4 +1,4 @@
-"""How an operator's rows get to the partitions of their keys, and in which order."""
+"""Sends an operator's rows to the partitions of their keys, sorted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PARTITION_COLUMN = "__dstl_partition"
 
 
 def key_places(operator: Operator) -> tuple[int | None, ...]:
-    """Return where among the input's columns each key column is; None for one that `place` adds, in its normal form."""
+    """Return each key column's position among the input's columns; None for one that `place` adds in normal form."""
     schema = operator.input_schema
     return tuple(None if _has_normal_form(schema[name]) else schema.names.index(name) for name in operator.key_columns)
 
@@ -34,21 +34,21 @@ def place(
     late_until_ms: int | None = None,
 ) -> DataFrame:
     """
-    Return the rows at their partitions, sorted by key group and a hash of the key.
+    Return the rows in their partitions, sorted by key group and a hash of the key.
 
-    Columns: the number by which rows are sorted, the key columns that are none of the input's (`key_places`), then
-    the columns of `frame`. Spark sorts, and spills what does not fit. Late rows have the complement of their number,
-    which is negative, for `LateRowFilter`. Rows of a key come in the operator's `order`; keys of one number come mixed,
-    for `KeySeparator`.
+    Columns: the order number by which rows are sorted, the key columns in normal form (`key_places`), then the columns
+    of `frame`. Spark sorts, and spills what does not fit in memory. A late row has the complement of its order number,
+    which is negative, for `LateRowFilter`. A key's rows are in the operator's `order`; keys with the same order number
+    are interleaved, for `KeySeparator`.
 
     Args:
-        operator: Whose input they are.
+        operator: The operator that reads the rows.
         frame: The rows.
         parallelism: Number of partitions.
         max_parallelism: Number of key groups.
-        pin: Keeps partitions with executors; takes rows, the name of their partition column and `parallelism`.
-            None where there is nothing to keep.
-        late_until_ms: Rows up to this moment are late; None for no late ones.
+        pin: Pins partitions to executors; takes rows, the name of their partition column and `parallelism`. None to
+            leave them unpinned.
+        late_until_ms: Rows with an event time up to this moment, inclusive, are late; None if no row is.
     """
     fields = [operator.input_schema[name] for name in operator.key_columns]
     order = order_expression([_normal_key(field) for field in fields], max_parallelism)
@@ -71,12 +71,12 @@ def place(
 
 
 def _has_normal_form(field: StructField) -> bool:
-    """Say whether several values of a column are one key."""
+    """Return whether different values of a column can be one key."""
     return isinstance(field.dataType, (FloatType, DoubleType))
 
 
 def _normal_key(field: StructField) -> str:
-    # Minus zero and zero are one key, and so are all not-a-numbers; Spark's own grouping does the same.
+    # Minus zero and zero are one key, and so are all NaNs, as in Spark's own grouping.
     name = quoted(field.name)
     if _has_normal_form(field):
         kind = field.dataType.simpleString()

@@ -1,9 +1,9 @@
 """
-The receipts of a batch's tasks: taken with the output that they belong to, and summed up.
+The receipts of a batch's tasks: collected with the output that they belong to, and summed up.
 
-An operator's output is computed once and kept for all who read it. A block that was lost is an error, and every read
-checks the marker rows: output of another attempt than the one whose receipt was taken (a speculative copy's) is
-refused. The whole batch is executed again then (I18).
+An operator's output is computed once and kept for all its readers. A lost block is an error, and every read checks the
+marker rows: output of another attempt than the one whose receipt was taken (a speculative copy's) is refused. The whole
+batch is then executed again (I18).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ def collect_receipts(output: DataFrame, info: OperatorInfo) -> list[Receipt]:
     receipts = sorted(map(Receipt.from_json, texts), key=lambda receipt: receipt.partition)
     if [receipt.partition for receipt in receipts] != list(range(info.parallelism)):
         raise InternalError(
-            f"operator {info.name!r} ran with partitions {[receipt.partition for receipt in receipts]} instead of "
-            f"0..{info.parallelism - 1}"
+            f"operator {info.name!r} returned receipts of partitions {[receipt.partition for receipt in receipts]} "
+            f"instead of 0..{info.parallelism - 1}"
         )
     return receipts
 
 
 def checked(output: DataFrame, receipts: Sequence[Receipt]) -> DataFrame:
     """
-    Return the output's rows without the marker rows, failing where a marker is not of an accepted attempt.
+    Return the output's rows without the marker rows; reading fails at a marker of an attempt that was not accepted.
 
-    The condition asks for the partition's id to be non-deterministic in Spark's eyes: it must neither be merged with a
-    user's filter nor moved behind it, or a marker could be dropped before it is checked. The attempts are one array,
-    for single numbers would be part of the code that Spark generates and compiles: each batch anew.
+    The condition uses the partition id so that Spark treats it as non-deterministic. Spark must neither merge it with a
+    user's filter nor move it after one, or a marker could be dropped before it is checked. The attempts are one array,
+    because single values would become part of the code that Spark generates, and each batch would compile it again.
     """
     attempts = ", ".join(f"'{receipt.attempt}'" for receipt in receipts)
     attempt = f"substring_index({MARKER_COLUMN}, ' ', 1)"
@@ -58,7 +58,7 @@ def progress_of(
     marks: tuple[float, float, float, float],
     tries: int,
 ) -> BatchProgress:
-    """Return a batch's figures; `marks` are its start, when it was computed, when the function returned, its end."""
+    """Return a batch's figures; `marks`, in seconds: start, computed, function returned, checkpoint complete."""
     started, computed, called, done = marks
     return BatchProgress(
         job=context.settings.job,

@@ -1,4 +1,4 @@
-"""What Spark's session is set to while an operator's job is planned; a user's function gets its session as it was."""
+"""Spark session settings while an operator's job runs; a user's function gets its session unchanged."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pyspark.sql.types import BooleanType, DatetimeType, DayTimeIntervalType, Nu
 from backend_client.spark.private.session import setting
 from backend_client.spark.query import Operator
 
-# An operator's partitions are given, so adaptive execution finds nothing to improve, and it would make three jobs of
-# one.
+# An operator's partitions are fixed, so adaptive execution has nothing to improve and would split one job into three.
 _SETTINGS = {"spark.sql.adaptive.enabled": "false"}
 _ROWS_MAX = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES_MAX = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -24,12 +23,12 @@ _WIDTH_MAX = 16 + 1  # a decimal, and whether it is null
 
 @contextmanager
 def set_for(spark: SparkSession, operator: Operator) -> Iterator[None]:
-    """Set a session for an operator's job."""
+    """Change a session's settings for an operator's job; restore them afterwards."""
     settings = dict(_SETTINGS)
     # Steps and an initial state bring other rows into the same job.
     if not operator.steps and operator.initial is None and _never_too_large(spark, operator.input_schema):
         settings[_BYTES_MAX] = _UNLIMITED
-    # They only save time: what this version of Spark does not know is left out.
+    # These settings only save time, so those that this version of Spark does not know are left out.
     before = {name: old for name in settings if (old := setting(spark, name, ""))}
     for name in before:
         spark.conf.set(name, settings[name])
@@ -42,13 +41,13 @@ def set_for(spark: SparkSession, operator: Operator) -> Iterator[None]:
 
 def _never_too_large(spark: SparkSession, rows: StructType) -> bool:
     """
-    Say whether Arrow batches of an operator's input are shorter than Spark's default limit, whatever is in them.
+    Return whether Arrow batches of an operator's input stay below Spark's default limit, whatever their values.
 
-    Spark adds up the size of a batch behind every row, which takes as long as writing the rows. A limit that somebody
-    has set stays.
+    Spark recomputes a batch's size after every row, which takes as long as writing the rows. A limit that the user set
+    stays.
     """
     if setting(spark, _BYTES_MAX, "") != f"{_BYTES_MAX_DEFAULT}b":
         return False
-    values = 2 * len(rows) + 2  # with the key, which is not more than all columns, and its order
+    values = 2 * len(rows) + 2  # with the key, which has at most all columns, and its order number
     is_fixed = all(isinstance(field.dataType, _FIXED_WIDTH) for field in rows)
     return is_fixed and 0 < int(setting(spark, _ROWS_MAX, "0")) * values * _WIDTH_MAX <= _BYTES_MAX_DEFAULT

@@ -1,10 +1,10 @@
 """
-Spark's sinks below a stateful result: what is called with each batch's rows.
+Spark's sinks for a stateful result: the functions that write each batch's rows.
 
-Exactly once where Spark's own sink is: file formats and tables of files are written by Spark's ``FileStreamSink``,
-whose log of batch ids skips a batch that was executed again, and other streaming sinks of its first interface (Delta
-among them) are called with the same batch ids as by Spark itself. A batch is in the sink before its checkpoint exists,
-and is executed again if it never comes to exist, as on Spark.
+Output is exactly once where Spark's own sink is. Spark's ``FileStreamSink`` writes file formats and tables of files;
+its log of batch ids skips a batch that is executed again. Other streaming sinks of Spark's first interface (Delta among
+them) get the same batch ids as from Spark itself. A batch is in the sink before its checkpoint exists, and is executed
+again if the checkpoint fails, as in Spark.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BatchFunction = Callable[[DataFrame, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SinkRequest:
-    """What a user said of the sink; options without those of the query itself."""
+    """The sink that a user asked for; `options` excludes those of the query itself."""
 
     format: str
     schema: StructType
@@ -40,7 +40,7 @@ class SinkRequest:
     options: tuple[tuple[str, str], ...] = ()
 
     def option(self, name: str, default: str) -> str:
-        """Return an option, whose name is in any case."""
+        """Return an option's value; its name is case-insensitive."""
         return {key.lower(): value for key, value in self.options}.get(name.lower(), default)
 
 
@@ -49,12 +49,12 @@ def open_sink(spark: SparkSession, request: SinkRequest) -> BatchFunction:
     Return the function that writes a batch.
 
     Raises:
-        InvalidInputError: The sink is unknown, cannot be a sink, or lacks something.
+        InvalidInputError: The format is unknown, has no streaming sink, or lacks an option or column.
     """
     special = _SPECIAL.get(request.format.lower())
     if special is not None:
         if request.partition_by:
-            raise InvalidInputError(f"format {request.format!r} has no partitions; leave partitionBy out")
+            raise InvalidInputError(f"format {request.format!r} does not support partitionBy; leave it out")
         return special(spark, request)
     return _spark_sink(spark, request)
 
@@ -64,7 +64,8 @@ def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFun
     Return the function that appends to a table of files, which is created if it does not exist.
 
     Raises:
-        InvalidInputError: It is a view, or a table of a catalog that has no files of Spark's own formats.
+        InvalidInputError: The name is that of a view or a Hive table, or of a table outside Spark's own catalog; or
+            its partition columns differ from `partition_by`.
     """
     if not spark.catalog.tableExists(name):
         _create_table(spark, name, request)
@@ -72,8 +73,8 @@ def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFun
         table = catalog_table(spark, name)
     except PySparkException as error:
         raise InvalidInputError(
-            f"toTable({name!r}) is served for tables of files in Spark's own catalog; use foreachBatch with "
-            f"batch.writeTo({name!r}).append(): {error}"
+            f"toTable({name!r}) only supports tables of files in Spark's own catalog; use foreachBatch with "
+            f"batch.writeTo({name!r}).append(). Spark says: {error}"
         ) from error
     provider, columns = table.provider(), table.partitionColumnNames()
     partitions = [columns.apply(position) for position in range(columns.size())]
@@ -89,12 +90,12 @@ def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFun
 
 
 def _folder(spark: SparkSession, uri: Any) -> str:
-    """Return the folder that a URI names. In a URI a blank is ``%20``, which as a path is a folder of that name."""
+    """Return the folder that a URI names; a URI's ``%20`` is a blank, but taken as a path it would stay ``%20``."""
     return str(jvm_of(spark).org.apache.hadoop.fs.Path(uri).toString())
 
 
 def option_texts(options: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return options as Spark takes them: text, and nothing for None."""
+    """Return options as Spark takes them: as text, without those that are None."""
     texts = {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()
@@ -136,8 +137,8 @@ def _spark_sink(spark: SparkSession, request: SinkRequest) -> BatchFunction:
     if found.is_stream_sink:
         return found.stream_sink(columns, options, request.output_mode)
     raise InvalidInputError(
-        f"format {request.format!r} has no streaming sink that a stateful result can be written to; use "
-        f"foreachBatch and write the batch there, for example batch.write.format({request.format!r})…"
+        f"format {request.format!r} has no streaming sink for a stateful result; use foreachBatch and write the "
+        f"batch there, for example batch.write.format({request.format!r})…"
     )
 
 
@@ -146,10 +147,10 @@ def _partition_columns(request: SinkRequest) -> list[str]:
     unknown = [name for name in request.partition_by if name.lower() not in names]
     if unknown:
         raise InvalidInputError(
-            f"partitionBy names {', '.join(unknown)}; the columns are {', '.join(request.schema.names)}"
+            f"partitionBy names unknown columns {', '.join(unknown)}; the result has {', '.join(request.schema.names)}"
         )
     if request.partition_by and len(request.partition_by) == len(names):
-        raise InvalidInputError("partitionBy names all columns; at least one must be left for the files")
+        raise InvalidInputError("partitionBy names all columns; leave at least one column for the files")
     return [names[name.lower()] for name in request.partition_by]
 
 
@@ -170,15 +171,17 @@ def _console(_: SparkSession, request: SinkRequest) -> BatchFunction:
 
 def _memory(spark: SparkSession, request: SinkRequest) -> BatchFunction:
     if not request.query_name:
-        raise InvalidInputError("format 'memory' needs queryName(…): it is the name of the table in memory")
+        raise InvalidInputError("format 'memory' needs queryName(…), which becomes the name of the in-memory table")
     return memory_sink(spark, request.schema, request.query_name)
 
 
 def _kafka(spark: SparkSession, request: SinkRequest) -> BatchFunction:
-    Format(spark, "kafka")  # a missing package is an error now rather than in the first batch
+    Format(spark, "kafka")  # reports a missing package now rather than in the first batch
     options = dict(request.options)
     if "value" not in {name.lower() for name in request.schema.names}:
-        raise InvalidInputError("format 'kafka' needs a column value, and takes key, topic, partition and headers")
+        raise InvalidInputError(
+            "format 'kafka' needs a column named value in the result; key, topic, partition and headers are optional"
+        )
     return lambda batch, _: batch.write.format("kafka").options(**options).save()
 
 
@@ -192,13 +195,13 @@ _SPECIAL: dict[str, Callable[[SparkSession, SinkRequest], BatchFunction]] = {
 
 class ForeachRows:
     """
-    The function that hands each row to `target` in the workers: Spark's ``foreach``.
+    Passes each row to `target` in the workers: Spark's ``foreach``.
 
     Args:
-        target: A function of a row, or an object with ``process`` and maybe ``open`` and ``close``.
+        target: A function of a row, or an object with ``process`` and optionally ``open`` and ``close``.
 
     Raises:
-        InvalidInputError: It is neither.
+        InvalidInputError: `target` is neither.
     """
 
     def __init__(self, target: Any) -> None:
@@ -207,7 +210,7 @@ class ForeachRows:
         self._target = target
 
     def shipped(self, shipments: Shipments) -> BatchFunction:
-        """Return what writes batches, with the target on its way to the workers once."""
+        """Return the function that writes batches; the target is shipped to the workers once."""
         parcel = shipments.parcel(self._target)
         return lambda batch, batch_id: batch.foreachPartition(_in_partition(parcel, batch_id))
 
@@ -234,7 +237,7 @@ def _in_partition(parcel: Parcel, batch_id: int) -> Callable[[Any], None]:
 
 
 def partition_names(columns: Sequence[Any]) -> tuple[str, ...]:
-    """Return the names that ``partitionBy`` was given, one by one or as a list."""
+    """Return the names given to ``partitionBy``, one by one or as a list."""
     if len(columns) == 1 and isinstance(columns[0], (list, tuple)):
         columns = columns[0]
     return tuple(map(str, columns))

@@ -1,4 +1,4 @@
-"""The stateless steps of a query: applied to the rows of a batch, and sent to tasks."""
+"""A query's stateless steps: applied to a batch's rows, and shipped to tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from backend_client.spark.shipping import Shipments
 
 
 def apply_steps(steps: Sequence[Step], frame: DataFrame, offsets: str) -> DataFrame:
-    """Return a batch's rows behind some steps, with the batch's time where they ask for the current one."""
+    """Return a batch's rows after the steps; the current time in them is the batch's."""
     for step in steps:
         frame = step(frame)
     return at_batch_time(frame, offsets) if steps else frame
@@ -21,10 +21,10 @@ def apply_steps(steps: Sequence[Step], frame: DataFrame, offsets: str) -> DataFr
 
 def check_shippable(query: Query, function: BatchFunction | ForeachRows, shipments: Shipments) -> None:
     """
-    Pack what is sent to tasks, so that what cannot be is found before the job is taken over.
+    Pickle everything that is shipped to tasks, so that a failure shows before the job is taken over.
 
     Raises:
-        InvalidInputError: It cannot be sent.
+        InvalidInputError: A processor or function cannot be pickled.
     """
     for operator in query.operators:
         shipments.parcel(operator.processor)
@@ -35,5 +35,5 @@ def check_shippable(query: Query, function: BatchFunction | ForeachRows, shipmen
 
 
 def shipped_steps(steps: Sequence[Step], shipments: Shipments) -> tuple[Step, ...]:
-    """Return the steps with their functions as Spark ships them."""
+    """Return the steps with their functions pickled for shipping."""
     return tuple(step.with_function(shipments.function) for step in steps)

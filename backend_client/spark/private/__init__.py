@@ -1,1 +1,1 @@
-"""The one place that reaches behind the public interfaces of Spark and pandas."""
+"""The only package that uses private interfaces of Spark and pandas."""

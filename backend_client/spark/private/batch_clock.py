@@ -1,10 +1,10 @@
 """
-The current time in steps behind an operator: the batch's own, as everywhere in a stream of Spark's.
+The current time in steps after an operator is the batch's, as in any Spark stream.
 
-Spark puts the time of its offsets entry in for ``current_timestamp()`` and its like where it plans a stream. Steps
-behind an operator are planned for a batch, action by action, where the time is that of the action: two reads of one
-batch would differ, and so would a batch that is executed again. ``current_time()`` Spark reads anew for each batch of a
-stream; here it is the batch's as well.
+When Spark plans a stream, it replaces ``current_timestamp()`` and its relatives by the time in the offsets entry. Steps
+after an operator are planned per batch and action, with the time of the action: two reads of one batch would differ,
+and so would a batch that is executed again. Spark evaluates ``current_time()`` for each batch of a stream; here it is
+the batch's time as well.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _OF_THE_DAY = "CurrentTime"
 
 def at_batch_time(frame: DataFrame, offsets: str) -> DataFrame:
     """
-    Return the frame with the time of a batch in place of the current one.
+    Return the frame with the current time replaced by the batch's.
 
     Args:
-        frame: Of the batch.
+        frame: A frame of the batch.
         offsets: Spark's offsets entry of the batch.
 
     Raises:
-        CorruptDataError: The frame needs the time, and the entry is not as Spark writes it.
+        CorruptDataError: The frame uses the current time, and the entry does not have Spark's format.
     """
     spark: Any = frame.sparkSession
     sql = spark._jvm.org.apache.spark.sql
@@ -42,28 +42,28 @@ def at_batch_time(frame: DataFrame, offsets: str) -> DataFrame:
 
 
 class _BatchClock:
-    """A partial function of Scala's: from expressions for the current time to the batch's."""
+    """A Scala partial function that maps current-time expressions to the batch's time."""
 
     def __init__(self, jvm: Any, timestamp_ms: int) -> None:
         self._jvm = jvm
         self._timestamp_ms = timestamp_ms
 
     def applyOrElse(self, expression: Any, default: Any) -> Any:
-        """Return the time that an expression stands for, in its type; others are left to `default`."""
+        """Return a current-time expression's value in its type; pass other expressions to `default`."""
         kind = str(expression.getClass().getSimpleName())
         if kind == _OF_THE_DAY:
             return self._time_of_day(expression)
         if kind in _WITH_A_ZONE:
             zone = expression.timeZoneId()
         elif kind in _WITHOUT:
-            zone = self._jvm.scala.Option.apply("UTC")  # is not asked for
+            zone = self._jvm.scala.Option.apply("UTC")  # unused
         else:
             return default.apply(expression)
         expressions = self._jvm.org.apache.spark.sql.catalyst.expressions
         return expressions.CurrentBatchTimestamp(self._timestamp_ms, expression.dataType(), zone).toLiteral()
 
     def _time_of_day(self, expression: Any) -> Any:
-        """Return it in the expression's zone, cut to its number of digits behind the second."""
+        """Return the time of day in the expression's zone, truncated to its precision."""
         kind = expression.dataType()
         step_ms = 10 ** max(0, 3 - int(kind.precision()))
         moment = self._jvm.java.time.Instant.ofEpochMilli(self._timestamp_ms // step_ms * step_ms)
@@ -71,6 +71,6 @@ class _BatchClock:
         return self._jvm.org.apache.spark.sql.catalyst.expressions.Literal.create(time, kind)
 
     class Java:
-        """What Java is to take it for."""
+        """The Java interface that Py4J exposes."""
 
         implements = ("scala.PartialFunction",)

@@ -1,7 +1,7 @@
 """
-What is private in the frames of Spark and of pandas: types and converters between them and Arrow, and blocks.
+Private interfaces of Spark's and pandas' frames: types and converters to and from Arrow, and blocks.
 
-Without pandas' blocks frames are divided by its public methods, which give the same frames and take longer.
+Without access to pandas' blocks, frames are sliced by public methods, which give the same frames more slowly.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _ROWS_API = "use the API of rows (transformWithState)"
 
 @cache
 def _in_utc() -> Mapping[str, Any]:
-    # 4.1 has no such argument, and always takes UTC.
+    # PySpark 4.1 lacks this argument and always uses UTC.
     return {"timezone": "UTC"} if "timezone" in signature(spark_types.to_arrow_type).parameters else {}
 
 
 @cache
 def _with_integer_nulls() -> Mapping[str, Any]:
-    # 4.1 makes floats of whole numbers with nulls inside a value, and has no such argument.
+    # PySpark 4.1 lacks this argument; it turns integers with nulls inside a value into floats.
     name = "integer_object_nulls"
     return {name: True} if name in signature(spark_types._create_converter_to_pandas).parameters else {}
 
@@ -65,7 +65,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def converter_to_pandas(kind: DataType, timezone: str) -> Callable[[Any], Any]:
-    """Return what makes a series of Arrow's values one as Spark hands it to functions of the pandas API."""
+    """Return a converter from a series of Arrow's values to the series that Spark's pandas API passes to functions."""
     with needed("_create_converter_to_pandas", _ROWS_API):
         return spark_types._create_converter_to_pandas(
             kind,
@@ -77,13 +77,13 @@ def converter_to_pandas(kind: DataType, timezone: str) -> Callable[[Any], Any]:
 
 
 def converter_from_pandas(kind: DataType, timezone: str) -> Callable[[Any], Any]:
-    """Return what makes a series of a user one that Arrow takes."""
+    """Return a converter from a user's series to one that Arrow accepts."""
     with needed("_create_converter_from_pandas", _ROWS_API):
         return spark_types._create_converter_from_pandas(kind, timezone=timezone, error_on_duplicated_field_names=False)
 
 
 def column_arrays(frame: pd.DataFrame) -> list[np.ndarray[Any, Any]]:
-    """Return a frame's columns as NumPy's arrays; those of pandas' own types become arrays of what is in them."""
+    """Return a frame's columns as NumPy arrays; those of pandas' extension types become arrays of their values."""
     try:
         return list(frame._mgr.column_arrays)
     except (AttributeError, TypeError):
@@ -91,7 +91,7 @@ def column_arrays(frame: pd.DataFrame) -> list[np.ndarray[Any, Any]]:
 
 
 class SlicedFrame:
-    """A frame of which parts are taken quickly: by rows, with an index from 0, sharing its memory."""
+    """A frame with fast row slices that share its memory and have an index from 0."""
 
     __slots__ = ("_blocks", "_columns", "_frame", "_indexes", "_places")
 
@@ -106,13 +106,13 @@ class SlicedFrame:
             self._places = manager.blknos, manager.blklocs
             self.part(0, 0)
         except (AttributeError, TypeError, IndexError):
-            self._blocks = None  # this version of pandas keeps its frames in another way, or these columns
+            self._blocks = None  # this pandas version, or these columns, have another internal layout
 
     def __len__(self) -> int:
         return len(self._frame)
 
     def part(self, start: int, stop: int) -> pd.DataFrame:
-        """Return the rows from `start` to `stop`, itself excluded."""
+        """Return the rows from `start` (inclusive) to `stop` (exclusive)."""
         if self._blocks is None:
             return self._frame.iloc[start:stop].reset_index(drop=True)
         count = stop - start
@@ -121,5 +121,5 @@ class SlicedFrame:
             index = self._indexes[count] = pd.RangeIndex(count)
         blocks = [kind(values[:, start:stop], places, 2) for kind, values, places in self._blocks]
         manager = BlockManager(blocks, [self._columns, index], verify_integrity=False)
-        manager._blknos, manager._blklocs = self._places  # else the first column that is asked for has them computed
+        manager._blknos, manager._blklocs = self._places  # else the first column access would recompute them
         return pd.DataFrame._from_mgr(manager, manager.axes)  # type: ignore[attr-defined,no-any-return]

@@ -1,9 +1,9 @@
 """
-What is private in Spark's session, frames and plans, one function for each use.
+Private interfaces of Spark's session, frames and plans, one function for each use.
 
-Public classes of Spark come and go with a deprecation; these may change with any release. So nobody else reaches behind
-Spark's classes (``tests/test_tidy.py``), every function is called by ``tests/e2e/test_private_interfaces.py`` on each
-minor version that is served, and where a version has an interface no more, the error says so and names a way on.
+Spark deprecates public classes before it removes them; private ones may change with any release. So no other package
+uses them (``tests/test_tidy.py``), ``tests/e2e/test_private_interfaces.py`` calls every function on each supported
+minor version, and if a version lacks an interface, the error says so and names an alternative.
 """
 
 from __future__ import annotations
@@ -21,47 +21,47 @@ from pyspark.sql import DataFrame, SparkSession
 from storage.errors import InvalidInputError
 
 SERVED = "4.1 to 4.3"
-"""The minor versions of PySpark that this is run on."""
+"""The supported minor versions of PySpark."""
 
 
 @contextmanager
 def needed(interface: str, instead: str) -> Iterator[None]:
     """
-    Say clearly that an interface is not there: to be put around uses of it, and around nothing else.
+    Turn the failure of a missing private interface into a clear error; wrap only its uses.
 
     Args:
-        interface: What is used.
+        interface: The interface that is used.
         instead: What the user can do without it.
 
     Raises:
-        InvalidInputError: This version of Spark does not have it, or has another of that name.
+        InvalidInputError: This version of Spark lacks the interface, or it has changed.
     """
     try:
         yield
-    except (Py4JJavaError, PySparkException):  # the interface is there, and failed
+    except (Py4JJavaError, PySparkException):  # the interface exists, and failed
         raise
     except (AttributeError, TypeError, ImportError, Py4JError) as error:
         raise InvalidInputError(
-            f"PySpark {pyspark.__version__} does not have {interface} as PySpark {SERVED} have it: {instead}, or use "
+            f"PySpark {pyspark.__version__} lacks the interface {interface} of PySpark {SERVED}: {instead}, or use "
             f"one of those versions ({type(error).__name__}: {error})"
         ) from error
 
 
-_SERVED_VERSION = "what reads the query's plan needs it, and nothing stands in for it"
+_SERVED_VERSION = "reading the query's plan needs it, and there is no substitute"
 
 
 def is_classic(spark: Any) -> bool:
-    """Say whether it is a session with a JVM beside this process, which Spark Connect has not."""
+    """Return whether a session has a JVM on this host, unlike one of Spark Connect."""
     return isinstance(spark, SparkSession) and getattr(spark, "_jsparkSession", None) is not None
 
 
 def is_classic_grouped(grouped: Any) -> bool:
-    """Say the same of the result of ``groupBy``."""
+    """Return the same for the result of ``groupBy``."""
     return hasattr(grouped, "_jgd")
 
 
 def session_id_of(spark: Any) -> str:
-    """Return what tells a session from others of the same process."""
+    """Return a session's id, unique within the process."""
     with needed("SparkSession.sessionUUID", "call transform_with_state of the backend instead of install"):
         return str(spark._jsparkSession.sessionUUID())
 
@@ -82,7 +82,7 @@ def java_frame(frame: DataFrame) -> Any:
 
 
 def is_a(spark: SparkSession, value: Any, class_name: str) -> bool:
-    """Say whether an object of the JVM is of a class; it is not, where there is no such class."""
+    """Return whether a JVM object is of a class; False if the class does not exist."""
     try:
         return bool(is_instance_of(spark.sparkContext._gateway, value, class_name))
     except Py4JError:
@@ -90,7 +90,7 @@ def is_a(spark: SparkSession, value: Any, class_name: str) -> bool:
 
 
 def setting(spark: SparkSession, name: str, default: str) -> str:
-    """Return a session's setting; `default` only where this version of Spark does not know the name."""
+    """Return a session's setting; `default` only if this version of Spark does not know the name."""
     try:
         value = spark.conf.get(name)
     except PySparkException:
@@ -99,23 +99,23 @@ def setting(spark: SparkSession, name: str, default: str) -> str:
 
 
 def hadoop_folder(spark: SparkSession, location: str) -> tuple[Any, Any]:
-    """Return a folder as Hadoop's path, and the file system that has it."""
-    with needed("SessionState.newHadoopConf", "the query's Spark checkpoint is read through it"):
+    """Return a folder's Hadoop path and its file system."""
+    with needed("SessionState.newHadoopConf", "reading the query's Spark checkpoint needs it"):
         path = jvm_of(spark).org.apache.hadoop.fs.Path(location)
         return path, path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
 
 
 def hadoop_path(spark: SparkSession, folder: Any, name: str) -> Any:
-    """Return what has a name in a folder."""
+    """Return the Hadoop path of a name in a folder."""
     return jvm_of(spark).org.apache.hadoop.fs.Path(folder, name)
 
 
 def catalog_table(spark: SparkSession, name: str) -> Any:
     """
-    Return what Spark's own catalog knows of a table.
+    Return a table's metadata in Spark's own catalog.
 
     Raises:
-        PySparkException: It does not have it.
+        PySparkException: The catalog does not have the table.
     """
     with needed("SessionCatalog.getTableMetadata", "use foreachBatch and write the batch with batch.writeTo(…)"):
         state = spark._jsparkSession.sessionState()
@@ -124,7 +124,7 @@ def catalog_table(spark: SparkSession, name: str) -> Any:
 
 def stream_side_nodes(frame: DataFrame) -> Iterator[tuple[str, str | None]]:
     """
-    Yield the nodes of a frame's analyzed plan, each one's first child behind it: their names, and the types of joins.
+    Yield the nodes of a frame's analyzed plan, from the top along each first child: their names, and types of joins.
 
     The first child of a join is the stream's side.
     """
@@ -162,6 +162,6 @@ def grouped_frame(grouped: Any) -> DataFrame:
 
 
 def local_checkpoint(frame: DataFrame) -> Any:
-    """Return the blocks in which Spark keeps a frame that ``localCheckpoint`` gave, as the JVM's RDD."""
+    """Return the RDD, in the JVM, that holds a frame returned by ``localCheckpoint``."""
     with needed("LogicalRDD.rdd", _SERVED_VERSION):
         return frame._jdf.queryExecution().analyzed().rdd()

@@ -1,4 +1,4 @@
-"""Spark's sinks that have no public interface below ``writeStream``: opened by the classes that Spark itself opens."""
+"""Spark's sinks without a public interface below ``writeStream``, opened by the same classes as in Spark."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _STREAM_SINK = "org.apache.spark.sql.sources.StreamSinkProvider"
 
 class Format:
     """
-    What is behind the name of a format.
+    The provider of a named format.
 
     Raises:
-        InvalidInputError: Spark knows no such format.
+        InvalidInputError: Spark does not know the format.
     """
 
     def __init__(self, spark: SparkSession, name: str) -> None:
@@ -67,7 +67,7 @@ class Format:
                 found = datasources.DataSource.lookupDataSource(self._name, conf)
             except (PySparkException, Py4JJavaError) as error:
                 raise InvalidInputError(
-                    f"Spark knows no format {self._name!r}: is its package there? {error}"
+                    f"Spark does not find the format {self._name!r}: add its package to spark.jars.packages. {error}"
                 ) from error
             provider = found.getDeclaredConstructor(None).newInstance(None)
             if is_a(self._spark, provider, _FILE_SOURCE):

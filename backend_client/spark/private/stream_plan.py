@@ -1,9 +1,9 @@
 """
-What Spark's own execution of the running batch says of the watermark; the only user of these private interfaces.
+Reads watermarks from Spark's own execution of the running batch; the only user of these private interfaces.
 
-The query's input may have stateful operators of Spark's own. Each has a watermark at its input, and puts out rows up to
-another one, which Spark's plan knows. What stands behind them must count rows as late, and time as passed, by that.
-Walking the plan is done here; what a node says is Spark's.
+The query's input may contain Spark's own stateful operators. Each has a watermark at its input and emits rows up to
+another one, which Spark's plan knows; operators after it must judge lateness and time by that one. This module walks
+the plan; the nodes' answers are Spark's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StreamPlan:
     """
     The execution of one query, batch by batch.
 
-    Where a version of Spark does not have what is used here, answers are None, and the log says so once.
+    If a version of Spark lacks these interfaces, answers are None, and the log says so once.
 
     Args:
         spark: The session that started the query.
@@ -51,10 +51,10 @@ class StreamPlan:
 
     def next_watermark_ms(self) -> int | None:
         """
-        Return the watermark that the running batch leads to, once all its rows were read; None if it is unknown.
+        Return the watermark in ms that the running batch leads to, after all its rows were read; None if unknown.
 
-        Spark's own tracker takes the batch into account, as it will again when the batch ends: what it has seen of
-        each input, delays and the policy are its own. It only ever goes forward, so once is as good as twice.
+        Spark's own tracker, with its inputs, delays and policy, counts the batch here and again when the batch ends.
+        The watermark only moves forward, so counting twice is harmless.
         """
 
         def ask(execution: Any) -> int:
@@ -73,8 +73,8 @@ class StreamPlan:
         except (Py4JError, PySparkException, AttributeError, TypeError) as error:
             if not self._is_missing:
                 logger.warning(
-                    "this version of Spark does not tell the watermark within a batch (%s): timers and windows that "
-                    "the last rows make due wait for the next ones, and rows count as late one batch later",
+                    "this version of Spark does not expose the watermark within a batch (%s): timers and windows that "
+                    "the last rows make due wait for the next rows, and rows count as late one batch later",
                     error,
                 )
             self._is_missing = True
@@ -82,7 +82,7 @@ class StreamPlan:
 
 
 class _Walk:
-    """Makes a tree of a physical plan; which classes are stateful operators is asked once for each."""
+    """Builds a tree from a physical plan; whether a class is a stateful operator is checked once per class."""
 
     def __init__(self) -> None:
         self._stateful: dict[str, bool] = {}

@@ -1,1 +1,1 @@
-"""What is checked before a query takes its job over, and the Spark checkpoint that it must fit."""
+"""The checks before a query takes its job over, and the Spark checkpoint that it must fit."""

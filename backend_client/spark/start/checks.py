@@ -1,8 +1,8 @@
 """
-What is checked before a query takes its job over: that it, its Spark checkpoint and the stored state belong together.
+Checks before a query takes its job over: the query, its Spark checkpoint and the stored state belong together.
 
-Reads only. It runs before the job is taken over, so that a start that is refused leaves a running query alone, and once
-more behind it, for what was stored in between.
+Reads only. The checks run before the takeover, so that a refused start leaves a running query alone, and again after
+it, for what was stored in between.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ def check_start(
     query: Query, log: CheckpointLog, latest: CheckpointInfo | None, max_parallelism: int
 ) -> list[OperatorInfo]:
     """
-    Return the query's operators, joined with what the newest checkpoint says of them.
+    Return the query's operators, merged with what the newest checkpoint records of them.
 
     Args:
-        query: What is to run.
+        query: The query to start.
         log: Its Spark checkpoint.
         latest: The job's newest checkpoint, None for a new job.
         max_parallelism: The job's number of key groups.
 
     Raises:
-        InvalidInputError: The Spark checkpoint is that of another query, a key, a state schema or a mode differs, or
-            an operator with state is missing.
-        ConflictError: The Spark checkpoint and the state went apart.
+        InvalidInputError: The Spark checkpoint belongs to another query; a key, a state schema or a mode differs; or
+            an operator with stored state is missing.
+        ConflictError: The Spark checkpoint and the state have diverged.
     """
     infos = _operator_infos(query, latest, max_parallelism)
     _check_checkpoint(query, log, latest)
@@ -47,15 +47,15 @@ def check_start(
 
 
 def _check_checkpoint(query: Query, log: CheckpointLog, latest: CheckpointInfo | None) -> None:
-    """Refuse a Spark checkpoint of another query than the one that made the state, and the reverse."""
+    """Refuse a Spark checkpoint that does not belong to the query that wrote the state, and the reverse."""
     settings, query_id = query.settings, log.query_id()
     job, location = settings.job, log.location
     check_idle_ticks(latest.offsets if latest else log.offsets(0), settings.idle_timers, job)
     if latest is None:
         if query_id is not None and log.offsets(1) is not None:
             raise InvalidInputError(
-                f"the Spark checkpoint {location} has batches already, but job {job!r} has no state in "
-                f"{settings.storage}: use a new checkpointLocation, or the storage and job name it belongs to"
+                f"the Spark checkpoint {location} already has batches, but job {job!r} has no state in "
+                f"{settings.storage}: use a new checkpointLocation, or the storage and job name that it belongs to"
             )
         return
     if query_id is None:
@@ -68,34 +68,34 @@ def _check_checkpoint(query: Query, log: CheckpointLog, latest: CheckpointInfo |
             f"the Spark checkpoint {location} belongs to query {query_id}, the state of job {job!r} to query "
             f"{latest.query_id}: use the checkpointLocation that this job was started with, or another job name"
         )
-    # A job that was set back takes the Spark checkpoint with it, see `CheckpointLog.rewind`.
+    # After a rewind, the start sets the Spark checkpoint back, too; see `CheckpointLog.rewind`.
     if latest.rewound_from is None:
         check_plan(log, latest, settings)
 
 
 def check_plan(log: CheckpointLog, latest: CheckpointInfo, settings: BackendSettings) -> None:
     """
-    Check that Spark has the newest checkpoint's batch as it was executed, so that it goes on behind it.
+    Check that Spark's offsets entry of the newest batch is the executed one, so that Spark continues after it.
 
     Raises:
-        ConflictError: Its offsets entry is lost or another one: the rows that Spark plans, or has planned, for this
-            batch number are not those that the state has seen. Taken for done, rows would be lost.
+        ConflictError: The entry is lost or differs: the rows that Spark plans, or has planned, under this batch number
+            are not those that the state contains. If the batch counted as done, those rows would be lost.
     """
     offsets, batch_id, job = log.offsets(latest.ref.id), latest.ref.id, settings.job
     if offsets is None:
         newest = log.newest()
         stands = "has no batch" if newest is None else f"ends with batch {newest}"
         raise ConflictError(
-            f"the state of job {job!r} has batch {batch_id}, but the Spark checkpoint {log.location} {stands}: it is "
-            f"older than the state, or files of it were lost. Spark would plan batch {batch_id} anew, with other rows "
-            f"that would be taken for done. Restore the newest copy of it{_or_rewind(settings, newest)}"
+            f"the state of job {job!r} contains batch {batch_id}, but the Spark checkpoint {log.location} {stands}: it "
+            f"is older than the state, or some of its files were lost. Spark would plan batch {batch_id} again with "
+            f"other rows, which would be skipped as done. Restore its newest copy{_or_rewind(settings, newest)}"
         )
     if latest.offsets and not is_same_plan(offsets, latest.offsets):
         raise ConflictError(
             f"the Spark checkpoint {log.location} does not belong to the state of job {job!r}: batch {batch_id} has "
-            "other offsets there, so its rows are not those that the state has seen. Use the checkpointLocation that "
-            "this job was started with, or another job name; if it was restored from an older copy, or lost files, "
-            f"restore the newest copy{_or_rewind(settings, batch_id - 1)}"
+            "different offsets there, so its rows are not those that the state contains. Use the checkpointLocation "
+            "that this job was started with, or another job name; if the Spark checkpoint was restored from an older "
+            f"copy or lost files, restore its newest copy{_or_rewind(settings, batch_id - 1)}"
         )
 
 
@@ -103,7 +103,7 @@ def _or_rewind(settings: BackendSettings, batch_id: int | None) -> str:
     if batch_id is None or batch_id < 0:
         return ""
     command = f"dstl rewind --storage {settings.storage} --checkpoint {batch_id} --write {settings.job}"
-    return f", or set the state back, too: {command}"
+    return f", or rewind the state as well: {command}"
 
 
 def _operator_infos(query: Query, latest: CheckpointInfo | None, max_parallelism: int) -> list[OperatorInfo]:
@@ -112,7 +112,7 @@ def _operator_infos(query: Query, latest: CheckpointInfo | None, max_parallelism
     if missing:
         raise InvalidInputError(
             f"job {query.settings.job!r} has state of the operator(s) {', '.join(sorted(missing))}, which this "
-            "query does not have: give operators the names that they had (name=…), or use another job name"
+            "query does not have: give the operators their former names (name=…), or use another job name"
         )
     default = query.settings.parallelism
     if default is None:
@@ -141,6 +141,6 @@ def _operator_info(
     if difference is not None:
         raise InvalidInputError(
             f"the key of operator {operator.name!r} {difference}; "
-            "a key's columns never change: group by the columns it was started with, or use another job name"
+            "an operator's key cannot change: group by the columns that it was started with, or use another job name"
         )
     return replace(info, key_schema=known.key_schema)

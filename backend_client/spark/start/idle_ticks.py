@@ -1,8 +1,8 @@
 """
-Ticks that make Spark run a batch when no rows come, so that timers fire all the same.
+Ticks make Spark run a batch when no rows arrive, so that timers still fire.
 
-A source without rows is added to the query; now and then it has a new offset, and that is a batch. Spark's log of
-offsets has a line for each source, so a query is started with ticks or without them once and for all.
+The query gets an extra source without rows; each new offset of it makes a batch. Spark's offset log has a line for each
+source, so a query keeps its choice of ticks or no ticks for life.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _OFFSET = "dstl_tick"
 
 
 class IdleTicks(DataSource):
-    """The source; its option is the time between two ticks."""
+    """The source; its option ``interval_s`` is the time between two ticks, in seconds."""
 
     @classmethod
     def name(cls) -> str:
-        """Return the name under which Spark knows the source."""
+        """Return the source's name in Spark."""
         return _FORMAT
 
     def schema(self) -> str:
-        """Return the columns, of which there is never a row."""
+        """Return the columns; there is never a row."""
         return "tick long"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a query."""
+        """Return a query's reader."""
         return _TickReader(float(self.options["interval_s"]))
 
 
@@ -48,7 +48,7 @@ class _TickReader(DataSourceStreamReader):
 
     def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:
         tick = int(time.time() / self._interval_s)
-        return {_OFFSET: max(tick, start[_OFFSET] if start else 0)}  # a clock that is set back makes no offset smaller
+        return {_OFFSET: max(tick, start[_OFFSET] if start else 0)}  # offsets never decrease, even if the clock does
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         return [InputPartition(0)]
@@ -58,7 +58,7 @@ class _TickReader(DataSourceStreamReader):
 
 
 def with_idle_ticks(source: DataFrame, interval_s: float | None) -> DataFrame:
-    """Return a stream of the same rows that has a batch at least every so many seconds; without a number, itself."""
+    """Return a stream of the same rows with a batch at least every `interval_s` seconds; for None, the source."""
     if interval_s is None:
         return source
     spark = source.sparkSession
@@ -71,20 +71,20 @@ def with_idle_ticks(source: DataFrame, interval_s: float | None) -> DataFrame:
 
 def check_idle_ticks(offsets: str | None, interval_s: float | None, job: str) -> None:
     """
-    Compare a query with what its Spark checkpoint was begun with.
+    Check that a query ticks if and only if its Spark checkpoint was started with ticks.
 
     Args:
         offsets: An offsets entry of the query, None if it has none.
         interval_s: The backend's option `idle_timers`.
-        job: Names the job in the error.
+        job: The job's name, for the error.
 
     Raises:
-        InvalidInputError: It ticked and shall not, or the reverse.
+        InvalidInputError: The query had ticks and now has none, or the reverse.
     """
     if not offsets or (f'"{_OFFSET}"' in offsets) == (interval_s is not None):
         return
     was, do = ("without", "leave it out") if interval_s is not None else ("with", "set it again; its value may change")
     raise InvalidInputError(
-        f"job {job!r} was started {was} the option idle_timers, which cannot change later since Spark's checkpoint "
-        f"counts the sources of a query: {do}, or start with a new checkpointLocation and a new job name"
+        f"job {job!r} was started {was} the option idle_timers, which cannot change later, because the Spark "
+        f"checkpoint counts a query's sources: {do}, or start with a new checkpointLocation and a new job name"
     )

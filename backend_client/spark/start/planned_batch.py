@@ -1,8 +1,8 @@
 """
-Whether Spark's plan of a batch is the one that a checkpoint was made of. No I/O.
+Checks whether Spark's plan of a batch is the one that a checkpoint was made from. No I/O.
 
-A batch that Spark executes again has the offsets entry of its first execution. Where that entry was lost, Spark plans
-the batch anew, under the same number and with whatever the sources have by then.
+A batch that Spark executes again has the offsets entry of its first execution. If that entry was lost, Spark plans the
+batch again, under the same number and with the rows that the sources have by then.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ _PLANNED = ("batchTimestampMs", "batchWatermarkMs")
 
 def is_same_plan(offsets: str | None, stored: str) -> bool:
     """
-    Say whether an offsets entry is the stored one.
+    Return whether an offsets entry is the same plan as the stored one.
 
-    Sources' offsets alone do not tell: a file source counts files in the checkpoint folder itself, so another set of
-    files has the same number. The moment at which the batch was planned does. How the JSON is written is no matter, and
-    neither are the settings that stand in the entry.
+    The sources' offsets alone cannot tell: a file source numbers its files in the checkpoint folder itself, so another
+    set of files can have the same number. The time at which the batch was planned can. The formatting of the JSON and
+    the settings in the entry do not count.
 
     Args:
-        offsets: What Spark has of the batch now; None for nothing.
-        stored: What the checkpoint's manifest has.
+        offsets: Spark's entry for the batch now; None if there is none.
+        stored: The entry in the checkpoint's manifest.
     """
     return offsets == stored or (offsets is not None and _plan(offsets) == _plan(stored))
 
 
 def _plan(entry: str) -> Any:
-    """Return what identifies a plan; an entry of an unknown form identifies itself."""
+    """Return what identifies a plan; an entry in an unknown form stands for itself."""
     try:
         version, *lines = entry.splitlines()
         metadata, *sources = (json.loads(line) for line in lines if line.strip())

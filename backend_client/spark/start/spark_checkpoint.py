@@ -1,9 +1,9 @@
 """
-Spark's own checkpoint folder: read to see whether it belongs to the state, and set back with it.
+Spark's own checkpoint folder: read to check that it belongs to the state, and set back together with it.
 
-``offsets/N`` is written before batch N, ``commits/N`` behind it; where the last of both have one number, Spark goes on
-with the next batch, from the offsets of that entry and the watermark of that commit. Through Hadoop's file system,
-since the folder may be on any storage that Spark can use.
+Spark writes ``offsets/N`` before batch N and ``commits/N`` after it. If the last of both have the same number, Spark
+continues with the next batch, from the offsets of that entry and the watermark of that commit. Access goes through
+Hadoop's file system, because the folder may be on any storage that Spark can use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from backend_client.batch_time import BatchTime
 from backend_client.spark.private.session import hadoop_folder, hadoop_path
 
 _SET_BACK = "dstl-set-back"
-"""File with the uid of the checkpoint that the folder was set back to last."""
+"""File with the uid of the checkpoint that the folder was last set back to."""
 
 
 class CheckpointLog:
@@ -31,31 +31,32 @@ class CheckpointLog:
         self._query_id: str | None = None
 
     def query_id(self) -> str | None:
-        """Return the id of the query that the folder belongs to, or None for a new folder; it never changes."""
+        """Return the id of the folder's query, which never changes, or None for a new folder."""
         if self._query_id is None and (text := self._read("metadata")) is not None:
             self._query_id = str(json.loads(text)["id"])
         return self._query_id
 
     def offsets(self, batch_id: int) -> str | None:
-        """Return Spark's offsets entry of a batch, or None if there is none (any more)."""
+        """Return Spark's offsets entry of a batch, or None if it does not exist or was deleted."""
         return self._read(f"offsets/{batch_id}")
 
     def newest(self) -> int | None:
-        """Return the number of the last batch that Spark has planned, or None if there is none."""
+        """Return the number of the last batch that Spark planned, or None if there is none."""
         return max(self._numbers("offsets"), default=None)
 
     def rewind(self, batch_id: int, offsets: str, uid: str, closed_ms: int | None = None) -> None:
         """
-        Set the query back to where it stood behind a batch: the next one is the one behind it, with offsets of its own.
+        Set the query back to the point after a batch: Spark plans the next batch again, with new offsets.
 
-        Once it is done nothing is done again, so that a batch which began since then keeps its offsets. If it is
-        interrupted, it is done again from its beginning.
+        Runs once per `uid`: a repeated call does nothing, so that a batch planned since then keeps its offsets. An
+        interrupted call starts over from its beginning.
 
         Args:
             batch_id: The batch.
-            offsets: Its offsets entry. Spark deletes entries after a while; those that it needs are written again.
-            uid: Names this setting back.
-            closed_ms: The watermark at which the batch was closed, if it was: the next one's, where Spark's is gone.
+            offsets: Its offsets entry. Spark deletes old entries; those that it needs are written again.
+            uid: Identifies this rewind.
+            closed_ms: The watermark in ms at which the batch was closed, None if it was left open. It becomes the next
+                batch's watermark if Spark's commit entry is gone.
         """
         if self._read(_SET_BACK) == uid:
             return
@@ -65,9 +66,9 @@ class CheckpointLog:
                 self._files.delete(self._at(f"{folder}/{number}"), False)
         watermark_ms = BatchTime.read(offsets, None).watermark_ms if closed_ms is None else closed_ms
         entries = {"commits": f'v1\n{{"nextBatchWatermarkMs":{watermark_ms}}}', "offsets": offsets}
-        is_other = self._read(f"offsets/{batch_id}") != offsets  # gone, or of a past that was itself given up
-        # Spark wants the entries before the last as well; they must not be ahead of it. The batch's offsets come last:
-        # as long as they are others, nothing of the rest is trusted.
+        is_other = self._read(f"offsets/{batch_id}") != offsets  # deleted, or from a branch that was itself given up
+        # Spark also needs the entries before the last; they must not be ahead of it. The batch's offsets are written
+        # last: while they differ, no other entry is trusted.
         for number in range(max(0, batch_id - 1), batch_id + 1):
             for folder, text in entries.items():
                 if is_other or self._read(f"{folder}/{number}") is None:

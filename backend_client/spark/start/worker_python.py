@@ -1,8 +1,8 @@
 """
-Which Python the workers run, found out when a query starts rather than by a traceback from its first task.
+Checks the workers' Python when a query starts, instead of by a traceback from its first task.
 
-Spark takes ``PYSPARK_PYTHON`` and without it the ``python3`` that it finds on the path, which is seldom that of an
-activated environment. Where driver and workers are one host, the driver's own interpreter is the right one.
+Spark uses ``PYSPARK_PYTHON``, or else the ``python3`` on the path, which is seldom that of an activated environment.
+If driver and workers share one host, the driver's own interpreter is the right one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from storage.errors import InvalidInputError
 logger = logging.getLogger("backend_client")
 
 _MODULES = ("backend_client", "msgpack", "numpy", "pandas", "pyarrow", "rocksdict", "xxhash")
-"""What a task imports."""
+"""The modules that a task imports."""
 
 _SIGNS = ("ModuleNotFoundError", "ImportError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
 _WORKERS_ASKED_MAX = 16
@@ -30,12 +30,12 @@ _checked: set[tuple[str, str]] = set()
 
 def check_worker_python(spark: SparkSession) -> None:
     """
-    Find out whether the workers' Python can run a task: in local mode it is made the driver's, unless a user chose one.
+    Check that the workers' Python can run a task; in local mode, set it to the driver's unless the user chose one.
 
-    A small job asks the workers, once for a session and an interpreter, and only where theirs is not the driver's.
+    A small job asks the workers, once per session and interpreter, and only if theirs is not the driver's.
 
     Raises:
-        InvalidInputError: It lacks modules, is of another version than the driver's, or is not there.
+        InvalidInputError: The workers' Python lacks modules, differs from the driver's in version, or does not exist.
     """
     context = spark.sparkContext
     is_local = str(context.master).startswith("local") and not str(context.master).startswith("local-cluster")
@@ -54,7 +54,7 @@ def _ask_workers(context: SparkContext) -> None:
     except Exception as error:
         sign = next((line.strip() for line in str(error).splitlines() if any(sign in line for sign in _SIGNS)), None)
         if sign is None:
-            logger.warning("the workers' Python could not be asked for its modules: %s", error)
+            logger.warning("the workers' Python could not be checked for its modules; continuing unchecked: %s", error)
             return
         raise InvalidInputError(
             f"the workers' Python ({context.pythonExec}) cannot run tasks: {sign}. {_remedy()}"
@@ -62,13 +62,13 @@ def _ask_workers(context: SparkContext) -> None:
     for executable, missing in answers:
         if missing:
             raise InvalidInputError(
-                f"the workers' Python {executable} has no module named {', '.join(missing)}, the driver's "
+                f"the workers' Python {executable} lacks the modules {', '.join(missing)}, which the driver's "
                 f"({sys.executable}) has. {_remedy()}"
             )
 
 
 def _question() -> Callable[[Iterable[int]], Iterable[tuple[str, list[str]]]]:
-    """Return a function that can be sent to a Python without this package: what is nested goes by its code."""
+    """Return a function for a Python without this package: nested functions are pickled by value."""
     modules = _MODULES
 
     def ask(_: Any) -> Iterator[tuple[str, list[str]]]:
@@ -83,6 +83,6 @@ def _question() -> Callable[[Iterable[int]], Iterable[tuple[str, list[str]]]]:
 def _remedy() -> str:
     chosen = os.environ.get("PYSPARK_PYTHON")
     return (
-        f"Before the session starts, set PYSPARK_PYTHON (it is {chosen or 'not set'}) to an interpreter that is on "
-        "every host and has the same packages as the driver's, or install them there: pip install 'dstl[spark,service]'"
+        f"Before the session starts, set PYSPARK_PYTHON (now {chosen or 'not set'}) to an interpreter that exists on "
+        "every host and has the driver's packages, or install them there: pip install 'dstl[spark,service]'"
     )

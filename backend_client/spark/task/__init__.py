@@ -1,1 +1,1 @@
-"""What runs in a task: a partition of an operator for one batch."""
+"""The code of a task: one partition of an operator in one batch."""

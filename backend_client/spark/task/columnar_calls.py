@@ -1,4 +1,4 @@
-"""How a processor of the columnar API is called."""
+"""Calls a processor of the columnar API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from storage.model import KeyGroupRange
 
 
 class _Written:
-    """What was written in a batch whose end goes on from it; of much, most lies over the table already."""
+    """Changes of a batch that its second step reads again; above a size they are overlaid on the table early."""
 
     def __init__(self, table: StateTable) -> None:
         self._table = table
@@ -33,14 +33,14 @@ class _Written:
         self._size_bytes = 0
 
     def add(self, part: ChangeColumns) -> None:
-        """Take what no read of the rows' keys needs any more, for each key comes once."""
+        """Add changes; no later read of the batch's rows needs them, because each key is visited once."""
         self._parts.append(part)
         self._size_bytes += memory_bytes(part)
         if self._size_bytes > BYTES_MAX:
             self.overlay()
 
     def overlay(self) -> None:
-        """Let reads see all of it."""
+        """Make all changes visible to reads."""
         self._table.overlay(self._parts)
         self._parts, self._size_bytes = [], 0
 
@@ -51,11 +51,11 @@ class ColumnarCalls:
 
     Args:
         plan: The operator.
-        key_schema: Of the grouping key, Spark's JSON.
-        states: Its variables.
-        key_groups: Those of the partition.
-        moments: Of the batch: for its rows, and for state that ends, which does so behind them if that is later.
-        preemptive_bytes: Change sets of about this size are sent while rows still flow.
+        key_schema: The grouping key's schema, as Spark's JSON.
+        states: The operator's state variables.
+        key_groups: The partition's key groups.
+        moments: The batch's moments for its rows and for ending state; if they differ, state also ends after the rows.
+        preemptive_bytes: Change sets of about this size are sent while rows are still being processed.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class ColumnarCalls:
         self.keys_seen = 0
         self.late_rows = 0
         self.next_end_ms: int | None = None
-        """When the first state ends that is left, or earlier."""
+        """A lower bound, in ms, on when the first remaining state ends."""
 
     def run(self, batches: Iterable[pa.RecordBatch], table: StateTable, writer: LogWriter) -> Iterator[pa.RecordBatch]:
-        """Yield what the processor puts out: for state that ends, and for the rows."""
+        """Yield the processor's output: for state that ends, and for the rows."""
         index = self._states.get(INDEX)
         state = ColumnarState(
             StateColumns(self._processor.state_schema(self._plan.rows)),
@@ -106,7 +106,7 @@ class ColumnarCalls:
         self._note_end(state.next_end_ms(self._moment_of_ends.watermark_ms))
 
     def _end(self, state: ColumnarState, writer: LogWriter, moment: BatchMoment) -> Iterator[pa.RecordBatch]:
-        """Remove the state that ends with a watermark: a set of its own."""
+        """Remove the state that ends at a watermark, in change sets of its own."""
         windows, watermark_ms = self._processor.windows, moment.watermark_ms
         if watermark_ms is None:
             return
@@ -163,10 +163,10 @@ class ColumnarCalls:
 
     def _checked(self, results: KeyResults, keys: int) -> tuple[Bools | None, Ints | None]:
         """
-        Return which of these keys have state from now on, and when it ends, None if it does not end by itself.
+        Return which keys keep state, and when it ends in ms; None for the latter if state does not expire by itself.
 
         Raises:
-            InvalidInputError: The processor returned something else than one value per key, or not when state ends.
+            InvalidInputError: The processor did not return one value per key, or no `expires_ms` although it expires.
         """
         name = type(self._processor).__name__
         if not isinstance(results.state, pa.RecordBatch) or results.state.num_rows != keys:
@@ -193,7 +193,7 @@ class ColumnarCalls:
 
 
 def _per_key(whose: str, name: str, values: Any, kind: type[np.generic], keys: int) -> Any:
-    """Return a part of the results as an array; `InvalidInputError` unless it has one value of the type per key."""
+    """Return one field of the results as an array; `InvalidInputError` unless it has one value of `kind` per key."""
     array = np.asarray(values)
     if array.dtype != kind or array.shape != (keys,):
         raise InvalidInputError(
@@ -205,19 +205,20 @@ def _per_key(whose: str, name: str, values: Any, kind: type[np.generic], keys: i
 
 def with_types(output: pa.RecordBatch, names: Sequence[str], types: Sequence[Any]) -> list[pa.Array]:
     """
-    Return the columns of a processor's output with the types that Spark expects.
+    Return the columns of a processor's output, cast to the types that Spark expects.
 
     Raises:
-        InvalidInputError: A column is missing or of another type.
+        InvalidInputError: The column names differ from the schema's, or a column cannot be cast.
     """
     if set(output.schema.names) != set(names):
         raise InvalidInputError(
-            f"the processor's output has the columns {', '.join(output.schema.names)}, its schema {', '.join(names)}"
+            f"the processor's output has the columns {', '.join(output.schema.names)}, but its output schema has "
+            f"{', '.join(names)}; return exactly those"
         )
     columns = []
     for name, kind in zip(names, types, strict=True):
         try:
             columns.append(output.column(name).cast(kind))
         except (pa.ArrowException, ValueError) as error:
-            raise InvalidInputError(f"output column {name!r} is of type {kind}: {error}") from error
+            raise InvalidInputError(f"values of output column {name!r} do not fit its type {kind}: {error}") from error
     return columns

@@ -1,10 +1,10 @@
 """
-Between Arrow batches and the pandas frames of a user's function.
+Converts between Arrow batches and the pandas frames of a user's function.
 
-A batch becomes one frame, of which each key gets its part; pandas' own ways of taking parts cost ten times what a state
-call does, so parts are put together from the frame's blocks. Columns have the types that Spark's own pandas API gives
-them: whole numbers of any width are 64 bits wide, those with nulls are floats, timestamps are in the session's zone and
-without one. Frames that come back are converted many at once, as long as they are alike.
+A batch becomes one frame, and each key gets a slice of it. pandas' own slicing costs ten times as much as a state call,
+so slices are built from the frame's blocks. Columns have the types of Spark's own pandas API: integers of any width
+become 64-bit, integers with nulls become floats, and timestamps are in the session's time zone without zone info.
+Returned frames with equal column types are converted together.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from storage.errors import InvalidInputError
 
 class GroupedFrames(GroupedRows):
     """
-    Splits sorted Arrow batches by key; the rows of a key are an iterator of frames, one for each batch.
+    Splits sorted Arrow batches by key; a key's rows are an iterator of frames, one for each batch.
 
-    With `initial`, the rows have the initial state among them, and the iterator is one of `FramePair`s.
+    With `initial`, the rows include the initial state, and the iterator yields `FramePair`s.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class GroupedFrames(GroupedRows):
 
 
 class _Parts:
-    """A frame that can be sliced quickly; what is sliced yields one frame, with an index from 0."""
+    """A frame with fast slices; a slice holds one frame, with an index from 0."""
 
     __slots__ = ("_frame", "_infer")
 
     def __init__(self, frame: pd.DataFrame) -> None:
         self._frame = SlicedFrame(frame)
-        # A column of true and false with nulls is one of objects; where a part has no nulls, Spark makes it boolean.
+        # A boolean column with nulls has dtype object; Spark makes a part without nulls boolean again.
         self._infer = any(
             series.dtype == object and pd.api.types.infer_dtype(series, skipna=True) == "boolean"
             for _, series in frame.items()
@@ -112,14 +112,14 @@ class _Parts:
 
 
 class FramePair(NamedTuple):
-    """A key's rows of the initial state in a batch, and those of the input."""
+    """A key's initial rows in a batch, and its input rows."""
 
     initial: pd.DataFrame | None
     input: pd.DataFrame | None
 
 
 class _Pairs:
-    """Rows of the initial state, and behind them those of the input: sliced by rows, yields one pair."""
+    """Initial rows followed by input rows; a slice by rows holds one pair."""
 
     def __init__(self, inputs_before: np.ndarray[Any, Any], initial: _Parts, inputs: _Parts) -> None:
         self._inputs_before = inputs_before
@@ -138,7 +138,7 @@ class _Pairs:
 
 @dataclass(frozen=True, slots=True)
 class InitialFrames(InitialRows):
-    """Takes frames of initial and input rows apart."""
+    """Separates frames of initial and input rows."""
 
     def divide(self, columns: Sequence[pa.Array]) -> tuple[list[pa.Array], pa.Array, list[pa.Array]]:
         """Return the input rows' columns, which rows are input rows, and the initial rows' columns."""
@@ -153,7 +153,7 @@ class InitialFrames(InitialRows):
         )
 
     def splitter(self) -> Callable[[Iterable[Any], Callable[[Any], None]], Iterator[Any] | None]:
-        """Return a function that gives a key's initial frames to another one, and returns its input frames or None."""
+        """Return a function that passes a key's initial frames to a callback and returns its input frames, or None."""
 
         def split(pairs: Iterable[FramePair], take: Callable[[pd.DataFrame], None]) -> Iterator[Any] | None:
             left = iter(pairs)
@@ -169,11 +169,11 @@ class InitialFrames(InitialRows):
 
 class FramesToArrow:
     """
-    Builds Arrow columns of the frames that a user's function yields, by name as Spark does.
+    Builds Arrow columns from the frames that a user's function yields, matching columns by name as Spark does.
 
     Args:
         schema: The operator's output schema.
-        settings: Those of the session.
+        settings: The session's pandas settings.
     """
 
     def __init__(self, schema: StructType, settings: PandasSettings) -> None:
@@ -188,7 +188,7 @@ class FramesToArrow:
         Return one array per field.
 
         Raises:
-            InvalidInputError: Something else than a frame was yielded, a column is missing, or a value does not fit.
+            InvalidInputError: A yielded object is not a frame, a column is missing, or a value does not fit its type.
         """
         alike: dict[Any, list[int]] = defaultdict(list)
         parts: list[list[Any]] = []
@@ -202,7 +202,7 @@ class FramesToArrow:
             try:
                 columns = zip(*(parts[at] for at in positions), strict=True)
                 pieces.append(self._to_arrow([_joined(arrays) for arrays in columns]))
-            except InvalidInputError:  # objects that are alike only within their frames
+            except InvalidInputError:  # object columns may have uniform types only within each frame
                 pieces += [self._to_arrow(parts[at]) for at in positions]
         joined = [pa.concat_arrays(arrays) for arrays in zip(*pieces, strict=True)]
         if len(alike) == 1:
@@ -230,13 +230,13 @@ class FramesToArrow:
             missing = [name for name in self.names if name not in labels]
             if missing:
                 raise InvalidInputError(
-                    f"the processor yielded a frame with the columns {', '.join(map(str, labels))}, without "
+                    f"the processor yielded a frame with the columns {', '.join(map(str, labels))}, which lacks "
                     f"{', '.join(missing)} of the output schema"
                 )
             return [arrays[labels.index(name)] for name in self.names]
         if len(arrays) < len(self.names):
             raise InvalidInputError(
-                f"the processor yielded a frame of {len(arrays)} columns, the output schema has {len(self.names)}"
+                f"the processor yielded a frame with {len(arrays)} columns, the output schema has {len(self.names)}"
             )
         return arrays[: len(self.names)]
 
@@ -246,7 +246,9 @@ class FramesToArrow:
             try:
                 converted.append(self._column(convert(pd.Series(array)), kind))
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-                raise InvalidInputError(f"output column {name!r} is of type {kind}: {error}") from error
+                raise InvalidInputError(
+                    f"values of output column {name!r} do not fit its type {kind}: {error}"
+                ) from error
         return converted
 
     def _column(self, series: pd.Series[Any], kind: pa.DataType) -> pa.Array:
@@ -274,7 +276,7 @@ def _joined(arrays: Sequence[Any]) -> Any:
 
 
 def _attribute_names(names: Sequence[str]) -> list[str]:
-    """Return the columns' names as Spark's frames have them: what is no Python name is called by its position."""
+    """Return the columns' names as in Spark's frames: one that is not a Python identifier becomes ``_position``."""
     seen: set[str] = set()
     result = []
     for position, name in enumerate(names):

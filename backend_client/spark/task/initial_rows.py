@@ -1,4 +1,4 @@
-"""The rows of an operator's initial state, which come to its tasks together with the input's."""
+"""The rows of an operator's initial state, which reach its tasks together with the input rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from backend_client.spark.task.rows import row_factory
 
 @dataclass(frozen=True, slots=True)
 class InitialRows:
-    """Takes the rows that `initial_state.joined` brought together apart again, in the tasks."""
+    """Separates, in the tasks, the rows that `initial_state.joined` has unioned."""
 
     key_count: int
     input_names: tuple[str, ...]
@@ -21,11 +21,11 @@ class InitialRows:
 
     @property
     def names(self) -> list[str]:
-        """The columns of the rows that are taken apart."""
+        """The columns of the unioned rows."""
         return [str(at) for at in range(self.key_count + 1 + len(self.input_names) + len(self.initial_names))]
 
     def splitter(self) -> Callable[[Iterable[Row], Callable[[Row], None]], Iterator[Row] | None]:
-        """Return a function that gives a key's initial rows to another one, and returns its input rows or None."""
+        """Return a function that passes a key's initial rows to a callback and returns its input rows, or None."""
         marker = len(self.input_names)
         initial = marker + 1 + self.key_count
         new_input, new_initial = row_factory(self.input_names), row_factory(self.initial_names)

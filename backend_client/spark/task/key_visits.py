@@ -1,10 +1,10 @@
 """
-The keys that a partition visits in a batch: those with rows, and those with timers that are due.
+The keys that a partition visits in a batch: those with rows, and those with due timers.
 
-A key is visited once: what is sent pre-emptively is not read again. So the due timers of a key group are looked up when
-its first row comes, go with the rows of their keys, and those of keys without rows come behind. What is held is the due
-timers of one key group, about 200 bytes each. Entries whose time to live is over are removed on the same way, before
-any key of their group is visited.
+A key is visited once, because changes sent pre-emptively are not read again. So the due timers of a key group are read
+before its first key; they join the rows of their keys, and timers of keys without rows follow. Memory holds the due
+timers of one key group, about 200 bytes each. Entries whose TTL is over are removed on the same pass, before any key of
+their group is visited.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from backend_client.state.timers import Upcoming, due_timers
 from storage.model import KEY_GROUP_MAX
 
 _REMOVED_MIN = 20_000
-_END = KeyRows(KEY_GROUP_MAX + 1, (), iter(()))  # behind all key groups
+_END = KeyRows(KEY_GROUP_MAX + 1, (), iter(()))  # after all key groups
 
 
 class Visit(NamedTuple):
-    """A key, as it is in the table and, if it has rows, itself; its stored timers that are due; its rows, if any."""
+    """A key, encoded and, if it has rows, decoded; its stored due timers; its rows, or None."""
 
     key_group: int
     encoded: bytes
@@ -37,14 +37,14 @@ class Visit(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class KeyVisits:
     """
-    Joins the keys with rows and those with due timers.
+    Merges the keys with rows and those with due timers.
 
     Args:
-        state: Of the partition.
+        state: The partition's state.
         encode: Returns a key's bytes.
-        due_until_ms: Timers up to this moment are due.
-        expiring: Whether there may be entries with a time to live.
-        upcoming: Told of stored timers that are due later.
+        due_until_ms: Timers up to this moment, inclusive, are due.
+        expiring: Whether there may be entries with a TTL.
+        upcoming: Records stored timers that are due later.
     """
 
     state: KeyedState
@@ -54,7 +54,7 @@ class KeyVisits:
     upcoming: Upcoming | None = None
 
     def of(self, grouped: Iterable[KeyRows]) -> Iterator[Visit]:
-        """Yield one visit for each key, by ascending key groups."""
+        """Yield one visit for each key, in ascending order of key groups."""
         groups = self.state.key_groups
         current, removed = groups.first, self._remove_expired(groups.first, 0)
         due = due_timers(self.state, current, self.due_until_ms, self.upcoming)
@@ -72,7 +72,7 @@ class KeyVisits:
             yield Visit(key_group, encoded, key, due.pop(encoded, ()), rows)
 
     def _remove_expired(self, key_group: int, removed: int) -> int:
-        # As many as this batch has written with a time to live, and then some: bounded, and never falling behind.
+        # As many as this batch has written with a TTL, plus a constant: bounded, yet removal never falls behind.
         limit = _REMOVED_MIN + self.state.ends_written - removed
         if not self.expiring or limit <= 0:
             return removed

@@ -1,8 +1,8 @@
 """
-Rows that come too late: which they are is said in SQL, and tasks drop and count them.
+Late rows: marked in SQL; dropped and counted by tasks.
 
-They travel with the rows of their partition, under a negative order, and so lie before all others. Counted in the
-tasks, their number belongs to the very attempt that counts.
+They stay in their partition under a negative order number, so they sort before all other rows. Counting them in the
+tasks ties the count to the accepted attempt.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 
 class LateRowFilter:
-    """The batches without their late rows, which are counted."""
+    """Iterates over batches without their late rows, and counts those."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._batches = batches

@@ -1,9 +1,9 @@
 """
-Keys whose rows come mixed.
+Separates keys whose rows are interleaved.
 
-Spark sorts a partition by one number of each key (`key_groups.order_expression`), for which it never compares two keys
-nor looks at a row. Keys with the same number - a pair of keys of a key group has it once in 2^48, except for some that
-are alike but for where their nulls are - have their rows mixed then. Here they are put apart.
+Spark sorts a partition by one number per key (`key_groups.order_expression`), so that it never compares keys or reads
+rows. Keys with the same number have their rows interleaved: two keys of a key group collide with probability 2^-48,
+except for some that differ only in the places of their nulls. This module separates them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Orders = npt.NDArray[np.int64]
 
 def with_keys(batches: Iterable[pa.RecordBatch], places: Sequence[int | None]) -> Iterator[pa.RecordBatch]:
     """
-    Yield batches with all columns of the key behind the number: those that are columns of the rows are there twice.
+    Yield batches with all key columns after the order number; those that are also row columns appear twice.
 
     Args:
-        batches: Columns: the number, the key columns that are not the rows', those of the rows.
-        places: For each key column the number of the rows' column that it is, or None.
+        batches: Columns: the order number, the key columns that are not row columns, the row columns.
+        places: For each key column its position among the row columns, or None.
     """
     added = places.count(None)
     for batch in batches:
@@ -42,7 +42,7 @@ def with_keys(batches: Iterable[pa.RecordBatch], places: Sequence[int | None]) -
 
 
 def with_key_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches with the rows' key groups in place of the numbers by which they were sorted."""
+    """Yield batches with the rows' key groups in place of their order numbers."""
     for batch in batches:
         groups = (_orders(batch) >> HASH_BITS).astype(np.int32)
         yield batch.set_column(0, _KEY_GROUP_FIELD, pa.array(groups))
@@ -50,14 +50,14 @@ def with_key_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 class KeySeparator:
     """
-    Sorted batches in which the rows of a key are together, as many or more than were given, in their order.
+    Sorted batches in which each key's rows are adjacent and keep their order; may yield more batches than it was given.
 
-    Of keys that share a number, the one that comes first goes on as it comes, however many rows it has; those of the
-    others are held in memory until the number changes.
+    Among keys that share a number, the first key's rows stream through, however many there are; the rows of the others
+    are held in memory until the number changes.
 
     Args:
-        batches: Columns: the number, `key_count` key columns, any others; by ascending numbers.
-        key_count: How many columns are the key.
+        batches: Columns: the order number, `key_count` key columns, any others; sorted by the number.
+        key_count: Number of key columns.
         encode: Returns a key's bytes.
     """
 
@@ -69,7 +69,7 @@ class KeySeparator:
         self._encode = encode
         self._order = -1
         self._key = b""
-        """The first key of the number with which the last batch ended."""
+        """The first key of the last batch's last number."""
         self._held: list[pa.RecordBatch] = []
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -100,7 +100,7 @@ class KeySeparator:
         yield from self._first_of_number(batch.slice(last))
 
     def _first_of_number(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the first key of their number; hold the others."""
+        """Yield the rows of their number's first key; hold the others."""
         is_first = np.fromiter((key == self._key for key in self._keys(batch)), np.bool_, batch.num_rows)
         if is_first.any():
             yield batch.filter(pa.array(is_first))
@@ -113,7 +113,7 @@ class KeySeparator:
             yield from map(self._sorted, held)
 
     def _sorted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of each key together, the keys of a number in the order in which they come."""
+        """Return the batch with each key's rows adjacent; keys of one number keep the order of their first rows."""
         first: dict[tuple[int, bytes], int] = {}
         pairs = zip(_orders(batch).tolist(), self._keys(batch), strict=True)
         places = np.fromiter((first.setdefault(pair, row) for row, pair in enumerate(pairs)), np.int64, batch.num_rows)

@@ -1,8 +1,8 @@
 """
-How a processor of the pandas API is called: as one of the Row API, with frames in place of rows.
+Calls a processor of the pandas API like one of the Row API, with frames in place of rows.
 
-`RowCalls` does the calling; what differs is what it is given (`GroupedFrames`), the key as pandas has it, and how the
-output becomes Arrow (`FramesToArrow`).
+`RowCalls` makes the calls; the input (`GroupedFrames`), the key's timestamps and the conversion of the output to Arrow
+(`FramesToArrow`) differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from backend_client.spark.task.pandas_settings import PandasSettings
 from backend_client.spark.task.row_calls import RowCalls
 
 _FRAMES = 500
-"""Output frames are collected up to this number: enough to convert them cheaply, few enough to hold."""
+"""Maximum number of output frames that are converted together: enough to be cheap, few enough to hold in memory."""
 
 
 def pandas_calls(
@@ -33,7 +33,7 @@ def pandas_calls(
     output: StructType,
     settings: PandasSettings,
 ) -> tuple[RowCalls, GroupedFrames, FramesToArrow]:
-    """Return what calls the processor, what it is called with, and what becomes of its output."""
+    """Return the caller of the processor, its input, and the converter of its output."""
     processor = calls.processor
     if '"timestamp"' in calls.key_schema:
         processor = PandasKeys(processor, settings.timezone)
@@ -47,7 +47,7 @@ def pandas_calls(
 
 
 class PandasKeys(StatefulProcessor):
-    """A processor whose keys have pandas' timestamps, in the session's time zone and without one, as on Spark."""
+    """A processor whose keys have pandas timestamps, in the session's time zone without zone info, as in Spark."""
 
     def __init__(self, processor: StatefulProcessor, timezone: str) -> None:
         self._processor = processor
@@ -58,15 +58,15 @@ class PandasKeys(StatefulProcessor):
         self._processor.init(handle)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-        """Pass on, with the key as pandas has it."""
+        """Pass on, with pandas timestamps in the key."""
         return self._processor.handleInputRows(tuple(map(self._part, key)), rows, timerValues)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """Pass on; here Spark, too, gives the key as Python has it."""
+        """Pass on with Python's timestamps in the key, as Spark does here, too."""
         return self._processor.handleExpiredTimer(key, timerValues, expiredTimerInfo)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        """Pass on, with the key as pandas has it."""
+        """Pass on, with pandas timestamps in the key."""
         self._processor.handleInitialState(tuple(map(self._part, key)), initialState, timerValues)
 
     def close(self) -> None:

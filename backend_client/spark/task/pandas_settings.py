@@ -1,4 +1,4 @@
-"""What a task must know of the session to call a processor of the pandas API."""
+"""The session settings that a task needs to call a processor of the pandas API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backend_client.spark.private.session import setting
 
 @dataclass(frozen=True, slots=True)
 class PandasSettings:
-    """What Spark's session says of pandas: the zone of timestamps, and how frames become columns."""
+    """The Spark session's pandas settings: the time zone of timestamps, and how frames become columns."""
 
     timezone: str
     by_name: bool

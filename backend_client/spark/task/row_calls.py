@@ -1,8 +1,8 @@
 """
-How a processor of the Row API is called: key by key, with the rows of a key as one lazy iterator.
+Calls a processor of the Row API: key by key, with a key's rows as one lazy iterator.
 
-Timers that the watermark has passed fire before the rows of their key, as in the batch without data that Spark runs for
-them; those that are set in this batch and due already fire behind the rows, as in the same batch on Spark.
+With `Timing.fires_first`, stored timers that are already due fire before the rows of their key, as in the batch without
+data that Spark runs for them. All other due timers fire after the rows, as in Spark.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Results = Callable[[tuple[Any, ...], Iterator[Any]], Iterator[Any]]
 @dataclass(frozen=True, slots=True)
 class Timing:
     """
-    The time of an operator in a batch.
+    An operator's time in a batch.
 
-    Rows come before timers, as in a batch of Spark's. With `fires_first` the batch stands for one without data, too,
-    before it: what is due already fires before the rows of its key.
+    Timers fire after the rows, as in a Spark batch. With `fires_first` the batch also stands for an earlier one without
+    data: stored timers that are due fire before the rows of their key.
     """
 
     mode: TimeMode
@@ -51,15 +51,15 @@ class RowCalls:
     Calls a processor for the rows of one partition.
 
     Args:
-        operator: Names the operator in errors.
-        processor: The user's.
-        states: Its variables.
-        key_schema: Of the grouping key, Spark's JSON.
-        preemptive_bytes: Changes are sent on between two keys from this size on.
+        operator: The operator's name, for errors.
+        processor: The user's processor.
+        states: Its state variables.
+        key_schema: The grouping key's schema, as Spark's JSON.
+        preemptive_bytes: Changes of at least this size are sent between two keys.
         timing: Set unless the time mode is None.
-        initial: Set in the batch whose rows have the operator's initial state among them.
-        output_max: Outputs are handed on in lists of at most this length.
-        upcoming: Told of timers that are due later.
+        initial: Set in the batch whose rows include the operator's initial state.
+        output_max: Maximum length of the output lists.
+        upcoming: Records timers that are due later.
     """
 
     operator: str
@@ -129,7 +129,7 @@ class RowCalls:
                 yield from self.processor.handleExpiredTimer(
                     key=codec.decode(encoded), timerValues=values, expiredTimerInfo=ExpiredTimerInfo(timestamp_ms)
                 )
-                timers.delete(timestamp_ms)  # also where it was set again meanwhile, as Spark does
+                timers.delete(timestamp_ms)  # even if it was set again meanwhile, as in Spark
 
         def of_visit(visit: Visit) -> Iterator[Any]:
             if fires_first:
@@ -139,7 +139,7 @@ class RowCalls:
             if visit.rows is not None:
                 yield from of_rows(visit.key, visit.rows)
             yield from fire(visit.encoded, timers.take_due())
-            timers.leave_due()  # what the last ones set and is due already fires in the next batch
+            timers.leave_due()  # timers that these set and that are already due fire in the next batch
 
         for visit in visits.of(grouped):
             state.key_group, state.key = visit.key_group, visit.encoded

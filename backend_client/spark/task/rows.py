@@ -1,8 +1,8 @@
 """
-Between Arrow batches and the rows of a user's function.
+Converts between Arrow batches and the rows of a user's function.
 
-Rows come sorted by key group and key, so all rows of a key are adjacent; a key may go on over several batches, and is
-still one call with one lazy iterator. Values are the Python values that Spark's own Row API hands out.
+Rows are sorted by key group and key, so a key's rows are adjacent; a key may span several batches and still gets one
+call with one lazy iterator. Values are the Python values of Spark's own Row API.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _FIRST_US, _LAST_US = (
 
 def row_factory(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
     """
-    Return a function that makes a Spark `Row` with these field names of a sequence of values.
+    Return a function that makes a Spark `Row` with these field names from a sequence of values.
 
-    The rows are of a subclass that knows where each field is: neither ``row.name`` nor ``row["name"]`` searches the
-    list of names, and ``row.name`` calls no Python function, which would take as long as all else a field needs.
+    The rows' subclass knows each field's position: neither ``row.name`` nor ``row["name"]`` searches the list of names,
+    and ``row.name`` calls no Python function, which would double the cost of an access.
     """
     positions = {name: position for position, name in reversed([*enumerate(names)])}
     fields = namedtuple("fields", ["_"] * len(names), rename=True)  # type: ignore[misc]  # noqa: PYI024
@@ -55,7 +55,7 @@ def row_factory(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
 
 
 class KeyRows(NamedTuple):
-    """One key with its rows; the iterator is valid until the next key is asked for."""
+    """One key with its rows; the iterator is valid until the next key is requested."""
 
     key_group: int
     key: tuple[Any, ...]
@@ -67,7 +67,7 @@ class _Batch(NamedTuple):
     key_groups: list[int]
     keys: list[tuple[Any, ...]]
     rows: Any
-    """What can be sliced, to give what the user's function iterates over."""
+    """A sliceable; a slice is what the user's function iterates over."""
 
 
 class GroupedRows:
@@ -114,7 +114,7 @@ class GroupedRows:
 
 
 class _Tail:
-    """The rows of a batch's last key, which may go on in the batches behind; knows what follows once it is drained."""
+    """The rows of a batch's last key, which may continue in later batches; `following` is valid once drained."""
 
     def __init__(self, next_batch: Callable[[], _Batch | None], key: tuple[Any, ...], rows: Any) -> None:
         self._rows = self._generate(next_batch, key, rows)
@@ -142,7 +142,7 @@ class _Tail:
 
 
 def to_python(column: pa.Array) -> list[Any]:
-    """Return a column's values as Python objects; what NumPy makes the same of takes its way, which is quicker."""
+    """Return a column's values as Python objects; through NumPy, which is faster, where the values are the same."""
     kind = column.type
     if column.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_float64(kind)):
         return column.to_numpy().tolist()  # type: ignore[no-any-return]
@@ -156,14 +156,14 @@ def to_python(column: pa.Array) -> list[Any]:
 
 
 def _has_python_moments(column: pa.Array) -> bool:
-    """Say whether the moments are of the years 1 to 9999; of others, NumPy makes numbers."""
+    """Return whether all timestamps are in the years 1 to 9999; NumPy returns others as integers."""
     bounds = pc.min_max(column.view(pa.int64())).as_py()
     return bounds["min"] is not None and bounds["min"] >= _FIRST_US and bounds["max"] <= _LAST_US
 
 
 class RowsToArrow:
     """
-    Builds Arrow batches of the rows that a user's function yields, by name as Spark does.
+    Builds Arrow columns from the rows that a user's function yields, matching fields by name as Spark does.
 
     Args:
         schema: The operator's output schema.
@@ -180,7 +180,7 @@ class RowsToArrow:
         Return one array per field.
 
         Raises:
-            InvalidInputError: A row is no `Row` with names, or a value does not fit its field.
+            InvalidInputError: A row is not a `Row` with named fields, or a value does not fit its field.
         """
         names = self.names
         values: list[Sequence[Any]]
@@ -194,9 +194,11 @@ class RowsToArrow:
             try:
                 arrays.append(pa.array([_plain(value) for value in column] if nested else column, kind))
                 if pa.types.is_integer(kind) and float in set(map(type, column)):
-                    raise TypeError("a float is no whole number")  # Arrow would cut it off
+                    raise TypeError("a float is not an integer")  # Arrow would truncate it
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-                raise InvalidInputError(f"output column {name!r} is of type {kind}: {error}") from error
+                raise InvalidInputError(
+                    f"values of output column {name!r} do not fit its type {kind}: {error}"
+                ) from error
         return arrays
 
 
@@ -215,7 +217,7 @@ def _has_struct(kind: DataType) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Turn rows inside a value into dictionaries, which is how Arrow takes structs."""
+    """Turn rows inside a value into dictionaries, the form in which Arrow takes structs."""
     if isinstance(value, Row) and hasattr(value, "__fields__"):
         return {name: _plain(item) for name, item in zip(value.__fields__, value, strict=True)}
     if isinstance(value, list):

@@ -1,7 +1,7 @@
 """
-What a user's ``StatefulProcessor`` gets from this backend: PySpark's handle, on the driver and in tasks.
+The handle that a user's ``StatefulProcessor`` gets: PySpark's interface, on the driver and in tasks.
 
-On the driver, `declare_states` runs ``init`` once to learn the state variables; in tasks `TaskHandle` gives them out.
+On the driver, `declare_states` runs ``init`` once to learn the state variables; in tasks, `TaskHandle` returns them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from storage.errors import InvalidInputError
 
 ParseSchema = Callable[[str], StructType]
 
-_TIMERS_IN_INIT = "set timers in handleInputRows or handleExpiredTimer, where there is a key"
+_TIMERS_IN_INIT = "set timers in handleInputRows or handleExpiredTimer, which have a key"
 
 
 class _DeclaringHandle:
-    """Records the variables that ``init`` asks for; their values cannot be used."""
+    """Records the variables that ``init`` asks for; returns None in their place."""
 
     def __init__(self, operator: str, parse: ParseSchema, time_mode: TimeMode) -> None:
         self._operator = operator
@@ -61,11 +61,11 @@ class _DeclaringHandle:
         self._declare("map", stateName, pair, ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Record that a state is to be deleted; one that is asked for behind that begins anew with every batch."""
+        """Record that a state is to be deleted; one that is requested afterwards starts empty in every batch."""
         if stateName in self.states:
             raise InvalidInputError(
-                f"operator {self._operator!r} asks for state {stateName!r} and deletes it; to remove it, do not ask "
-                "for it any more"
+                f"init of operator {self._operator!r} gets state {stateName!r} and then deletes it; to remove the "
+                "state, call deleteIfExists without getting it"
             )
         self.states[stateName] = StateInfo(0, DELETED, "")
 
@@ -88,27 +88,29 @@ class _DeclaringHandle:
                 )
         known = self.states.get(name)
         if known is not None and known.kind != DELETED:
-            raise InvalidInputError(f"operator {self._operator!r} asks for state {name!r} twice")
+            raise InvalidInputError(
+                f"init of operator {self._operator!r} gets state {name!r} twice; give each state its own name"
+            )
         if known is not None:
             self.recreated_states.add(name)
-        ValueCodec(schema.json(), name)  # refuses what state cannot hold, now rather than in a task
+        ValueCodec(schema.json(), name)  # refuses unsupported types now rather than in a task
         self.states[name] = StateInfo(0, kind, schema.json(), ttl_ms=ttl_ms or None)
 
 
 class TaskHandle:
-    """Gives out the variables of one task."""
+    """Returns the state variables of one task."""
 
     def __init__(self, operator: str, states: dict[str, StateInfo], state: KeyedState) -> None:
         self._operator = operator
         self._states = states
         self._state = state
         self.timers: Timers | None = None
-        """Set behind ``init``, unless the time mode is None."""
+        """Set after ``init``, unless the time mode is None."""
 
     def getValueState(
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ValueVariable:
-        """Return a value state that was declared on the driver."""
+        """Return a value state declared on the driver."""
         info = self._declared("value", stateName)
         codec, expiry = ValueCodec(info.schema, stateName, row_factory, info.earlier), self._expiry(info)
         if expiry is None:
@@ -116,7 +118,7 @@ class TaskHandle:
         return ExpiringValue(self._state, info.id, codec, expiry)
 
     def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ListVariable:
-        """Return a list state that was declared on the driver."""
+        """Return a list state declared on the driver."""
         info = self._declared("list", stateName)
         codec = ValueCodec(info.schema, stateName, row_factory, info.earlier)
         return ListVariable(self._state, info.id, codec, self._expiry(info))
@@ -128,7 +130,7 @@ class TaskHandle:
         valueSchema: StructType | str,
         ttlDurationMs: int | None = None,
     ) -> MapVariable:
-        """Return a map state that was declared on the driver."""
+        """Return a map state declared on the driver."""
         info = self._declared("map", stateName)
         key, value = map_schemas(info.schema)
         return MapVariable(
@@ -141,25 +143,25 @@ class TaskHandle:
         )
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Set a timer of the current key."""
+        """Set a timer for the current key."""
         self._timers().register(expiryTimestampMs)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Remove a timer of the current key; one that is not there is fine."""
+        """Remove a timer of the current key; no error if it does not exist."""
         self._timers().delete(expiryTimestampMs)
 
     def listTimers(self) -> Iterator[int]:
-        """Return the moments of the current key's timers, in the order of time."""
+        """Return the current key's timers in ms, in ascending order."""
         return self._timers().timestamps()
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Do nothing: the driver has seen it, and the task has deleted the state by now."""
+        """Do nothing: the driver recorded it, and the task has already deleted the state."""
 
     def _timers(self) -> Timers:
         if self.timers is None:
             raise InvalidInputError(
-                f"operator {self._operator!r} has no timers: {_TIMERS_IN_INIT}, and say timeMode 'ProcessingTime' or "
-                "'EventTime' where you call transformWithState"
+                f"operator {self._operator!r} has no timers here: {_TIMERS_IN_INIT}, and call transformWithState with "
+                "timeMode 'ProcessingTime' or 'EventTime'"
             )
         return self.timers
 
@@ -170,8 +172,8 @@ class TaskHandle:
         info = self._states.get(name)
         if info is None or info.kind != kind:
             raise InvalidInputError(
-                f"{kind} state {name!r} of operator {self._operator!r} was not asked for when init ran on the driver; "
-                "init must ask for the same states every time"
+                f"{kind} state {name!r} of operator {self._operator!r} was not declared when init ran on the driver; "
+                "init must get the same states every time"
             )
         return info
 
@@ -180,13 +182,13 @@ def declare_states(
     operator: str, processor: StatefulProcessor, parse: ParseSchema, time_mode: TimeMode = TimeMode.NONE
 ) -> tuple[dict[str, StateInfo], frozenset[str]]:
     """
-    Run ``init`` on the driver, as Spark does; return the variables that it asks for, and which begin anew every time.
+    Run ``init`` on the driver, as Spark does; return the declared variables, and those that start empty in every batch.
 
-    Those that it deletes are of the kind `DELETED`; `merge_states` says what becomes of all of them. As on Spark,
-    ``init`` may make what cannot be sent to tasks: it runs on a copy, and tasks get the processor as it was given.
+    Deleted variables have the kind `DELETED`; `merge_states` merges all with the stored ones. As in Spark, ``init`` may
+    create what cannot be sent to tasks: it runs on a copy, and tasks get the processor unchanged.
 
     Raises:
-        InvalidInputError: It asks for something that this backend does not serve, or cannot be sent to tasks.
+        InvalidInputError: ``init`` asks for an unsupported feature, or the processor cannot be sent to tasks.
     """
     handle = _DeclaringHandle(operator, parse, time_mode)
     declaring = copy_of(processor)

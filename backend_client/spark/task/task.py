@@ -1,10 +1,10 @@
 """
-What runs in a Spark task: one partition of one operator in one batch.
+A Spark task: one partition of one operator in one batch.
 
 The task advances its table to the base, runs the user's processor key by key, sends its changes to the sidecar and
-yields the output rows. The output of each attempt is framed by two marker rows: the first names the attempt, the last
-also carries its *receipt* (references of its change sets, counts). Because the receipt travels in the same block as the
-rows, what the driver learns of an attempt is always about the very rows that Spark kept of it (I2, I18).
+yields the output rows. Two marker rows frame each attempt's output: the first names the attempt, the last also carries
+its *receipt* (references of its change sets, counts). The receipt travels in the same block as the rows, so the driver
+always gets the receipt of exactly the rows that Spark kept (I2, I18).
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ if TYPE_CHECKING:
 
 MARKER_COLUMN = "__dstl_marker"
 _SECOND_PASS_PARTS = 1 << 31
-"""Behind all parts of lists that a first pass may have written."""
+"""Above the numbers of all list parts that a first pass may have written."""
 _clients: dict[BackendSettings, ServiceClient] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """What all tasks of one execution of a batch are told by the driver."""
+    """The driver's information for all tasks of one execution of a batch."""
 
     settings: BackendSettings
     job_uid: str
@@ -68,18 +68,18 @@ class BatchContext:
     base: CheckpointRef | None
     coordinator_id: str
     time: BatchTime | None = None
-    """Set where an operator of the query has a time mode."""
+    """None if no operator of the query uses time."""
     is_second_pass: bool = False
-    """Whether what was due at its end is done for a batch whose rows were processed, see `closing`."""
+    """Whether this is the second pass, for what is due after the batch's rows; see `closing`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """
-    What an attempt did; `refs` are of its change sets in order, `materialized` is what its sidecar tells of a snapshot.
+    An attempt's result; `refs` name its change sets in order, `materialized` is its sidecar's report of a snapshot.
 
-    `late_rows` came behind the watermark and were dropped. `next_due_ms` is when the first timer is due, or the first
-    state ends, that is left, or earlier; None without any, and where they do not go by event time.
+    `late_rows` counts dropped late rows. `next_due_ms` is a lower bound on when the first remaining timer is due or
+    state ends; None without any, or if they do not use event time.
     """
 
     operator: str
@@ -97,7 +97,7 @@ class Receipt:
 
     @classmethod
     def from_json(cls, text: str) -> Receipt:
-        """Read what a task wrote into its last row."""
+        """Parse the receipt in a task's last row."""
         document = json.loads(text)
         return cls(**{**document, "refs": [ChangeSetRef(**ref) for ref in document["refs"]]})
 
@@ -111,20 +111,20 @@ class OperatorTask:
     """
     The function that ``mapInArrow`` runs.
 
-    Input columns: those of `placement.place`, where the rows' are `row_names`, or with `initial` those that it takes
-    apart. `deleted` are the numbers of variables whose entries are to be deleted. `earlier` are the change sets of the
-    batch's first pass, by partition, which the second pass goes on from.
-    Output columns: those of `output`, then `MARKER_COLUMN`, which is null but in marker rows: there it is the attempt's
-    number, and in the last row a space and its receipt behind that.
+    Input columns: those of `placement.place`, with row columns `row_names`, or with `initial` the unioned columns that
+    it separates. `deleted` holds the ids of variables whose entries are to be deleted. `earlier` holds the change sets
+    of the batch's first pass, by partition, on which the second pass builds.
+    Output columns: those of `output`, then `MARKER_COLUMN`, which is null except in marker rows: there it is the
+    attempt's number, in the last row followed by a space and the receipt.
     """
 
     operator: str
     processor: Parcel
-    """With a `StatefulProcessor` or a `ColumnarPlan`."""
+    """Contains a `StatefulProcessor` or a `ColumnarPlan`."""
     states: dict[str, StateInfo]
     key_schema: str
     key_places: tuple[int | None, ...]
-    """Where among the rows' columns each key column is; None for one of its own before them."""
+    """Each key column's position among the row columns; None for a separate column before them."""
     row_names: tuple[str, ...]
     output: StructType
     parallelism: int
@@ -132,7 +132,7 @@ class OperatorTask:
     batch: BatchContext
     time_mode: TimeMode = TimeMode.NONE
     fires_first: bool = False
-    """Whether timers that are due fire before the rows of their key (`row_calls.Timing`)."""
+    """Whether stored due timers fire before the rows of their key (`row_calls.Timing`)."""
     initial: InitialRows | None = None
     deleted: tuple[int, ...] = ()
     earlier: Mapping[int, Sequence[ChangeSetRef]] = field(default_factory=dict)
@@ -140,12 +140,12 @@ class OperatorTask:
     """Set for a processor of the pandas API."""
 
     def output_schema(self) -> StructType:
-        """Return the schema of what the function yields; marker rows make every field nullable."""
+        """Return the schema of the yielded batches; marker rows make every field nullable."""
         fields = [StructField(field.name, field.dataType, True, field.metadata) for field in self.output.fields]
         return StructType([*fields, StructField(MARKER_COLUMN, StringType())])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Process one partition: open its table, run the processor over its rows, commit what it has changed."""
+        """Process one partition: open its table, run the processor over its rows, commit its changes."""
         context = TaskContext.get()
         assert context is not None
         to_arrow = RowsToArrow(self.output)
@@ -158,7 +158,7 @@ class OperatorTask:
 
     @contextmanager
     def _opened(self, partition: int, attempt: int) -> Iterator[_Partition]:
-        """Open a partition's table at the batch's base, with what an earlier pass has changed laid over it."""
+        """Open a partition's table at the batch's base, overlaid with the changes of an earlier pass."""
         batch, settings = self.batch, self.batch.settings
         key_groups = key_group_range(partition, self.parallelism, self.max_parallelism)
         client, job, base = _client(settings), settings.job, batch.base
@@ -187,7 +187,7 @@ class OperatorTask:
             spare_garbage_collection()
 
     def _work(self, part: _Partition, batches: Iterable[pa.RecordBatch], to_arrow: RowsToArrow) -> _Work:
-        """Delete what is to be deleted, and return what is to be done with the rows."""
+        """Delete the entries of deleted variables; return the work on the rows."""
         deleted = deletions(part.table.scan, part.key_groups, self.deleted, self.batch.settings.preemptive_bytes)
         for changes in deleted:
             part.writer.append(changes, preemptive=True)
@@ -199,17 +199,17 @@ class OperatorTask:
         return self._row_work(processor, part, with_key_groups(separated), on_time, to_arrow)
 
     def _run(self, work: _Work, to_arrow: RowsToArrow) -> Iterator[pa.RecordBatch]:
-        """Yield what the processor puts out."""
+        """Yield the processor's output."""
         for columns in work.outputs:
             for start in range(0, len(columns[0]), OUTPUT_ROWS):
                 part = [column.slice(start, OUTPUT_ROWS) for column in columns]
                 yield self._batch(part, pa.nulls(len(part[0]), pa.string()), to_arrow)
 
     def _commit(self, part: _Partition, work: _Work) -> Receipt:
-        """Bring the changes to where the coordinator finds them; return the receipt."""
+        """Make the changes reachable for the coordinator; return the receipt."""
         writer = part.writer
         if any(ref.service_id != self.batch.coordinator_id and ref.service_url is None for ref in writer.refs):
-            # The coordinator cannot reach the sidecar that took these sets, so nobody else can ask for them.
+            # The coordinator cannot reach the sidecar that holds these change sets, so they must be stored now.
             writer.make_durable()
         return Receipt(
             operator=self.operator,
@@ -268,12 +268,12 @@ class OperatorTask:
         grouped: GroupedRows | GroupedFrames = GroupedRows(batches, key_count, names)
         convert: RowsToArrow | FramesToArrow = to_arrow
         if self.pandas is not None:
-            from backend_client.spark.task.pandas_calls import pandas_calls  # who has no pandas needs none
+            from backend_client.spark.task.pandas_calls import pandas_calls  # pandas is optional
 
             calls, grouped, convert = pandas_calls(calls, batches, key_count, names, self.output, self.pandas)
 
         def run() -> Iterator[list[pa.Array]]:
-            # Frames may be garbage by the gigabyte before they are so many objects.
+            # Frames can amount to gigabytes of garbage while still being few objects.
             with rare_garbage_collection() if self.pandas is None else nullcontext():
                 for rows in calls.run(grouped, state, writer):
                     yield convert.columns(rows)
@@ -290,7 +290,7 @@ class OperatorTask:
 
 
 class _Partition(NamedTuple):
-    """A partition that is open to an attempt: its table at the base, and where its changes go."""
+    """An attempt's open partition: its table at the base, and the writer of its changes."""
 
     number: int
     attempt: int
@@ -301,7 +301,7 @@ class _Partition(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """How a partition is processed: what counts its input, its output; when that is read, how much was done."""
+    """A partition's work: its input with counters, its lazy output, and figures that are valid once that is read."""
 
     input: GroupedRows | GroupedFrames | ColumnarCalls
     outputs: Iterator[list[pa.Array]]
@@ -311,7 +311,7 @@ class _Work(NamedTuple):
 
 
 def _client(settings: BackendSettings) -> ServiceClient:
-    """Return this worker process's connection; workers serve many tasks, so it is kept."""
+    """Return this worker process's client; it is kept, because a worker runs many tasks."""
     client = _clients.get(settings)
     if client is None:
         client = _clients[settings] = connect(settings)

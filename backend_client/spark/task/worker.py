@@ -1,9 +1,9 @@
 """
-The Python worker process in which tasks run, one behind the other, and how it collects garbage.
+Garbage collection in the Python worker process, which runs tasks one after another.
 
-Spark collects garbage behind every task, and the next task waits for that. Whatever was imported is looked at each
-time - some hundred thousand objects of libraries, more than a small batch takes altogether. And Python collects
-whenever there are 700 objects more than before, which a batch's rows are many times over, though none is garbage.
+Spark collects garbage after every task, and the next task waits for it. Each collection traverses everything that was
+imported - some hundred thousand objects of libraries, which takes longer than a whole small batch. And Python collects
+whenever 700 objects were added, which happens many times during a batch's rows, though none of them is garbage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _spared = False
 
 
 def spare_garbage_collection() -> None:
-    """Let later collections pass over all that is loaded by now; to be called behind a task, counts once."""
+    """Exempt all objects loaded so far from later collections; to be called after a task, acts once per process."""
     global _spared  # noqa: PLW0603 - a fact about the process
     if not _spared:
         gc.collect()
@@ -27,7 +27,7 @@ def spare_garbage_collection() -> None:
 
 @contextmanager
 def rare_garbage_collection() -> Iterator[None]:
-    """Collect only where there are as many more objects as a batch of rows has; for functions that are given rows."""
+    """Collect only after as many new objects as a batch of rows has; for functions that get rows."""
     before = gc.get_threshold()
     if 0 < before[0] < _ROWS:
         gc.set_threshold(_ROWS, *before[1:])

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
-from dstl_service.http.requests import IN_DIGITS, JobName, Service, take_in
+from dstl_service.formats.checkpoint_record import received_segment
+from dstl_service.http.requests import IN_DIGITS, JobName, ServiceParts, take_in
 from dstl_service.wire import NAME, NAME_PATTERN, ChangeSetRef, PersistRequest, PersistResponse
 from storage.model import COUNT_MAX, KEY_GROUP_MAX, NUMBER_MAX, ChangeSetId, KeyGroupRange, Writer
 
@@ -28,7 +29,7 @@ _KeyGroup = Annotated[int, IN_DIGITS, Query(ge=0, le=KEY_GROUP_MAX)]
 async def append(
     job: JobName,
     request: Request,
-    service: Service,
+    parts: ServiceParts,
     operator: Annotated[str, Query(pattern=NAME_PATTERN)],
     checkpoint_id: _Number,
     epoch: _Number,
@@ -50,7 +51,7 @@ async def append(
     set_id = ChangeSetId(job, operator, checkpoint_id, Writer(epoch, attempt), partition, sqn)
     key_groups = KeyGroupRange(first_key_group, last_key_group)
     return await take_in(
-        service,
+        parts.intake,
         request.scope,
         request.receive,
         set_id,
@@ -63,8 +64,9 @@ async def append(
 
 
 @router.post("/persist")
-async def persist(job: JobName, body: PersistRequest, service: Service) -> PersistResponse:
+async def persist(job: JobName, body: PersistRequest, parts: ServiceParts) -> PersistResponse:
     """Make change sets durable and return their handles, or only start to with `wait` false."""
-    note = None if body.note is None else await service.read_note(job, body.note)
-    handles = await service.persist(job, body.refs, wait=body.wait, note=note)
+    # One of megabytes takes as long to read as a hundred requests.
+    note = None if body.note is None else await parts.io_threads.run(job, received_segment, job, body.note)
+    handles = await parts.persister.persist_claimed(job, body.refs, wait=body.wait, note=note)
     return PersistResponse([handle.to_dict() for handle in handles])

@@ -6,22 +6,22 @@ from typing import Any
 
 from fastapi import APIRouter, status
 
-from dstl_service.http.requests import CheckpointId, JobName, Service
+from dstl_service.http.requests import CheckpointId, JobName, ServiceParts
 from dstl_service.wire import BeginResponse, CheckpointInfo, CompleteRequest, CompleteResponse, EpochRequest
 
 router = APIRouter(prefix="/v1/jobs/{job}/checkpoints", tags=["checkpoints"])
 
 
 @router.get("")
-async def list_checkpoints(job: JobName, service: Service) -> list[CheckpointInfo]:
+async def list_checkpoints(job: JobName, parts: ServiceParts) -> list[CheckpointInfo]:
     """All completed checkpoints, oldest first."""
-    return await service.checkpoints(job)
+    return await parts.catalog.checkpoints(job)
 
 
 @router.get("/{checkpoint_id}")
-async def show_checkpoint(job: JobName, checkpoint_id: CheckpointId, service: Service) -> dict[str, Any]:
+async def show_checkpoint(job: JobName, checkpoint_id: CheckpointId, parts: ServiceParts) -> dict[str, Any]:
     """One checkpoint with the handles of what it added."""
-    manifest = await service.checkpoint(job, checkpoint_id)
+    manifest = await parts.catalog.checkpoint(job, checkpoint_id)
     handles = [handle.to_dict() for handle in manifest.segments]
     info = manifest.info()
     return {
@@ -39,27 +39,27 @@ async def show_checkpoint(job: JobName, checkpoint_id: CheckpointId, service: Se
 
 
 @router.post("/{checkpoint_id}/begin")
-async def begin(job: JobName, checkpoint_id: CheckpointId, body: EpochRequest, service: Service) -> BeginResponse:
+async def begin(job: JobName, checkpoint_id: CheckpointId, body: EpochRequest, parts: ServiceParts) -> BeginResponse:
     """Start a checkpoint; what was received for an earlier try at it is forgotten."""
-    await service.begin(job, checkpoint_id, body.epoch)
-    return BeginResponse(service.service_id)
+    await parts.checkpointer.begin(job, checkpoint_id, body.epoch)
+    return BeginResponse(parts.service_id)
 
 
 @router.post("/{checkpoint_id}/flush", status_code=status.HTTP_204_NO_CONTENT)
-async def flush(job: JobName, checkpoint_id: CheckpointId, body: CompleteRequest, service: Service) -> None:
+async def flush(job: JobName, checkpoint_id: CheckpointId, body: CompleteRequest, parts: ServiceParts) -> None:
     """Start the upload of the checkpoint's sets without waiting; the same request completes it later."""
-    await service.flush(job, checkpoint_id, body)
+    await parts.checkpointer.flush(job, checkpoint_id, body)
 
 
 @router.post("/{checkpoint_id}/complete")
 async def complete(
-    job: JobName, checkpoint_id: CheckpointId, body: CompleteRequest, service: Service
+    job: JobName, checkpoint_id: CheckpointId, body: CompleteRequest, parts: ServiceParts
 ) -> CompleteResponse:
     """Wait until all sets are durable, then create the manifest: from then on the checkpoint exists."""
-    return await service.complete(job, checkpoint_id, body)
+    return await parts.checkpointer.complete(job, checkpoint_id, body)
 
 
 @router.post("/{checkpoint_id}/abort", status_code=status.HTTP_204_NO_CONTENT)
-async def abort(job: JobName, checkpoint_id: CheckpointId, body: EpochRequest, service: Service) -> None:
+async def abort(job: JobName, checkpoint_id: CheckpointId, body: EpochRequest, parts: ServiceParts) -> None:
     """Give a checkpoint up."""
-    await service.abort(job, checkpoint_id, body.epoch)
+    await parts.checkpointer.abort(job, checkpoint_id, body.epoch)

@@ -16,10 +16,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from dstl_service.composition import Parts
 from dstl_service.http.errors import error_response, log_refusal
 from dstl_service.http.requests import take_in
 from dstl_service.http.routes.restore import answer_restore
-from dstl_service.service import ChangelogService
 from dstl_service.wire import NAME, CheckpointRef
 from storage.errors import DstlError, InvalidInputError
 from storage.model import ChangeSetId, KeyGroupRange, Writer
@@ -37,7 +37,7 @@ _RESTORE = re.compile(
     rf"operator=({NAME})&first_key_group=([0-9]{{1,9}})&last_key_group=([0-9]{{1,9}})&to={_REF}(?:&have={_REF})?"
 )
 
-_Answer = Callable[[ChangelogService, Scope, Receive], Awaitable[Response]]
+_Answer = Callable[[Parts, Scope, Receive], Awaitable[Response]]
 
 
 class FastPath:
@@ -52,7 +52,7 @@ class FastPath:
             await self._app(scope, receive, send)
             return
         try:
-            response = await answer(scope["app"].state.service, scope, receive)
+            response = await answer(scope["app"].state.parts, scope, receive)
         except DstlError as error:
             log_refusal(scope, error)
             response = error_response(error)
@@ -89,10 +89,10 @@ def _append(job: str, query: str) -> _Answer | None:
     set_id = ChangeSetId(job, operator, checkpoint_id, Writer(epoch, attempt), partition, sqn)
     key_groups = KeyGroupRange(first, last)
 
-    async def answer(service: ChangelogService, scope: Scope, receive: Receive) -> Response:
+    async def answer(parts: Parts, scope: Scope, receive: Receive) -> Response:
         is_preemptive = preemptive == "true"
         ref = await take_in(
-            service,
+            parts.intake,
             scope,
             receive,
             set_id,
@@ -115,7 +115,7 @@ def _restore(job: str, query: str) -> _Answer | None:
     key_groups = KeyGroupRange(int(first), int(last))
     want, at = CheckpointRef.parse(to), CheckpointRef.parse(have) if have else None
 
-    async def answer(service: ChangelogService, _scope: Scope, _receive: Receive) -> Response:
-        return await answer_restore(service, job, operator, key_groups, at, want)
+    async def answer(parts: Parts, _scope: Scope, _receive: Receive) -> Response:
+        return await answer_restore(parts, job, operator, key_groups, at, want)
 
     return answer

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, status
 
 from dstl_service.http.access_middleware import IDENTITY
 from dstl_service.http.errors import NotAllowedError
-from dstl_service.http.requests import JobName, Service
+from dstl_service.http.requests import JobName, ServiceParts
 from dstl_service.wire import CheckpointRef, SnapshotRequest
 from storage.model import KeyGroupRange
 
@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1/jobs/{job}/materializations", tags=["materializat
 
 
 @router.post("", status_code=status.HTTP_202_ACCEPTED)
-async def materialize(job: JobName, body: SnapshotRequest, request: Request, service: Service) -> dict[str, str]:
+async def materialize(job: JobName, body: SnapshotRequest, request: Request, parts: ServiceParts) -> dict[str, str]:
     """
     Take over the folder of a snapshot on this host: it is stored in the background, then removed.
 
@@ -27,8 +27,8 @@ async def materialize(job: JobName, body: SnapshotRequest, request: Request, ser
     key_groups = KeyGroupRange(body.first_key_group, body.last_key_group)
     if not request.scope[IDENTITY].is_unlimited:
         # Tables of all jobs lie side by side; a path is only a claim.
-        own = (await service.job_uid(job), body.operator, key_groups.to_text())
+        own = ((await parts.jobs.opened(job)).store.job_uid, body.operator, key_groups.to_text())
         if PurePosixPath(body.path).parts[-4:-1] != own or ".." in body.path:
             raise NotAllowedError(f"folder {body.path[:300]!r} does not lie with the tables of job {job!r}", job=job)
-    await service.restores.take_snapshot(job, body.operator, key_groups, CheckpointRef.parse(body.version), body.path)
+    await parts.restores.take_snapshot(job, body.operator, key_groups, CheckpointRef.parse(body.version), body.path)
     return {"status": "accepted"}

@@ -1,23 +1,35 @@
-"""The route by which a table gets what it lacks: a stream of frames, see `dstl_service.wire.encode_frame`."""
+"""The route by which a table gets what it lacks: a stream of frames, see `dstl_service.wire.restore`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import Gauge
 from starlette.types import Receive, Scope, Send
 
-from dstl_service.http.requests import IN_DIGITS, JobName, Service
+from dstl_service.composition import Parts
+from dstl_service.http.requests import IN_DIGITS, JobName, ServiceParts
 from dstl_service.materialization.pending import Offer
 from dstl_service.restore.plan import RestorePlan
-from dstl_service.service import ChangelogService
-from dstl_service.wire import NAME_PATTERN, CheckpointRef, ReadRequest, encode_frame
+from dstl_service.wire import (
+    NAME_PATTERN,
+    CheckpointRef,
+    EndFrame,
+    ErrorFrame,
+    FileFrame,
+    GoneFrame,
+    PlanFrame,
+    ReadRequest,
+    SegmentFrame,
+    SetFrame,
+    SnapshotFrame,
+    write_frame,
+)
 from storage.checksum import BytesLike
 from storage.errors import DstlError, NotFoundError
-from storage.key_group_sets import to_pairs
 from storage.model import KEY_GROUP_MAX, ChangeSetId, KeyGroupRange
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["restore"])
@@ -32,7 +44,7 @@ _AT_ONCE_BYTES_MAX = 1 << 20
 @router.get("/restore", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
 async def restore(
     job: JobName,
-    service: Service,
+    parts: ServiceParts,
     operator: Annotated[str, Query(pattern=NAME_PATTERN)],
     first_key_group: _KeyGroup,
     last_key_group: _KeyGroup,
@@ -57,32 +69,32 @@ async def restore(
     """
     key_groups = KeyGroupRange(first_key_group, last_key_group)
     return await answer_restore(
-        service, job, operator, key_groups, CheckpointRef.parse(have) if have else None, CheckpointRef.parse(to)
+        parts, job, operator, key_groups, CheckpointRef.parse(have) if have else None, CheckpointRef.parse(to)
     )
 
 
 @router.post("/read", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
-async def read(job: JobName, body: ReadRequest, service: Service) -> Response:
+async def read(job: JobName, body: ReadRequest, parts: ServiceParts) -> Response:
     """
     Give change sets back whose checkpoint does not exist yet, to who goes on from them.
 
     Frames: one ``segment`` for each, in the order of the request, then ``end``; or one ``error``.
     """
-    sets = await service.restores.sets(job, body.epoch, body.refs)
-    return StreamingResponse(service.restores.in_turn(job, _set_frames(sets)), media_type=_MEDIA_TYPE)
+    sets = await parts.restores.sets(job, body.epoch, body.refs)
+    return StreamingResponse(parts.restores.in_turn(job, _set_frames(sets)), media_type=_MEDIA_TYPE)
 
 
 def _set_frames(sets: Iterator[tuple[ChangeSetId, int, BytesLike]]) -> Iterator[bytes]:
     try:
         for set_id, checksum, payload in sets:
-            yield _joined({"kind": "segment", "object": str(set_id), "checksum": f"{checksum:016x}"}, payload)
+            yield write_frame(SetFrame(str(set_id), f"{checksum:016x}"), payload)
     except DstlError as error:
-        yield _joined({"kind": "error", "error": error.to_dict()})
-    yield _joined({"kind": "end"})
+        yield write_frame(ErrorFrame(error.to_dict()))
+    yield write_frame(EndFrame())
 
 
 async def answer_restore(
-    service: ChangelogService,
+    parts: Parts,
     job: str,
     operator: str,
     key_groups: KeyGroupRange,
@@ -90,13 +102,13 @@ async def answer_restore(
     want: CheckpointRef,
 ) -> Response:
     """Return the answer to a restore: the stream, or in one piece what is small."""
-    plan, offer = await service.restores.plan(job, operator, key_groups, have, want)
-    running = service.metrics.restores_running.labels(job)
-    frames = _frames(service, plan, offer, service.metrics.restored_bytes.labels(job).inc)
+    plan, offer = await parts.restores.plan(job, operator, key_groups, have, want)
+    running = parts.metrics.restores.restores_running.labels(job)
+    frames = _frames(parts, plan, offer, parts.metrics.restores.restored_bytes.labels(job).inc)
     if plan.size_bytes > _AT_ONCE_BYTES_MAX:
-        return _Stream(service.restores.in_turn(job, frames), running)
+        return _Stream(parts.restores.in_turn(job, frames), running)
     with running.track_inprogress():
-        body = b"".join(frames) if service.restores.is_at_hand(plan) else await service.restores.joined(job, frames)
+        body = b"".join(frames) if parts.restores.is_at_hand(plan) else await parts.restores.joined(job, frames)
     return Response(body, media_type=_MEDIA_TYPE)
 
 
@@ -112,65 +124,49 @@ class _Stream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-def _frames(
-    service: ChangelogService, plan: RestorePlan, offer: Offer, count_sent: Callable[[int], None]
-) -> Iterator[bytes]:
+def _frames(parts: Parts, plan: RestorePlan, offer: Offer, count_sent: Callable[[int], None]) -> Iterator[bytes]:
     """Yield the frames of an answer; a payload is counted when the next one is asked for, so that it was taken."""
-    header: dict[str, Any] = {
-        "kind": "plan",
-        "full": plan.is_full,
-        "snapshots": len(plan.materializations),
-        "segments": len(plan.handles),
-        "bytes": plan.size_bytes,
-        "materialize": offer.materialize,
-        "materialized": offer.report,
-    }
-    yield _joined(header)
+    yield write_frame(
+        PlanFrame(
+            is_full=plan.is_full,
+            materialize=offer.materialize,
+            materialized=offer.report,
+            snapshots=len(plan.materializations),
+            segments=len(plan.handles),
+            size_bytes=plan.size_bytes,
+        )
+    )
     try:
-        yield from _snapshot_frames(service, plan, count_sent)
-        for handle, payload in service.restores.payloads(plan):
+        yield from _snapshot_frames(parts, plan, count_sent)
+        for handle, payload in parts.restores.payloads(plan):
             entry = handle.entry
-            header = {
-                "kind": "segment",
-                "object": handle.object_key,
-                "checkpoint_id": entry.id.checkpoint_id,
-                "first": entry.key_groups.first,
-                "last": entry.key_groups.last,
-                "counted": to_pairs(plan.counted(handle)),
-                "count": entry.count,
-                "checksum": f"{entry.checksum:016x}",
-            }
-            yield _joined(header, payload)
+            frame = SegmentFrame(
+                source=handle.object_key,
+                checksum=f"{entry.checksum:016x}",
+                key_groups=entry.key_groups,
+                counted=plan.counted(handle),
+                checkpoint_id=entry.id.checkpoint_id,
+                count=entry.count,
+            )
+            yield write_frame(frame, payload)
             count_sent(entry.size_bytes)
     except DstlError as error:
-        if not plan.is_full and isinstance(error.__cause__, NotFoundError):
-            yield _joined({"kind": "gone"})
-        else:
-            yield _joined({"kind": "error", "error": error.to_dict()})
-    yield _joined({"kind": "end"})
+        is_gone = not plan.is_full and isinstance(error.__cause__, NotFoundError)
+        yield write_frame(GoneFrame() if is_gone else ErrorFrame(error.to_dict()))
+    yield write_frame(EndFrame())
 
 
-def _snapshot_frames(
-    service: ChangelogService, plan: RestorePlan, count_sent: Callable[[int], None]
-) -> Iterator[bytes]:
-    for planned, index, pieces in service.restores.snapshots(plan):
-        yield _joined(
-            {
-                "kind": "snapshot",
-                "index": planned.handle.index_key,
-                "version": index.version.to_text(),
-                "first": index.key_groups.first,
-                "last": index.key_groups.last,
-                "counted": to_pairs(planned.counted),
-                "files": len(index.files),
-            }
+def _snapshot_frames(parts: Parts, plan: RestorePlan, count_sent: Callable[[int], None]) -> Iterator[bytes]:
+    for planned, index, pieces in parts.restores.snapshots(plan):
+        yield write_frame(
+            SnapshotFrame(
+                index_key=planned.handle.index_key,
+                version=index.version.to_text(),
+                key_groups=index.key_groups,
+                counted=planned.counted,
+                files=len(index.files),
+            )
         )
         for file, offset, data in pieces:
-            place = {"name": file.name, "object": file.object_key, "offset": offset}
-            header = {"kind": "file", **place, "file_size": file.size_bytes, "checksum": file.checksum}
-            yield _joined(header, data)
+            yield write_frame(FileFrame(file.name, file.object_key, offset, file.size_bytes, file.checksum), data)
             count_sent(len(data))
-
-
-def _joined(header: dict[str, Any], payload: BytesLike = b"") -> bytes:
-    return b"".join(encode_frame(header, payload))

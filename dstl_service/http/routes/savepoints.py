@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, status
 
-from dstl_service.http.requests import JobName, Service
+from dstl_service.http.requests import JobName, ServiceParts
 from dstl_service.wire import NAME_PATTERN, CheckpointInfo, SavepointRequest
 
 router = APIRouter(prefix="/v1/jobs/{job}/savepoints", tags=["savepoints"])
@@ -15,20 +15,20 @@ _SavepointName = Annotated[str, Path(pattern=NAME_PATTERN, description="Name of 
 
 
 @router.get("")
-async def list_savepoints(job: JobName, service: Service) -> dict[str, CheckpointInfo]:
+async def list_savepoints(job: JobName, parts: ServiceParts) -> dict[str, CheckpointInfo]:
     """All savepoints by name, with the checkpoints that they keep."""
-    return await service.savepoints(job)
+    return await parts.catalog.savepoints(job)
 
 
 @router.put("/{savepoint}")
 async def create_savepoint(
-    job: JobName, savepoint: _SavepointName, body: SavepointRequest, service: Service
+    job: JobName, savepoint: _SavepointName, body: SavepointRequest, parts: ServiceParts
 ) -> CheckpointInfo:
     """Keep a retained checkpoint, by default the newest, until the savepoint is deleted; may be repeated."""
-    return await service.create_savepoint(job, savepoint, body.checkpoint_id)
+    return await parts.catalog.create_savepoint(job, savepoint, body.checkpoint_id)
 
 
 @router.delete("/{savepoint}", status_code=status.HTTP_204_NO_CONTENT)
-async def delete_savepoint(job: JobName, savepoint: _SavepointName, service: Service) -> None:
+async def delete_savepoint(job: JobName, savepoint: _SavepointName, parts: ServiceParts) -> None:
     """Delete a savepoint; what only it named is deleted by the next garbage collection."""
-    await service.delete_savepoint(job, savepoint)
+    await parts.catalog.delete_savepoint(job, savepoint)

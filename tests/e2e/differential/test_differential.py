@@ -7,7 +7,7 @@ all of that in it, whatever Hypothesis draws.
 
 A failure means that a program behaves differently here than on Spark; the history that shows it is printed.
 DSTL_DIFFERENTIAL_EXAMPLES sets the number of histories drawn for a query, from 2 on each plan also runs alone, and what
-fails is shrunk. DSTL_DIFFERENTIAL_SEED repeats a run, DSTL_DIFFERENTIAL_REPORT names a file for the figures; ``make
+fails is shrunk. DSTL_DIFFERENTIAL_SEED repeats a run, DSTL_REPORTS names a folder for the figures; ``make
 differential`` is the long form.
 """
 
@@ -29,7 +29,8 @@ from tests.e2e.conftest import folder_of_sidecars
 from tests.e2e.differential.engines import Engines
 from tests.e2e.differential.history import History, histories, rich_history
 from tests.e2e.differential.plans import PLANS, QUERIES, Query, alone
-from tools.reporting.figures import Figure, Goal, write_report_json
+from tools.reporting.figures import Figure, Goal
+from tools.reporting.target import TargetReport
 
 EXAMPLES = int(os.environ.get("DSTL_DIFFERENTIAL_EXAMPLES", "1"))
 SEED = os.environ.get("DSTL_DIFFERENTIAL_SEED")
@@ -49,6 +50,8 @@ pytestmark = [pytest.mark.spark]
 @pytest.fixture(scope="module")
 def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     """Both engines, the sidecar of ours asking for a snapshot whenever something was logged; writes the report."""
+    reports = os.environ.get("DSTL_REPORTS")
+    report = TargetReport("differential", Path(reports)) if reports else None
     folder, started = tmp_path_factory.mktemp("differential"), time.monotonic()
     with folder_of_sidecars() as local_dir, pytest.MonkeyPatch.context() as patch:
         for name, value in (("ENABLED", "true"), ("INTERVAL_S", "1"), ("LOG_RATIO", "0"), ("LOG_FLOOR_BYTES", "1")):
@@ -61,8 +64,8 @@ def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
 
         engines = Engines(spark, folder, make_backend, local_dir)
         yield engines
-    if report := os.environ.get("DSTL_DIFFERENTIAL_REPORT"):
-        write_report_json(Path(report), figures(engines, time.monotonic() - started))
+    if report is not None:
+        assert report.write(figures(engines, time.monotonic() - started)) == 0, "a goal does not hold, see the report"
 
 
 def figures(engines: Engines, seconds: float) -> list[Figure]:

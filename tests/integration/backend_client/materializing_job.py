@@ -148,7 +148,7 @@ class Job:
 
     def batches_until(self, condition: Callable[[], Any], what: str, **options: Any) -> int:
         """Execute batches until a condition holds; return how many that took."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         count = 0
         while not condition():
             assert time.monotonic() < deadline, f"{what} did not come about; the service's log:\n{self.sidecar.log()}"

@@ -22,7 +22,7 @@ from tests.integration.backend_client.materializing_job import MAX_PARALLELISM, 
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
-SLOW = {"DSTL_MATERIALIZATION_BANDWIDTH_BYTES_PER_S": "20000", "DSTL_MATERIALIZATION_THREADS": "1"}
+SLOW = {"DSTL_MATERIALIZATION_BANDWIDTH_BYTES_PER_S": "1000", "DSTL_MATERIALIZATION_THREADS": "1"}
 
 
 def flip(path: Path, data: bytearray) -> None:

@@ -51,7 +51,7 @@ def running(folder: Path, *arguments: str, **environment: str) -> Iterator[subpr
             yield process
         finally:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=30)
+            process.communicate(timeout=60)
 
 
 def address_of(process: subprocess.Popen[bytes]) -> str:
@@ -171,16 +171,16 @@ class TestTls:
         with running(folder, *arguments) as process:
             address = address_of(process)
 
-            def ask(job: str, certificate: str | None) -> None:
+            def ask(job: str, certificate: str | None, patience_s: float = 0.5) -> None:
                 shown = (f"{folder}/{certificate}", None) if certificate else None
-                client = ServiceClient(address, patience_s=0.5, ca_file=ca_file, certificate=shown)
+                client = ServiceClient(address, patience_s=patience_s, ca_file=ca_file, certificate=shown)
                 try:
                     client.post(f"/v1/jobs/{job}/epochs", {"owner": "test"})
                 finally:
                     client.close()
 
-            wait_until(lambda: accepts_health(address, ca_file))
-            ask("orders", "orders.pem")
+            assert accepts_health(address, ca_file)
+            ask("orders", "orders.pem", patience_s=60)
             for job, certificate in (("others", "orders.pem"), ("orders", None), ("orders", "forged.pem")):
                 with pytest.raises((UnauthorizedError, UnavailableError)):
                     ask(job, certificate)
@@ -214,9 +214,9 @@ class TestTls:
         arguments, ca_file = tls
         with running(folder, *arguments, "--set", "http.connections_max=4") as process, ExitStack() as stack:
             address = address_of(process)
-            wait_until(lambda: accepts_health(address, ca_file))
+            assert accepts_health(address, ca_file)
             host, _, port = address.removeprefix("https://").partition(":")
-            silent = [stack.enter_context(socket.create_connection((host, int(port)), 20)) for _ in range(20)]
+            silent = [stack.enter_context(socket.create_connection((host, int(port)), 60)) for _ in range(20)]
 
             assert accepts_health(address, ca_file)
             assert [connection.recv(1) for connection in silent[:16]] == [b""] * 16
@@ -324,7 +324,7 @@ class TestLimits:
 
 def accepts_health(address: str, ca_file: str) -> bool:
     """Tell whether the service answers."""
-    client = ServiceClient(address, patience_s=0.5, ca_file=ca_file)
+    client = ServiceClient(address, patience_s=60, ca_file=ca_file)
     try:
         return bool(client.get("/health"))
     finally:

@@ -27,6 +27,7 @@ from storage.errors import LostChangesError, NotFoundError
 from storage.model import KeyGroupRange
 from storage.object_store import ObjectStore
 from storage.open import open_store
+from tests.announced import wait_until_announced
 from tests.stack.servers import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -37,13 +38,14 @@ HOSTS = ("driver", "worker-1", "worker-2")
 
 @contextmanager
 def running(storage: str, host_id: str) -> Iterator[ServiceClient]:
-    """Run a host's service; yield a client of it, which waits for it."""
+    """Run a host's service that others can ask; yield a client of it."""
     address = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "dstl_service", "serve", "--storage", storage, "--host-id", host_id]
     command += ["--port", address.rsplit(":", 1)[1], "--advertise", address]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     client = ServiceClient(address, patience_s=60)
     try:
+        wait_until_announced(client, host_id)
         yield client
     finally:
         client.close()
@@ -108,10 +110,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
 def hosts(store: ObjectStore) -> Iterator[list[ServiceClient]]:
     """Return the services of three hosts."""
     with ExitStack() as stack:
-        clients = [stack.enter_context(running(store.url, host_id)) for host_id in HOSTS]
-        for client in clients:
-            client.get("/v1/info")
-        yield clients
+        yield [stack.enter_context(running(store.url, host_id)) for host_id in HOSTS]
 
 
 def test_jobs_of_one_service_stay_apart(hosts: list[ServiceClient]) -> None:

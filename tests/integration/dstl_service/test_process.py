@@ -51,7 +51,7 @@ class Process:
         """End the process by its id; return its code."""
         assert self.process is not None
         self.process.send_signal(how)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=60)
 
     def client(self) -> ServiceClient:
         """Return a client that waits for the process."""

@@ -6,7 +6,6 @@ A failure means that a sidecar that starts itself, or a command on the storage, 
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from dstl_service.wire import LogTarget
 from storage.checksum import checksum64
 from storage.errors import UnavailableError
 from storage.model import KeyGroupRange
+from tests.sidecars import end_sidecars
 from tests.stack.servers import S3Server
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -67,7 +67,7 @@ def make_checkpoint(settings: BackendSettings) -> None:
         assert client.persist("job", epoch, [ref])
     finally:
         client.close()
-        os.kill(int(Path(sidecar.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
+        end_sidecars(Path(sidecar.folder), signal.SIGTERM)
 
 
 @pytest.mark.parametrize("way", ["option", "environment"])

@@ -48,7 +48,7 @@ class Driver:
 
     def __init__(self, service: ServiceProcess) -> None:
         self.service = service
-        self.client = ServiceClient(service.address, patience_s=20)
+        self.client = ServiceClient(service.address, patience_s=60)
         self.client.post("/v1/jobs/job/epochs", {"owner": "test"})
         self.threads = ThreadPoolExecutor(8)
         self.numbers = itertools.count()
@@ -292,6 +292,6 @@ def test_stop_under_load_keeps_what_it_received(folder: str, monkeypatch: pytest
         wait_until(lambda: len(received) > 200)
         stop(driver)
         driver.service.wait_for_end(60)
-        assert ended.wait(30)
+        assert ended.wait(60)
         driver.threads.shutdown()
     assert {ref.change_set_id("job") for ref in received} <= stored_sets(folder)

@@ -103,7 +103,7 @@ class TestProgram:
 
 def fetch(url: str) -> str:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=30) as answer:
             return str(answer.read().decode())
     except OSError:
         return ""

@@ -14,7 +14,7 @@ from backend_client.state.codec import KeyCodec, ValueCodec
 from storage.errors import CorruptDataError, InvalidInputError
 from tests.unit.backend_client.schemas import array, mapping, struct
 
-_TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 SIMPLE: dict[str, st.SearchStrategy[Any]] = {
     "long": st.integers(-(2**63), 2**63 - 1),

@@ -36,7 +36,7 @@ _SIMPLE: dict[str, st.SearchStrategy[Any]] = {
     "decimal(5,2)": st.decimals(-999, 999, places=2),
     "decimal(7,2)": st.decimals(-99999, 99999, places=2),
     "decimal(9,4)": st.decimals(-99999, 99999, places=4),
-    "string": st.text(st.characters(exclude_categories=("Cs",)), max_size=8),
+    "string": st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
     "binary": st.binary(max_size=8),
     "date": st.dates(),
     "timestamp_ntz": st.datetimes(),

@@ -155,9 +155,9 @@ class World:
     def restored(self) -> State:
         """Put the state together from what the view names."""
         state: State = {}
-        for handle in sorted(self.view.materializations, key=lambda m: m.checkpoint_id):
-            state = {k: v for k, v in state.items() if not handle.key_groups.contains(k[1])}
-            state.update(self.snapshots[handle.uid])
+        for snapshot in sorted(self.view.materializations, key=lambda m: m.checkpoint_id):
+            state = {k: v for k, v in state.items() if not snapshot.key_groups.contains(k[1])}
+            state.update(self.snapshots[snapshot.uid])
         order = sorted(self.view.log, key=lambda h: (h.entry.id.checkpoint_id, h.entry.id.partition, h.entry.id.sqn))
         for handle, payload in read_segments(self.store, order):
             counting = self.counting(handle)

@@ -14,7 +14,7 @@ from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.settings import ServiceSettings, UploadSettings
 from dstl_service.wire import decode_frames
 from storage.checksum import checksum64
-from storage.clock import Clock
+from storage.clock import Clock, IdSource
 from storage.object_store import ObjectStore
 
 QUICK = UploadSettings(timeout_ms=200, attempts_max=2, delay_after_error_ms=1)
@@ -34,8 +34,9 @@ class Life:
         """Take the job over."""
         answer = self.client.post(f"{self.path}/epochs", json={"owner": "test"})
         assert answer.status_code == 200, answer.text
-        self.epoch = answer.json()["epoch"]
-        return answer.json()
+        opened: dict[str, Any] = answer.json()
+        self.epoch = opened["epoch"]
+        return opened
 
     def append_raw(self, payload: bytes = b"payload", **changes: Any) -> Any:
         """Send a change set; return the response."""
@@ -76,7 +77,8 @@ class Life:
         """Send a change set that is to be taken; return its reference."""
         answer = self.append_raw(payload, **changes)
         assert answer.status_code == 200, answer.text
-        return answer.json()
+        reference: dict[str, Any] = answer.json()
+        return reference
 
     def persist(self, *refs: dict[str, Any], wait: bool = True) -> Any:
         """Have sets made durable; return the response."""
@@ -116,7 +118,8 @@ class Life:
         """Complete a checkpoint that is to exist; return its reference."""
         answer = self.complete_raw(checkpoint_id, base, *refs, **changes)
         assert answer.status_code == 200, answer.text
-        return answer.json()["ref"]
+        reference: dict[str, Any] = answer.json()["ref"]
+        return reference
 
     def restore_raw(self, want: dict[str, Any], at: dict[str, Any] | None = None, **changes: Any) -> Any:
         """Ask for what leads from `at` to `want`; return the response."""
@@ -141,9 +144,11 @@ def text(ref: dict[str, Any]) -> str:
 
 
 @contextmanager
-def service(store: ObjectStore, clock: Clock | None = None, **settings: Any) -> Iterator[Life]:
+def service(
+    store: ObjectStore, clock: Clock | None = None, *, ids: IdSource | None = None, **settings: Any
+) -> Iterator[Life]:
     """Run a service process, so to say, on a store; it starts with nothing in its memory."""
     values = {"batch": SMALL, "upload": PATIENT, "host_id": "host", "shutdown_timeout_s": 1, **settings}
-    app = create_app(ServiceSettings("memory://x", **values), store, clock)
+    app = create_app(ServiceSettings("memory://x", **values), store, clock, ids)
     with TestClient(app, "http://localhost", raise_server_exceptions=False) as client:
         yield Life(client)

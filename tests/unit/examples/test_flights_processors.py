@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -30,7 +31,7 @@ class KeyedRunner:
         self._processor = processor
         self._key: tuple[str, str] = ("", "")
         self.states: dict[tuple[str, str], Any] = {}
-        processor.init(self)
+        processor.init(self)  # type: ignore[arg-type]
 
     def getValueState(self, stateName: str, schema: str) -> KeyedRunner:
         return self  # the processors have one state each
@@ -43,7 +44,8 @@ class KeyedRunner:
 
     def test(self, key: tuple[str, str], rows: list[Row]) -> list[Row]:
         self._key = key
-        return list(self._processor.handleInputRows(key, iter(rows)))
+        found: Iterator[Any] = self._processor.handleInputRows(key, iter(rows), None)  # type: ignore[arg-type]
+        return list(found)
 
 
 def flight(dest: str = "IAH", dep_delay: int | None = 2) -> Row:
@@ -58,13 +60,17 @@ def joined(dep_delay: int | None, weather_class: str = "clear") -> Row:
     return Row(dep_delay=dep_delay, weather=weather_class)
 
 
+def _rows(frame: pd.DataFrame) -> Iterator[Any]:
+    return iter(frame.itertuples())
+
+
 def events_of(flights: pd.DataFrame, hours: pd.DataFrame) -> list[tuple[tuple[str, str], Row]]:
     """Return flights and weather as tagged rows with their keys."""
     events = [
         ((f.origin, f.time_hour), flight(f.dest, None if pd.isna(f.dep_delay) else int(f.dep_delay)))
-        for f in flights.itertuples()
+        for f in _rows(flights)
     ]
-    return events + [((w.origin, w.time_hour), weather(w.wind_speed, w.precip, w.visib)) for w in hours.itertuples()]
+    return events + [((w.origin, w.time_hour), weather(w.wind_speed, w.precip, w.visib)) for w in _rows(hours)]
 
 
 def weather_class(row: Row) -> str:
@@ -92,7 +98,7 @@ def run_job(batches: list[list[tuple[tuple[str, str], Row]]]) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_processors_agree_with_batch_answer(seed):
+def test_processors_agree_with_batch_answer(seed: int) -> None:
     """Whatever the order of the rows and the batches, the last rows are the batch answer (I14)."""
     flights, hours = read_flights().iloc[:4000], read_weather().iloc[:900]
     events = events_of(flights, hours)
@@ -102,7 +108,7 @@ def test_processors_agree_with_batch_answer(seed):
     assert differences(answer(flights, hours), run_job(batches)) == []
 
 
-def test_flights_wait_for_weather():
+def test_flights_wait_for_weather() -> None:
     """Flights that come first are held and yielded once, when the weather comes."""
     runner = KeyedRunner(FlightWeatherJoin())
 
@@ -111,7 +117,7 @@ def test_flights_wait_for_weather():
     assert runner.states[HOUR] == ((5.0, 0.0, 10.0), [])
 
 
-def test_weather_waits_for_flights():
+def test_weather_waits_for_flights() -> None:
     """Weather that comes first is held and meets every later flight, in however many batches."""
     runner = KeyedRunner(FlightWeatherJoin())
 
@@ -120,14 +126,14 @@ def test_weather_waits_for_flights():
     assert [(row.dest, row.visib) for row in runner.test(HOUR, [flight("MIA")])] == [("MIA", 1.5)]
 
 
-def test_weather_meets_flights_of_its_own_batch():
+def test_weather_meets_flights_of_its_own_batch() -> None:
     """Both sides in one call are joined, whichever of them comes first in it."""
     rows = KeyedRunner(FlightWeatherJoin()).test(HOUR, [flight("IAH"), weather(), flight("MIA")])
 
     assert [row.dest for row in rows] == ["IAH", "MIA"]
 
 
-def test_flights_without_weather_stay_in_state():
+def test_flights_without_weather_stay_in_state() -> None:
     """A flight whose weather never comes is in the state, and in no output."""
     runner = KeyedRunner(FlightWeatherJoin())
     runner.test(HOUR, [flight("IAH", None)])
@@ -135,14 +141,14 @@ def test_flights_without_weather_stay_in_state():
     assert runner.states[HOUR] == (None, [("IAH", "UA", 1, None)])
 
 
-def test_route_without_departure_has_no_delay():
+def test_route_without_departure_has_no_delay() -> None:
     """A route on which every flight was cancelled has counts, and null for means and percentile."""
     (row,) = KeyedRunner(RouteStats()).test(("EWR", "LGA"), [joined(None)])
 
     assert (row.flights, row.cancelled, row.mean_delay, row.p95_delay, row.mean_delay_clear) == (1, 1, None, None, None)
 
 
-def test_statistics_go_on_over_batches():
+def test_statistics_go_on_over_batches() -> None:
     """Counts, means per weather class and the percentile are over all batches, negative delays included."""
     runner = KeyedRunner(RouteStats())
     runner.test(("EWR", "IAH"), [joined(-5), joined(10, "rain"), joined(None, "rain")])
@@ -165,6 +171,6 @@ def test_statistics_go_on_over_batches():
         ([(1, 50), (2, 50)], 1, 1),
     ],
 )
-def test_nearest_rank_is_exact(histogram, percent, expected):
+def test_nearest_rank_is_exact(histogram: Any, percent: int, expected: Any) -> None:
     """The percentile is the value with rank ceil(percent / 100 * n), computed in whole numbers."""
     assert nearest_rank(histogram, percent) == expected

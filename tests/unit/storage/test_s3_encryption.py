@@ -34,7 +34,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"sse": "aws:kms", "sse_kms_key_id": "key-1"}, ("aws:kms", "key-1")),
     ],
 )
-def test_objects_are_encrypted_as_set(options: dict[str, str], expected: tuple[str, str | None]) -> None:
+def test_objects_are_encrypted_as_set(options: dict[str, Any], expected: tuple[str, str | None]) -> None:
     """A server that knows encryption stores every object with the one that was set, and gives it back."""
     with mock_aws():
         client = boto3.client("s3", region_name="us-east-1")
@@ -86,7 +86,7 @@ def sent_headers(store: S3Store) -> list[dict[str, str]]:
         ),
     ],
 )
-def test_encryption_is_asked_for_when_writing(options: dict[str, str], expected: dict[str, str]) -> None:
+def test_encryption_is_asked_for_when_writing(options: dict[str, Any], expected: dict[str, str]) -> None:
     """Without the setting the bucket decides; with it, every PUT names the encryption, and no GET does."""
     store = S3Store("bucket", region="us-east-1", **options)
     put, *others = sent_headers(store)

@@ -114,7 +114,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ScriptedServer]]:
 
 
 @contextmanager
-def client_of(server: ScriptedServer, patience_s: float = 10.0, **options: Any) -> Iterator[ServiceClient]:
+def client_of(server: ScriptedServer, patience_s: float = 60.0, **options: Any) -> Iterator[ServiceClient]:
     """Give a client of a server, and close it."""
     client = ServiceClient(server.address, patience_s=patience_s, **options)
     try:
@@ -149,8 +149,15 @@ def test_refusal_is_asked_again(serve: Callable[..., ScriptedServer], status: in
 @pytest.mark.parametrize(
     ("status", "kind", "expected"), [(503, "unavailable", UnavailableError), (429, "overloaded", OverloadedError)]
 )
-def test_patience_ends(serve: Callable[..., ScriptedServer], status: int, kind: str, expected: type[DstlError]) -> None:
+def test_patience_ends(
+    serve: Callable[..., ScriptedServer],
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    kind: str,
+    expected: type[DstlError],
+) -> None:
     """When the patience is over, the last refusal is raised."""
+    monkeypatch.setattr("backend_client.service.client._LAST_TRY_S", 60.0)  # a slow answer is no missing one
     with (
         client_of(serve(*[error(status, kind)] * 50), patience_s=0.1) as client,
         pytest.raises(expected, match="told so"),
@@ -223,7 +230,7 @@ def test_missing_service_is_ensured(tmp_path: Path, serve: Callable[..., Scripte
         if not started:
             started.append(serve(GOOD))
 
-    client = ServiceClient(f"unix://{tmp_path / '0.sock'}", patience_s=10, ensure=start)
+    client = ServiceClient(f"unix://{tmp_path / '0.sock'}", patience_s=60, ensure=start)
     assert client.get("/p") == {"ok": True}
     client.close()
 

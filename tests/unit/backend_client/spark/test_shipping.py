@@ -91,7 +91,7 @@ def test_function_that_cannot_be_sent_is_named(shipments: Shipments) -> None:
         with lock:
             yield from batches
 
-    with pytest.raises(InvalidInputError, match=r"guarded cannot be sent to tasks: .*lock.* by a function in itself"):
+    with pytest.raises(InvalidInputError, match=r"guarded cannot be sent to tasks: .*lock.* inside the function"):
         shipments.function(guarded)
 
 

@@ -132,7 +132,7 @@ def test_processor_that_no_task_could_get_is_refused() -> None:
     processor = Connected()
     processor.parts["lock"] = threading.Lock()
 
-    with pytest.raises(InvalidInputError, match=r"Connected cannot be sent to tasks: .*lock.* by a processor in init"):
+    with pytest.raises(InvalidInputError, match=r"Connected cannot be sent to tasks: .*lock.* in a processor's init"):
         declare_states("op", processor, StructType().add)
 
 

@@ -104,4 +104,4 @@ def test_other_versions_of_spark(caplog: pytest.LogCaptureFixture) -> None:
     assert plan.tree() is None
     assert plan.next_watermark_ms() is None
     assert len(caplog.records) == 1
-    assert "does not tell the watermark within a batch" in caplog.text
+    assert "does not expose the watermark within a batch" in caplog.text

@@ -121,5 +121,5 @@ def test_memory_that_cannot_be_used_is_reported(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     (tmp_path / "t").write_bytes(b"")
 
-    with pytest.raises(LocalDiskError, match="no folder can be made"):
+    with pytest.raises(LocalDiskError, match="no folder in memory can be made"):
         open_advanced(tmp_path / "t", advance)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from backend_client.table.files import TableFiles
 from backend_client.table.local_disk import LocalDiskError
 from backend_client.table.snapshot import IncomingSnapshot
 from backend_client.table.state_table import StateTable
+from dstl_service.wire import FileFrame
 from storage.checksum import checksum128
 from storage.errors import CorruptDataError, UnavailableError
 
 VERSION = "3.0.u"
 CONTENT = {bytes([0, group, number]): b"v%d" % number for group in range(20) for number in range(200)}
-Piece = tuple[dict[str, Any], bytes]
+Piece = tuple[FileFrame, bytes]
 
 
 @pytest.fixture
@@ -36,9 +38,9 @@ def pieces_of(folder: Path, size: int = 1000) -> list[Piece]:
     pieces = []
     for path in sorted(folder.iterdir()):
         data = path.read_bytes()
-        place = {"name": path.name, "object": f"{path.name}.object", "file_size": len(data)}
+        source, checksum = f"{path.name}.object", checksum128(data)
         pieces += [
-            ({**place, "offset": offset, "checksum": checksum128(data)}, data[offset : offset + size])
+            (FileFrame(path.name, source, offset, len(data), checksum), data[offset : offset + size])
             for offset in range(0, max(1, len(data)), size)
         ]
     return pieces
@@ -53,8 +55,8 @@ def snapshot_of(table: StateTable) -> list[Piece]:
 def received(folder: Path, pieces: list[Piece], version: str = VERSION) -> IncomingSnapshot:
     """Take all pieces in."""
     incoming = IncomingSnapshot(folder, "the.index", version)
-    for header, payload in pieces:
-        incoming.take(header, payload)
+    for piece, payload in pieces:
+        incoming.take(piece, payload)
     return incoming
 
 
@@ -85,8 +87,8 @@ def test_adopted_snapshot_is_the_table(table: StateTable, tmp_path: Path) -> Non
     other = StateTable.open(tmp_path / "other")
     other.advance([(b"\0\0old", b"x")], "1.0.u")
     with other.receiving("the.index", VERSION) as incoming:
-        for header, payload in pieces:
-            incoming.take(header, payload)
+        for piece, payload in pieces:
+            incoming.take(piece, payload)
         other.adopt(incoming)
     assert (other.version, dict(other.items())) == (VERSION, CONTENT)
     other.advance([(b"\0\0new", b"x")], "4.0.u")
@@ -105,8 +107,8 @@ def test_snapshot_of_another_version_is_refused(table: StateTable, tmp_path: Pat
 
     other = StateTable.open(tmp_path / "other")
     with other.receiving("the.index", "5.0.u") as incoming:
-        for header, payload in pieces:
-            incoming.take(header, payload)
+        for piece, payload in pieces:
+            incoming.take(piece, payload)
         with pytest.raises(CorruptDataError, match=r"the\.index"):
             other.adopt(incoming)
     assert (other.version, dict(other.items())) == (None, {})
@@ -115,7 +117,7 @@ def test_snapshot_of_another_version_is_refused(table: StateTable, tmp_path: Pat
 
 def test_snapshot_without_a_file_is_refused(table: StateTable, tmp_path: Path) -> None:
     """I10: a table that RocksDB cannot open is an error, not an empty table."""
-    pieces = [piece for piece in snapshot_of(table) if piece[0]["name"] != "CURRENT"]
+    pieces = [piece for piece in snapshot_of(table) if piece[0].name != "CURRENT"]
     with pytest.raises(CorruptDataError, match=r"the\.index"):
         list(received(tmp_path / "incoming", pieces).items(b""))
 
@@ -123,18 +125,18 @@ def test_snapshot_without_a_file_is_refused(table: StateTable, tmp_path: Path) -
 @pytest.mark.parametrize("damage", ["flipped", "short", "long", "name", "order", "twice", "between"])
 def test_damaged_piece_is_refused(table: StateTable, tmp_path: Path, damage: str) -> None:
     """I10: bytes, lengths, names or an order that do not fit are errors that name the object."""
-    pieces = [piece for piece in snapshot_of(table) if piece[0]["name"].endswith(".sst")]
+    pieces = [piece for piece in snapshot_of(table) if piece[0].name.endswith(".sst")]
     assert len(pieces) > 3
-    last_header, last = pieces[-1]
+    last_piece, last = pieces[-1]
     if damage == "flipped":
         pieces[1] = pieces[1][0], b"?" + pieces[1][1][1:]
     elif damage == "short":
-        pieces[-1] = {**last_header, "file_size": last_header["file_size"] - 1}, last[:-1]
-        pieces[0] = {**pieces[0][0], "file_size": pieces[0][0]["file_size"] - 1}, pieces[0][1]
+        pieces[-1] = replace(last_piece, size_bytes=last_piece.size_bytes - 1), last[:-1]
+        pieces[0] = replace(pieces[0][0], size_bytes=pieces[0][0].size_bytes - 1), pieces[0][1]
     elif damage == "long":
-        pieces[-1] = last_header, last + b"?"
+        pieces[-1] = last_piece, last + b"?"
     elif damage == "name":
-        pieces[0] = {**pieces[0][0], "name": "../000001.sst"}, pieces[0][1]
+        pieces[0] = replace(pieces[0][0], name="../000001.sst"), pieces[0][1]
     elif damage == "order":
         pieces[1], pieces[2] = pieces[2], pieces[1]
     elif damage == "twice":
@@ -175,8 +177,8 @@ def test_verified_files_are_blamed_for_damage_only(
     other = StateTable.open(tmp_path / "other")
     other.advance([(b"\0\0old", b"x")], "1.0.u")
     with other.receiving("the.index", VERSION) as incoming:
-        for header, payload in pieces:
-            incoming.take(header, payload)
+        for piece, payload in pieces:
+            incoming.take(piece, payload)
         with pytest.raises(kind, match=r"the\.index"):
             other.adopt(incoming)
     assert (other.version, dict(other.items()), other.get(b"\0\0old")) == (None, {}, None)

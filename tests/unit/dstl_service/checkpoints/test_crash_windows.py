@@ -16,11 +16,11 @@ from fnmatch import fnmatchcase
 import pytest
 
 from dstl_service.collection.garbage_collector import collect_garbage
+from dstl_service.composition import Parts, compose
 from dstl_service.formats.checkpoint_record import read_note
 from dstl_service.formats.manifest import ManifestKind
 from dstl_service.intake.change_sets import BatchSettings, ChangeSetTracker
 from dstl_service.peers.client import PeerClient
-from dstl_service.service import ChangelogService
 from dstl_service.settings import GcSettings, PeerSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CompleteRequest, OpenJob
 from storage.errors import FencedError, InvalidInputError, LostChangesError
@@ -46,9 +46,7 @@ def request(*refs: ChangeSetRef, uid: str = "uid", epoch: int = 1) -> CompleteRe
     return CompleteRequest(epoch, uid, None, list(refs), [])
 
 
-def run(
-    store: ObjectStore, story: Callable[[ChangelogService], Awaitable[None]], peers: PeerClient | None = None
-) -> None:
+def run(store: ObjectStore, story: Callable[[Parts], Awaitable[None]], peers: PeerClient | None = None) -> None:
     """Tell a story of a service that has opened the job, and stop it."""
 
     async def tell() -> None:
@@ -59,12 +57,12 @@ def run(
             shutdown_timeout_s=1,
             peers=PeerSettings(allowed="http://other,http://here"),
         )
-        service = ChangelogService(settings, store, FakeClock(), FakeIds(1), peers or PeerClient(lambda: None, 1))
+        parts = compose(settings, store, FakeClock(), FakeIds(1), peers or PeerClient(lambda: None, 1))
         try:
-            await service.open_job("job", OpenJob("test"))
-            await asyncio.wait_for(story(service), 30)
+            await parts.opener.open("job", OpenJob("test"))
+            await asyncio.wait_for(story(parts), 30)
         finally:
-            await service.close()
+            await parts.close()
 
     asyncio.run(tell())
 
@@ -158,17 +156,19 @@ def test_ended_try_does_not_come_to_exist(end: str) -> None:
     """A `complete` that still waits for its sets when its checkpoint is begun anew or aborted makes none (I3, I18)."""
     store = Gate()
 
-    async def story(service: ChangelogService) -> None:
+    async def story(parts: Parts) -> None:
         store.close_gate("job/segments/*")
-        late = asyncio.ensure_future(service.complete("job", 0, request(service.append(segment(), preemptive=False))))
+        late = asyncio.ensure_future(
+            parts.checkpointer.complete("job", 0, request(parts.intake.append(segment(), preemptive=False)))
+        )
         before = store.arrived
         await reached(lambda: store.arrived > before)
-        await getattr(service, end)("job", 0, 1)
+        await getattr(parts.checkpointer, end)("job", 0, 1)
         store.release()
         with pytest.raises(LostChangesError):
             await late
-        ref = service.append(segment(b"again", attempt=2), preemptive=False)
-        await service.complete("job", 0, request(ref, uid="second"))
+        ref = parts.intake.append(segment(b"again", attempt=2), preemptive=False)
+        await parts.checkpointer.complete("job", 0, request(ref, uid="second"))
 
     run(store, story)
     assert uids(store) == ["second"]
@@ -196,11 +196,11 @@ def test_ended_try_with_slow_peer_does_not_come_to_exist(end: str) -> None:
 
     peer = SlowPeer()
 
-    async def story(service: ChangelogService) -> None:
-        ref = replace(service.append(segment(), preemptive=False), service_id="other", service_url="http://other")
-        late = asyncio.ensure_future(service.complete("job", 0, request(ref)))
+    async def story(parts: Parts) -> None:
+        ref = replace(parts.intake.append(segment(), preemptive=False), service_id="other", service_url="http://other")
+        late = asyncio.ensure_future(parts.checkpointer.complete("job", 0, request(ref)))
         await reached(peer.asked.is_set)
-        await getattr(service, end)("job", 0, 1)
+        await getattr(parts.checkpointer, end)("job", 0, 1)
         peer.released.set()
         with pytest.raises(LostChangesError):
             await late
@@ -228,13 +228,13 @@ def test_successor_of_receiver_is_asked_once() -> None:
 
     peer = Loop()
 
-    async def story(service: ChangelogService) -> None:
-        ref = replace(service.append(segment(), preemptive=False), service_id="before", service_url="http://here")
+    async def story(parts: Parts) -> None:
+        ref = replace(parts.intake.append(segment(), preemptive=False), service_id="before", service_url="http://here")
         with pytest.raises(LostChangesError):
-            await service.persist("job", [ref])
+            await parts.persister.persist_claimed("job", [ref])
         (asked,) = peer.refs
         with pytest.raises(LostChangesError):
-            await service.persist("job", [asked])
+            await parts.persister.persist_claimed("job", [asked])
         assert len(peer.refs) == 1
 
     run(MemoryStore(), story, peer)
@@ -245,14 +245,14 @@ def test_begin_waits_for_manifest_on_its_way() -> None:
     store = Gate()
     ended: list[str] = []
 
-    async def story(service: ChangelogService) -> None:
-        ref = service.append(segment(), preemptive=False)
-        await service.persist("job", [ref])
+    async def story(parts: Parts) -> None:
+        ref = parts.intake.append(segment(), preemptive=False)
+        await parts.persister.persist_claimed("job", [ref])
         store.close_gate()
         before = store.arrived
-        first = asyncio.ensure_future(service.complete("job", 0, request(ref)))
+        first = asyncio.ensure_future(parts.checkpointer.complete("job", 0, request(ref)))
         await reached(lambda: store.arrived > before)
-        begun = asyncio.ensure_future(service.begin("job", 0, 1))
+        begun = asyncio.ensure_future(parts.checkpointer.begin("job", 0, 1))
         for name, task in (("complete", first), ("begin", begun)):
             task.add_done_callback(lambda _, name=name: ended.append(name))
         store.release()
@@ -267,9 +267,9 @@ def test_concurrent_completes_make_one_checkpoint() -> None:
     """A request that is repeated while the first one still runs gets the same answer (I3, I8)."""
     store = Gate()
 
-    async def story(service: ChangelogService) -> None:
-        ref = service.append(segment(), preemptive=False)
-        answers = await asyncio.gather(*(service.complete("job", 0, request(ref)) for _ in range(3)))
+    async def story(parts: Parts) -> None:
+        ref = parts.intake.append(segment(), preemptive=False)
+        answers = await asyncio.gather(*(parts.checkpointer.complete("job", 0, request(ref)) for _ in range(3)))
         assert len({answer.ref for answer in answers}) == 1
 
     run(store, story)
@@ -280,17 +280,19 @@ def test_new_epoch_ends_running_complete() -> None:
     """A `complete` in the middle of which a newer epoch begins makes no checkpoint (I4)."""
     store = Gate()
 
-    async def story(service: ChangelogService) -> None:
+    async def story(parts: Parts) -> None:
         store.close_gate("job/segments/*")
-        late = asyncio.ensure_future(service.complete("job", 0, request(service.append(segment(), preemptive=False))))
+        late = asyncio.ensure_future(
+            parts.checkpointer.complete("job", 0, request(parts.intake.append(segment(), preemptive=False)))
+        )
         before = store.arrived
         await reached(lambda: store.arrived > before)
-        await service.open_job("job", OpenJob("newer"))
+        await parts.opener.open("job", OpenJob("newer"))
         store.release()
         with pytest.raises((LostChangesError, FencedError)):
             await late
         with pytest.raises(FencedError):
-            await service.begin("job", 0, 1)
+            await parts.checkpointer.begin("job", 0, 1)
 
     run(store, story)
     assert uids(store) == []
@@ -334,12 +336,14 @@ def test_forgotten_set_ends_wait_at_once() -> None:
     """Who waits for a set that is forgotten is told so, although the upload hangs."""
     store = Gate()
 
-    async def story(service: ChangelogService) -> None:
+    async def story(parts: Parts) -> None:
         store.close_gate("job/segments/*")
-        waiting = asyncio.ensure_future(service.persist("job", [service.append(segment(), preemptive=False)]))
+        waiting = asyncio.ensure_future(
+            parts.persister.persist_claimed("job", [parts.intake.append(segment(), preemptive=False)])
+        )
         before = store.arrived
         await reached(lambda: store.arrived > before)
-        await service.begin("job", 0, 1)
+        await parts.checkpointer.begin("job", 0, 1)
         with pytest.raises(LostChangesError):
             await waiting
         store.release()
@@ -350,12 +354,12 @@ def test_forgotten_set_ends_wait_at_once() -> None:
 def test_late_persist_of_forgotten_set_is_lost() -> None:
     """A `persist` that comes after its checkpoint was given up answers no handle, although the set was durable."""
 
-    async def story(service: ChangelogService) -> None:
-        ref = service.append(segment(), preemptive=False)
-        await service.persist("job", [ref])
-        await service.abort("job", 0, 1)
+    async def story(parts: Parts) -> None:
+        ref = parts.intake.append(segment(), preemptive=False)
+        await parts.persister.persist_claimed("job", [ref])
+        await parts.checkpointer.abort("job", 0, 1)
         with pytest.raises(LostChangesError):
-            await service.persist("job", [ref])
+            await parts.persister.persist_claimed("job", [ref])
 
     run(MemoryStore(), story)
 
@@ -363,11 +367,11 @@ def test_late_persist_of_forgotten_set_is_lost() -> None:
 def test_repeated_open_leaves_last_epoch_highest() -> None:
     """Of requests for a new epoch that overlap, as after a lost connection, the one that came last gets the highest."""
 
-    async def story(service: ChangelogService) -> None:
-        opening = [service.open_job("job", OpenJob(f"try {number}")) for number in range(5)]
+    async def story(parts: Parts) -> None:
+        opening = [parts.opener.open("job", OpenJob(f"try {number}")) for number in range(5)]
         epochs = [answer.epoch for answer in await asyncio.gather(*opening)]
         assert epochs == sorted(epochs)
-        await service.begin("job", 0, epochs[-1])
+        await parts.checkpointer.begin("job", 0, epochs[-1])
 
     run(MemoryStore(), story)
 
@@ -377,16 +381,16 @@ def test_strange_references_are_refused(strange: str) -> None:
     """A checkpoint names neither a set under another's name, nor an object outside its job, nor a set twice."""
     store = MemoryStore()
 
-    async def story(service: ChangelogService) -> None:
-        ref = service.append(segment(), preemptive=False)
-        (handle,) = await service.persist("job", [ref])
+    async def story(parts: Parts) -> None:
+        ref = parts.intake.append(segment(), preemptive=False)
+        (handle,) = await parts.persister.persist_claimed("job", [ref])
         refs: Iterable[ChangeSetRef] = {
             "other set": [replace(ref, sqn=1, handle=handle.to_dict())],
             "other job's object": [replace(ref, handle={**handle.to_dict(), "object": "other/segments/host/1.seg"})],
             "twice": [ref, replace(ref, handle=handle.to_dict())],
         }[strange]
         with pytest.raises(InvalidInputError):
-            await service.complete("job", 0, request(*refs))
+            await parts.checkpointer.complete("job", 0, request(*refs))
 
     run(store, story)
     assert uids(store) == []

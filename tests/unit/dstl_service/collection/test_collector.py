@@ -31,8 +31,8 @@ def metrics(life: Life) -> dict[str, float]:
 
 def collector_of(life: Life) -> Any:
     """Return the task that collects the job's garbage."""
-    service = life.client.app.state.service
-    return service._upkeep.collector_of(service._jobs.get("job"))
+    parts = life.client.app.state.parts
+    return parts.upkeep.collector_of(parts.jobs.get("job"))
 
 
 def test_collector_outlives_a_bug() -> None:

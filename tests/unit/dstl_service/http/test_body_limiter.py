@@ -62,7 +62,7 @@ def test_unfinished_bodies_are_bounded(length: int | None) -> None:
         assert requests.room.held_bytes == 0
         assert "/v1/jobs/other/persist" in requests.read
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 def test_jobs_leave_some_to_the_next() -> None:
@@ -91,4 +91,4 @@ def test_jobs_leave_some_to_the_next() -> None:
         await asyncio.gather(*begun, return_exceptions=True)
         assert requests.room.held_bytes == 0
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(story(), 60))

@@ -506,7 +506,7 @@ class TestLimits:
             for checkpoint_id in range(5):
                 life.append(b"loser", checkpoint_id=checkpoint_id, attempt=1)
                 life.persist(life.append(b"winner", checkpoint_id=checkpoint_id, attempt=2))
-            book = life.client.app.state.service._jobs.get("job").book
+            book = life.client.app.state.parts.jobs.get("job").book
 
             assert {set_id.checkpoint_id for set_id in book._entries} <= {3, 4}
 
@@ -591,7 +591,7 @@ class TestRequests:
             answer = life.append_raw(**changes)
 
             assert (answer.status_code, kind_of(answer)) == (400, "invalid_input")
-            assert life.client.app.state.service._jobs.get("job").book.in_flight_bytes == 0
+            assert life.client.app.state.parts.jobs.get("job").book.in_flight_bytes == 0
 
     @pytest.mark.parametrize("job", ["a%2Fb", ".hidden", "%2E%2E", "a b", "x" * 129, "ü"])
     @pytest.mark.parametrize("path", ["epochs", "persist", "checkpoints/0/begin"])

@@ -16,7 +16,7 @@ from dstl_service.http.http_protocol import HEAD_BYTES_MAX, HEADERS_MAX, PIPELIN
 from dstl_service.process.logs import LogLimiter
 from storage.testing import FakeClock
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(180)
 
 BLOCK = 256 * 1024
 CHUNKED = b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -91,7 +91,7 @@ def connected(story: Callable[[BoundedHttpProtocol, Wire], Awaitable[None]]) -> 
         protocol.connection_lost(ConnectionResetError())
         await asyncio.gather(*protocol.tasks)
 
-    asyncio.run(asyncio.wait_for(tell(), 20))
+    asyncio.run(asyncio.wait_for(tell(), 60))
 
 
 async def settled() -> None:

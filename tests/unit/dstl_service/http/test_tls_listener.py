@@ -24,7 +24,7 @@ from dstl_service.process.logs import LogLimiter
 from storage.testing import FakeClock
 from tests.unit.dstl_service.http.test_http_bounds import echo
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 CONNECTIONS_MAX = 8
 ASK = b"GET /echo HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -120,7 +120,7 @@ def listening(
         listener.bind(("127.0.0.1", 0))
         listener.listen(100)
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        runner.run(asyncio.wait_for(tell(), 40))
+        runner.run(asyncio.wait_for(tell(), 120))
 
 
 async def ended(reader: asyncio.StreamReader) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
+from dstl_service.composition import compose
 from dstl_service.peers.client import PeerClient
-from dstl_service.service import ChangelogService
 from dstl_service.settings import GcSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
 from storage.errors import DstlError, NotFoundError
@@ -27,24 +27,24 @@ class Host:
         self.clock = FakeClock()
         self.store = RecordingStore(MemoryStore())
         settings = ServiceSettings("memory://x", gc=GcSettings(interval_s=gc_interval_s), shutdown_timeout_s=1)
-        self.service = ChangelogService(settings, self.store, self.clock, FakeIds(), PeerClient(lambda: None, 1))
+        self.parts = compose(settings, self.store, self.clock, FakeIds(), PeerClient(lambda: None, 1))
 
     async def begin(self) -> CheckpointRef:
         """Complete the job's first checkpoint."""
-        await self.service.open_job("job", OpenJob("test"))
+        await self.parts.opener.open("job", OpenJob("test"))
         operators = [OperatorInfo("op", 1, "{}", {})]
-        answer = await self.service.complete("job", 0, CompleteRequest(1, "uid", None, [], operators))
-        await sampled(self.service.metrics.table_bytes)  # what follows from the checkpoint has read what it needs
+        answer = await self.parts.checkpointer.complete("job", 0, CompleteRequest(1, "uid", None, [], operators))
+        await sampled(self.parts.metrics.upkeep.table_bytes)  # what follows from the checkpoint has read what it needs
         return answer.ref
 
     def lost(self) -> ChangeSetRef:
         """Return what points at a set that the service took in, and does not have."""
-        return ChangeSetRef("op", 0, 1, 0, 0, 0, 1, self.service.service_id)
+        return ChangeSetRef("op", 0, 1, 0, 0, 0, 1, self.parts.service_id)
 
     async def reads(self, ref: CheckpointRef) -> int:
         """Return how many manifests a restore reads from the store."""
         self.store.clear()
-        await self.service.restores.plan("job", "op", KeyGroupRange(0, 127), None, ref)
+        await self.parts.restores.plan("job", "op", KeyGroupRange(0, 127), None, ref)
         return self.store.count("get", "job/checkpoints/*")
 
 
@@ -62,7 +62,7 @@ def run(story: Callable[[Host], Awaitable[None]], gc_interval_s: int = 0) -> Non
         try:
             await asyncio.wait_for(story(host), 30)
         finally:
-            await host.service.close()
+            await host.parts.close()
 
     asyncio.run(tell())
 
@@ -75,7 +75,7 @@ def test_idle_job_is_let_go_when_another_comes(idle_ms: int) -> None:
         ref = await host.begin()
         assert await host.reads(ref) == 0
         host.clock.advance(idle_ms)
-        await host.service.open_job("other", OpenJob("test"))
+        await host.parts.opener.open("other", OpenJob("test"))
 
         assert await host.reads(ref) == (1 if idle_ms > HOUR_MS else 0)
         assert await host.reads(ref) == 0
@@ -89,7 +89,7 @@ def test_collection_keeps_no_job_busy() -> None:
     async def story(host: Host) -> None:
         ref = await host.begin()
         host.clock.advance(HOUR_MS + 1)
-        while next(iter(host.service.metrics.collection_age.collect())).samples:  # noqa: ASYNC110 - until the last is over
+        while next(iter(host.parts.metrics.upkeep.collection_age.collect())).samples:  # noqa: ASYNC110 - until the last is over
             await asyncio.sleep(0.01)
 
         assert await host.reads(ref) == 1
@@ -103,14 +103,14 @@ def test_name_that_was_only_asked_for_is_not_kept() -> None:
     async def story(host: Host) -> None:
         for number in range(100):
             with pytest.raises(NotFoundError):
-                await host.service.checkpoints(f"nobody-{number}")
+                await host.parts.catalog.checkpoints(f"nobody-{number}")
             with pytest.raises(DstlError):
-                await host.service.persist(f"nothing-{number}", [host.lost()])
+                await host.parts.persister.persist_claimed(f"nothing-{number}", [host.lost()])
         await host.begin()
         host.clock.advance(2 * HOUR_MS)
         with pytest.raises(NotFoundError):
-            await host.service.checkpoints("nobody")
+            await host.parts.catalog.checkpoints("nobody")
 
-        assert host.service.job_names == ["job"]
+        assert host.parts.jobs.names == ["job"]
 
     run(story)

@@ -15,7 +15,7 @@ from storage.segment_format import encode_object
 from storage.testing import Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.http_life import Life, service
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(180)
 
 HUGE = 2**53 - 1
 
@@ -52,7 +52,7 @@ class SlowLooks(MemoryStore):
         """Describe an object, or wait."""
         if key.startswith("slow/"):
             self.asked.set()
-            self.answer.wait(20)
+            self.answer.wait(120)
         return super().head(key)
 
 
@@ -195,17 +195,17 @@ class TestEpochs:
         store = SlowLooks()
         with service(store, io_threads=2) as life:
             assert life.client.portal is not None
-            admit = life.client.app.state.service.admit
+            admit = life.client.app.state.parts.intake.admit
             claims = [life.client.portal.start_task_soon(admit, set_id(0, epoch, job="slow")) for epoch in range(1, 20)]
             try:
-                assert store.asked.wait(20)
+                assert store.asked.wait(60)
                 life.open()
                 life.complete(0, None, life.append(b"one"))
             finally:
                 store.answer.set()
             for claim in claims:
                 with pytest.raises(NotFoundError, match="has no epoch"):
-                    claim.result(20)
+                    claim.result(60)
 
 
 class TestUnknownJobs:

@@ -212,7 +212,7 @@ def test_indexes_are_read_at_the_same_time() -> None:
     get = coordinator.faulty.get
 
     def get_together(key: str) -> bytes:
-        together.wait(20)
+        together.wait(60)
         return get(key)
 
     coordinator.faulty.get = get_together  # type: ignore[method-assign]

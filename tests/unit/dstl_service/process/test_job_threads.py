@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from dstl_service.composition import Parts
 from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet, encode_note, received_segment
 from dstl_service.process.job_threads import JobThreads
 from dstl_service.restores import RESTORE_THREADS
-from dstl_service.service import ChangelogService
 from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, Segment, Writer
 from storage.testing import Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.http_life import Life, service
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def with_threads(total: int, story: Callable[[JobThreads, threading.Event], Awaitable[None]]) -> None:
@@ -30,7 +30,7 @@ def with_threads(total: int, story: Callable[[JobThreads, threading.Event], Awai
     async def tell() -> None:
         threads = JobThreads(total, "test")
         try:
-            await asyncio.wait_for(story(threads, let_go), 8)
+            await asyncio.wait_for(story(threads, let_go), 40)
         finally:
             let_go.set()
             threads.close()
@@ -125,10 +125,10 @@ def test_restores_of_one_job_leave_threads_to_others() -> None:
     let_go = threading.Event()
 
     def hung() -> Iterator[bytes]:
-        let_go.wait(30)
+        let_go.wait(120)
         yield b"slow"
 
-    async def story(own: ChangelogService) -> None:
+    async def story(own: Parts) -> None:
         async def streamed(job: str, pieces: Iterator[bytes]) -> bytes:
             return b"".join([piece async for piece in own.restores.in_turn(job, pieces)])
 
@@ -137,14 +137,14 @@ def test_restores_of_one_job_leave_threads_to_others() -> None:
         slow += [create(streamed("slow", hung())) for _ in range(RESTORE_THREADS)]
         await asyncio.sleep(0)
         try:
-            assert await asyncio.wait_for(own.restores.joined("other", iter([b"a", b"b"])), 8) == b"ab"
-            assert await asyncio.wait_for(streamed("other", iter([b"a", b"b"])), 8) == b"ab"
+            assert await asyncio.wait_for(own.restores.joined("other", iter([b"a", b"b"])), 40) == b"ab"
+            assert await asyncio.wait_for(streamed("other", iter([b"a", b"b"])), 40) == b"ab"
         finally:
             let_go.set()
         assert await asyncio.gather(*slow) == [b"slow"] * 2 * RESTORE_THREADS
 
     with service(MemoryStore()) as life:
-        life.client.portal.call(story, life.client.app.state.service)
+        life.client.portal.call(story, life.client.app.state.parts)
 
 
 def test_registry_of_one_job_that_hangs_stops_no_other() -> None:
@@ -171,10 +171,10 @@ def test_notes_of_one_job_stop_no_other(monkeypatch: pytest.MonkeyPatch) -> None
     let_go = threading.Event()
 
     def slowly(job: str, text: str) -> Any:
-        assert job == "other" or let_go.wait(30)
+        assert job == "other" or let_go.wait(120)
         return received_segment(job, text)
 
-    monkeypatch.setattr("dstl_service.service.received_segment", slowly)
+    monkeypatch.setattr("dstl_service.http.routes.appends.received_segment", slowly)
     with service(MemoryStore(), io_threads=4) as life, ThreadPoolExecutor(12) as callers:
         waiting = [
             callers.submit(
@@ -200,7 +200,7 @@ def test_long_note_does_not_block_the_loop(monkeypatch: pytest.MonkeyPatch) -> N
         readers.append(threading.get_ident())
         return received_segment(job, text)
 
-    monkeypatch.setattr("dstl_service.service.received_segment", recorded)
+    monkeypatch.setattr("dstl_service.http.routes.appends.received_segment", recorded)
     with service(MemoryStore()) as life:
         life.open()
         body = {"epoch": 1, "refs": [], "note": text}

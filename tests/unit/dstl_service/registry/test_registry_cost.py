@@ -142,7 +142,7 @@ def test_tasks_that_start_together_read_a_manifest_once() -> None:
     class GatedStore(RecordingStore):
         def get(self, key: str) -> bytes:
             if "checkpoints" in key:
-                waiting.wait(10)
+                waiting.wait(60)
             return super().get(key)
 
     inner = MemoryStore()
@@ -152,7 +152,7 @@ def test_tasks_that_start_together_read_a_manifest_once() -> None:
     waiting = threading.Event()
 
     def load() -> Manifest:
-        gate.wait(10)
+        gate.wait(60)
         return jobs.load(made.id, made.generation)
 
     with ThreadPoolExecutor(16) as threads:
@@ -161,7 +161,7 @@ def test_tasks_that_start_together_read_a_manifest_once() -> None:
         while threads_are_there.n_waiting:
             pass
         waiting.set()
-        assert {loaded.result(10).ref for loaded in loads} == {made.ref}
+        assert {loaded.result(60).ref for loaded in loads} == {made.ref}
     assert store.count("get", "job/checkpoints/*") == 1
 
 

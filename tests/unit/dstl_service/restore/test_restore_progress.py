@@ -16,7 +16,7 @@ NAMES = ("dstl_restore_planned_bytes_total", "dstl_restored_bytes_total", "dstl_
 
 def progress(life: Life) -> tuple[float | None, ...]:
     """Return planned bytes, sent bytes and running restores of the job."""
-    registry = life.client.app.state.service.metrics.registry
+    registry = life.client.app.state.parts.metrics.registry
     return tuple(registry.get_sample_value(name, {"job": "job"}) for name in NAMES)
 
 

@@ -182,7 +182,7 @@ def test_job_whose_uploads_hang_leaves_others_their_places() -> None:
     async def run(made: Bench) -> list[bool]:
         uploads = [asyncio.create_task(made.uploader.begin("hanging", SETS).stored()) for _ in range(20)]
         await asyncio.sleep(0)
-        stored = [bool(await asyncio.wait_for(made.uploader.begin("other", SETS).stored(), 10))]
+        stored = [bool(await asyncio.wait_for(made.uploader.begin("other", SETS).stored(), 60))]
         for upload in uploads:
             upload.cancel()
         await asyncio.gather(*uploads, return_exceptions=True)
@@ -190,7 +190,7 @@ def test_job_whose_uploads_hang_leaves_others_their_places() -> None:
         refused = [asyncio.ensure_future(made.uploader.attempt("hanging", "hanging/x", [b"x"])) for _ in range(8)]
         await asyncio.sleep(0)
         assert any(attempt.done() and "hang already" in str(attempt.result()) for attempt in refused)
-        return [*stored, bool(await asyncio.wait_for(made.uploader.begin("other", SETS).stored(), 10))]
+        return [*stored, bool(await asyncio.wait_for(made.uploader.begin("other", SETS).stored(), 60))]
 
     with bench(
         PATIENT,
@@ -290,7 +290,7 @@ def test_hung_uploads_let_others_pass() -> None:
 
     async def run(made: Bench) -> list[SegmentHandle]:
         hung = [asyncio.create_task(made.uploader.begin("hung", SETS).stored()) for _ in range(3 * slots)]
-        handles = await asyncio.wait_for(made.uploader.begin("job", SETS).stored(), 20)
+        handles = await asyncio.wait_for(made.uploader.begin("job", SETS).stored(), 60)
         with pytest.raises(UnavailableError):
             await asyncio.gather(*hung)
         await asyncio.wait(hung)

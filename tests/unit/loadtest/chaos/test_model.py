@@ -13,7 +13,7 @@ from storage.model import KeyGroupRange
 GROUPS = KeyGroupRange(8, 31)
 
 
-def test_every_set_has_a_key_of_its_own():
+def test_every_set_has_a_key_of_its_own() -> None:
     """Sets of one table differ by their stamps, stay within the task's key groups, and keep the table small."""
     chance, table = random.Random(3), Table()
     for number in range(40):
@@ -25,7 +25,7 @@ def test_every_set_has_a_key_of_its_own():
     assert sum(b"own" in key for key in table) == 9
 
 
-def test_changes_leave_the_former_table():
+def test_changes_leave_the_former_table() -> None:
     """Values are put, a null deletes, and the table before stays as it was."""
     before = {b"a": b"1", b"b": b"2"}
 
@@ -33,7 +33,7 @@ def test_changes_leave_the_former_table():
     assert before == {b"a": b"1", b"b": b"2"}
 
 
-def test_restored_table_is_what_the_segments_say():
+def test_restored_table_is_what_the_segments_say() -> None:
     """Segments are applied in order; other frames carry no changes."""
     frames = [
         ({"kind": "begin"}, b""),
@@ -44,7 +44,7 @@ def test_restored_table_is_what_the_segments_say():
     assert table_of(frames, "job: counts") == {b"b": b"2"}
 
 
-def test_error_of_a_restore_is_a_violation():
+def test_error_of_a_restore_is_a_violation() -> None:
     """An answer that ends with an error is not taken for a table."""
     with pytest.raises(Violation, match="job: counts cannot be restored: gone"):
         table_of([({"kind": "error", "error": "gone"}, b"")], "job: counts")

@@ -10,17 +10,17 @@ from tools.reporting.figures import strict_exit_code
 SETTINGS = LoadSettings(slots=2, hosts=1, rate=10, duration_s=1)
 
 
-def samples_of(checkpoints):
+def samples_of(checkpoints: int) -> Samples:
     samples = Samples()
     samples.checkpoints = [Completed(n, float(n + 1), 2048, 2 + n % 2) for n in range(checkpoints)]
     return samples
 
 
-def values(samples):
+def values(samples: Samples) -> dict[str, float | None]:
     return {figure.name: figure.value for figure in figures_of(samples, SETTINGS, 2.0, 0.5)}
 
 
-def test_checkpoints_are_counted_exactly():
+def test_checkpoints_are_counted_exactly() -> None:
     """Latencies are exact nearest-rank percentiles; bytes and objects are means and percentiles per checkpoint."""
     found = values(samples_of(10))
 
@@ -32,7 +32,7 @@ def test_checkpoints_are_counted_exactly():
     assert found["CPU of the load generator"] == 0.25
 
 
-def test_failed_request_has_no_time():
+def test_failed_request_has_no_time() -> None:
     """A failure is counted, and its time is in no percentile."""
     samples = samples_of(10)
     samples.add("append", 3.0, None)
@@ -43,12 +43,12 @@ def test_failed_request_has_no_time():
     assert strict_exit_code(figures_of(samples, SETTINGS, 2.0, 0.5)) == 1
 
 
-def test_missing_checkpoints_miss_goal():
+def test_missing_checkpoints_miss_goal() -> None:
     """Who does not keep the rate misses the goal; who does reaches it."""
     assert strict_exit_code(figures_of(samples_of(9), SETTINGS, 1.0, 0.5)) == 1
     assert strict_exit_code(figures_of(samples_of(10), SETTINGS, 1.0, 0.5)) == 0
 
 
-def test_nothing_measured_is_no_error():
+def test_nothing_measured_is_no_error() -> None:
     """A run that ended at once has figures without values."""
     assert values(Samples())["checkpoint latency p50"] is None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from loadtest.load.settings import LoadSettings
 from storage.errors import InvalidInputError
 
 
-def test_defaults_are_those_of_figure():
+def test_defaults_are_those_of_figure() -> None:
     """Without variables: 100 slots, 5 checkpoints a second, 60 s, against S3."""
     settings = LoadSettings.of({"SLOTS": "", "PATH": "/bin"})
 
@@ -16,7 +18,7 @@ def test_defaults_are_those_of_figure():
     assert settings == LoadSettings()
 
 
-def test_variables_win():
+def test_variables_win() -> None:
     """Each variable reaches its setting."""
     given = {"SLOTS": "7", "HOSTS": "3", "RATE": "0.5", "DURATION": "9", "STORAGE": "file", "SEED": "4", "JOB": "j"}
     settings = LoadSettings.of({**given, "SERVICE": "unix:///s", "DSTL_TOKEN": "t"})
@@ -39,19 +41,19 @@ def test_variables_win():
         ("STORAGE", "tape"),
     ],
 )
-def test_impossible_value_is_refused(name, value):
+def test_impossible_value_is_refused(name: str, value: Any) -> None:
     """A value that cannot be is refused with the variable's name."""
     with pytest.raises(InvalidInputError, match=name):
         LoadSettings.of({name: value})
 
 
-def test_few_slots_need_no_hosts():
+def test_few_slots_need_no_hosts() -> None:
     """Fewer slots than hosts by default are one slot a host."""
     assert LoadSettings.of({"SLOTS": "2"}).hosts == 2
 
 
 @pytest.mark.parametrize(("slots", "hosts"), [(100, 4), (7, 3), (5, 5), (1, 1)])
-def test_hosts_share_all_slots(slots, hosts):
+def test_hosts_share_all_slots(slots: int, hosts: int) -> None:
     """Slots are divided with a difference of one at most, and each has a key group."""
     settings = LoadSettings(slots=slots, hosts=hosts)
     shares = [settings.slots_of(host) for host in range(hosts)]
@@ -62,6 +64,6 @@ def test_hosts_share_all_slots(slots, hosts):
 
 
 @pytest.mark.parametrize(("slots", "expected"), [(1, 128), (128, 128), (129, 256), (32_768, 32_768)])
-def test_key_groups_cover_slots(slots, expected):
+def test_key_groups_cover_slots(slots: int, expected: Any) -> None:
     """There are as many key groups as slots, rounded up to a power of two."""
     assert LoadSettings(slots=slots, hosts=1).max_parallelism == expected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from loadtest.load.workload import SimulatedTable, Workload, WrongDataError
@@ -11,19 +13,19 @@ from storage.model import KeyGroupRange
 TASKS = [(checkpoint_id, partition) for checkpoint_id in range(40) for partition in range(100)]
 
 
-def table(first=0, last=3, **content):
+def table(first: int = 0, last: int = 3, **content: bytes) -> SimulatedTable:
     """Make a table whose content is given as g<key group>_<number>=value."""
     made = SimulatedTable(KeyGroupRange(first, last))
     made.apply({key(name): value for name, value in content.items()})
     return made
 
 
-def key(name):
+def key(name: str) -> bytes:
     group, number = name.removeprefix("g").split("_")
     return int(group).to_bytes(2, "big") + b"\0\1" + int(number).to_bytes(4, "big")
 
 
-def test_plan_follows_from_seed():
+def test_plan_follows_from_seed() -> None:
     """The same seed, checkpoint and partition give the same plan, in any order; another seed gives another."""
     forth = [Workload(1, 128).plan(*task, 100) for task in TASKS[:50]]
     workload = Workload(1, 128)
@@ -33,7 +35,7 @@ def test_plan_follows_from_seed():
     assert forth != [Workload(2, 128).plan(*task, 100) for task in TASKS[:50]]
 
 
-def test_keys_lie_in_range_of_task():
+def test_keys_lie_in_range_of_task() -> None:
     """A task changes keys of its own key groups only, at least one, in every set."""
     workload = Workload(0, 128)
     for checkpoint_id, partition in TASKS:
@@ -44,7 +46,7 @@ def test_keys_lie_in_range_of_task():
             assert all(owned.contains(int.from_bytes(key[:2], "big")) for key in planned.changes)
 
 
-def test_every_kind_of_task_occurs():
+def test_every_kind_of_task_occurs() -> None:
     """Within 40 checkpoints, tasks send ahead, lose tables, are retried, repeat sets, rescale, and delete keys."""
     plans = [Workload(0, 128).plan(*task, 100) for task in TASKS]
 
@@ -56,7 +58,7 @@ def test_every_kind_of_task_occurs():
     assert any(None in plan.changes().values() for plan in plans)
 
 
-def test_later_set_wins():
+def test_later_set_wins() -> None:
     """What a task changed is the last value of each key over its sets."""
     plans = [plan for task in TASKS if len((plan := Workload(0, 128).plan(*task, 100)).sets) == 2]
     ahead, tail = plans[0].sets
@@ -64,7 +66,7 @@ def test_later_set_wins():
     assert plans[0].changes() == ahead.changes | tail.changes
 
 
-def test_table_takes_its_range_only():
+def test_table_takes_its_range_only() -> None:
     """Changes of other key groups are left out; a deleted key is gone."""
     found = table(1, 2, g0_1=b"a", g1_1=b"b", g2_1=b"c", g3_1=b"d")
     found.apply({key("g2_1"): None, key("g2_9"): None})
@@ -80,7 +82,7 @@ def test_table_takes_its_range_only():
         ({"g1_1": b"b", "g2_1": b"?"}, "0 keys are missing, 0 too many, 1 have"),
     ],
 )
-def test_wrong_table_is_found(found, what):
+def test_wrong_table_is_found(found: Any, what: str) -> None:
     """I14: a key that is missing, too many or wrong is an error that says so."""
     with pytest.raises(WrongDataError, match=what):
         table(**found).check(table(g1_1=b"b", g2_1=b"c"))

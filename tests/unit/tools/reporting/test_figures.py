@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tools.reporting.figures import Figure, Goal, format_number, percentile, strict_exit_code, write_report_json
+from tools.reporting.figures import (
+    Figure,
+    Goal,
+    Relation,
+    format_number,
+    percentile,
+    strict_exit_code,
+    write_report_json,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,12 +32,12 @@ from tools.reporting.figures import Figure, Goal, format_number, percentile, str
         (">=", float("nan"), False),
     ],
 )
-def test_goal_is_relation_to_bound(relation, value, expected):
+def test_goal_is_relation_to_bound(relation: Relation, value: Any, expected: Any) -> None:
     """A goal includes its bound; a figure that was not measured never reaches it."""
     assert Goal(relation, 3).holds(value) is expected
 
 
-def test_strict_exit_code_tells_missed_goal():
+def test_strict_exit_code_tells_missed_goal() -> None:
     """Only a missed goal gives exit code 1; figures without a goal do not count."""
     good = [Figure("a", 1, "ms", Goal("<=", 2)), Figure("b", None, "ms")]
 
@@ -35,7 +45,17 @@ def test_strict_exit_code_tells_missed_goal():
     assert strict_exit_code([*good, Figure("c", 3, "ms", Goal("<=", 2))]) == 1
 
 
-def test_json_has_one_object_per_figure(tmp_path):
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_json_has_null_for_what_it_cannot_say(tmp_path: Path, value: Any) -> None:
+    """A value that is no finite number leaves a file that every parser reads."""
+    write_report_json(tmp_path / "a.json", [Figure("a", value, "ms", Goal("<=", 2))])
+
+    text = (tmp_path / "a.json").read_text(encoding="utf-8")
+    [row] = json.loads(text, parse_constant=pytest.fail)
+    assert (row["value"], row["holds"]) == (None, False)
+
+
+def test_json_has_one_object_per_figure(tmp_path: Path) -> None:
     """Each figure is written with name, value, unit, goal and whether it holds; the folder is created."""
     path = tmp_path / "reports" / "demo.json"
     write_report_json(path, [Figure("a", 1.5, "ms", Goal("<=", 2)), Figure("b", None, "s")])
@@ -51,7 +71,7 @@ def test_json_has_one_object_per_figure(tmp_path):
     ("values", "percent", "expected"),
     [([], 50, None), ([5.0], 99, 5.0), ([3, 1, 2], 50, 2), (range(1, 101), 99, 99), (range(1, 101), 0, 1)],
 )
-def test_percentile_has_nearest_rank(values, percent, expected):
+def test_percentile_has_nearest_rank(values: Any, percent: float, expected: Any) -> None:
     """A percentile is one of the values, that with rank ceil(percent / 100 * n)."""
     assert percentile(list(values), percent) == expected
 
@@ -60,6 +80,6 @@ def test_percentile_has_nearest_rank(values, percent, expected):
     ("value", "text"),
     [(None, "-"), (0, "0"), (1234567, "1,234,567"), (1234.56, "1,235"), (123.45, "123.5"), (0.01234, "0.0123")],
 )
-def test_numbers_are_readable(value, text):
+def test_numbers_are_readable(value: Any, text: str) -> None:
     """Numbers have thousands separators and about three digits behind them."""
     assert format_number(value) == text

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tools.reporting.figures import Figure, Goal
 from tools.reporting.page import HtmlReport
 from tools.reporting.plots import histogram
 
 
-def test_page_escapes_texts(tmp_path):
+def test_page_escapes_texts(tmp_path: Path) -> None:
     """Titles, cells and units are texts, never markup."""
     report = HtmlReport("a <b>", "c & d")
     report.add_heading("<i>")
@@ -23,7 +25,7 @@ def test_page_escapes_texts(tmp_path):
     assert "1,234" in page
 
 
-def test_page_is_self_contained(tmp_path):
+def test_page_is_self_contained(tmp_path: Path) -> None:
     """The page has no script and no address, and knows light and dark."""
     report = HtmlReport("title", "summary")
     report.add_plot(histogram("h", "ms", [1.0]))

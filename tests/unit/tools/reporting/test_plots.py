@@ -10,7 +10,7 @@ from tools.reporting.plots import Marker, Series, histogram, line_plot, ticks
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 23), (0, 0.004), (17, 9_300), (5, 5)])
-def test_ticks_cover_range(low, high):
+def test_ticks_cover_range(low: float, high: float) -> None:
     """Ticks are few, evenly spaced and reach over both ends."""
     found = ticks(low, high)
 
@@ -32,12 +32,12 @@ def test_ticks_cover_range(low, high):
         histogram("empty", "ms", []),
     ],
 )
-def test_plots_are_well_formed(svg):
+def test_plots_are_well_formed(svg: str) -> None:
     """Every plot, also of one value or none, is well-formed and has a name for screen readers."""
     assert ET.fromstring(svg).get("aria-label")
 
 
-def test_histogram_counts_every_value():
+def test_histogram_counts_every_value() -> None:
     """The bars' tooltips add up to the number of values."""
     bars = ET.fromstring(histogram("h", "ms", [0.0, 1.0, 2.0, 2.0, 9.9, 10.0])).iter("rect")
 

@@ -1,0 +1,68 @@
+"""
+What is stored of a job, for those who look at it, and its savepoints; nobody is fenced.
+
+Owned by the event loop; store calls run in threads.
+"""
+
+from __future__ import annotations
+
+from dstl_service.formats.manifest import Manifest
+from dstl_service.intake.active_job import ActiveJobs
+from dstl_service.process.job_threads import RunInThread
+from dstl_service.wire import CheckpointInfo, JobInfo
+from storage.errors import NotFoundError
+
+
+class Catalog:
+    """
+    Lists checkpoints and savepoints. Every method raises `NotFoundError` for a job that is not stored.
+
+    Args:
+        jobs: The jobs of this process.
+        in_thread: Runs a blocking call of a job.
+    """
+
+    def __init__(self, jobs: ActiveJobs, in_thread: RunInThread) -> None:
+        self._jobs = jobs
+        self._in_thread = in_thread
+
+    async def job(self, name: str) -> JobInfo:
+        """Return what is stored of a job."""
+        job = await self._jobs.opened(name)
+        latest, epoch = await self._in_thread(name, job.store.frontier)
+        return JobInfo(
+            job=name,
+            job_uid=job.store.job_uid,
+            epoch=epoch,
+            max_parallelism=job.store.max_parallelism,
+            latest=latest.info() if latest else None,
+        )
+
+    async def checkpoints(self, name: str) -> list[CheckpointInfo]:
+        """Return all completed checkpoints, oldest first."""
+        job = await self._jobs.opened(name)
+        return await self._in_thread(name, lambda: [manifest.info() for manifest in job.store.completed()])
+
+    async def checkpoint(self, name: str, checkpoint_id: int) -> Manifest:
+        """Return the newest generation of one checkpoint; `NotFoundError` if there is none."""
+        job = await self._jobs.opened(name)
+        manifest = await self._in_thread(name, job.store.newest_of, checkpoint_id)
+        if manifest is None:
+            raise NotFoundError(f"job {name!r} has no checkpoint {checkpoint_id}", job=name)
+        return manifest
+
+    async def savepoints(self, name: str) -> dict[str, CheckpointInfo]:
+        """Return all savepoints of a job by name."""
+        job = await self._jobs.opened(name)
+        return await self._in_thread(name, lambda: {key: found.info() for key, found in job.store.savepoints.all()})
+
+    async def create_savepoint(self, name: str, savepoint: str, checkpoint_id: int | None) -> CheckpointInfo:
+        """Keep a retained checkpoint, by default the newest, under a name, see `registry.savepoints`."""
+        job = await self._jobs.opened(name)
+        created = await self._in_thread(name, job.store.make_savepoint, savepoint, checkpoint_id)
+        return created.info()
+
+    async def delete_savepoint(self, name: str, savepoint: str) -> None:
+        """Delete a savepoint; what only it named is collected later."""
+        job = await self._jobs.opened(name)
+        await self._in_thread(name, job.store.savepoints.delete, savepoint)

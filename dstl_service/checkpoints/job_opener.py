@@ -1,0 +1,88 @@
+"""
+Takes jobs over: a new epoch for whoever asks, by which every older driver is fenced.
+
+Owned by the event loop; store calls run in threads.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from dstl_service.collection.tombstones import Deletions
+from dstl_service.collection.upkeep import Upkeep
+from dstl_service.intake.active_job import ActiveJobs
+from dstl_service.process.job_threads import RunInThread
+from dstl_service.wire import OpenedJob, OpenJob
+from storage.model import validate_name
+from storage.object_store import ObjectStore
+
+logger = logging.getLogger("dstl_service")
+
+
+class JobOpener:
+    """
+    Opens jobs for their drivers.
+
+    Args:
+        jobs: The jobs of this process.
+        store: Where they are.
+        deletions: Knows which names are being deleted.
+        upkeep: Collects the garbage of what was opened here.
+        in_thread: Runs a blocking call of a job.
+        service_id: Tells the driver who coordinates.
+    """
+
+    def __init__(
+        self,
+        jobs: ActiveJobs,
+        store: ObjectStore,
+        deletions: Deletions,
+        upkeep: Upkeep,
+        in_thread: RunInThread,
+        service_id: str,
+    ) -> None:
+        self._jobs = jobs
+        self._store = store
+        self._deletions = deletions
+        self._upkeep = upkeep
+        self._in_thread = in_thread
+        self._service_id = service_id
+
+    async def open(self, name: str, request: OpenJob) -> OpenedJob:
+        """
+        Take the job over with a new epoch; every older driver of it is fenced from now on.
+
+        Raises:
+            InvalidInputError: The name, or `max_parallelism`, is not one that the job can have.
+            ConflictError: The job is being deleted.
+            FencedError: Somebody else took it over meanwhile.
+            DstlError: The storage cannot be written; says what to do.
+        """
+        validate_name("job", name)
+        await self._jobs.forget_ended(name)
+        job = self._jobs.get(name)
+        # One after the other: a request that was repeated must not get a higher epoch than the one that is answered.
+        async with job.opening:
+            await self._in_thread(name, self._store.check_writable)
+            await self._in_thread(name, self._deletions.check, name)
+            await self._in_thread(name, job.store.open, request.max_parallelism)
+            epoch, latest = await self._in_thread(name, job.store.claim, request.owner)
+            job.learn_epoch(epoch)
+            # Whoever deletes puts the tombstone and then claims an epoch, so one of the two sees the other.
+            await self._in_thread(name, self._deletions.check, name)
+            await self._in_thread(name, job.store.check_not_ended)  # its tombstone goes when all is gone
+            await self._in_thread(
+                name, job.store.check_still_newest, epoch
+            )  # that took a while: `latest` may be old by now
+            job.check_epoch(epoch)
+            job.owned_epoch = epoch
+        self._upkeep.start_collector(job)
+        logger.info("job opened", extra={"job": name, "epoch": epoch, "checkpoint_id": latest.id if latest else None})
+        return OpenedJob(
+            job=name,
+            job_uid=job.store.job_uid,
+            epoch=epoch,
+            max_parallelism=job.store.max_parallelism,
+            service_id=self._service_id,
+            latest=latest.info() if latest else None,
+        )

@@ -1,0 +1,208 @@
+"""
+Puts the parts of a service together: the only place that knows which part is made of which.
+
+Each part is given those that are made before it. Only the room of change sets asks two that come later, for they are
+made with it. All state in the parts is a cache of the store or a set that is not durable yet, so the process may be
+killed at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar, TypeVarTuple
+
+from dstl_service.checkpoints.catalog import Catalog
+from dstl_service.checkpoints.checkpointer import Checkpointer
+from dstl_service.checkpoints.job_opener import JobOpener
+from dstl_service.collection.tombstones import Deletions
+from dstl_service.collection.upkeep import Upkeep
+from dstl_service.compaction.compactor import Compactor
+from dstl_service.intake.active_job import ActiveJobs
+from dstl_service.intake.handle_check import HandleCheck
+from dstl_service.intake.in_flight_limiter import InFlightLimiter
+from dstl_service.intake.intake import Intake
+from dstl_service.intake.persister import Persister
+from dstl_service.materialization.materializer import Materializer
+from dstl_service.metrics.service import ServiceMetrics
+from dstl_service.peers.calls import PeerCalls
+from dstl_service.peers.client import PeerClient
+from dstl_service.peers.registry import Announcement, PeerRegistry
+from dstl_service.process.fair_slots import FairSlots
+from dstl_service.process.job_threads import NO_JOB, JobThreads, RunInThread
+from dstl_service.restore.download_cache import DownloadCache
+from dstl_service.restore.segment_cache import SegmentCache
+from dstl_service.restores import Restores
+from dstl_service.settings import ServiceSettings
+from dstl_service.uploads.uploader import ThreadPerCall, Uploader
+from storage.clock import Clock, IdSource
+from storage.object_store import ObjectStore
+
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
+
+_BACKGROUND_TIMEOUT_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """
+    The parts of one service process, which the routes call. Owned by the event loop.
+
+    Args:
+        service_id: New with every start of a process.
+        metrics: What `/metrics` shows.
+        store: Where everything is; closed with the parts.
+        jobs: What is held of the jobs that this process has seen.
+        opener: Takes jobs over.
+        catalog: Tells what is stored of jobs.
+        intake: Takes change sets in.
+        persister: Makes them durable.
+        checkpointer: Completes checkpoints.
+        restores: Leads tables to checkpoints.
+        materializer: Stores snapshots of tables.
+        upkeep: Does what comes behind checkpoints.
+        announcement: Tells other hosts where this service is reached.
+        io_threads: Run blocking calls of jobs.
+        upload_threads: Run attempts of uploads.
+        downloads: Large files of snapshots, on disk.
+    """
+
+    service_id: str
+    metrics: ServiceMetrics
+    store: ObjectStore
+    jobs: ActiveJobs
+    opener: JobOpener
+    catalog: Catalog
+    intake: Intake
+    persister: Persister
+    checkpointer: Checkpointer
+    restores: Restores
+    materializer: Materializer
+    upkeep: Upkeep
+    announcement: Announcement
+    io_threads: JobThreads
+    upload_threads: ThreadPerCall
+    downloads: DownloadCache
+
+    @property
+    def is_busy(self) -> bool:
+        """Say whether something is done that no request waits for."""
+        return self.materializer.is_busy or self.upkeep.is_busy
+
+    async def check_storage(self) -> None:
+        """
+        Write and delete a probe object.
+
+        Raises:
+            DstlError: The storage cannot be written; says what to do.
+        """
+        await self.io_threads.run(NO_JOB, self.store.check_writable)
+
+    async def close(self) -> None:
+        """Stop, wait for the uploads within the time that a stop may take, and give the threads back."""
+        self.upkeep.close()
+        await self.intake.stopped()
+        await self.materializer.close()
+        self.intake.close()
+        self.upload_threads.shutdown(wait=False, cancel_futures=True)
+        self.io_threads.close()
+        self.restores.close()
+        self.downloads.close()
+        self.store.close()
+
+
+def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: IdSource, peers: PeerClient) -> Parts:
+    """
+    Make the parts of a service.
+
+    Args:
+        settings: Checked settings.
+        store: Where everything is.
+        clock: The only source of time.
+        ids: The only source of unique names.
+        peers: Asks other services.
+    """
+    io_threads, upload_threads = JobThreads(settings.io_threads, "io"), ThreadPerCall("upload")
+    in_thread, look = io_threads.run, _looks(io_threads.run, settings.io_threads)
+    cache = SegmentCache(settings.cache.bytes_max)
+    downloads = _downloads(settings, store, clock, ids)
+    service_id, metrics = ids.unique_id(), ServiceMetrics()
+    uploader = Uploader(store, upload_threads, settings.upload, ids, settings.host_id, slots=settings.upload.threads)
+    room = InFlightLimiter(
+        settings.batch.in_flight_bytes_max,
+        lambda job: jobs.in_flight_bytes_of(job),  # noqa: PLW0108 - they are made further down
+        lambda: intake.flush_all(),  # noqa: PLW0108 - it is made further down
+        metrics.intake.refused.inc,
+    )
+    jobs = ActiveJobs(store, clock, ids, settings.batch, room, in_thread)
+    announcement = Announcement(settings.advertised_url, store, partial(in_thread, NO_JOB), clock)
+    intake = Intake(
+        settings.intake, jobs, room, uploader, cache, clock, metrics.intake, service_id, lambda: announcement.url
+    )
+    calls = PeerCalls(
+        peers,
+        _peer_registry(settings, store, look, clock),
+        ThreadPerCall("peer"),
+        settings.peers.calls_max,
+        settings.peers.calls_per_host_max,
+        settings.peer_timeout_s,
+    )
+    persister = Persister(intake, jobs, calls, HandleCheck(store, look), service_id)
+    metrics.watch(
+        lambda: room.used_bytes,
+        lambda: sum(job.book.queued for job in jobs),
+        lambda: uploader.attempts_running,
+        cache,
+        downloads.figures,
+    )
+    materializer = Materializer(
+        settings.materialization, store, clock, ids, ThreadPerCall("materialize"), metrics.registry
+    )
+    restores = Restores(jobs, persister, materializer, downloads, cache, clock, metrics.restores, in_thread)
+    deletions = Deletions(store, clock, ids)
+    patient = replace(settings.upload, timeout_ms=max(settings.upload.timeout_ms, _BACKGROUND_TIMEOUT_MS))
+    background = Uploader(store, upload_threads, patient, ids, settings.host_id)
+    compactor = Compactor(store, cache, background, in_thread)
+    upkeep = Upkeep(settings.upkeep, jobs, store, compactor, deletions, clock, ids, metrics.upkeep, in_thread)
+    return Parts(
+        service_id=service_id,
+        metrics=metrics,
+        store=store,
+        jobs=jobs,
+        opener=JobOpener(jobs, store, deletions, upkeep, in_thread, service_id),
+        catalog=Catalog(jobs, in_thread),
+        intake=intake,
+        persister=persister,
+        checkpointer=Checkpointer(jobs, persister, materializer, upkeep, clock, metrics.checkpoints, in_thread),
+        restores=restores,
+        materializer=materializer,
+        upkeep=upkeep,
+        announcement=announcement,
+        io_threads=io_threads,
+        upload_threads=upload_threads,
+        downloads=downloads,
+    )
+
+
+def _downloads(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: IdSource) -> DownloadCache:
+    cache = settings.cache
+    bytes_max = cache.disk_bytes_max if settings.keeps_downloads else 0
+    return DownloadCache(store, cache.folder, bytes_max, cache.idle_s, clock, ids, settings.trust)
+
+
+def _peer_registry(settings: ServiceSettings, store: ObjectStore, look: RunInThread, clock: Clock) -> PeerRegistry:
+    needs_tls = settings.tls.certificate_file is not None or settings.tls.ca_file is not None
+    return PeerRegistry(settings.peers.allowed, store, look, clock, needs_tls=needs_tls)
+
+
+def _looks(in_thread: RunInThread, threads: int) -> RunInThread:
+    """Return what looks up in the store what a request claims, and leaves most threads to others meanwhile."""
+    slots = FairSlots(max(1, threads // 2))
+
+    async def look(job: str, function: Callable[[*_Args], _T], *args: *_Args) -> _T:
+        async with slots.held(job):
+            return await in_thread(job, function, *args)
+
+    return look

@@ -1,0 +1,62 @@
+"""
+The frames of a stream: a header in JSON, and a payload of bytes. What the headers of a restore say, `restore` knows.
+
+No I/O but reading from the stream that is given.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from storage.checksum import BytesLike
+from storage.errors import CorruptDataError
+
+FRAME_HEADER_BYTES_MAX = 1 << 20
+_FRAME = struct.Struct(">I")
+
+
+def encode_frame(header: dict[str, Any], payload: BytesLike = b"") -> list[BytesLike]:
+    """Return one frame of a restore stream: 4-byte header length, JSON header with the payload's `size`, payload."""
+    head = json.dumps({**header, "size": len(payload)}, separators=(",", ":")).encode()
+    return [_FRAME.pack(len(head)), head, payload]
+
+
+def decode_frames(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """
+    Yield (header, payload) up to the frame whose kind is ``end``.
+
+    Raises:
+        CorruptDataError: The stream ends early or is no frame stream.
+        DstlError: What the service reported in an ``error`` frame is for the caller to raise.
+    """
+    while True:
+        (size,) = _FRAME.unpack(_read_exactly(stream, _FRAME.size))
+        if size > FRAME_HEADER_BYTES_MAX:
+            raise CorruptDataError(f"a restore frame claims a header of {size} bytes")
+        header = _frame_header(_read_exactly(stream, size))
+        payload = _read_exactly(stream, header["size"])
+        yield header, payload
+        if header["kind"] == "end":
+            return
+
+
+def _frame_header(data: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(data)
+    except ValueError as error:
+        raise CorruptDataError(f"a restore frame's header is no JSON: {error}") from error
+    if not isinstance(header, dict) or type(header.get("size")) is not int or not isinstance(header.get("kind"), str):
+        raise CorruptDataError(f"a restore frame has no size or no kind: {data[:100]!r}")
+    if header["size"] < 0:
+        raise CorruptDataError(f"a restore frame claims a payload of {header['size']} bytes")
+    return header
+
+
+def _read_exactly(stream: BinaryIO, size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) != size:
+        raise CorruptDataError(f"the restore stream ended early: {len(data)} of {size} bytes")
+    return data

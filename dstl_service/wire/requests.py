@@ -1,0 +1,128 @@
+"""What clients, and services among each other, ask for. No I/O."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+from dstl_service.wire.limits import (
+    NOTE_CHARS_MAX,
+    REFS_MAX,
+    Flag,
+    Limits,
+    Number,
+    Parallelism,
+    Partition,
+    ShortText,
+    Uid,
+)
+from dstl_service.wire.values import ChangeSetRef, CheckpointRef, OperatorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJob:
+    """Ask for a job and a new epoch; without `max_parallelism` the stored one holds, or the default of a new job."""
+
+    owner: ShortText
+    max_parallelism: Parallelism | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRequest:
+    """Carries only who asks."""
+
+    epoch: Number
+
+
+@dataclass(frozen=True, slots=True)
+class PersistRequest:
+    """
+    Make these change sets durable; `wait` false only starts the upload.
+
+    `note` is what a coordinator that holds no set of the checkpoint itself has stored with these sets; see
+    `dstl_service.formats.checkpoint_record`.
+    """
+
+    epoch: Number
+    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX, fail_fast=True)]
+    wait: Flag = True
+    note: Annotated[str, Limits(max_length=NOTE_CHARS_MAX)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """Give these change sets back, of a checkpoint that does not exist yet."""
+
+    epoch: Number
+    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX, fail_fast=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteRequest:
+    """
+    Make checkpoint `id` exist, or start the upload of what it consists of.
+
+    `uid` is chosen by the driver once and kept over retries, so that a lost response is recognised. `refs` are exactly
+    the change sets of the accepted attempts. `materializations` are what tasks reported of their tables' snapshots:
+    announcements (see `dstl_service.formats.under_way.Announcement`), which the checkpoint lists, and handles of
+    stored ones (see `storage.model.MaterializationHandle.to_dict`); those that belong to the state enter it.
+    `closed_ms` is set where the batch was closed, see `CheckpointInfo`: then a partition may have two writers, of which
+    the one with the greater attempt wrote behind the other, and numbered its sets behind that one's.
+    """
+
+    epoch: Number
+    uid: Uid
+    base: CheckpointRef | None
+    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX, fail_fast=True)]
+    operators: Annotated[list[OperatorInfo], Limits(max_length=1000, fail_fast=True)]
+    query_id: ShortText = ""
+    offsets: str = ""
+    materializations: Annotated[list[dict[str, Any]], Limits(fail_fast=True)] = field(default_factory=list)
+    closed_ms: Annotated[int, Limits(strict=True)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRequest:
+    """
+    Store the snapshot of a table.
+
+    `version` is the checkpoint at which the table stood, `path` the folder on the service's host with the snapshot's
+    files.
+    """
+
+    operator: str
+    first_key_group: Partition
+    last_key_group: Partition
+    version: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFigures:
+    """What a driver tells of a finished batch, for the metrics; see `backend_client.progress.BatchProgress`."""
+
+    rows: Number
+    keys: Number
+    changes: Number
+    state_reads: Number
+    log_bytes: Number
+    table_bytes: Number
+    state_ms: Number
+    function_ms: Number
+    checkpoint_ms: Number
+    upload_ms: Number
+    manifest_ms: Number
+    tries: Parallelism
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointRequest:
+    """Which checkpoint a savepoint keeps; null: the newest."""
+
+    checkpoint_id: Number | None = None
+
+
+def to_json(value: Any) -> bytes:
+    """Return the JSON text of a wire dataclass."""
+    return json.dumps(asdict(value), separators=(",", ":")).encode()

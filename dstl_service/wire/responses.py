@@ -1,0 +1,96 @@
+"""What a service answers. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dstl_service.wire.values import CheckpointRef, OperatorInfo
+from storage.errors import ErrorKind
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBody:
+    """What an answer with a status from 400 on carries; `kind` says what to do, see `storage.errors`."""
+
+    kind: ErrorKind
+    message: str
+    context: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """
+    One completed checkpoint, as listings and drivers see it; `query_id` and `offsets` are Spark's.
+
+    `rewound_from` is the checkpoint that was the newest when the job was set back to this one. `closed_ms` is the
+    watermark at which the batch was closed: what was due up to there has fired; None where batches are not closed.
+    """
+
+    ref: CheckpointRef
+    base: CheckpointRef | None
+    epoch: int
+    created_ms: int
+    query_id: str
+    offsets: str
+    operators: list[OperatorInfo]
+    segments: int
+    segment_bytes: int
+    rewound_from: CheckpointRef | None = None
+    closed_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobInfo:
+    """What is stored of a job, for those who look before they take it over."""
+
+    job: str
+    job_uid: str
+    epoch: int
+    max_parallelism: int
+    latest: CheckpointInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedJob(JobInfo):
+    """A job taken over: the caller is its owner until a higher epoch begins."""
+
+    service_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeginResponse:
+    """Which process coordinates the checkpoint; sets that other processes received must reach it or be durable."""
+
+    service_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PersistResponse:
+    """Handles in the order of the request, then that of the note, if one was given; empty when it did not wait."""
+
+    handles: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteResponse:
+    """The new checkpoint, and what it cost: bytes and objects written for it (segment objects and manifest)."""
+
+    ref: CheckpointRef
+    persist_ms: float
+    manifest_ms: float
+    bytes_written: int
+    objects_written: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceInfo:
+    """Who answers: `service_id` is new with every start of the process."""
+
+    service_id: str
+    host_id: str
+    version: str
+    storage: str
+    pid: int
+    advertised_url: str | None = None
+    jobs: list[str] = field(default_factory=list)

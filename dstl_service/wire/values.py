@@ -1,0 +1,137 @@
+"""What requests and responses speak of: checkpoints, change sets, operators and their state. No I/O."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from dstl_service.wire.limits import (
+    Checksum,
+    Limits,
+    Name,
+    Number,
+    Parallelism,
+    Partition,
+    ShortText,
+    Uid,
+    Url,
+)
+from storage.errors import InvalidInputError
+from storage.model import NUMBER_MAX, ChangeSetId, KeyGroupRange, Writer
+
+_REF = re.compile(r"([0-9]{1,19})\.([0-9]{1,18})\.([0-9A-Za-z_-]{1,64})")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRef:
+    """Names one manifest for good: checkpoint id, generation of that id, and the manifest's own unique id."""
+
+    id: Number
+    generation: Annotated[int, Limits(strict=True, ge=0, le=999_999_999_999_999_999)]
+    uid: Uid
+
+    def to_text(self) -> str:
+        """Return ``id.generation.uid``, the form used in query strings and in a table's version."""
+        return f"{self.id}.{self.generation}.{self.uid}"
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointRef:
+        """
+        Read the form that `to_text` writes.
+
+        Raises:
+            InvalidInputError: The text has another form.
+        """
+        match = _REF.fullmatch(text)
+        if match is None:
+            raise InvalidInputError(f"{text!r} is no checkpoint reference; the form is <id>.<generation>.<uid>")
+        return cls(int(match[1]), int(match[2]), match[3])
+
+
+@dataclass(frozen=True, slots=True)
+class StateInfo:
+    """
+    A state variable: its number inside table keys, and its value schema as Spark's JSON text.
+
+    `earlier` are the schemas that it had before, oldest first: stored values say by number which is theirs.
+    `ttl_ms` is how long values live that are written now, 0 for ever; None if no stored value can have an end.
+    """
+
+    id: Annotated[int, Limits(strict=True, ge=0, le=65_535)]
+    kind: ShortText
+    schema: str
+    earlier: Annotated[list[str], Limits(fail_fast=True)] = field(default_factory=list)
+    ttl_ms: Annotated[int, Limits(strict=True, ge=0, le=NUMBER_MAX)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorInfo:
+    """
+    What a job's manifest says of one operator; `parallelism` may differ from checkpoint to checkpoint.
+
+    `time_mode` and `output_mode` are Spark's names; None where a program that did not store them yet wrote it.
+    `kind` says by what its processor is called, ``rows`` or ``columns``; None likewise.
+    """
+
+    name: Name
+    parallelism: Parallelism
+    key_schema: str
+    states: Annotated[dict[str, StateInfo], Limits(fail_fast=True)]
+    time_mode: ShortText | None = None
+    output_mode: ShortText | None = None
+    kind: ShortText | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogTarget:
+    """Whose changes a writer logs."""
+
+    job: str
+    operator: str
+    checkpoint_id: int
+    epoch: int
+    attempt: int
+    partition: int
+    key_groups: KeyGroupRange
+    job_uid: str = ""
+    """Tells the job from others that had or will have its name; a sidecar may remember an earlier one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSetRef:
+    """
+    Points at one change set that a service took in.
+
+    `service_url` is where its service can be reached from other hosts, or null. A set whose task had to make it
+    durable itself carries its `handle` (see `storage.model.SegmentHandle.to_dict`). `checksum` is that of its payload,
+    16 hexadecimal digits.
+    """
+
+    operator: Name
+    checkpoint_id: Number
+    epoch: Number
+    attempt: Number
+    partition: Partition
+    sqn: Number
+    size_bytes: Number
+    service_id: Name
+    service_url: Url | None = None
+    handle: dict[str, Any] | None = None
+    checksum: Checksum | None = None
+
+    def change_set_id(self, job: str) -> ChangeSetId:
+        """Return the identity of the set within `job`."""
+        return ChangeSetId(
+            job, self.operator, self.checkpoint_id, Writer(self.epoch, self.attempt), self.partition, self.sqn
+        )
+
+    def to_json(self) -> bytes:
+        """Return what the function of this name returns, in a fifth of the time; names need no escapes."""
+        return (
+            f'{{"operator":"{self.operator}","checkpoint_id":{self.checkpoint_id},"epoch":{self.epoch},'
+            f'"attempt":{self.attempt},"partition":{self.partition},"sqn":{self.sqn},"size_bytes":{self.size_bytes},'
+            f'"service_id":"{self.service_id}","service_url":{json.dumps(self.service_url)},'
+            f'"handle":{json.dumps(self.handle, separators=(",", ":"))},"checksum":{json.dumps(self.checksum)}}}'
+        ).encode()

@@ -1,0 +1,95 @@
+"""What a make target that measures leaves behind, and that each of them does."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.reporting.figures import Figure, Goal
+from tools.reporting.target import TARGETS, TargetReport, is_set
+
+ROOT = Path(__file__).resolve().parents[4]
+MISSED = Figure("losses", 1, "sets", Goal("==", 0))
+HELD = Figure("losses", 0, "sets", Goal("==", 0))
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STRICT", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("figure", "variable", "strict", "expected"),
+    [
+        (MISSED, None, None, 0),
+        (MISSED, "", None, 0),
+        (MISSED, "0", None, 0),
+        (MISSED, "1", None, 1),
+        (HELD, "1", None, 0),
+        (MISSED, None, True, 1),
+        (MISSED, "1", False, 0),
+    ],
+)
+def test_missed_goal_fails_where_it_is_asked_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    figure: Figure,
+    variable: str | None,
+    strict: bool | None,
+    expected: Any,
+) -> None:
+    """STRICT=1 or the caller's own option makes a missed goal an exit code of 1; the file says so in any case."""
+    if variable is not None:
+        monkeypatch.setenv("STRICT", variable)
+    report = TargetReport("bench", tmp_path, strict=strict)
+
+    assert report.write([figure]) == expected
+    [row] = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    assert row == {"name": "losses", "value": figure.value, "unit": "sets", "goal": "== 0", "holds": figure is HELD}
+
+
+def test_run_that_breaks_off_leaves_no_earlier_report(tmp_path: Path) -> None:
+    """What an earlier run left is gone when a run begins; what a run has written so far stays."""
+    TargetReport("load", tmp_path).write([HELD])
+
+    report = TargetReport("load", tmp_path)
+    assert not report.path.exists()
+    report.write([HELD])
+    report.write([HELD, MISSED])
+    assert len(json.loads(report.path.read_text(encoding="utf-8"))) == 2
+
+
+def test_unknown_target_is_refused(tmp_path: Path) -> None:
+    """A report that no target of the Makefile writes is a mistake."""
+    with pytest.raises(ValueError, match="no target 'benches'"):
+        TargetReport("benches", tmp_path)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(None, False), ("", False), ("0", False), ("1", True), ("yes", True)])
+def test_variable_is_set_unless_empty_or_zero(monkeypatch: pytest.MonkeyPatch, value: Any, expected: Any) -> None:
+    """SHORT= and SHORT=0 mean the same as no SHORT, for make hands on what was not given as empty."""
+    if value is not None:
+        monkeypatch.setenv("STRICT", value)
+
+    assert is_set("STRICT") is expected
+
+
+def test_every_target_that_measures_writes_its_report() -> None:
+    """Each target is in the Makefile, and one place in the code writes its report."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    written = Counter(
+        ast.literal_eval(node.args[0])
+        for folder in ("examples", "loadtest", "tools", "tests/e2e")
+        for file in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "TargetReport"
+    )
+
+    assert set(TARGETS) <= set(re.findall(r"^([a-z0-9-]+):.*##", makefile, re.MULTILINE))
+    assert written == dict.fromkeys(TARGETS, 1)

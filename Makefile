@@ -20,8 +20,9 @@ PYTEST := $(PY) -m pytest
 PYTEST_ARGS ?=
 # The minor versions of Spark that are served besides the pinned one, see requirements-spark-*.txt.
 SPARK_VERSIONS := 4.1 4.2
-# Processes that run the whole suite: much of it waits for other processes. An idle one takes tests over from the other.
-WORKERS ?= 2
+# Processes that run the whole suite: more than two cores, as much of it waits for other processes. An idle one takes
+# tests over from another.
+WORKERS ?= 3
 SUITE = --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
 
 # Spark listens on the loopback address and starts its workers with this environment's interpreter.
@@ -84,7 +85,7 @@ stack-check: need-go $(STAMP) ## Run a job on such a stack, then stop it
 .PHONY: test test-ci servers versions lint types tidy check test-unit test-integration test-e2e test-versions differential
 .PHONY: modelcheck mutants fuzz-api audit
 
-test: lint types servers versions ## Run everything: ruff, mypy and all tests, in two processes (WORKERS=1: in one)
+test: lint types servers versions ## Run everything: ruff, mypy and all tests, in three processes (WORKERS=1: in one)
 	$(PYTEST) $(SUITE)
 
 test-ci: lint types servers versions ## The same, and run a few tests that failed once more, alone; both results are shown

@@ -106,6 +106,15 @@ class FencedError(DstlError):
 
     kind = ErrorKind.FENCED
 
+    @classmethod
+    def taken_over(cls, job: str, epoch: int, newer_epoch: int) -> FencedError:
+        """Return what a query is told that runs as `epoch` while the job belongs to a newer one."""
+        return cls(
+            f"job {job!r} was taken over by epoch {newer_epoch}; this query runs as epoch {epoch} and must stop",
+            epoch=epoch,
+            newer_epoch=newer_epoch,
+        )
+
 
 class UnavailableError(DstlError):
     """The store or a peer cannot serve now, or not until its operator acts. Retry after a delay."""

@@ -1,5 +1,5 @@
 """
-What holds for every test: Hypothesis's profiles, and that nothing is skipped where CI runs.
+What holds for every test: Hypothesis's profiles, the order, and that nothing is skipped where CI runs.
 
 HYPOTHESIS_PROFILE chooses a profile by name; without it, `ci` where the variable CI is set, else `default`.
 """
@@ -12,6 +12,8 @@ from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.order import LONG_S, dealt
 
 IN_CI = bool(os.environ.get("CI"))
 
@@ -29,14 +31,21 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if IN_CI els
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put long tests first: of two workers, none is left with one of them at the end."""
+KINDS_S = {"e2e": 300.0, "spark": 240.0, "integration": 60.0}
+"""How long tests with a mark may take, as far as their order is concerned; those without one take milliseconds."""
 
-    def place(item: pytest.Item) -> tuple[float, bool]:
-        limit = item.get_closest_marker("timeout")
-        return -float(limit.args[0]) if limit else 0.0, item.get_closest_marker("e2e") is None
 
-    items.sort(key=place)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put long tests first, in each process that runs them."""
+    processes = int(getattr(config, "workerinput", {}).get("workercount", 1))
+    items[:] = dealt(items, _cost_s, lambda item: item.path, processes)
+
+
+def _cost_s(item: pytest.Item) -> float:
+    limit = item.get_closest_marker("timeout")
+    limit_s = float(limit.args[0]) if limit else 0.0
+    known = [seconds for kind, seconds in KINDS_S.items() if item.get_closest_marker(kind)]
+    return max([*known, limit_s if known or limit_s >= LONG_S else 0.0])
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

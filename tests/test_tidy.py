@@ -169,6 +169,45 @@ FORBIDDEN_TEXT = {
     "a path of one machine": re.compile(r"(?<![\w.$}/-])/(?:root|work|farm|Users|home/[a-z_]\w*)/"),
 }
 
+# --- What tests look at --------------------------------------------------------------------------------------------
+
+PRIVATE_IN_TESTS = {
+    # attribute          why a test may use it of something else than itself
+    # of others, who have no public way
+    "_blocks": "pandas: what a door of ours to pandas gives is compared with pandas' own",
+    "_get_running_loop": "asyncio: an actor of the model check is suspended inside of a loop",
+    "_jsc": "Spark: executors and what they keep are known to the JVM only",
+    "_jsparkSession": "Spark: listeners of a session are known to the JVM only",
+    "_parse_ddl": "Spark: its own reading of a schema is what ours is compared with",
+    "_set_running_loop": "asyncio: see _get_running_loop",
+    "_temp_dir": "Spark: where it keeps files of shipped modules",
+    # of ours: what a table, a store or a service does within shows only in how long it takes, or not at all
+    "_again_ms": "the pause between two announcements is an hour",
+    "_client": "requests of the S3 store are counted, or answered, where boto3 sends them",
+    "_encoded": "a bomb is made with our own encoder",
+    "_executor": "threads that keep nothing alive, so that what an uploader keeps is seen",
+    "_folder": "which slot a table took",
+    "_inner": "a store that changes its manner while an uploader has it",
+    "_is_writable": "whether a table was opened to read only, which is its whole point",
+    "_joined": "how often rows are copied is counted where it is done",
+    "_journal": "how much lies in a table's journal",
+    "_json": "a client's way to a route that it has no method for",
+    "_merge": "compactions are made without a service",
+    "_objects": "all that a model's store holds is looked at before each of its calls, and a copy costs minutes",
+    "_operator_infos": "the check that it is part of is left out",
+    "_owned_session": "the session whose answer is lost",
+    "_parser": "command lines of containers are read as `dstl` reads them",
+    "_process": "a driver's process is killed, as by another one",
+    "_remove_idle": "slots are removed while others take them, with no age",
+    "_remove_if_idle": "see _remove_idle",
+    "_STREAM_SINK": "the name is looked up in Spark",
+    "_table": "what RocksDB itself holds",
+    "_translated": "errors of boto3 that no server gives",
+    "_truth": "a model is made wrong, so that the load test has something to find",
+    "_write_journal": "a crash between the write of a table and of its journal",
+}
+
+
 # --- Which invariants a test names ---------------------------------------------------------------------------------
 
 INVARIANTS = tuple(f"I{number}" for number in range(1, 19))
@@ -318,7 +357,7 @@ def test_tables_name_existing_packages() -> None:
     ("file", "source", "defect"),
     [
         ("storage/a.py", "from dstl_service.wire import X", "storage may not import dstl_service.wire.X"),
-        ("storage/a.py", "import tests.stack", "storage may not import tests.stack"),
+        ("storage/a.py", "import tests.support", "storage may not import tests.support"),
         ("storage/a.py", "def f():\n    import boto3", "boto3 may be imported only"),
         ("storage/s3_store.py", "import boto3", ""),
         ("dstl_service/a.py", "from time import monotonic", "time is reached only through storage/clock.py"),
@@ -486,6 +525,45 @@ def test_repository_holds_no_local_names() -> None:
         for number, line in enumerate(lines, start=1):
             defects += [f"{file}:{number}: {what}" for what, text in FORBIDDEN_TEXT.items() if text.search(line)]
     report(defects)
+
+
+def private_uses(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield the private attributes that a module uses of anything else than `self`, `cls` and `super()`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            owner = ast.unparse(node.value)
+            if owner not in ("self", "cls", "super()"):
+                yield node.attr, node.lineno
+
+
+def test_tests_use_nothing_private() -> None:
+    """A test looks at what it tests as a user does; what it cannot see so is in the table, with the reason."""
+    uses = [(file, name, line) for file in python_files("tests") for name, line in private_uses(parse(file))]
+
+    report([f"{file}:{line}: uses {name}" for file, name, line in uses if name not in PRIVATE_IN_TESTS])
+    report([f"{name} is used by no test any more" for name in {*PRIVATE_IN_TESTS} - {name for _, name, _ in uses}])
+
+
+def test_private_use_is_found() -> None:
+    """The rule finds what is private of others, at any depth, and leaves a class to itself."""
+    source = "self._a\ncls._b\nsuper()._c\nself.d._e\nf()._g\nh.__class__\ni._j = 1"
+
+    assert sorted(name for name, _ in private_uses(ast.parse(source))) == ["_e", "_g", "_j"]
+
+
+STATUS_CHOICES = re.compile(r"status\w* in \(\d{3}, *\d{3}")
+
+
+def test_answers_are_told_apart() -> None:
+    """A test knows which status it expects: of two, one is wrong."""
+    report(
+        [
+            f"{file}:{number}: expects one status or another"
+            for file in python_files("tests")
+            for number, line in enumerate((ROOT / file).read_text(encoding="utf-8").splitlines(), 1)
+            if STATUS_CHOICES.search(line)
+        ]
+    )
 
 
 def test_invariants_are_named_by_tests() -> None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dstl_service.formats.manifest import Manifest, ManifestKind, object_keys
+from dstl_service.formats.manifest import Manifest, object_keys
 from dstl_service.registry.job_store import JobStore
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, InvalidInputError
@@ -55,7 +55,7 @@ class _Entry:
 
     @classmethod
     def of(cls, manifest: Manifest) -> _Entry:
-        is_complete = manifest.kind is ManifestKind.COMPLETE or manifest.base is None
+        is_complete = manifest.starts_chain
         return cls(manifest.ref, is_complete, frozenset(object_keys(manifest)))
 
 
@@ -135,7 +135,7 @@ def manifests_to_keep(newest_first: Iterable[Manifest], checkpoints_max: int) ->
     whole = 0
     for manifest in newest_first:
         kept.append(manifest)
-        if manifest.kind is ManifestKind.COMPLETE or manifest.base is None:
+        if manifest.starts_chain:
             whole = len(kept)
             if whole >= checkpoints_max:
                 break

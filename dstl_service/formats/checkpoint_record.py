@@ -96,6 +96,11 @@ class CheckpointRecord:
         return set_id, KeyGroupRange(0, self.max_parallelism - 1)
 
 
+def is_note(set_id: ChangeSetId) -> bool:
+    """Say whether a segment is a checkpoint's note: no task sent it, no table asks for it, and nobody counts it."""
+    return set_id.operator == NOTE_OPERATOR
+
+
 def note_of(
     job: str,
     job_uid: str,

@@ -64,6 +64,16 @@ class Manifest:
     """The watermark at which the batch was closed, see `dstl_service.wire.CheckpointInfo`."""
 
     @property
+    def is_fence(self) -> bool:
+        """Say whether it only occupies its place; else it is that of a checkpoint."""
+        return self.kind is ManifestKind.FENCE
+
+    @property
+    def starts_chain(self) -> bool:
+        """Say whether it tells all that its checkpoint consists of: it is complete, or the job's first one."""
+        return self.kind is ManifestKind.COMPLETE or self.base is None
+
+    @property
     def ref(self) -> CheckpointRef:
         """The name by which other manifests and tables refer to this one."""
         return CheckpointRef(self.id, self.generation, self.uid)
@@ -131,7 +141,7 @@ def state_up_to(newest_first: Sequence[Manifest]) -> StateView:
         CorruptDataError: The sequence neither ends in a complete manifest nor at the job's first checkpoint.
     """
     oldest = newest_first[-1]
-    if oldest.kind is not ManifestKind.COMPLETE and oldest.base is not None:
+    if not oldest.starts_chain:
         raise CorruptDataError(f"the chain of manifests breaks off at checkpoint {oldest.id}")
     return with_segments(StateView(oldest.materializations, list(oldest.earlier)), newest_first)
 

@@ -72,12 +72,7 @@ class ActiveJob:
     def check_epoch(self, epoch: int) -> None:
         """Return if this epoch owns the job, for all that is known here; `FencedError` if a newer one does."""
         if epoch < self.epoch:
-            raise FencedError(
-                f"job {self.name!r} was taken over by epoch {self.epoch}; this query runs as epoch {epoch} and must "
-                "stop",
-                epoch=epoch,
-                newer_epoch=self.epoch,
-            )
+            raise FencedError.taken_over(self.name, epoch, self.epoch)
         if not self.knows(epoch):
             raise _no_such_epoch(self.name, epoch)
 

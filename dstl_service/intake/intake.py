@@ -14,12 +14,13 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from dstl_service.formats.checkpoint_record import is_note
 from dstl_service.intake.active_job import ActiveJob, ActiveJobs
 from dstl_service.intake.in_flight_limiter import FIRST_BYTES_MAX, InFlightLimiter, Place
 from dstl_service.metrics.intake import IntakeMetrics
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.uploads.uploader import Upload, Uploader
-from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef
+from dstl_service.wire import ChangeSetRef
 from storage.checksum import checksum64
 from storage.clock import Clock
 from storage.errors import ClosedError, CorruptDataError, DstlError, InvalidInputError, UnavailableError
@@ -215,7 +216,7 @@ class Intake:
     def close(self) -> None:
         """Give up what is not stored."""
         for job in self._jobs:
-            lost = sum(set_id.operator != NOTE_OPERATOR for set_id in job.book.unstored)
+            lost = sum(not is_note(set_id) for set_id in job.book.unstored)
             if lost:
                 logger.warning(
                     "change sets were given up at the stop; batches that need them are executed again",
@@ -254,7 +255,7 @@ class Intake:
 
     async def _upload(self, job: ActiveJob, batch: list[Segment]) -> None:
         self._metrics.uploads.labels(job.name).inc()
-        self._metrics.batch_sets.observe(sum(segment.id.operator != NOTE_OPERATOR for segment in batch))
+        self._metrics.batch_sets.observe(sum(not is_note(segment.id) for segment in batch))
         started_ms = self._clock.monotonic_ms()
         upload: Upload | None = None
         try:
@@ -294,7 +295,7 @@ class Intake:
 
     def _uploaded(self, job: ActiveJob, batch: list[Segment], handles: list[SegmentHandle]) -> None:
         for handle, segment in zip(handles, batch, strict=True):
-            if segment.id.operator != NOTE_OPERATOR:  # no table asks for notes
+            if not is_note(segment.id):
                 self._cache.put(handle, segment.payload)
         job.book.uploaded(handles)
         self._cache.leave_room(self._jobs.in_flight_bytes)
@@ -308,7 +309,7 @@ class Intake:
 def _fields_of(batch: Sequence[Segment]) -> dict[str, Any]:
     """Return what a log line says of change sets: of their newest checkpoint, and of the attempts that sent them."""
     ids = [segment.id for segment in batch]
-    sent = [set_id for set_id in ids if set_id.operator != NOTE_OPERATOR]  # a checkpoint's note is nobody's change set
+    sent = [set_id for set_id in ids if not is_note(set_id)]
     return {
         "job": ids[0].job,
         "checkpoint_id": max(set_id.checkpoint_id for set_id in ids),

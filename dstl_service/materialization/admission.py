@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dstl_service.formats.materialization_index import index_key
-from dstl_service.formats.under_way import Announcement, UnderWaySnapshot, followed, is_announcement
+from dstl_service.formats.under_way import Announcement, is_announcement
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.truncation import Counting
-from dstl_service.wire import CheckpointRef, OperatorInfo
+from dstl_service.wire import CheckpointRef
 from storage.clock import Clock
 from storage.errors import CorruptDataError, DstlError, InvalidInputError, UnavailableError
 from storage.model import MaterializationHandle
@@ -43,18 +43,6 @@ class Reported:
     announced: Sequence[Announcement] = ()
     refused: Collection[str] = ()
     refusals: int = 0
-
-    def under_way(
-        self,
-        job_store: JobStore,
-        base: CheckpointRef,
-        operators: Sequence[OperatorInfo],
-        materializations: Iterable[MaterializationHandle],
-    ) -> tuple[UnderWaySnapshot, ...]:
-        """Return the snapshots that the checkpoint after `base` lists; `materializations` are those of its state."""
-        gone = {*self.refused, *(handle.uid for handle in self.taken)}
-        before = job_store.resolve(base).under_way
-        return followed(before, base, self.announced, gone, operators, materializations, job_store.max_parallelism)
 
 
 def choose_materializations(

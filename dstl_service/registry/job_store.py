@@ -259,12 +259,7 @@ class JobStore(OwnedJob):
     def _check_may_follow(self, manifest: Manifest, there: Manifest) -> None:
         """Refuse a checkpoint where something lies last that it cannot follow."""
         if there.epoch > manifest.epoch:
-            raise FencedError(
-                f"job {self._job!r} was taken over by epoch {there.epoch}; this query runs as epoch "
-                f"{manifest.epoch} and must stop",
-                epoch=manifest.epoch,
-                newer_epoch=there.epoch,
-            )
+            raise FencedError.taken_over(self._job, manifest.epoch, there.epoch)
         if is_checkpoint(there):
             raise ConflictError(
                 f"checkpoint {manifest.id} was completed already, as {there.ref.to_text()}", epoch=manifest.epoch

@@ -163,4 +163,4 @@ class ManifestReader:
 
 def is_checkpoint(manifest: Manifest) -> bool:
     """Say whether a manifest is that of a checkpoint, not a fence."""
-    return manifest.kind is not ManifestKind.FENCE
+    return not manifest.is_fence

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet
-from dstl_service.formats.manifest import Manifest, ManifestKind, StateView
+from dstl_service.formats.manifest import Manifest, StateView
 from dstl_service.repair.scan import Registry
 from dstl_service.wire import CheckpointRef, OperatorInfo
 from storage.errors import CorruptDataError
@@ -100,7 +100,7 @@ class CheckpointCandidate:
     @classmethod
     def of_manifest(cls, manifest: Manifest) -> CheckpointCandidate:
         """Return what a manifest tells."""
-        is_start = manifest.kind is ManifestKind.COMPLETE or manifest.base is None
+        is_start = manifest.starts_chain
         return cls(
             id=manifest.id,
             uid=manifest.uid,
@@ -285,7 +285,7 @@ def describe_missing(noted: NotedSet) -> str:
 
 
 def _ends_chain(manifest: Manifest) -> bool:
-    return manifest.kind is ManifestKind.COMPLETE or manifest.base is None
+    return manifest.starts_chain
 
 
 def _is_restorable(registry: Registry, newest: Manifest) -> bool:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dstl_service.formats.keys import EpochRecord, Place, decode_job, epoch_key, manifest_key, number_of, place_of
-from dstl_service.formats.manifest import FORMAT, Manifest, ManifestKind, decode_manifest
+from dstl_service.formats.manifest import FORMAT, Manifest, decode_manifest
 from dstl_service.registry.lives import Lives, life_folder, record_key
 from storage.errors import CorruptDataError, InvalidInputError, NotFoundError
 from storage.object_store import ObjectStore
@@ -90,12 +90,12 @@ class Registry:
         step: Manifest | None = manifest
         while step is not None:
             yield step
-            is_known = is_known or step.kind is ManifestKind.COMPLETE or step.base is None
+            is_known = is_known or step.starts_chain
             base = step.base
             step = None
             if base is not None:
                 step = self.manifests.get((base.id, base.generation))
-                if step is None or step.uid != base.uid or step.kind is ManifestKind.FENCE:
+                if step is None or step.uid != base.uid or step.is_fence:
                     if not is_known:
                         key = manifest_key(self.folder, base.id, base.generation)
                         raise CorruptDataError(f"manifest {key} is missing, on which the newest checkpoint builds")
@@ -120,7 +120,7 @@ class Registry:
         return found
 
     def _is_fence(self, place: tuple[int, int]) -> bool:
-        return self.manifests[place].kind is ManifestKind.FENCE
+        return self.manifests[place].is_fence
 
 
 def read_registry(store: ObjectStore, job: str, life_min: int = 0) -> Registry:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from dstl_service.formats.checkpoint_record import CheckpointRecord, decode_note
+from dstl_service.formats.checkpoint_record import CheckpointRecord, decode_note, is_note
 from dstl_service.repair.fsck import check_object
 from dstl_service.repair.manifests import state_of
 from dstl_service.repair.plan import CheckpointCandidate, RecoveryPlan, choose
 from dstl_service.repair.scan import Registry
-from dstl_service.wire import NOTE_OPERATOR
 from storage.errors import CorruptDataError, NotFoundError
 from storage.model import ChangeSetId, ObjectInfo, SegmentHandle
 from storage.object_store import ObjectStore, exists
@@ -74,7 +73,7 @@ class Survey:
             handle = SegmentHandle(info.key, info.size_bytes, entry)
             if entry.id.job != self._job:
                 problems.append(f"object {info.key} holds a segment of job {entry.id.job!r}")
-            elif entry.id.operator != NOTE_OPERATOR:
+            elif not is_note(entry.id):
                 handles.append(handle)
             else:
                 try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias
 
-from dstl_service.formats.manifest import Manifest, ManifestKind, select_handles, state_up_to
+from dstl_service.formats.manifest import Manifest, select_handles, state_up_to
 from dstl_service.formats.materialization_index import MaterializationIndex, SnapshotFile, read_file, read_index
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.segment_cache import SegmentCache
@@ -96,7 +96,7 @@ def plan_restore(
             handles = [handle for step in reversed(newest_first) for handle in step.segments]
             return RestorePlan(False, key_groups, select_handles(handles, operator, key_groups))
         newest_first.append(manifest)
-        if complete_at is None and (manifest.kind is ManifestKind.COMPLETE or manifest.base is None):
+        if complete_at is None and manifest.starts_chain:
             complete_at = len(newest_first)
         if complete_at is not None and (have is None or manifest.id <= have.id):
             break
@@ -117,7 +117,7 @@ def plan_step(
 ) -> RestorePlan | None:
     """Return the plan of a table that stands right before `want`, if that is in memory; the usual case. Never waits."""
     manifest = job_store.remembered(want) if have is not None else None
-    if manifest is None or manifest.base != have or manifest.kind is ManifestKind.FENCE:
+    if manifest is None or manifest.base != have or manifest.is_fence:
         return None
     return RestorePlan(False, key_groups, select_handles(manifest.segments, operator, key_groups))
 

@@ -24,8 +24,8 @@ from storage.open import open_store
 from tests.announced import wait_until_announced
 from tests.e2e.support import expected_output, expected_state, random_input, stored_totals, write_input
 from tests.sidecars import end_sidecars
-from tests.stack.servers import free_port
-from tests.stack.spark import SparkCluster
+from tools.servers.programs import free_port
+from tools.servers.spark_cluster import SparkCluster
 
 pytestmark = pytest.mark.e2e
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.support import expected_state, random_input, stored_totals
-from tests.stack.servers import KafkaBroker, connector_jars
+from tools.servers.kafka import KafkaBroker, connector_jars
 
 pytestmark = pytest.mark.e2e
 

@@ -30,7 +30,7 @@ from tests.e2e.support import (
     stored_totals,
     write_input,
 )
-from tests.stack.small_disk import fill, small_disk
+from tests.support.machine import fill, small_disk
 
 pytestmark = pytest.mark.e2e
 

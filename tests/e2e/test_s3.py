@@ -26,7 +26,7 @@ from tests.e2e.support import (
     stored_totals,
     write_input,
 )
-from tests.stack.servers import S3Server
+from tools.servers.s3_server import S3Server
 
 pytestmark = pytest.mark.e2e
 

@@ -96,7 +96,6 @@ class World:
         other.store.load(self.store.objects())
         other.oracle = self.oracle.copy(other.store)
         other.processes = self.processes
-        other._listen()
         return other
 
     def state(self) -> int:

@@ -10,7 +10,10 @@ import pytest
 
 from loadtest.service_figures.load_job import LoadJob
 from storage.clock import SystemIds
-from tests.stack.servers import FaultProxy, S3Server, ServiceProcess, Toxiproxy
+from tools.servers.fault_proxy import FaultProxy
+from tools.servers.s3_server import S3Server
+from tools.servers.service_process import ServiceProcess
+from tools.servers.toxiproxy import Toxiproxy
 
 _IDS = SystemIds()
 

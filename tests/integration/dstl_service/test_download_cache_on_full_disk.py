@@ -11,7 +11,7 @@ from dstl_service.restore.download_cache import DownloadCache
 from storage.clock import SystemClock, SystemIds
 from storage.memory_store import MemoryStore
 from storage.testing import RecordingStore
-from tests.stack.small_disk import fill, small_disk
+from tests.support.machine import fill, small_disk
 
 pytestmark = pytest.mark.integration
 

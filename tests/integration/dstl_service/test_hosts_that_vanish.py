@@ -20,7 +20,7 @@ from dstl_service.peers.client import PeerClient
 from dstl_service.wire import ChangeSetRef, LogTarget
 from storage.errors import LostChangesError
 from storage.model import KeyGroupRange
-from tests.stack.machine import Host
+from tests.support.machine import Host
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

@@ -28,7 +28,7 @@ from storage.model import KeyGroupRange
 from storage.object_store import ObjectStore
 from storage.open import open_store
 from tests.announced import wait_until_announced
-from tests.stack.servers import free_port
+from tools.servers.programs import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

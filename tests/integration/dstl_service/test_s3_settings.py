@@ -23,7 +23,7 @@ from storage.checksum import checksum64
 from storage.errors import UnavailableError
 from storage.model import KeyGroupRange
 from tests.sidecars import end_sidecars
-from tests.stack.servers import S3Server
+from tools.servers.s3_server import S3Server
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

@@ -20,9 +20,12 @@ import pytest
 from loadtest.service_figures.load_job import LoadJob, read_metrics
 from storage.errors import DstlError, OverloadedError, UnavailableError
 from tests.integration.dstl_service.conftest import Serve
-from tests.stack.machine import Host, RemoteS3Server, small_disk
-from tests.stack.servers import FaultProxy, Rule, S3Server, ServiceProcess, Toxiproxy
+from tests.support.machine import Host, RemoteS3Server, small_disk
 from tests.waiting import wait_until
+from tools.servers.fault_proxy import FaultProxy, Rule
+from tools.servers.s3_server import S3Server
+from tools.servers.service_process import ServiceProcess
+from tools.servers.toxiproxy import Toxiproxy
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

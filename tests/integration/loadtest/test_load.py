@@ -21,8 +21,8 @@ from loadtest.load.settings import LoadSettings
 from loadtest.load.workload import WrongDataError
 from storage.errors import UnavailableError
 from storage.open import open_store
-from tests.stack.servers import free_port
 from tests.waiting import wait_until
+from tools.servers.programs import free_port
 from tools.servers.service_process import ServiceProcess
 
 pytestmark = pytest.mark.integration

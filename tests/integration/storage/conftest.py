@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.stack.servers import S3Server
+from tools.servers.s3_server import S3Server
 
 
 @pytest.fixture(scope="session")

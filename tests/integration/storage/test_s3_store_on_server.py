@@ -18,9 +18,9 @@ from storage.open import open_store
 from storage.s3_store import S3Store
 from storage.segment_format import encode_object
 from storage.segment_reader import read_segments
-from tests.stack.servers import S3Server
 from tests.unit.storage.object_store_suite import ObjectStoreSuite, RaceSuite
 from tests.waiting import wait_until
+from tools.servers.s3_server import S3Server
 
 pytestmark = pytest.mark.integration
 

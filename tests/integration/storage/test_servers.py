@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.stack.servers import S3Server, ServerError, go_program, maven_jars
+from tools.servers.maven import maven_jars
+from tools.servers.programs import ServerError, go_program
+from tools.servers.s3_server import S3Server
 
 pytestmark = pytest.mark.integration
 

@@ -138,6 +138,12 @@ class Life:
         return plan["full"], [payload for _, payload in segments]
 
 
+def samples(life: Life) -> dict[str, float]:
+    """Return all samples of a service's metrics by their name with labels."""
+    lines = [line for line in life.client.get("/metrics").text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
 def text(ref: dict[str, Any]) -> str:
     """Return a reference in the form of query strings."""
     return f"{ref['id']}.{ref['generation']}.{ref['uid']}"

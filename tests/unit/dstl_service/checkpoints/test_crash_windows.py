@@ -19,7 +19,6 @@ from dstl_service.collection.garbage_collector import collect_garbage
 from dstl_service.composition import Parts, compose
 from dstl_service.formats.checkpoint_record import read_note
 from dstl_service.formats.manifest import ManifestKind
-from dstl_service.intake.change_sets import BatchSettings, ChangeSetTracker
 from dstl_service.peers.client import PeerClient
 from dstl_service.settings import GcSettings, PeerSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CompleteRequest, OpenJob
@@ -95,60 +94,6 @@ class Gate(FaultyStore):
         """Count those that arrive."""
         self.arrived += fnmatchcase(key, self._pattern)
         super().put(key, data, if_absent=if_absent)  # type: ignore[arg-type]
-
-
-def test_stale_upload_does_not_stand_for_new_set() -> None:
-    """An upload that ends after its sets were forgotten and sent anew does not count for the new content (I2)."""
-    book = ChangeSetTracker(BatchSettings())
-    old, new = segment(b"old"), segment(b"new")
-    batches = []
-    for item in (old, new):
-        book.receive(item, 0, preemptive=False)
-        book.request([item.id], 0)
-        batches.append(book.take_batch(0))
-        book.forget_up_to(0) if item is old else None
-
-    book.uploaded(handles_of(batches[0], "job/segments/host/old.seg"))
-    assert book.handles([new.id]) is None
-
-    (right,) = handles_of(batches[1], "job/segments/host/new.seg")
-    book.uploaded([right])
-    assert book.handles([new.id]) == [right]
-    for batch in batches:
-        book.released(batch)
-    assert book.in_flight_bytes == 0
-
-
-def test_stale_failure_does_not_touch_new_set() -> None:
-    """An upload that fails after its sets were forgotten and sent anew leaves the running one alone."""
-    book = ChangeSetTracker(BatchSettings())
-    for item in (old := segment(), new := replace(old, payload=b"payload")):
-        book.receive(item, 0, preemptive=False)
-        book.request([item.id], 0)
-        batch = book.take_batch(0)
-        book.forget_up_to(0) if item is old else None
-
-    book.failed([old])
-    book.released([old])
-
-    assert book.is_uploading([new.id])
-    assert book.take_batch(0) == []
-    book.uploaded(handles_of(batch))
-    book.released(batch)
-    assert book.in_flight_bytes == 0
-
-
-def test_older_epochs_sets_are_forgotten() -> None:
-    """When a newer epoch is seen, sets of older ones give their room back (I4, I9)."""
-    book = ChangeSetTracker(BatchSettings())
-    for epoch in (1, 2):
-        book.receive(segment(epoch=epoch), 0, preemptive=False)
-
-    book.forget_epochs_before(2)
-
-    assert book.in_flight_bytes == len(b"payload")
-    with pytest.raises(LostChangesError):
-        book.handles([segment(epoch=1).id])
 
 
 @pytest.mark.parametrize("end", ["begin", "abort"])

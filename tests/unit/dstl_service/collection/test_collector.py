@@ -12,7 +12,7 @@ from dstl_service.settings import GcSettings
 from storage.errors import CorruptDataError
 from storage.memory_store import MemoryStore
 from storage.testing import FakeClock, Fault, FaultKind, FaultyStore, RecordingStore
-from tests.unit.dstl_service.http_life import Life, service
+from tests.unit.dstl_service.http_life import Life, samples, service
 from tests.unit.dstl_service.samples import opened
 from tests.unit.dstl_service.world import World
 from tests.waiting import wait_until
@@ -21,12 +21,6 @@ OFTEN = GcSettings(interval_s=0.01)  # a fraction, for no test waits for seconds
 COLLECTED = 'dstl_orphans{job="job"}'
 FAILED = 'dstl_collections_failed_total{job="job"}'
 AGE = 'dstl_collection_success_age_seconds{job="job"}'
-
-
-def metrics(life: Life) -> dict[str, float]:
-    """Return the values of all metrics."""
-    lines = life.client.get("/metrics").text.splitlines()
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
 
 def collector_of(life: Life) -> Any:
@@ -41,7 +35,7 @@ def test_collector_outlives_a_bug() -> None:
     with service(store, gc=OFTEN) as life:
         store.inject(Fault("list", FaultKind.FAIL_BEFORE, "job/segments/*", error=lambda: ValueError("bug")))
         life.open()
-        found = wait_until(lambda: (now := metrics(life)).get(COLLECTED) is not None and now)
+        found = wait_until(lambda: (now := samples(life)).get(COLLECTED) is not None and now)
 
     assert found[FAILED] == 1
 
@@ -67,7 +61,7 @@ def test_collector_ends_when_the_job_is_owned_elsewhere() -> None:
         opened(store, host=2).claim("elsewhere")
         wait_until(collector.done)
 
-        assert AGE not in metrics(life)
+        assert AGE not in samples(life)
 
 
 def test_collector_ends_when_the_job_is_not_driven_any_more() -> None:
@@ -78,7 +72,7 @@ def test_collector_ends_when_the_job_is_not_driven_any_more() -> None:
         collector = collector_of(life)
         clock.advance(2 * IDLE_MS)
         wait_until(collector.done)
-        assert COLLECTED in metrics(life)
+        assert COLLECTED in samples(life)
         life.complete(0, None, life.append(b"payload", checkpoint_id=0))
 
         assert not collector_of(life).done()
@@ -101,16 +95,16 @@ def test_collector_goes_on_where_a_batch_comes_in_its_last_round() -> None:
         wait_until(lambda: collector.done() or seen.count("list") > 20)
 
         assert not collector.done()
-        assert AGE in metrics(life)
+        assert AGE in samples(life)
 
 
 def test_nothing_is_shown_of_a_job_that_was_deleted() -> None:
     """The age of the last collection does not grow for ever behind a job's end, which would be taken for a failure."""
     with service(MemoryStore(), gc=GcSettings()) as life:
         life.open()
-        assert AGE in metrics(life)
-        life.client.portal.call(life.client.app.state.service._jobs.recreate, "job")
-        assert AGE not in metrics(life)
+        assert AGE in samples(life)
+        life.client.portal.call(life.client.app.state.parts.jobs.recreate, "job")
+        assert AGE not in samples(life)
 
 
 def test_age_of_last_success_is_shown() -> None:
@@ -122,9 +116,9 @@ def test_age_of_last_success_is_shown() -> None:
         store.inject(Fault("list", FaultKind.FAIL_BEFORE, "job/segments/*"))
         path = f"{life.path}/garbage-collection?dry_run=false"
         assert life.client.post(path).status_code == 503
-        failed = metrics(life)
+        failed = samples(life)
         assert life.client.post(path).status_code == 200
-        succeeded = metrics(life)
+        succeeded = samples(life)
 
     assert (failed[FAILED], failed[AGE]) == (1, 5)
     assert (succeeded[FAILED], succeeded[AGE]) == (1, 0)

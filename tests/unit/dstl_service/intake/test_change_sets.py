@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 
 from dstl_service.intake.change_sets import BatchSettings, ChangeSetTracker
 from storage.errors import ConflictError, InvalidInputError, LostChangesError
-from storage.model import Segment
+from storage.model import Segment, Writer
 from tests.unit.dstl_service.samples import handles_of, segment
 
 SETTINGS = BatchSettings(delay_ms=10, size_bytes=100, in_flight_bytes_max=1000)
@@ -29,6 +30,16 @@ def uploaded(book: ChangeSetTracker, *segments: Segment) -> None:
     batch = book.take_batch(0)
     book.uploaded(handles_of(batch))
     book.released(batch)
+
+
+def waiting_bytes(book: ChangeSetTracker) -> int:
+    """Return how many bytes the book counts as waiting: how much less than the limit makes the next set due at once."""
+    assert book.take_batch(10**9) == []
+    for added in range(SETTINGS.size_bytes):
+        book.receive(segment(1_000 + added, payload=b"x"), 10**9, preemptive=False)
+        if book.due_ms is not None:
+            return SETTINGS.size_bytes - added - 1
+    return SETTINGS.size_bytes - added - 2
 
 
 class TestRelease:
@@ -278,7 +289,7 @@ class TestOutcome:
 
     @pytest.mark.parametrize("outcome", ["uploaded", "failed"])
     def test_outcome_of_forgotten_set_leaves_namesake_alone(self, outcome: str) -> None:
-        """I8: a set that was forgotten and sent anew with other bytes is not taken for the one that is on its way."""
+        """I2, I8: a set that was forgotten and sent anew with other bytes is not taken for the one on its way."""
         old, new = segment(payload=b"old"), segment(payload=b"new")
         book = book_of(old)
         book.request([old.id], 0)
@@ -288,12 +299,20 @@ class TestOutcome:
         book.request([new.id], 0)
         assert book.take_batch(0) == [new]
         if outcome == "uploaded":
-            book.uploaded(handles_of(batch))
+            book.uploaded(handles_of(batch, "job/segments/host/old.seg"))
         else:
             book.failed(batch)
+        book.released(batch)
 
         assert book.is_uploading([new.id])
+        assert book.take_batch(0) == []
         assert book.handles([new.id]) is None
+
+        (right,) = handles_of([new], "job/segments/host/new.seg")
+        book.uploaded([right])
+        assert book.handles([new.id]) == [right]
+        book.released([new])
+        assert book.in_flight_bytes == 0
 
 
 class TestSameSetTwice:
@@ -349,7 +368,7 @@ class TestForgetting:
             book.released(batch)
 
         assert book.in_flight_bytes == 0
-        assert book._waiting_bytes == 0
+        assert waiting_bytes(book) == 0
 
     @pytest.mark.parametrize("is_stored", [True, False])
     def test_note_is_forgotten_with_its_checkpoint(self, is_stored: bool) -> None:
@@ -365,7 +384,8 @@ class TestForgetting:
         book.forget_up_to(1)
 
         assert not book.holds(note)
-        assert (book.in_flight_bytes, book._waiting_bytes) == (0, 0)
+        assert book.in_flight_bytes == 0
+        assert waiting_bytes(book) == 0
 
     @pytest.mark.parametrize("outcome", ["uploaded", "failed"])
     def test_late_outcome_is_ignored(self, outcome: str) -> None:
@@ -382,7 +402,7 @@ class TestForgetting:
 
         assert not book.holds(segment().id)
         assert book.in_flight_bytes == 0
-        assert book._waiting_bytes == 0
+        assert waiting_bytes(book) == 0
 
     def test_later_checkpoints_are_kept(self) -> None:
         """Only sets up to the checkpoint are forgotten."""
@@ -427,8 +447,21 @@ class TestEpochs:
         assert (book.take_batch(10), book.in_flight_bytes, book.unstored) == ([], 0, [])
         with pytest.raises(LostChangesError):
             book.is_durable(durable.id)
+        with pytest.raises(LostChangesError):
+            book.handles([durable.id])
         book.forget_up_to(1)
         assert not book.holds(waiting.id)
+
+    def test_sets_of_newer_epochs_stay(self) -> None:
+        """I4, I9: only what is older gives its room back."""
+        old = segment(payload=b"old")
+        newer = replace(old, id=replace(old.id, writer=Writer(4, 7)), payload=b"newer")
+        book = book_of(old, newer)
+        book.forget_epochs_before(4)
+
+        assert (book.holds(newer.id), book.in_flight_bytes) == (True, len(b"newer"))
+        with pytest.raises(LostChangesError):
+            book.handles([old.id])
 
     def test_forgotten_set_may_come_again(self) -> None:
         """A set that was forgotten with its checkpoint and is sent anew is a new one, uploaded once."""

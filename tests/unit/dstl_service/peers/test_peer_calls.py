@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(180)
 
 REF = ChangeSetRef("op", 0, 1, 1, 0, 0, 1, "other")
 QUICK_S = 60.0  # who waits for a hung peer waits for HUNG_S
-HUNG_S = 500
+HUNG_S = 90
 """Far more than a request takes, and far less than a hung peer is waited for."""
 
 

@@ -31,13 +31,24 @@ def _run(*command: str) -> None:
 
 @contextmanager
 def small_disk(folder: Path, size_bytes: int) -> Iterator[Path]:
-    """Give an empty disk of that size, a tmpfs mounted at `folder`; it is full when its bytes are used up."""
-    folder.mkdir(exist_ok=True)
-    _run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(folder))
+    """Give an empty disk of that size, a tmpfs mounted at `folder`, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _run("mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=0700", "none", str(folder))
     try:
         yield folder
     finally:
         _run("umount", "--lazy", str(folder))  # a process that still has a file open must not keep it mounted
+
+
+def fill(folder: Path) -> None:
+    """Leave no room on the disk of a folder."""
+    with open(folder / "filler", "wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
 
 
 class Host:

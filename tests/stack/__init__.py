@@ -1,1 +1,0 @@
-"""Start-up code for the real servers that integration tests need."""

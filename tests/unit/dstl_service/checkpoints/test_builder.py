@@ -1,0 +1,87 @@
+"""What a checkpoint consists of, decided without any I/O."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dstl_service.checkpoints.builder import Base, CheckpointBuilder, check_follows
+from dstl_service.formats.manifest import COMPLETE_EVERY, ManifestKind, StateView
+from dstl_service.formats.under_way import Announcement, UnderWay, UnderWaySnapshot
+from dstl_service.materialization.admission import Reported
+from dstl_service.wire import CheckpointRef, CompleteRequest, OperatorInfo
+from storage.errors import ConflictError
+from tests.unit.dstl_service.samples import handles_of, segment
+from tests.unit.dstl_service.snapshots import GROUPS, index_of
+
+BUILDER = CheckpointBuilder("job", "job-uid", 128)
+REF = CheckpointRef(6, 0, "base")
+LOG = handles_of([segment(checkpoint_id=number) for number in (5, 6)])
+BASE = Base(REF, StateView((), LOG), UnderWay())
+REQUEST = CompleteRequest(3, "uid", REF, [], [OperatorInfo("op", 1, "{}", {})])
+TAKEN = index_of(CheckpointRef(5, 0, "five"), uid="taken").handle("job")
+
+
+def unchanged(view: StateView, _: UnderWay) -> tuple[StateView, tuple[str, ...]]:
+    """Bring no compaction in."""
+    return view, ()
+
+
+def test_nothing_but_sets_is_a_delta() -> None:
+    """Where nothing replaces a part of the log, the manifest has what the checkpoint adds, and no more."""
+    planned = BUILDER.plan(7, REQUEST, BASE, Reported(), unchanged)
+    made = BUILDER.manifest(planned, handles_of([segment(checkpoint_id=7)]), [], 5)
+
+    assert (made.kind, made.earlier, made.base, len(made.segments)) == (ManifestKind.DELTA, (), REF, 1)
+    assert planned.note.start is None
+
+
+def test_taken_snapshot_makes_a_complete_manifest() -> None:
+    """A snapshot that is taken in replaces the log up to its checkpoint, in the note and in the manifest."""
+    planned = BUILDER.plan(7, REQUEST, BASE, Reported(taken=[TAKEN]), unchanged)
+    made = BUILDER.manifest(planned, [], [], 5)
+
+    assert (made.kind, made.materializations, made.earlier) == (ManifestKind.COMPLETE, (TAKEN,), (LOG[1],))
+    assert planned.note.start == StateView((TAKEN,), [LOG[1]])
+
+
+def test_compaction_makes_a_complete_manifest() -> None:
+    """A compaction that fits replaces parts of the log; one that is under way is listed."""
+    planned = BUILDER.plan(7, REQUEST, BASE, Reported(), lambda view, _: (replace(view, log=LOG[1:]), ("next",)))
+
+    assert planned.note.start == StateView((), LOG[1:])
+    assert planned.under_way == UnderWay((), ("next",))
+
+
+def test_complete_manifest_is_due_now_and_then() -> None:
+    """Each so many checkpoints one has all that came before, so that no restore reads more manifests."""
+    base = replace(BASE, ref=CheckpointRef(COMPLETE_EVERY - 1, 0, "base"))
+    request = replace(REQUEST, base=base.ref)
+
+    assert BUILDER.plan(COMPLETE_EVERY, request, base, Reported(), unchanged).note.start == BASE.state
+
+
+def test_announced_snapshots_are_listed() -> None:
+    """What was announced for the base is listed; what is taken, or was refused for good, is let go."""
+    kept, gone = (UnderWaySnapshot("op", GROUPS, REF, uid) for uid in ("kept", "gone"))
+    reported = Reported(announced=[Announcement(kept, REF)], refused={"gone"})
+    planned = BUILDER.plan(7, REQUEST, replace(BASE, under_way=UnderWay((gone,))), reported, unchanged)
+
+    assert planned.under_way.snapshots == (kept,)
+
+
+def test_note_is_named_only_where_its_object_is_not() -> None:
+    """The manifest names the note's object, unless one of its sets lies there as well."""
+    planned = BUILDER.plan(7, REQUEST, BASE, Reported(), unchanged)
+    (note,) = handles_of([planned.segment], "job/segments/host/note.seg")
+
+    assert BUILDER.manifest(planned, LOG, [note], 5).note == note
+    assert BUILDER.manifest(planned, [note], [note], 5).note is None
+
+
+@pytest.mark.parametrize(("checkpoint_id", "base"), [(1, None), (6, REF), (8, REF)])
+def test_gap_is_refused(checkpoint_id: int, base: CheckpointRef | None) -> None:
+    """I4: a checkpoint stands right behind its base, where a newer epoch's fence would be."""
+    with pytest.raises(ConflictError, match="cannot follow"):
+        check_follows(checkpoint_id, base)

@@ -199,8 +199,7 @@ def _peer_registry(settings: ServiceSettings, store: ObjectStore, look: RunInThr
 
 def _looks(in_thread: RunInThread, threads: int) -> RunInThread:
     """Return what looks up in the store what a request claims, and leaves most threads to others meanwhile."""
-    looks = max(1, threads // 2)
-    slots = FairSlots(looks, max(1, looks // 2))
+    slots = FairSlots(max(1, threads // 2))
 
     async def look(job: str, function: Callable[[*_Args], _T], *args: *_Args) -> _T:
         async with slots.held(job):

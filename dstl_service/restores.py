@@ -33,7 +33,7 @@ from storage.clock import Clock
 from storage.errors import CorruptDataError, NotFoundError
 from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, validate_name
 
-RESTORE_THREADS = 40
+RESTORE_THREADS = 60
 """Threads that read what restores give: each waits for the store most of the time."""
 
 

@@ -49,7 +49,7 @@ class UploadSettings(RetryPolicy):
     """How batches reach the store: attempts that may overlap (I6), and how many uploads run."""
 
     threads: int = 5
-    """Uploads of one job that run at the same time; those of all jobs are half as many more."""
+    """Uploads of one job that run at the same time; those of all jobs are at most twice as many."""
 
     def __post_init__(self) -> None:
         RetryPolicy.__post_init__(self)  # `super()` does not know a class with slots
@@ -106,7 +106,7 @@ class HttpSettings:
 
     connections_max: int = 4096
     """Connections at the same time, or half of the files that the process may open, if that is less. Idle ones, and
-    handshakes that do not end, make room for new ones."""
+    handshakes and heads of requests that do not end, make room for new ones."""
     idle_timeout_s: int = 600
     """How long a connection may be idle between requests; opening one for every batch would cost more than that."""
     head_timeout_s: int = 20
@@ -116,8 +116,8 @@ class HttpSettings:
     body_bytes_per_s_min: int = 4096
     """How fast a body must come then, counted from its begin."""
     bodies_bytes_max: int = 128 * 1024 * 1024
-    """Memory for JSON bodies that are not whole yet; those of one job have half of it. More is answered with
-    back-pressure."""
+    """Memory for JSON bodies that are not whole yet; those of one job have at most as much as they leave free. More is
+    answered with back-pressure."""
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "connections_max", "idle_timeout_s", "head_timeout_s", "body_grace_s")
@@ -135,9 +135,9 @@ class PeerSettings:
     timeout_s: int = 30
     """How long an answer may take beyond the time that uploads may take; then the sets there count as lost."""
     calls_max: int = 128
-    """Calls that run at the same time; one job has half of them."""
+    """Calls that run at the same time; one job has at most half of them."""
     calls_per_host_max: int = 8
-    """Calls to one address that run at the same time; one job has half of them."""
+    """Calls to one address that run at the same time; one job has at most half of them."""
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "timeout_s", "calls_max", "calls_per_host_max")
@@ -209,8 +209,8 @@ class ServiceSettings:
     """URL under which other hosts reach this service; without it, their tasks make their sets durable alone."""
     host_id: str = field(default_factory=default_host_id)
     """Names this host in object keys; by default from the host's name."""
-    io_threads: int = 16
-    """Threads for manifests and compactions; one job has three quarters of them."""
+    io_threads: int = 24
+    """Threads for manifests and compactions; one job has at most half of them."""
     checkpoint_timeout_s: int = 600
     """The longest that a checkpoint may take; uploads must have given up by then."""
     idle_exit_s: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -159,8 +160,14 @@ class Upkeep:
         care = self._cares.get(job)
         if care is None:
             care = self._cares[job] = _Care(self._new_maintenance(job))
-            job.at_end.append(care.close)
+            job.at_end.append(partial(self._end, job.name, care))
         return care
+
+    def _end(self, job: str, care: _Care) -> None:
+        """Look no more after a job that was deleted, and show nothing of its collections; a new one has its name."""
+        care.close()
+        with suppress(KeyError):
+            self._metrics.collection_age.remove(job)
 
     def _new_maintenance(self, job: ActiveJob) -> Maintenance:
         return Maintenance(
@@ -178,10 +185,10 @@ class Upkeep:
 
     async def _collect_regularly(self, job: ActiveJob) -> None:
         """Collect a job's garbage while this service is its coordinator, and once more behind its last request."""
-        is_driven = True
-        while is_driven:
+        is_last = False
+        while not is_last:
             await asyncio.sleep(self._settings.interval_s)
-            is_driven = job.used_ms >= self._clock.monotonic_ms() - IDLE_MS
+            used_ms = job.used_ms
             # Whatever fails, the next round tries again; nothing waits for it.
             try:
                 if await self._in_thread(job.name, job.store.has_newer_epoch, job.owned_epoch):
@@ -195,5 +202,7 @@ class Upkeep:
                 logger.warning("garbage collection failed", extra={"job": job.name, "error": str(error)})
             except Exception:  # a bug here must not end the collections of the job
                 logger.exception("garbage collection failed", extra={"job": job.name})
+            # Behind a request that came meanwhile there is another round.
+            is_last = job.used_ms == used_ms < self._clock.monotonic_ms() - IDLE_MS
             self._jobs.evict_idle()
         self._metrics.collection_age.remove(job.name)  # or it would be reported as overdue

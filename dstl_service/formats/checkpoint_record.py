@@ -7,6 +7,8 @@ the manifest is going to say: the accepted sets, the checkpoint before, and wher
 all that came before, so that no note needs those of more than `COMPLETE_EVERY` checkpoints. The manifest is then made
 from the note. A restore never reads notes; `dstl_service.repair.rebuild` does.
 
+A note may have megabytes, and is read beside an event loop: other threads run every few milliseconds meanwhile.
+
 A note is written before its checkpoint exists: that some later note names the checkpoint as its base proves that it
 came to exist.
 
@@ -16,7 +18,7 @@ No I/O.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +31,7 @@ from dstl_service.formats.manifest import (
     operators_from_json,
     operators_to_json,
 )
+from dstl_service.process.memory import without_collections
 from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef, CheckpointRef, CompleteRequest, OperatorInfo
 from storage.checksum import BytesLike
 from storage.errors import CorruptDataError, DstlError, InvalidInputError
@@ -176,12 +179,16 @@ def decode_note(data: BytesLike, source: str) -> CheckpointRecord:
         CorruptDataError: It is none, or of a newer format; names `source`.
     """
     try:
-        document = json.loads(bytes(data))
-        if document["format"] > FORMAT:
-            raise ValueError(f"its format {document['format']} is newer than {FORMAT}, the newest this program reads")
-        return _from_json(document)
+        with without_collections():
+            return _decoded(json.loads(bytes(data), parse_int=_as_int))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, DstlError) as error:
         raise CorruptDataError(f"the note in {source} cannot be read: {error}", source=source) from error
+
+
+def _decoded(document: dict[str, Any]) -> CheckpointRecord:
+    if document["format"] > FORMAT:
+        raise ValueError(f"its format {document['format']} is newer than {FORMAT}, the newest this program reads")
+    return _from_json(document)
 
 
 def read_note(job: str, text: str) -> CheckpointRecord:
@@ -221,11 +228,23 @@ def _from_json(document: dict[str, Any]) -> CheckpointRecord:
         query_id=str(document["query_id"]),
         offsets=str(document["offsets"]),
         operators=operators_from_json(document["operators"]),
-        sets=tuple(_set_from_json(job, checkpoint_id, epoch, item) for item in document["sets"]),
+        sets=tuple(_set_from_json(job, checkpoint_id, epoch, item) for item in _taken_out(document["sets"])),
         start=_start_from_json(document["start"]) if document["start"] else None,
         closed_ms=closed_from_json(document),
         rewound_from=CheckpointRef.parse(document["rewound_from"]) if document.get("rewound_from") else None,
     )
+
+
+def _as_int(digits: str) -> int:
+    # Between two numbers other threads may run: the parser by itself lets none run before its end.
+    return int(digits)
+
+
+def _taken_out(items: list[Any]) -> Iterator[Any]:
+    """Yield items and let each one go, for what goes at once goes without other threads running."""
+    items.reverse()
+    while items:
+        yield items.pop()
 
 
 def _noted(job: str, ref: ChangeSetRef) -> NotedSet:

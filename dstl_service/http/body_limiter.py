@@ -1,5 +1,8 @@
 """
-Memory for bodies that are read as a whole and are not whole yet: so much in all, and half of it for one job.
+Memory for bodies that are read as a whole and are not whole yet: so much in all, of which each job leaves half.
+
+One job's bodies may take half, those of the next one half of what is left, and so on (`dstl_service.process.shares`):
+however many jobs send slowly, something is left for the next one's. The largest body fits beside two such jobs.
 
 A body of usual size passes uncounted: it is with the next pieces that the socket delivers. Bodies that are streamed
 have room of their own, see `dstl_service.intake.in_flight_limiter`.
@@ -15,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dstl_service.http.access_middleware import is_streamed
 from dstl_service.http.errors import CLOSE
+from dstl_service.process.shares import Shares
 from dstl_service.wire import NAME
 
 UNCOUNTED_BYTES_MAX = 64 * 1024
@@ -32,7 +36,8 @@ class BodyRoom:
 
     def __init__(self, app: ASGIApp, bytes_max: int) -> None:
         self._app = app
-        self._bytes_max = bytes_max
+        # Nothing is kept for newcomers: a share of bytes can be as small as need be.
+        self._shares = Shares(bytes_max, 1, 0)
         self._held: Counter[str] = Counter()
         self._held_bytes = 0
 
@@ -59,8 +64,10 @@ class BodyRoom:
 
         async def receive_counted() -> Message:
             message = await receive()
-            hold(len(message.get("body", b"")))
-            if self._held_bytes > self._bytes_max or self._held[job] > self._bytes_max // 2:
+            size_bytes = len(message.get("body", b""))
+            is_share = self._shares.admits(self._held[job], size_bytes, self._shares.total - self._held_bytes)
+            hold(size_bytes)
+            if not is_share:
                 raise HTTPException(429, "too much of other requests is arriving; send it again", CLOSE)
             if not message.get("more_body", False):
                 hold(-held_bytes)

@@ -4,8 +4,9 @@ How many clients there are, and how slow they may be: nobody holds a connection,
 Once a second all connections are looked at, so that a request that is sent as usual costs nothing here. A client is
 waited for only while it is its turn: not while its request is answered, nor while the service reads nothing more from
 it. A connection counts from its first moment, its handshake included, until its file is free again. When there are too
-many, those go that are missed least: what ends anyway, who crowds in with handshakes alone, who is idle. Owned by the
-event loop.
+many, those go that are missed least: what ends anyway, who crowds in and asks for nothing, who is idle. Who asks for
+nothing are handshakes, and requests whose head is not whole; of them the host goes first that has most, with what is
+silent for longest. Owned by the event loop.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import asyncio
 import enum
 import logging
 import resource
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from dstl_service.process.logs import LogLimiter
@@ -26,6 +30,8 @@ UNREAD_S = 600.0
 ENDING_S = 5.0
 """How long a connection that was refused may take to end by itself: its last words are to be read."""
 _FILES_MAX = 1 << 20
+_FOUND_PART = 64
+"""So large a part of all connections, and not more, is found at one look for those that make room."""
 
 logger = logging.getLogger("dstl_service")
 
@@ -57,6 +63,11 @@ class Connection(Endable, Protocol):
     @property
     def phase(self) -> Phase:
         """What its client has to send next."""
+        ...
+
+    @property
+    def heads(self) -> int:
+        """How many requests have begun on it whose head is whole."""
         ...
 
     @property
@@ -107,14 +118,14 @@ class Bounds:
 @dataclass(slots=True)
 class _Waited:
     """
-    How long a client was waited for in its phase, in which it had sent `body_bytes` when that was last said.
+    How long a client was waited for in its phase, behind so many `heads`.
 
     And how long it has read nothing of an answer, of which `unread_bytes` were left.
     """
 
     phase: Phase
+    heads: int = 0
     seconds: float = 0.0
-    body_bytes: int = 0
     unread_bytes: int = 0
     unread_s: float = 0.0
 
@@ -135,6 +146,7 @@ class Connections:
         # For how long; the oldest first.
         self._handshakes: dict[Endable, float] = {}
         self._ending: dict[Endable, float] = {}
+        self._spared: deque[Endable] = deque()  # found at the last look at all, and missed least
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -170,6 +182,7 @@ class Connections:
 
     def look(self, seconds: float) -> None:
         """Note that time has passed, and end the connections whose client is too slow."""
+        self._spared.clear()
         for connection in _late(self._ending, seconds, ENDING_S):
             self._break_off(connection)
         for handshake in _late(self._handshakes, seconds, self.handshake_timeout_s):
@@ -186,7 +199,7 @@ class Connections:
     def log(self, event: str, connection: object, reason: str) -> None:
         """Write a line about a client, at most one a second: it may come by the thousand, and strangers may send it."""
         if count := self._refusals.count():
-            client = (getattr(connection, "client", None) or ("",))[0]
+            client = _host_of(connection)
             logger.warning(event, extra={"client": client, "reason": reason, "connections": count, "open": len(self)})
 
     def _tick(self) -> None:
@@ -198,9 +211,8 @@ class Connections:
     def _judge(self, connection: Connection, waited: _Waited, seconds: float) -> str | None:
         """Return why a connection is to be ended, or None."""
         bounds, phase = self._bounds, connection.phase
-        if phase is not waited.phase or connection.body_bytes < waited.body_bytes:
-            waited.phase, waited.seconds = phase, 0.0  # it has sent something whole since
-        waited.body_bytes = connection.body_bytes if phase is Phase.BODY else 0
+        if not _is_same_wait(connection, waited):
+            waited.phase, waited.heads, waited.seconds = phase, connection.heads, 0.0
         if phase is Phase.NOTHING and connection.is_answering:
             waited.seconds = 0.0
         elif not connection.is_held_back:
@@ -213,7 +225,7 @@ class Connections:
         if phase is Phase.HEAD and waited.seconds > bounds.head_timeout_s:
             return f"The head of a request did not come within {bounds.head_timeout_s:g} s."
         due_bytes = (waited.seconds - bounds.body_grace_s) * bounds.body_bytes_per_s_min
-        if phase is Phase.BODY and waited.body_bytes < due_bytes:
+        if phase is Phase.BODY and connection.body_bytes < due_bytes:
             return f"The body of a request comes slower than {bounds.body_bytes_per_s_min} bytes per second."
         return None
 
@@ -229,28 +241,50 @@ class Connections:
             return True
         spared = self._missed_least()
         if spared is not None:
-            if spared in self._handshakes:
-                self.log("too many connections", spared, "the oldest handshake gave its place to a newer one")
+            if self._is_silent(spared):
+                self.log("too many connections", spared, "one that asks for nothing gave its place to a newer one")
             self._break_off(spared)
             return True
         self.log("too many connections", connection, f"at most {self._bounds.connections_max} are taken")
         return False
 
     def _missed_least(self) -> Endable | None:
-        oldest_handshake = next(iter(self._handshakes), None)
         if self._ending:
             return next(iter(self._ending))
-        if 2 * len(self._handshakes) > self._bounds.connections_max:  # who is served does not make room for a crowd
-            return oldest_handshake
-        return self._longest_idle() or oldest_handshake
+        if not self._spared:
+            self._spared.extend(self._find_spared())
+        while self._spared:
+            connection = self._spared.popleft()
+            if self._is_silent(connection) or self._is_idle(connection):  # it may have asked for something meanwhile
+                return connection
+        return None
 
-    def _longest_idle(self) -> Connection | None:
-        idle = (
-            connection
-            for connection in self._waited
-            if connection.phase is Phase.NOTHING and not connection.is_answering
-        )
-        return max(idle, key=lambda connection: self._waited[connection].seconds, default=None)
+    def _find_spared(self) -> list[Endable]:
+        """
+        Return some connections that may make room, those first that are missed least.
+
+        A look at all of them for each new one would be what a crowd of new ones wants.
+        """
+        count = max(1, self._bounds.connections_max // _FOUND_PART)
+        silent: dict[Endable, float] = dict(self._handshakes)
+        silent |= {found: self._silent_s(found) for found in self._waited if self._is_silent(found)}
+        crowd = islice(_of_largest_host(silent), count)
+        if 2 * len(silent) > self._bounds.connections_max:  # who is served does not make room for a crowd
+            return list(crowd)
+        idle: dict[Endable, float] = {found: self._silent_s(found) for found in self._waited if self._is_idle(found)}
+        return sorted(idle, key=idle.__getitem__, reverse=True)[:count] or list(crowd)
+
+    def _is_silent(self, connection: Any) -> bool:
+        """Say whether a connection has asked for nothing: it has not ended its handshake, or its next head."""
+        is_head = connection in self._waited and connection.phase is Phase.HEAD and not connection.is_answering
+        return is_head or connection in self._handshakes
+
+    def _is_idle(self, connection: Any) -> bool:
+        return connection in self._waited and connection.phase is Phase.NOTHING and not connection.is_answering
+
+    def _silent_s(self, connection: Connection) -> float:
+        waited = self._waited[connection]
+        return waited.seconds if _is_same_wait(connection, waited) else 0.0
 
     def _break_off(self, connection: Endable) -> None:
         self.forget(connection)
@@ -262,3 +296,25 @@ def _late(kept: dict[Endable, float], seconds: float, limit_s: float) -> list[En
     for connection in kept:
         kept[connection] += seconds
     return [connection for connection, taken_s in kept.items() if taken_s > limit_s]
+
+
+def _is_same_wait(connection: Connection, waited: _Waited) -> bool:
+    """Say whether a client has sent nothing whole since it was last looked at."""
+    return (connection.phase, connection.heads) == (waited.phase, waited.heads)
+
+
+def _of_largest_host(silent: Mapping[Endable, float]) -> Iterator[Endable]:
+    """Yield connections, each of the host that has most of those left, and of it the one that is silent for longest."""
+    of_hosts: dict[object, deque[Endable]] = defaultdict(deque)
+    for connection in sorted(silent, key=silent.__getitem__, reverse=True):
+        of_hosts[_host_of(connection)].append(connection)
+    while of_hosts:
+        host = max(of_hosts, key=lambda host: len(of_hosts[host]))
+        yield of_hosts[host].popleft()
+        if not of_hosts[host]:
+            del of_hosts[host]
+
+
+def _host_of(connection: object) -> object:
+    """Return a client's address; over a Unix socket all are of one host."""
+    return (getattr(connection, "client", None) or ("",))[0]

@@ -67,6 +67,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """What stood for this connection before; set by who made it."""
 
     _phase = Phase.HEAD
+    _heads = 0
     _body_bytes = 0
     _beside_body_bytes = 0
     _is_counting = False
@@ -86,6 +87,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def phase(self) -> Phase:
         """What the connection's client has to send next."""
         return self._phase
+
+    @property
+    def heads(self) -> int:
+        """How many requests have begun whose head is whole."""
+        return self._heads
 
     @property
     def body_bytes(self) -> int:
@@ -121,6 +127,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._phase = Phase.BODY
+        self._heads += 1
         self._body_bytes = 0
         self._count_anew()
         if len(self.pipeline) >= PIPELINED_MAX:

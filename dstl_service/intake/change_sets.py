@@ -36,7 +36,8 @@ class BatchSettings:
     size_bytes: int = 10 * 1024 * 1024
     """A batch of this size is uploaded at once."""
     in_flight_bytes_max: int = 100 * 1024 * 1024
-    """Bytes received and not yet durable, over all jobs; more is answered with back-pressure."""
+    """Bytes received and not yet durable, over all jobs, of which one job has at most two thirds besides its only set;
+    more is answered with back-pressure."""
 
     def __post_init__(self) -> None:
         if not 0 < self.size_bytes <= self.in_flight_bytes_max:

@@ -22,6 +22,8 @@ from storage.errors import InvalidInputError
 
 _ASKED_MS_MAX = 30_000
 """A task hands its snapshot over at once; one that has not by then is not going to."""
+_GAPS_MAX = 4
+"""A table is missed when nobody has asked for it for so many times what lay between the last batches."""
 _RETRIES_PER_INTERVAL = 10
 _LEAST = {
     "interval_s": 1,
@@ -56,8 +58,8 @@ class MaterializationSettings:
     bandwidth_bytes_per_s: int = 0
     """Limit for the upload of snapshots of this host; 0 none."""
     threads: int = 2
-    """Files of one job's snapshots that are read and uploaded at the same time; those of all jobs are half as many
-    more."""
+    """Files of one job's snapshots that are read and uploaded at the same time; those of all jobs are at most twice as
+    many."""
     upload_attempts_max: int = 5
     """How often the upload of one file is tried."""
     failures_reported: int = 3
@@ -92,6 +94,7 @@ class Schedule:
     def __init__(self, settings: MaterializationSettings, now_ms: int, chance: float) -> None:
         self._settings = settings
         self._first_seen_ms = self._last_seen_ms = now_ms
+        self._gap_ms = 0
         self._due_ms = now_ms + int(settings.interval_s * 1000 * chance)
         self._asked_ms: int | None = None
         self._running_ms: int | None = None
@@ -120,8 +123,13 @@ class Schedule:
         return self._asked_ms is not None and now_ms - self._asked_ms >= _ASKED_MS_MAX
 
     def is_stale(self, now_ms: int) -> bool:
-        """Tell whether nobody asked for this table during a whole interval: its tasks run elsewhere, or not at all."""
-        return not self.is_running and now_ms - self._last_seen_ms > self._settings.interval_s * 1000
+        """
+        Tell whether nobody asked for this table for long: its tasks run elsewhere, or not at all.
+
+        A whole interval is long, or where batches come more rarely, four times what lay between the last ones.
+        """
+        patience_ms = max(self._settings.interval_s * 1000, _GAPS_MAX * self._gap_ms)
+        return not self.is_running and now_ms - self._last_seen_ms > patience_ms
 
     def running_s(self, now_ms: int) -> float:
         """Return how long the running one runs; 0 if there is none."""
@@ -145,6 +153,8 @@ class Schedule:
 
     def ask(self, now_ms: int, replay_bytes_per_s: float) -> Trigger | None:
         """Return why the table is to be materialized now, and count it as asked for; None: not now."""
+        # A batch that is executed again asks twice at short distance; a pause of the query is forgotten by and by.
+        self._gap_ms = max(now_ms - self._last_seen_ms, self._gap_ms // 2)
         self._last_seen_ms = now_ms
         if not self._settings.enabled or self._asked_ms is not None:
             return None

@@ -112,7 +112,7 @@ class SnapshotUploader:
         self._clock = clock
         self._executor = executor
         self._bandwidth = BandwidthLimiter(settings.bandwidth_bytes_per_s)
-        self._slots = FairSlots(slots_in_all(settings.threads), settings.threads)
+        self._slots = FairSlots(slots_in_all(settings.threads))
 
     async def store(
         self,

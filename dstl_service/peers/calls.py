@@ -1,5 +1,5 @@
 """
-When calls to other services run: in threads of their own, so many for a host, for a job and in all.
+When calls to other services run: in threads of their own, so many for a host and in all, which jobs share.
 
 A host that takes a connection and never answers holds up those who wait for it, for a while, and nobody else. Owned by
 the event loop.
@@ -29,8 +29,8 @@ class PeerCalls:
         client: Talks to one.
         registry: Says who may be asked.
         threads: Runs calls; a thread each.
-        calls_max: Calls that run at a time, of which a job has half.
-        calls_per_host_max: Those to one address, of which a job has half as well.
+        calls_max: Calls that run at a time, of which a job has at most half; see `dstl_service.process.shares`.
+        calls_per_host_max: Those to one address, of which a job has at most half as well.
         patience_s: How long a call may wait for its turn.
     """
 
@@ -46,7 +46,7 @@ class PeerCalls:
         self._client = client
         self._registry = registry
         self._threads = threads
-        self._of_jobs = FairSlots(calls_max, max(1, calls_max // 2))
+        self._of_jobs = FairSlots(calls_max)
         self._calls_per_host_max = calls_per_host_max
         self._of_hosts: WeakValueDictionary[str, FairSlots] = WeakValueDictionary()  # there while they are of use
         self._patience_s = patience_s
@@ -64,9 +64,7 @@ class PeerCalls:
         Raises:
             UnavailableError: So many calls are under way that it was not asked; nothing is lost, ask again.
         """
-        of_host = self._of_hosts.setdefault(
-            origin, FairSlots(self._calls_per_host_max, max(1, self._calls_per_host_max // 2))
-        )
+        of_host = self._of_hosts.setdefault(origin, FairSlots(self._calls_per_host_max))
         try:
             async with asyncio.timeout(self._patience_s):
                 await self._take_places(of_host, job)

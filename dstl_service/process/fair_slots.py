@@ -1,5 +1,5 @@
 """
-Places that jobs share: one that wants all of them gets what the others leave, and never keeps them waiting for long.
+Places that jobs share by the rule of `shares`: who wants all of them leaves some, and keeps nobody waiting for long.
 
 Owned by the event loop.
 """
@@ -11,19 +11,22 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from dstl_service.process.shares import shares_of
+
 
 class FairSlots:
     """
-    At most `total` holders at a time, and `each_max` of one key; a free place goes to the key that holds fewest.
+    At most `total` holders at a time; a free place goes to the key, such as a job, that holds fewest.
+
+    Of keys that hold as many, it goes to the one that was given none for longest.
 
     Args:
         total: Places in all.
-        each_max: The most that one key may hold, such as one job or one host; None: all of them.
     """
 
-    def __init__(self, total: int, each_max: int | None = None) -> None:
+    def __init__(self, total: int) -> None:
+        self._shares = shares_of(total)
         self._free = total
-        self._each_max = total if each_max is None else min(total, each_max)
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
@@ -53,7 +56,7 @@ class FairSlots:
 
     def acquire_at_once(self, key: str) -> bool:
         """Take a place if there is one, and say whether there was."""
-        may_hold = self._may_hold(key)  # whoever waits while a place is free has as many as one key may have
+        may_hold = self._may_hold(key)  # whoever waits while a place is free has its share
         if may_hold:
             self._take(key)
         return may_hold
@@ -67,7 +70,7 @@ class FairSlots:
         self._hand_on()
 
     def _may_hold(self, key: str) -> bool:
-        return self._free > 0 and self._held[key] < self._each_max
+        return self._shares.admits(self._held.get(key, 0), 1, self._free)
 
     def _take(self, key: str) -> None:
         self._free -= 1
@@ -76,8 +79,10 @@ class FairSlots:
     def _hand_on(self) -> None:
         while able := [key for key in self._waiting if self._may_hold(key)]:
             key = min(able, key=self._held.__getitem__)
-            turn = self._waiting[key][0]
-            self._leave(key, turn)
+            turns = self._waiting.pop(key)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[key] = turns  # behind the others, or many short calls of one key would keep them waiting
             if not turn.cancelled():
                 self._take(key)
                 turn.set_result(None)

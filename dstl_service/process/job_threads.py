@@ -1,5 +1,5 @@
 """
-Threads that jobs share: the slow calls of one job leave some to every other.
+Threads that jobs share: slow calls of some jobs leave threads to every other, see `shares`.
 
 Owned by the event loop.
 """
@@ -32,7 +32,7 @@ class RunInThread(Protocol):
 
 class JobThreads:
     """
-    Runs blocking calls of jobs; three quarters of the threads are the most that one job has.
+    Runs blocking calls of jobs; half of the threads are the most that one job has.
 
     Args:
         total: Threads in all.
@@ -41,13 +41,18 @@ class JobThreads:
 
     def __init__(self, total: int, name: str) -> None:
         self._threads = ThreadPoolExecutor(total, thread_name_prefix=name)
-        self._slots = FairSlots(total, max(1, total - max(1, total // 4)))
+        self._slots = FairSlots(total)
 
     async def run(self, job: str, function: Callable[[*_Args], _T], *args: *_Args) -> _T:
-        """Run a call in a thread, when it is this job's turn."""
+        """
+        Run a call in a thread, when it is this job's turn.
+
+        Raises:
+            RuntimeError: The call raised `StopIteration`, which no coroutine may.
+        """
         await self._slots.acquire(job)
         try:
-            call = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+            call = asyncio.get_running_loop().run_in_executor(self._threads, _called, function, args)
         except BaseException:  # a system may have no thread left
             self._slots.release(job)
             raise
@@ -68,3 +73,10 @@ class JobThreads:
         self._slots.release(job)
         if not call.cancelled():
             call.exception()  # nobody may be left to ask
+
+
+def _called(function: Callable[[*_Args], _T], args: tuple[*_Args]) -> _T:
+    try:
+        return function(*args)
+    except StopIteration as error:  # a future takes none: whoever waits would wait for ever
+        raise RuntimeError(f"{function} found nothing where something was due") from error

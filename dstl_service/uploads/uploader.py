@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from dstl_service.process.fair_slots import FairSlots
+from dstl_service.process.shares import shares_of
 from storage.checksum import BytesLike
 from storage.clock import IdSource
 from storage.errors import DstlError, UnavailableError
@@ -30,13 +31,13 @@ from storage.object_store import ObjectStore
 from storage.retry_policy import RetryPolicy, is_retryable
 from storage.segment_format import encode_object
 
-ATTEMPTS_RUNNING_MAX = 64
+ATTEMPTS_RUNNING_MAX = 96
 """Attempts, and so threads, that may run at once; far more than the slots need unless the store hangs."""
 
 
 def slots_in_all(slots: int) -> int:
-    """Return how many uploads run at the same time where those of one job are so many: another job finds a place."""
-    return slots + max(1, slots // 2)
+    """Return how many uploads run at the same time where those of one job are so many; see `process.shares`."""
+    return 2 * slots
 
 
 class ThreadPerCall(Executor):
@@ -76,7 +77,7 @@ class Uploader:
         ids: Names the objects.
         host_id: Goes into their keys.
         slots: Uploads of one job that run at the same time, those with a late attempt not counted; see `slots_in_all`.
-        attempts_running_max: Attempts that run at the same time; one job has three quarters of them.
+        attempts_running_max: Attempts that run at the same time; one job has at most half of them.
     """
 
     def __init__(
@@ -91,14 +92,13 @@ class Uploader:
         attempts_running_max: int = ATTEMPTS_RUNNING_MAX,
     ) -> None:
         self.policy = policy
-        self.slots = FairSlots(slots_in_all(slots), slots)
+        self.slots = FairSlots(slots_in_all(slots))
         self._running: Counter[str] = Counter()
         self._store = store
         self._executor = executor
         self._ids = ids
         self._host_id = host_id
-        self._attempts_running_max = attempts_running_max
-        self._attempts_of_job_max = max(1, attempts_running_max * 3 // 4)
+        self._attempts = shares_of(attempts_running_max)
 
     @property
     def attempts_running(self) -> int:
@@ -127,7 +127,7 @@ class Uploader:
         """Begin to put an object; the result is None or, for an error that may pass, its text."""
         loop = asyncio.get_running_loop()
         of_job, in_all = self._running[job], self.attempts_running
-        if of_job >= self._attempts_of_job_max or in_all >= self._attempts_running_max:
+        if not self._attempts.admits(of_job, 1, self._attempts.total - in_all):
             refused: asyncio.Future[str | None] = loop.create_future()
             refused.set_result(f"{in_all} attempts hang already, {of_job} of this job; the store does not answer")
             return refused

@@ -33,7 +33,8 @@ class Limits:
     Bounds of a field: checked by the service, shown in the OpenAPI document, and free of charge for the client.
 
     Args:
-        bounds: In the words of pydantic's core schemas: `ge`, `le`, `min_length`, `max_length`, `pattern`, `strict`.
+        bounds: In the words of pydantic's core schemas: `ge`, `le`, `min_length`, `max_length`, `pattern`, `strict`;
+            `fail_fast` for what may be long: the errors of all items take minutes, and the first one tells.
     """
 
     def __init__(self, **bounds: Any) -> None:

@@ -45,7 +45,7 @@ class PersistRequest:
     """
 
     epoch: Number
-    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX)]
+    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX, fail_fast=True)]
     wait: Flag = True
     note: Annotated[str, Limits(max_length=NOTE_CHARS_MAX)] | None = None
 
@@ -55,7 +55,7 @@ class ReadRequest:
     """Give these change sets back, of a checkpoint that does not exist yet."""
 
     epoch: Number
-    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX)]
+    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX, fail_fast=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,11 @@ class CompleteRequest:
     epoch: Number
     uid: Uid
     base: CheckpointRef | None
-    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX)]
-    operators: Annotated[list[OperatorInfo], Limits(max_length=1000)]
+    refs: Annotated[list[ChangeSetRef], Limits(max_length=REFS_MAX, fail_fast=True)]
+    operators: Annotated[list[OperatorInfo], Limits(max_length=1000, fail_fast=True)]
     query_id: ShortText = ""
     offsets: str = ""
-    materializations: list[dict[str, Any]] = field(default_factory=list)
+    materializations: Annotated[list[dict[str, Any]], Limits(fail_fast=True)] = field(default_factory=list)
     closed_ms: Annotated[int, Limits(strict=True)] | None = None
 
 

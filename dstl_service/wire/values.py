@@ -62,7 +62,7 @@ class StateInfo:
     id: Annotated[int, Limits(strict=True, ge=0, le=65_535)]
     kind: ShortText
     schema: str
-    earlier: list[str] = field(default_factory=list)
+    earlier: Annotated[list[str], Limits(fail_fast=True)] = field(default_factory=list)
     ttl_ms: Annotated[int, Limits(strict=True, ge=0, le=NUMBER_MAX)] | None = None
 
 
@@ -78,7 +78,7 @@ class OperatorInfo:
     name: Name
     parallelism: Parallelism
     key_schema: str
-    states: dict[str, StateInfo]
+    states: Annotated[dict[str, StateInfo], Limits(fail_fast=True)]
     time_mode: ShortText | None = None
     output_mode: ShortText | None = None
     kind: ShortText | None = None

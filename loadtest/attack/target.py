@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -96,6 +96,7 @@ class Attacked:
         if beside is not None:
             self._environment["DSTL_ADVERTISED_URL"] = self.url
         self.neighbour: Neighbour | None = None
+        self._own_jobs = {NEIGHBOUR}
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "dstl_service", "serve", "--storage", f"file://{self.storage}"]
@@ -161,11 +162,11 @@ class Attacked:
 
     def state(self, known: Sequence[str] = ()) -> State:
         """Return what was measured since; objects of the jobs that are `known` count as no trace."""
-        new = self._objects() - self._before
-        stored = sorted(key for key in new if not any(f"/{job}/" in f"/{key}" for job in (NEIGHBOUR, *known)))
+        self._own_jobs |= set(known)
+        stored = traces(self._objects() - self._before, (NEIGHBOUR, *known), self._own_jobs)
         seen = self.neighbour
         beside = (0.0, 0, "") if seen is None else (seen.ms_max(), seen.errors, seen.last_error)
-        return State(self._watch.growth(), *beside, tuple(stored))
+        return State(self._watch.growth(), *beside, stored)
 
     def _certified(self, folder: Path) -> str:
         """Have a certificate made for it; return the file of who vouches for it."""
@@ -183,6 +184,20 @@ class Attacked:
             return set()
         files = (path.relative_to(self.storage) for path in self.storage.rglob("*") if path.is_file())
         return {str(path) for path in files if path.parts[0] != ".tmp"}  # what a put is about to rename
+
+
+def traces(stored: Collection[str], known: Collection[str], own_jobs: Collection[str]) -> tuple[str, ...]:
+    """
+    Return which of these objects a case has left where it should not, in order.
+
+    Args:
+        stored: Keys of what came to be meanwhile.
+        known: Jobs of which objects may come to be.
+        own_jobs: Those, and the jobs of earlier cases: what these did is put on record while a later case runs, as
+            nobody waits for the record.
+    """
+    own = [f"/{job}/" for job in known] + [f"/@audit/{job}/" for job in own_jobs]
+    return tuple(sorted(key for key in stored if not any(place in f"/{key}" for place in own)))
 
 
 class _Watch:

@@ -7,7 +7,7 @@ import pytest
 from loadtest.attack.__main__ import run
 from loadtest.attack.case import Case, Result, judge
 from loadtest.attack.other_user import IS_ROOT
-from loadtest.attack.target import State
+from loadtest.attack.target import State, traces
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -57,6 +57,19 @@ def test_harm_is_seen() -> None:
     assert len(result.misses) == 5
     assert "Fenced" in "".join(result.misses)
     assert "stolen/object" in "".join(result.misses)
+
+
+def test_late_record_of_an_earlier_case_is_no_trace() -> None:
+    """What an earlier case did is put on record late; its other objects, and records of other jobs, are traces."""
+    stored = [
+        "@audit/earlier/1.json",
+        "@audit/stranger/2.json",
+        "earlier/job.json",
+        "own/segments/a",
+        "@audit/own/3.json",
+    ]
+
+    assert traces(stored, ["own"], {"own", "earlier"}) == ("@audit/stranger/2.json", "earlier/job.json")
 
 
 def test_error_of_a_case_is_a_miss() -> None:

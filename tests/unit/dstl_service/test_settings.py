@@ -135,7 +135,7 @@ def test_options_go_to_stores_of_s3_only() -> None:
     options = ServiceSettings("s3://bucket/p", s3=s3, upload=upload, io_threads=3).store_options()
 
     assert (options["region"], options["sse"], options["sse_kms_key_id"]) == ("eu-central-1", "aws:kms", "key")
-    assert options["connections_max"] == 15
+    assert options["connections_max"] == 19
     assert "endpoint_url" not in options
     assert ServiceSettings("s3://bucket", s3=S3Settings(connections_max=7)).store_options()["connections_max"] == 7
     assert ServiceSettings("file:///s", s3=s3).store_options() == {}

@@ -11,7 +11,7 @@ from dstl_service.intake.active_job import IDLE_MS
 from dstl_service.settings import GcSettings
 from storage.errors import CorruptDataError
 from storage.memory_store import MemoryStore
-from storage.testing import FakeClock, Fault, FaultKind, FaultyStore
+from storage.testing import FakeClock, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.http_life import Life, samples, service
 from tests.unit.dstl_service.samples import opened
 from tests.unit.dstl_service.world import World
@@ -76,6 +76,35 @@ def test_collector_ends_when_the_job_is_not_driven_any_more() -> None:
         life.complete(0, None, life.append(b"payload", checkpoint_id=0))
 
         assert not collector_of(life).done()
+
+
+def test_collector_goes_on_where_a_batch_comes_in_its_last_round() -> None:
+    """The age of the last collection stays in the metrics of a job whose rare batch meets the round that was to end."""
+    store, clock = FaultyStore(MemoryStore()), FakeClock()
+    seen = RecordingStore(store)
+    with service(seen, clock, gc=OFTEN) as life:
+        life.open()
+        collector = collector_of(life)
+        store.inject(Fault("list", FaultKind.DELAY, "job/segments/*", times=None))
+        clock.advance(2 * IDLE_MS)
+        seen.clear()
+        wait_until(lambda: seen.count("list"))
+        assert life.client.get(life.path).status_code == 200
+        store.heal()
+        seen.clear()
+        wait_until(lambda: collector.done() or seen.count("list") > 20)
+
+        assert not collector.done()
+        assert AGE in samples(life)
+
+
+def test_nothing_is_shown_of_a_job_that_was_deleted() -> None:
+    """The age of the last collection does not grow for ever behind a job's end, which would be taken for a failure."""
+    with service(MemoryStore(), gc=GcSettings()) as life:
+        life.open()
+        assert AGE in samples(life)
+        life.client.portal.call(life.client.app.state.parts.jobs.recreate, "job")
+        assert AGE not in samples(life)
 
 
 def test_age_of_last_success_is_shown() -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -80,6 +85,51 @@ def test_damaged_note_is_reported(data: bytes) -> None:
         decode_note(data, "the-object")
     with pytest.raises(InvalidInputError):
         read_note("job", data.decode(errors="replace"))
+
+
+def test_long_note_lets_other_threads_run() -> None:
+    """B9: a note is read in pieces, between which other threads may run; nobody looks for garbage meanwhile."""
+    count = 5_000
+    note = replace(NOTE, sets=tuple(NotedSet(segment().id, number) for number in range(count)))
+    data = encode_note(note)
+    pieces, collections = Counter[str](), Counter[str]()
+    parsing = False
+
+    def seen(frame: FrameType, event: str, _: object) -> None:
+        # Whenever a Python function is called, another thread gets its turn if its time has come.
+        nonlocal parsing
+        if frame.f_code.co_name == "raw_decode":
+            parsing = event == "call"
+        elif event == "call":
+            pieces["parsed" if parsing else "built"] += 1
+
+    def collected(phase: str, _: dict[str, int]) -> None:
+        collections[phase] += 1
+
+    gc.callbacks.append(collected)
+    sys.setprofile(seen)
+    try:
+        decoded = decode_note(data, "object")
+    finally:
+        sys.setprofile(None)
+        gc.callbacks.remove(collected)
+
+    assert decoded == note
+    assert min(pieces["parsed"], pieces["built"]) >= count
+    assert collections["start"] <= 1  # behind it
+    assert gc.isenabled()
+
+
+def test_collections_go_on_behind_broken_notes() -> None:
+    """What cannot be read leaves the collector on, also where several are read at a time."""
+
+    def read(_: int) -> None:
+        with pytest.raises(CorruptDataError):
+            decode_note(b"{}", "object")
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(read, range(20)))
+    assert gc.isenabled()
 
 
 def test_note_of_other_job_is_refused() -> None:

@@ -63,3 +63,32 @@ def test_unfinished_bodies_are_bounded(length: int | None) -> None:
         assert "/v1/jobs/other/persist" in requests.read
 
     asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_jobs_leave_some_to_the_next() -> None:
+    """B13: however many jobs begin bodies that do not end, the next one's body finds room."""
+
+    async def story() -> None:
+        requests = Requests(16 * PIECE)
+        taken = []
+        begun: list[asyncio.Task[None]] = []
+        for job in ("first", "second", "third"):
+            before = requests.room.held_bytes
+            pieces: asyncio.Queue[bool] = asyncio.Queue()
+            for _ in range(16):
+                begun.append(requests.begin(job, pieces))
+                pieces.put_nowait(True)
+                for _ in range(3):
+                    await asyncio.sleep(0)
+            taken.append((requests.room.held_bytes - before) // PIECE)
+        last: asyncio.Queue[bool] = asyncio.Queue()
+        one = requests.begin("last", last)
+        last.put_nowait(False)
+        await one
+        assert taken == [8, 4, 2]
+        for task in begun:
+            task.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)
+        assert requests.room.held_bytes == 0
+
+    asyncio.run(asyncio.wait_for(story(), 60))

@@ -21,10 +21,12 @@ class Client:
     """A connection whose client does what a test says."""
 
     phase: Phase = Phase.HEAD
+    heads: int = 0
     body_bytes: int = 0
     is_held_back: bool = False
     is_answering: bool = False
     unread_bytes: int = 0
+    client: tuple[str, int] = ("host", 1)
     ended: list[int] = field(default_factory=list)
 
     def refuse(self, status: int, message: str, headers: str = "") -> None:
@@ -178,6 +180,76 @@ def test_handshakes_count_and_make_room_for_newer_ones() -> None:
     with_clients(idle, story=story)
 
 
+def test_heads_that_do_not_come_make_room_for_newer_connections() -> None:
+    """B12: clients that connect and send no head take no place from who is served, nor from who comes later."""
+    idle, crowd = Client(Phase.NOTHING), [Client() for _ in range(100)]
+
+    def story(connections: Connections) -> None:
+        for client in crowd:
+            connections.look(0.1)
+            assert connections.admit(client)
+            assert len(connections) <= BOUNDS.connections_max
+        assert idle.ended == []
+        assert [client.ended for client in crowd] == [[0]] * 98 + [[]] * 2
+
+    with_clients(idle, story=story)
+
+
+def test_host_with_most_silent_connections_makes_room() -> None:
+    """B12: a host that opens connections by the dozen takes no place from another one's, however long that is there."""
+    slow, crowd = Client(client=("other", 1)), [Client(client=("crowd", port)) for port in range(100)]
+
+    def story(connections: Connections) -> None:
+        connections.look(1.0)
+        for client in crowd:
+            assert connections.admit(client)
+        assert slow.ended == []
+
+    with_clients(slow, story=story)
+
+
+def test_client_that_asks_makes_no_room() -> None:
+    """A client whose head has come meanwhile, or whose last request is being answered, is not silent."""
+    asked, answered, silent = Client(), Client(is_answering=True), Client()
+
+    def story(connections: Connections) -> None:
+        connections.look(1.0)
+        asked.phase, asked.heads = Phase.BODY, 1
+        assert connections.admit(Client(Phase.BODY))
+        assert (asked.ended, answered.ended, silent.ended) == ([], [], [0])
+        assert not connections.admit(Client())
+
+    with_clients(asked, answered, silent, story=story)
+
+
+def test_connection_in_use_is_not_idle() -> None:
+    """At the limit a connection that is used all the time stays, though no look at it met a request."""
+    used, idle, busy = Client(Phase.NOTHING), Client(Phase.NOTHING), Client(Phase.NOTHING, is_answering=True)
+
+    def story(connections: Connections) -> None:
+        for _ in range(10):
+            used.heads += 1
+            connections.look(1.0)
+        used.heads += 1
+        assert connections.admit(Client())
+        assert (used.ended, idle.ended, busy.ended) == ([], [0], [])
+
+    with_clients(used, idle, busy, story=story)
+
+
+def test_bodies_of_two_requests_are_not_one() -> None:
+    """A client whose every look meets another long body sends none slowly."""
+    client = Client(Phase.BODY)
+
+    def story(connections: Connections) -> None:
+        for turn in range(100):
+            client.heads, client.body_bytes = turn, 10 + turn
+            connections.look(9.0)
+        assert client.ended == []
+
+    with_clients(client, story=story)
+
+
 def test_few_handshakes_are_not_broken_off_for_the_idle() -> None:
     """Two clients that connect at the same moment, where all others are idle, both get a place."""
     idle = [Client(Phase.NOTHING) for _ in range(3)]
@@ -208,7 +280,7 @@ def test_handshake_has_the_time_of_a_head() -> None:
 def test_handshake_hands_its_place_over() -> None:
     """A connection that has ended its handshake has a place already, however many there are."""
     busy = [Client(Phase.NOTHING, is_answering=True) for _ in range(2)]
-    handshake, client = Client(), Client()
+    handshake, client = Client(), Client(Phase.BODY)
 
     def story(connections: Connections) -> None:
         assert connections.begin_handshake(handshake)

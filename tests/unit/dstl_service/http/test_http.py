@@ -444,15 +444,18 @@ class TestLimits:
         store = FaultyStore(MemoryStore(), Fault("put", FaultKind.FAIL_BEFORE, SEGMENTS, times=None))
         with service(store) as life:
             life.open()
-            refs = [life.append(b"x" * 900, sqn=sqn) for sqn in (0, 1)]
-            answer = life.append_raw(b"x" * 900, sqn=2)
+            refs = [life.append(b"x" * 400, sqn=sqn) for sqn in (0, 1)]
+            other = Life(life.client, "other")
+            other.open()
+            other.append(b"x" * 900)
+            answer = life.append_raw(b"x" * 400, sqn=2)
             assert (answer.status_code, kind_of(answer), answer.headers["retry-after"]) == (429, "overloaded", "1")
 
             store.heal()
             life.persist(*refs)
-            refs.append(life.append(b"x" * 900, sqn=2))
+            refs.append(life.append(b"x" * 400, sqn=2))
 
-            assert life.restore(life.complete(0, None, *refs)) == (True, [b"x" * 900] * 3)
+            assert life.restore(life.complete(0, None, *refs)) == (True, [b"x" * 400] * 3)
 
     def test_limit_holds_over_all_jobs(self) -> None:
         """I9: the limit is one for the process, not one for each job."""

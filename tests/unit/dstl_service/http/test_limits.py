@@ -116,6 +116,34 @@ def test_number_of_references_is_bounded(life: Life) -> None:
         assert schemas[name]["properties"]["refs"]["maxItems"] == REFS_MAX
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "items"),
+    [
+        ("persist", "refs", [{}]),
+        ("checkpoints/0/flush", "refs", [7]),
+        ("checkpoints/0/complete", "materializations", [7]),
+        ("checkpoints/0/complete", "operators", [7]),
+        (
+            "checkpoints/0/complete",
+            "operators",
+            [{"name": "op", "parallelism": 1, "key_schema": "", "states": {"a": {"earlier": [7] * 1000}}}],
+        ),
+        (
+            "checkpoints/0/complete",
+            "operators",
+            [{"name": "op", "parallelism": 1, "key_schema": "", "states": {f"s{number}": 7 for number in range(1000)}}],
+        ),
+    ],
+)
+def test_first_wrong_item_tells(path: str, field: str, items: list[Any], life: Life) -> None:
+    """B13: of a list of wrong items the first is named: the errors of a hundred thousand stopped all other jobs."""
+    body = {"epoch": 1, "uid": "u", "base": None, "refs": [], "operators": [], "query_id": "", "offsets": ""}
+    answer = life.client.post(f"{life.path}/{path}", json={**body, field: items * 500})
+
+    assert answer.status_code == 400
+    assert " more" not in answer.json()["message"]
+
+
 def test_every_route_describes_its_errors(life: Life) -> None:
     """Whatever route: its errors have one form, and all but the health need the token."""
     document = life.client.get("/openapi.json").json()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
 from dstl_service.intake import in_flight_limiter
 from dstl_service.intake.in_flight_limiter import InFlightLimiter
 from storage.errors import OverloadedError
+from tests.simulation.virtual_time import VirtualLoop
 
 
 class Hall:
@@ -41,10 +44,24 @@ class Hall:
             self.held_bytes += size_bytes
             self.held_of[job] += size_bytes
 
-    def free(self, size_bytes: int) -> None:
+    def free(self, size_bytes: int, job: str = "job") -> None:
         """Let bytes go, as the end of an upload does."""
         self.held_bytes -= size_bytes
+        self.held_of[job] -= size_bytes
         self.room.freed()
+
+
+def in_virtual_time(story: Coroutine[Any, Any, None]) -> None:
+    """
+    Tell a story whose waits end in the order of their times, one after the other.
+
+    By a clock, a process that was kept from running would see all of them end at once.
+    """
+    loop = VirtualLoop(lambda *_: None)
+    try:
+        loop.run_until_complete(story)
+    finally:
+        loop.close()
 
 
 async def until_waiting(*tasks: asyncio.Task[None]) -> None:
@@ -60,7 +77,7 @@ def test_bytes_up_to_limit_are_admitted() -> None:
     async def run() -> None:
         hall = Hall()
         await hall.take_in(600)
-        await hall.take_in(400)
+        await hall.take_in(400, job="other")
 
         assert (hall.room.used_bytes, hall.hurried) == (1000, 0)
 
@@ -75,7 +92,7 @@ def test_body_past_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         hall = Hall()
         await hall.take_in(600)
         with pytest.raises(OverloadedError, match="limit of 1000"):
-            await hall.take_in(401)
+            await hall.take_in(401, job="other")
 
         assert (hall.room.used_bytes, hall.hurried, hall.refused) == (600, 1, 1)
 
@@ -103,7 +120,7 @@ def test_waiting_body_enters_when_room_is_freed() -> None:
     async def run() -> None:
         hall = Hall()
         await hall.take_in(1000)
-        waiting = asyncio.create_task(hall.take_in(500))
+        waiting = asyncio.create_task(hall.take_in(500, job="other"))
         await until_waiting(waiting)
         hall.free(400)
         await until_waiting(waiting)
@@ -115,19 +132,22 @@ def test_waiting_body_enters_when_room_is_freed() -> None:
     asyncio.run(run())
 
 
-def test_small_body_overtakes_no_large_one() -> None:
+@pytest.mark.parametrize("large_job", ["small", "large"])
+def test_small_body_overtakes_no_large_one(large_job: str) -> None:
     """Bodies enter in the order of arrival, or many small ones would keep a large one out for ever."""
 
     async def run() -> None:
         hall = Hall()
         await hall.take_in(1000)
-        large = asyncio.create_task(hall.take_in(900, "large"))
+        large = asyncio.create_task(hall.take_in(900, "large", large_job))
         await until_waiting(large)
-        small = asyncio.create_task(hall.take_in(10, "small"))
+        small = asyncio.create_task(hall.take_in(10, "small", "small"))
         hall.free(100)
         await until_waiting(large, small)
         hall.free(900)
-        await asyncio.gather(large, small)
+        await large
+        hall.free(900, large_job)
+        await small
 
         assert hall.entered == ["", "large", "small"]
 
@@ -165,6 +185,7 @@ def test_claim_without_bytes_takes_little(monkeypatch: pytest.MonkeyPatch) -> No
             await hall.take_in(900)
             assert hall.room.used_bytes == 1000
             hall.free(900)
+            assert hall.held_of.total() == 0
             for arrived_bytes in (96, 100, 200):
                 await place.arrived(arrived_bytes)
             assert hall.room.used_bytes == 800
@@ -176,10 +197,10 @@ def test_claim_without_bytes_takes_little(monkeypatch: pytest.MonkeyPatch) -> No
     asyncio.run(run())
 
 
-def test_body_that_cannot_grow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("other", ["a", "b"])
+def test_body_that_cannot_grow_is_refused(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """I9: of bodies that together are too large one is refused and gives its room back, and the other one goes on."""
     monkeypatch.setattr(in_flight_limiter, "FIRST_BYTES_MAX", 100)
-    monkeypatch.setattr(in_flight_limiter, "WAIT_S", 0.01)
 
     async def run() -> None:
         hall = Hall()
@@ -190,12 +211,12 @@ def test_body_that_cannot_grow_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
                     await place.arrived(100)
                     await asyncio.sleep(0)
 
-        results = await asyncio.gather(arrive("a"), arrive("b"), return_exceptions=True)
+        results = await asyncio.gather(arrive("a"), arrive(other), return_exceptions=True)
 
         assert sorted(type(result).__name__ for result in results) == ["NoneType", "OverloadedError"]
         assert hall.room.used_bytes == 0
 
-    asyncio.run(run())
+    in_virtual_time(run())
 
 
 def test_one_job_announces_at_most_half(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,20 +239,82 @@ def test_one_job_announces_at_most_half(monkeypatch: pytest.MonkeyPatch) -> None
     asyncio.run(run())
 
 
+def test_several_jobs_announce_no_more_than_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B13: jobs whose bodies do not come leave a quarter together, where each alone announces as much as it may."""
+    monkeypatch.setattr(in_flight_limiter, "FIRST_BYTES_MAX", 50)
+
+    async def run() -> None:
+        hall = Hall()
+        promised = {}
+        async with AsyncExitStack() as silent:
+            for job in ("a", "b", "c"):
+                before = hall.room.used_bytes
+                try:
+                    for _ in range(30):
+                        await silent.enter_async_context(hall.room.reserved(job, 900))
+                except OverloadedError:
+                    promised[job] = hall.room.used_bytes - before
+            await hall.take_in(50, job="other")
+
+            assert promised == {"a": 500, "b": 250, "c": 50}
+
+    in_virtual_time(run())
+
+
+def test_one_job_holds_two_thirds() -> None:
+    """I9, B13: sets of one job that wait for their upload hold no more; those of others are taken in beside them."""
+
+    async def run() -> None:
+        hall = Hall()
+        for _ in range(13):
+            await hall.take_in(50, job="hung")
+        waiting = asyncio.create_task(hall.take_in(50, "own", "hung"))
+        await until_waiting(waiting)
+        assert hall.held_of["hung"] == 650
+        for _ in range(2):
+            await hall.take_in(50, job="second")
+        for number in range(4):
+            await hall.take_in(50, job=f"job {number}")
+        assert not waiting.done()
+        hall.free(50, "hung")
+        hall.free(200, "hung")
+        await waiting
+
+    asyncio.run(run())
+
+
+def test_set_larger_than_a_share_is_taken_in() -> None:
+    """I9: the largest set is taken in when its job holds nothing else, and no set of others has to go for that."""
+
+    async def run() -> None:
+        hall = Hall()
+        await hall.take_in(100, job="other")
+        await hall.take_in(100, job="large")
+        waiting = asyncio.create_task(hall.take_in(900, "large", "large"))
+        await until_waiting(waiting)
+        hall.free(100, "large")
+        await waiting
+        assert hall.room.used_bytes == 1000
+
+    asyncio.run(run())
+
+
 def test_freed_room_goes_to_who_holds_least() -> None:
     """B13: a job whose bodies wait by the dozen does not keep another one waiting behind all of them."""
 
     async def run() -> None:
         hall = Hall()
-        await hall.take_in(1000, job="many")
+        await hall.take_in(600, job="other")
+        await hall.take_in(300, job="many")
+        await hall.take_in(100, job="few")
         tasks = [asyncio.create_task(hall.take_in(100, f"many {number}", "many")) for number in range(3)]
         await until_waiting(*tasks)
         tasks.append(asyncio.create_task(hall.take_in(100, "few", "few")))
         await until_waiting(*tasks)
-        for _ in range(4):
-            hall.free(100)
+        for _ in range(9):
+            hall.free(100, "other" if hall.held_of["other"] else "many")
         await asyncio.gather(*tasks)
 
-        assert hall.entered == ["", "few", "many 0", "many 1", "many 2"]
+        assert hall.entered[3:] == ["few", "many 0", "many 1", "many 2"]
 
     asyncio.run(run())

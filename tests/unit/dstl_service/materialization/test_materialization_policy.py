@@ -247,6 +247,27 @@ def test_table_that_left_is_stale() -> None:
     assert not made.is_stale(500 * S)
 
 
+def test_table_of_rare_batches_is_not_stale() -> None:
+    """A table stays in the metrics between batches that are further apart than intervals, and goes when they end."""
+    made = schedule()
+    for batch in range(4):
+        assert batch < 2 or not made.is_stale(300 * S * batch)
+        made.ask(300 * S * batch, RATE)
+        made.ask(300 * S * batch + 1, RATE)  # executed again
+
+    assert not made.is_stale(1490 * S)
+    assert made.is_stale(2200 * S)
+
+
+def test_pause_of_a_query_is_forgotten() -> None:
+    """A table that was asked for often since a long pause is stale behind an interval, as any other."""
+    made = schedule()
+    for batch in range(20):
+        made.ask(100_000 * S + batch * S, RATE)
+
+    assert made.is_stale(100_130 * S)
+
+
 def test_switched_off_asks_nobody() -> None:
     """Switched off, nothing is ever due."""
     made = schedule(0.0, enabled=False)

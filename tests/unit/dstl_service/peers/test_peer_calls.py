@@ -319,23 +319,40 @@ class TestFairSlots:
                 await let_go.wait()
 
         async def story() -> None:
-            slots, first, rest = FairSlots(2), asyncio.Event(), asyncio.Event()
+            slots, first, rest = FairSlots(4), asyncio.Event(), asyncio.Event()
             tasks = [asyncio.create_task(hold(slots, "many", first)), asyncio.create_task(hold(slots, "many", rest))]
-            await asyncio.sleep(0)
-            tasks += [asyncio.create_task(hold(slots, key, rest)) for key in ("many", "many", "few")]
-            await asyncio.sleep(0)
+            tasks += [asyncio.create_task(hold(slots, key, rest)) for key in ("a", "b", "many", "many", "few")]
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert order == ["many", "many", "a", "b"]
             first.set()
             rest.set()
             await asyncio.gather(*tasks)
 
         self.run(story)
-        assert order == ["many", "many", "few", "many", "many"]
+        assert order == ["many", "many", "a", "b", "few", "many", "many"]
 
-    def test_one_key_has_a_limit(self) -> None:
+    def test_many_short_calls_keep_nobody_waiting(self) -> None:
+        """B13: a job with one call is not kept waiting until another one has none left, even if there is one place."""
+        order: list[str] = []
+
+        async def call(slots: FairSlots, key: str) -> None:
+            async with slots.held(key):
+                order.append(key)
+                await asyncio.sleep(0)
+
+        async def story() -> None:
+            slots = FairSlots(1)
+            await asyncio.gather(*(call(slots, key) for key in ["many"] * 10 + ["few"]))
+
+        self.run(story)
+        assert order.index("few") <= 2
+
+    def test_one_key_has_a_share(self) -> None:
         """A key that has its share waits although places are free, and others do not."""
 
         async def story() -> list[bool]:
-            slots = FairSlots(3, 2)
+            slots = FairSlots(4)
             for key in ("a", "a", "b"):
                 await slots.acquire(key)
             slots.release("b")

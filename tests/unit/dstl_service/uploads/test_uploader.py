@@ -321,7 +321,7 @@ def test_threads_of_hung_attempts_are_bounded() -> None:
     """I6: a store that hangs altogether costs only so many threads; what comes then fails and is kept."""
 
     async def run(made: Bench) -> None:
-        hung = [asyncio.create_task(made.uploader.begin(job, SETS).stored()) for job in ("job", "other") * 2]
+        hung = [asyncio.create_task(made.uploader.begin(job, SETS).stored()) for job in "abcdef"]
         await asyncio.wait(hung)
         with pytest.raises(UnavailableError, match="hang already"):
             await made.uploader.begin("job", SETS).stored()

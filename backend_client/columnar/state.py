@@ -3,8 +3,8 @@ A columnar operator's state in its table: read for many keys at once, written as
 
 An entry's table key is key group | state id | key (| start of its window). If state ends by itself, the first 8 bytes
 of the value are its end, and an *index* entry with an empty value has the table key
-key group | index id | end (8 bytes, sorted as times) | key, so that ended state is found without a full scan. Both are ordinary entries of
-table and log, so restore, rescaling, snapshots and compaction need not know them.
+key group | index id | end (8 bytes, sorted as times) | key, so that ended state is found without a full scan. Both are
+ordinary entries of table and log, so restore, rescaling, snapshots and compaction need not know them.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class ActiveJob:
     """Counts begins and aborts: what was asked for before one of them is not carried out after it."""
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    look: asyncio.Task[bool] | None = None
+    look: asyncio.Task[bool | None] | None = None
     """Asks whether the job was deleted before the newest checkpoint began."""
     looked_id: int = -1
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -261,22 +261,29 @@ class ActiveJobs:
         """
         Return if a job was still there when its running checkpoint began.
 
-        So nothing of a batch that began behind the end of a deletion is acknowledged. A checkpoint that was completed
+        So nothing of a batch that began after the end of a deletion is acknowledged. A checkpoint that was completed
         while the job was deleted is deleted like those before it.
 
         Raises:
             NotFoundError: It was deleted.
+            UnavailableError: The store does not tell; ask again.
         """
-        look, job.look = job.look, None
-        if look is not None and (await look or self._jobs.get(job.name) is not job):
+        look = job.look
+        if look is None:
+            return
+        has_ended = await look
+        if has_ended is None:
+            has_ended = await self.forget_ended(job.name)
+        job.look = None
+        if has_ended or self._jobs.get(job.name) is not job:
             raise _no_such_epoch(job.name, job.epoch)
 
-    async def _ended(self, job: ActiveJob) -> bool:
+    async def _ended(self, job: ActiveJob) -> bool | None:
         try:
             return await self.forget_ended(job.name)
-        except DstlError as error:  # the next checkpoint's look may be answered
+        except DstlError as error:  # whoever needs to know asks again
             logger.warning("it is not known whether the job was deleted", extra={"job": job.name, "error": str(error)})
-            return False
+            return None
 
     async def _look_for(self, name: str, epoch: int, job_uid: str) -> None:
         """Learn of an epoch that the store has; of one job, one request at a time looks, whatever is claimed."""

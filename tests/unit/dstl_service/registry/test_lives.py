@@ -19,7 +19,7 @@ from dstl_service.registry.lives import EPOCHS_OF_LIFE, Lives, first_epoch, life
 from storage.errors import ConflictError, CorruptDataError, FencedError, NotFoundError, UnavailableError
 from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore
-from storage.testing import FakeClock, FakeIds, RecordingStore
+from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.http_life import service
 from tests.unit.dstl_service.interleaving import Killed, PausingStore, kill
 from tests.unit.dstl_service.world import World
@@ -289,6 +289,24 @@ def test_batch_that_begins_behind_a_deletion_is_acknowledged_to_nobody() -> None
 
         assert (refused.status_code, again.status_code) == (404, 404)
         assert "was deleted" in again.json()["message"]
+        assert list(store.list("job/")) == []
+
+
+def test_store_that_does_not_tell_of_a_deletion_is_asked_until_it_does() -> None:
+    """I3: while the store cannot say whether the job is still there, no checkpoint of it is acknowledged."""
+    store = FaultyStore(MemoryStore())
+    with service(store) as life:
+        life.open()
+        base = life.complete(0, None, life.append())
+        delete_job(store, "job", write=True)
+
+        store.inject(Fault("head", FaultKind.FAIL_BEFORE, "@lives/*", times=None))
+        life.begin(1)
+        answers = [life.complete_raw(1, base).status_code for _ in range(2)]
+        store.heal()
+        answers.append(life.complete_raw(1, base).status_code)
+
+        assert answers == [503, 503, 404]
         assert list(store.list("job/")) == []
 
 

@@ -97,9 +97,16 @@ def test_new_spark_checkpoint_on_old_state(make_backend: Backends, stream: DataF
         run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "other", Collected())
 
 
-def test_old_spark_checkpoint_on_new_state(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
-    """A Spark checkpoint whose state is missing is refused before a batch runs."""
+@pytest.mark.parametrize("is_long", [False, True])
+def test_old_spark_checkpoint_on_new_state(
+    make_backend: Backends, stream: DataFrame, tmp_path: Path, *, is_long: bool
+) -> None:
+    """A Spark checkpoint whose state is missing is refused before a batch runs, also if its first entries are gone."""
     run_to_end(totals(make_backend("one"), stream).writeStream, tmp_path / "chk", Collected())
+    if is_long:  # Spark deletes all but the last hundred
+        for folder in (tmp_path / "chk/offsets", tmp_path / "chk/commits"):
+            (folder / "0").unlink()
+            (folder / "1").rename(folder / "200")
 
     with pytest.raises(InvalidInputError, match="already has batches, but job 'two' has no state"):
         run_to_end(totals(make_backend("two"), stream).writeStream, tmp_path / "chk", Collected())

@@ -52,7 +52,8 @@ def _check_checkpoint(query: Query, log: CheckpointLog, latest: CheckpointInfo |
     job, location = settings.job, log.location
     check_idle_ticks(latest.offsets if latest else log.offsets(0), settings.idle_timers, job)
     if latest is None:
-        if query_id is not None and log.offsets(1) is not None:
+        newest = log.newest()  # Spark deletes old entries: batch 1 may be gone
+        if query_id is not None and newest is not None and newest > 0:
             raise InvalidInputError(
                 f"the Spark checkpoint {location} already has batches, but job {job!r} has no state in "
                 f"{settings.storage}: use a new checkpointLocation, or the storage and job name that it belongs to"

@@ -193,13 +193,18 @@ class RowsToArrow:
         for name, kind, nested, column in zip(names, self.types, self._nested, values, strict=True):
             try:
                 arrays.append(pa.array([_plain(value) for value in column] if nested else column, kind))
-                if pa.types.is_integer(kind) and float in set(map(type, column)):
+                if pa.types.is_integer(kind) and any(map(_is_float, set(map(type, column)))):
                     raise TypeError("a float is not an integer")  # Arrow would truncate it
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                 raise InvalidInputError(
                     f"values of output column {name!r} do not fit its type {kind}: {error}"
                 ) from error
         return arrays
+
+
+def _is_float(kind: type) -> bool:
+    """Say whether a type is one of floats; numpy's 32-bit float is no subclass of Python's."""
+    return issubclass(kind, (float, np.floating))
 
 
 def _as_dict(row: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -242,6 +243,8 @@ class TestRowsToArrow:
         [
             (LongType(), "x"),
             (LongType(), 1.5),
+            (LongType(), np.float64(1.5)),
+            (IntegerType(), np.float32(1.5)),
             (LongType(), 2**70),
             (IntegerType(), 2**40),
             (StringType(), 5),

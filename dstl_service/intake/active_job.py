@@ -272,10 +272,11 @@ class ActiveJobs:
         look = job.look
         if look is None:
             return
-        has_ended = await look
+        has_ended = await asyncio.shield(look)  # a retried request needs the answer if this one is cancelled
         if has_ended is None:
             has_ended = await self.forget_ended(job.name)
-        job.look = None
+        if job.look is look:  # else a newer batch has begun, and needs its own check
+            job.look = None
         if has_ended or self._jobs.get(job.name) is not job:
             raise _no_such_epoch(job.name, job.epoch)
 

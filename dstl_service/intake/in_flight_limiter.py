@@ -186,7 +186,8 @@ class InFlightLimiter:
         for turn in begun.values():
             if self._is_share(turn):
                 return turn
-        able = [turn for turn in first.values() if self._is_share(turn) and self._may_promise(turn)]
+        others = [turn for turn in first.values() if turn.place.job not in begun]
+        able = [turn for turn in others if self._is_share(turn) and self._may_promise(turn)]
         return min(able, key=lambda turn: self._used_by(turn.place.job), default=None)
 
     def _fits(self, turn: _Turn) -> bool:

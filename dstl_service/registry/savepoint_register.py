@@ -103,7 +103,10 @@ class SavepointRegister:
             try:
                 found = self._entry(number)
             except NotFoundError as error:  # it was there before the one in front of it was filled
-                raise UnavailableError(f"{self._key(number)} is not seen yet; ask again") from error
+                if not begin:
+                    raise UnavailableError(f"{self._key(number)} is not seen yet; ask again") from error
+                self._begin(number)  # a copy may lack it; what is there is met by this, and seen then
+                found = self._entry(number)
         self._next, self._names = number, names
         return number, names
 

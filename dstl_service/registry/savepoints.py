@@ -47,13 +47,13 @@ class SavepointStore:
         """
         Keep a checkpoint under a name; the same checkpoint under the same name again changes nothing.
 
-        Ten requests, however many tables there are. Why they do (I11): whoever deletes goes from manifests - all that
-        are stored and not needed - to a look at the savepoints, to objects that none of them names. Here the savepoint
-        is written and put on the register (`dstl_service.registry.savepoint_register`), so that it is seen wherever
-        listings are old; then its checkpoint's manifest is looked for. If that is still there, it was not deleted
-        before the savepoint was written; so either it is needed, and its objects stay, or who deletes it looks at the
-        savepoints later, and spares them. The objects need no look: a manifest goes before its objects, so all of them
-        are there while it is.
+        Eleven requests, however many tables there are. Why they do (I11): whoever deletes goes from manifests - all
+        that are stored and not needed - to a look at the savepoints, to objects that none of them names. Here the
+        savepoint is written and put on the register (`dstl_service.registry.savepoint_register`), so that it is seen
+        wherever listings are old; then its checkpoint's manifest is looked for. If that is still there, it was not
+        deleted before the savepoint was written; so either it is needed, and its objects stay, or who deletes it looks
+        at the savepoints later, and spares them. The objects need no look: a manifest goes before its objects, so all
+        of them are there while it is.
 
         Args:
             name: See `storage.model.validate_name`.
@@ -82,19 +82,11 @@ class SavepointStore:
         return self._create(name, replace(self.load(copied), kept_by=call_uid), self._key(copied))
 
     def _create(self, name: str, savepoint: Manifest, proof_key: str) -> Manifest:
-        key, data = self._key(validate_name("savepoint", name)), encode_manifest(savepoint)
-        is_new = True
-        try:
-            self._store.put(key, data, if_absent=True)
-        except ConflictError:
-            is_new, there = False, self.load(name)
-            if there.ref != savepoint.ref:
-                raise ConflictError(
-                    f"savepoint {name!r} of job {self._job!r} exists already, of checkpoint {there.id}; "
-                    "delete it first, or choose another name"
-                ) from None
-            self._store.put(key, data)  # who made it, and has not looked for the manifest yet, leaves it alone
+        is_new = self._put(name, savepoint)
         self.register.add(name)
+        while not exists(self._store, self._key(name)):  # deleted before it was on the register, where it is missed
+            is_new = self._put(name, savepoint)
+            self.register.add(name)
         try:
             self._store.head(proof_key)
         except NotFoundError as error:
@@ -105,6 +97,26 @@ class SavepointStore:
                 f"checkpoint {savepoint.id} of job {self._job!r} was subsumed while the savepoint was made", name=name
             ) from error
         return savepoint
+
+    def _put(self, name: str, savepoint: Manifest) -> bool:
+        """Write a savepoint; say whether there was none of this name."""
+        key, data = self._key(validate_name("savepoint", name)), encode_manifest(savepoint)
+        for _ in range(_LOOKS_MAX):
+            with suppress(ConflictError):
+                self._store.put(key, data, if_absent=True)
+                return True
+            try:
+                there = self.load(name)
+            except NotFoundError:  # deleted since
+                continue
+            if there.ref != savepoint.ref:
+                raise ConflictError(
+                    f"savepoint {name!r} of job {self._job!r} exists already, of checkpoint {there.id}; "
+                    "delete it first, or choose another name"
+                )
+            self._store.put(key, data)  # who made it, and has not looked for the manifest yet, leaves it alone
+            return False
+        raise UnavailableError(f"savepoint {name!r} of job {self._job!r} is made and deleted all the time; ask again")
 
     def load(self, name: str) -> Manifest:
         """
@@ -142,9 +154,13 @@ class SavepointStore:
 
     def delete(self, name: str) -> None:
         """Delete a savepoint; what only it named becomes an orphan. `NotFoundError` if there is none."""
-        if not exists(self._store, self._key(validate_name("savepoint", name))) and name not in self.register.names():
+        key = self._key(validate_name("savepoint", name))
+        if not exists(self._store, key) and name not in self.register.names():
             raise NotFoundError(f"job {self._job!r} has no savepoint {name!r}", job=self._job)
         self.discard(name)
+        # One that was made meanwhile went with the other one, if it was on the register before this came to delete.
+        while name in self.register.names() and not exists(self._store, key):
+            self.discard(name)
 
     def discard(self, name: str) -> None:
         """Delete a savepoint that may be gone already; it goes off the register first, or it would be missed there."""

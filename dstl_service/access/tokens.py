@@ -42,6 +42,8 @@ CALLER = "dstl.caller"
 """Key of the connection's `Caller` in a request's scope."""
 
 _BEARER = b"Bearer "
+_LOGGED_MAX = 300
+_NOTHING = hashlib.sha256(b"").hexdigest()
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FIELDS = {"tokens": {"name", "role", "jobs", "token", "sha256"}, "certificates": {"name", "role", "jobs"}}
 
@@ -107,6 +109,8 @@ class Access:
         if authorization is None:
             return self._certified(caller)
         given = authorization.removeprefix(_BEARER) if authorization.startswith(_BEARER) else b""
+        if not given:
+            return None
         digest = hashlib.sha256(given).digest()
         matching = [identity for known, identity in self._known() if hmac.compare_digest(digest, known)]
         return matching[0] if matching else None
@@ -114,7 +118,7 @@ class Access:
     def log_refusal(self, client: str, path: str) -> None:
         """Log a refused request; at most one line a second, as strangers must not fill the disk."""
         if requests := self._refused.count():
-            facts = {"client": client, "path": path, "requests": requests}
+            facts = {"client": client, "path": path[:_LOGGED_MAX], "requests": requests}
             logger.warning("request without a valid token", extra=facts)
 
     def own(self) -> str | None:
@@ -179,7 +183,12 @@ def _identity(kind: str, entry: Mapping[str, Any]) -> Identity:
 def _digest(entry: Mapping[str, Any]) -> bytes:
     token, digest = (entry.get("token"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
     if isinstance(token, str) and digest is None:
-        return _digest_of(parse_tokens(token)[0])
+        tokens = parse_tokens(token)
+        if len(tokens) > 1:
+            raise InvalidInputError("an entry of tokens has several tokens; make an entry for each")
+        return _digest_of(tokens[0])
+    if digest == _NOTHING:
+        raise InvalidInputError("a sha256 of an entry of tokens is that of no text at all; hash the token itself")
     if isinstance(digest, str) and token is None and _SHA256.fullmatch(digest):
         return bytes.fromhex(digest)
     raise InvalidInputError("each entry of tokens needs either token, or sha256 with 64 lower-case hexadecimal digits")

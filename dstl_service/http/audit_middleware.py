@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,7 +20,7 @@ from dstl_service.wire import NAME
 
 _ACTS: Mapping[str, re.Pattern[str]] = {
     "open": re.compile(rf"POST /v1/jobs/(?P<job>{NAME})/epochs"),
-    "abort": re.compile(rf"POST /v1/jobs/(?P<job>{NAME})/checkpoints/(?P<checkpoint_id>\d{{1,19}})/abort"),
+    "abort": re.compile(rf"POST /v1/jobs/(?P<job>{NAME})/checkpoints/0*(?P<checkpoint_id>[0-9]+)/abort"),
     "create savepoint": re.compile(rf"PUT /v1/jobs/(?P<job>{NAME})/savepoints/(?P<savepoint>{NAME})"),
     "delete savepoint": re.compile(rf"DELETE /v1/jobs/(?P<job>{NAME})/savepoints/(?P<savepoint>{NAME})"),
     "collect garbage": re.compile(rf"POST /v1/jobs/(?P<job>{NAME})/garbage-collection"),
@@ -51,8 +51,10 @@ class RecordWriter:
         """Release the thread after the queued entries were written; does not wait for it."""
         self._thread.shutdown(wait=False)
 
-    def _written(self, _: object) -> None:
+    def _written(self, done: Future[None]) -> None:
         self._waiting -= 1
+        if (error := done.exception()) is not None:
+            logger.error("an act is not on record", exc_info=error)
 
 
 class Recorder:

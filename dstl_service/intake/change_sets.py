@@ -135,8 +135,13 @@ class ChangeSetTracker:
         return segment.id
 
     def holds(self, set_id: ChangeSetId) -> bool:
-        """Say whether this set is held already, so that receiving it again needs no room."""
+        """Say whether this set is held already."""
         return set_id in self._entries
+
+    def size_of(self, set_id: ChangeSetId) -> int | None:
+        """Return the payload's size of a held set in bytes; None if it is not held."""
+        entry = self._entries.get(set_id)
+        return None if entry is None else len(entry.segment.payload)
 
     def request(self, ids: Iterable[ChangeSetId], now_ms: int, *, delay_ms: int = 0) -> None:
         """

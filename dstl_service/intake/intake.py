@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,18 @@ from dstl_service.uploads.uploader import Upload, Uploader
 from dstl_service.wire import ChangeSetRef
 from storage.checksum import checksum64
 from storage.clock import Clock
-from storage.errors import ClosedError, CorruptDataError, DstlError, InvalidInputError, UnavailableError
+from storage.errors import (
+    ClosedError,
+    CorruptDataError,
+    DstlError,
+    InvalidInputError,
+    OverloadedError,
+    UnavailableError,
+)
 from storage.model import SEGMENT_BYTES_MAX, ChangeSetId, Segment, SegmentHandle
+
+NOTES_MAX = 16
+"""Notes of a job that may wait to be stored; each has up to some megabytes, and reserves no room."""
 
 logger = logging.getLogger("dstl_service")
 
@@ -82,6 +92,7 @@ class Intake:
         self._metrics = metrics
         self._service_id = service_id
         self._service_url = service_url
+        self._arriving_again: set[ChangeSetId] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._late: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[None] | None = None
@@ -118,10 +129,27 @@ class Intake:
                 f"a change set may have at most {self.change_set_bytes_max} bytes here, this one has {size_bytes}; "
                 "send smaller ones (preemptive_bytes of the client), or raise batch.in_flight_bytes_max"
             )
-        if self._jobs.admit(set_id).book.holds(set_id) and size_bytes <= FIRST_BYTES_MAX:
-            # Sent again after a lost response; its bytes already count.
-            return nullcontext(Place(None, set_id.job, size_bytes))
+        held_bytes = self._jobs.admit(set_id).book.size_of(set_id)
+        if held_bytes == size_bytes <= FIRST_BYTES_MAX:
+            return self._received_again(set_id, size_bytes)
         return self._room.reserved(set_id.job, size_bytes)
+
+    @asynccontextmanager
+    async def _received_again(self, set_id: ChangeSetId, size_bytes: int) -> AsyncIterator[Place]:
+        """
+        Let a held set arrive again, after a lost response, without room: its bytes already count.
+
+        Of one set that holds for one request at a time, so that such bodies never take more than the held sets do.
+        """
+        if set_id in self._arriving_again:
+            async with self._room.reserved(set_id.job, size_bytes) as place:
+                yield place
+            return
+        self._arriving_again.add(set_id)
+        try:
+            yield Place(None, set_id.job, size_bytes)
+        finally:
+            self._arriving_again.discard(set_id)
 
     def append(self, segment: Segment, *, preemptive: bool) -> ChangeSetRef:
         """
@@ -164,7 +192,10 @@ class Intake:
 
         Raises:
             LostChangesError: A set is not held.
+            OverloadedError: Too many notes wait to be stored.
         """
+        if note is not None and sum(map(is_note, job.book.unstored)) >= NOTES_MAX:
+            raise OverloadedError(f"{NOTES_MAX} notes of job {job.name!r} wait to be stored; retry later")
         wanted = list(ids)
         if wanted:
             job.book.request(wanted, self._clock.monotonic_ms())

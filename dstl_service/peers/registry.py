@@ -186,7 +186,9 @@ class PeerRegistry:
 
     async def _is_peer(self, job: str, origin: str) -> bool:
         if self._allowed is not None:
-            return any(fnmatchcase(origin, pattern) for pattern in self._allowed)
+            return any(
+                fnmatchcase(origin, pattern.replace("[", "[[]")) for pattern in self._allowed
+            )  # of an IPv6 address
         now_ms = self._clock.monotonic_ms()
         if self._known.get(origin, now_ms) <= now_ms:
             if not await self._look(job, self._is_stored, origin):

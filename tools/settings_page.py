@@ -1,7 +1,7 @@
 """
 Writes docs/settings.md from the declarations of the settings: names, defaults and docstrings have one place.
 
-With ``--check`` it writes nothing and fails if the page is not what it would write.
+With ``--check`` it writes nothing and fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def default_text(field: Field[Any]) -> str:
 
 
 def service_table(cls: type, group: str) -> str:
-    """Return the table of one group's settings, or with an empty `group` of those of the service as a whole."""
+    """Return the table of one group's settings, or with an empty `group` of those without a group."""
     documents, hints = attribute_docstrings(cls), get_type_hints(cls)
     lines = ["| setting | variable | value | default | meaning |", "|---|---|---|---|---|"]
     for field in fields(cls):
@@ -126,13 +126,13 @@ def page() -> str:
 def main() -> int:
     """Write the page, or compare it."""
     parser = argparse.ArgumentParser(description="Write docs/settings.md from the code.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is out of step")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is out of date")
     if not parser.parse_args().check:
         PAGE.write_text(page(), encoding="utf-8")
         return 0
     if PAGE.read_text(encoding="utf-8") == page():
         return 0
-    print(f"{PAGE.name} is out of step with the code: run `make settings-page`", file=sys.stderr)
+    print(f"{PAGE.name} is out of date: run `make settings-page`", file=sys.stderr)
     return 1
 
 

@@ -1,4 +1,4 @@
-"""Hostile JSON and numbers: refused as what they are, never a bug, and never something that is stored."""
+"""Hostile JSON and numbers: refused as invalid, never a bug, and never stored."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from typing import TypeVar
 from storage.clock import Clock, IdSource, SystemClock, SystemIds
 from storage.errors import DstlError, InvalidInputError, NotFoundError, UnavailableError
 from storage.model import ObjectInfo
+from storage.mounts import check_mount
 from storage.object_store import (
     ObjectData,
     buffers_of,
@@ -142,7 +143,8 @@ class LocalStore:
                 _flush_folder(folder)
 
     def check_writable(self) -> None:
-        """Try all operations, hard links among them."""
+        """Check how the folder is mounted, and try all operations, hard links among them."""
+        check_mount(self._base)
         probe(self, self._ids.unique_id())
 
     def close(self) -> None:

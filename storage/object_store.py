@@ -105,7 +105,13 @@ class ObjectStore(ObjectReader, Protocol):
         ...
 
     def check_writable(self) -> None:
-        """Write, create conditionally, read and delete a probe object; `UnavailableError` names the remedy."""
+        """
+        Write, create conditionally, read and delete a probe object.
+
+        Raises:
+            UnavailableError: An operation fails; names the remedy.
+            InvalidInputError: The store is set up in a way that could lose data; names the remedy.
+        """
         ...
 
     def close(self) -> None:

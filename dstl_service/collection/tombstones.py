@@ -104,8 +104,7 @@ class Deletions:
         life = Lives(self._store, job).current()
         self._store.head(record_key(job, life))
         tombstone = self._tombstone(job, life, who, delay_s)
-        buried, is_new = self._put(tombstone)
-        return buried if is_new else self._read(_key_of(buried)) or buried
+        return self._put(tombstone)[0]
 
     def clear(self, job: str, who: str, max_parallelism: int) -> Removal:
         """
@@ -137,13 +136,21 @@ class Deletions:
         return Tombstone(job, self._ids.unique_id(), who, now_ms, now_ms + delay_s * 1000, life)
 
     def _put(self, tombstone: Tombstone) -> tuple[Tombstone, bool]:
-        """Put a tombstone under the first number that is not past; return it, and whether it is new."""
+        """
+        Put a tombstone under the first number that is not past; return the tombstone there, and whether it is new.
+
+        One whose undo has begun no longer counts, since no collector would take it: its undo is finished first.
+        """
         while True:
             numbered = replace(tombstone, number=self._number(tombstone.job, tombstone.life))
             try:
                 self._store.put(_key_of(numbered), json.dumps(asdict(numbered)).encode(), if_absent=True)
             except ConflictError:
-                return numbered, False
+                there = self._read(_key_of(numbered))
+                if there is None or not self._is_kept(there):
+                    return there or numbered, False
+                self._finish_undo(there)
+                continue
             if not self._is_past(numbered):
                 return numbered, True
             self._store.delete([_key_of(numbered)])  # that number was used and undone while this was paused
@@ -168,8 +175,7 @@ class Deletions:
         except ConflictError:
             if self._store.get(_fate_key(tombstone)) != _KEPT:  # else an earlier undo died before the next step
                 raise ConflictError(f"the objects of job {job!r} are already being deleted", job=job) from None
-        self._store.put(_past_key(tombstone), _KEPT)
-        self._store.delete([_key_of(tombstone)])
+        self._finish_undo(tombstone)
         return tombstone
 
     def collect(self, tombstone: Tombstone, *, although_damaged: bool = False) -> Removal | None:
@@ -197,6 +203,7 @@ class Deletions:
             self._store.put(_fate_key(tombstone), mine, if_absent=True)
         except ConflictError:
             if self._store.get(_fate_key(tombstone)) == _KEPT:
+                self._finish_undo(tombstone)
                 return None
         try:
             self.fence(tombstone)
@@ -261,6 +268,17 @@ class Deletions:
     def _is_past(self, tombstone: Tombstone) -> bool:
         """Return whether the deletion of this number was undone."""
         return exists(self._store, _past_key(tombstone))
+
+    def _is_kept(self, tombstone: Tombstone) -> bool:
+        """Return whether an undo of this deletion was decided; its later steps may be unfinished."""
+        try:
+            return self._store.get(_fate_key(tombstone)) == _KEPT
+        except NotFoundError:
+            return False
+
+    def _finish_undo(self, tombstone: Tombstone) -> None:
+        self._store.put(_past_key(tombstone), _KEPT)
+        self._store.delete([_key_of(tombstone)])
 
     def _read(self, key: str) -> Tombstone | None:
         try:

@@ -188,20 +188,29 @@ class Upkeep:
         while not is_last:
             await asyncio.sleep(self._settings.interval_s)
             used_ms = job.used_ms
-            # After a failure the next round retries; nothing waits for it.
+            # After a failure the next round retries; nothing waits for it, nor do deleted jobs wait for this one.
             try:
                 if await self._in_thread(job.name, job.store.has_newer_epoch, job.owned_epoch):
                     logger.info("another service coordinates the job now", extra={"job": job.name})
                     break
                 await self.collect(job, dry_run=False)
                 self.maintenance_of(job).wake()
-                for removal in await self._in_thread(job.name, self._deletions.collect_expired):
-                    logger.info("deleted job collected", extra={"job": removal.job, "objects": removal.objects})
             except DstlError as error:
                 logger.warning("garbage collection failed", extra={"job": job.name, "error": str(error)})
             except Exception:  # a bug here must not end the collections of the job
                 logger.exception("garbage collection failed", extra={"job": job.name})
+            await self._collect_deleted(job)
             # A request that came meanwhile leads to another round.
             is_last = job.used_ms == used_ms < self._clock.monotonic_ms() - IDLE_MS
             self._jobs.evict_idle()
         self._metrics.collection_age.remove(job.name)  # or it would be reported as overdue
+
+    async def _collect_deleted(self, job: ActiveJob) -> None:
+        """Collect deleted jobs in this one's threads; the next round retries failures."""
+        try:
+            for removal in await self._in_thread(job.name, self._deletions.collect_expired):
+                logger.info("deleted job collected", extra={"job": removal.job, "objects": removal.objects})
+        except DstlError as error:
+            logger.warning("deleted jobs were not collected", extra={"job": job.name, "error": str(error)})
+        except Exception:  # as above
+            logger.exception("deleted jobs were not collected", extra={"job": job.name})

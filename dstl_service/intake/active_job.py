@@ -271,10 +271,11 @@ class ActiveJobs:
         look = job.look
         if look is None:
             return
-        has_ended = await look
+        has_ended = await asyncio.shield(look)  # who asks again needs the answer, though this one may be given up
         if has_ended is None:
             has_ended = await self.forget_ended(job.name)
-        job.look = None
+        if job.look is look:  # else a new owner's batch has begun meanwhile, and needs its own
+            job.look = None
         if has_ended or self._jobs.get(job.name) is not job:
             raise _no_such_epoch(job.name, job.epoch)
 

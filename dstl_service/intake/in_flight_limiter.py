@@ -182,11 +182,12 @@ class InFlightLimiter:
         for turn in self._waiting:
             if not turn.given.done():
                 (begun if turn.place.kept_bytes else first).setdefault(turn.place.job, turn)
-        # A job that has its share waits for itself, and nobody waits for it.
+        # A job that has its share waits for itself, and no other one waits for it.
         for turn in begun.values():
             if self._is_share(turn):
                 return turn
-        able = [turn for turn in first.values() if self._is_share(turn) and self._may_promise(turn)]
+        others = [turn for turn in first.values() if turn.place.job not in begun]
+        able = [turn for turn in others if self._is_share(turn) and self._may_promise(turn)]
         return min(able, key=lambda turn: self._used_by(turn.place.job), default=None)
 
     def _fits(self, turn: _Turn) -> bool:

@@ -103,7 +103,10 @@ class SavepointRegister:
             try:
                 found = self._entry(number)
             except NotFoundError as error:  # it existed before its predecessor was filled
-                raise UnavailableError(f"{self._key(number)} is not visible yet; retry") from error
+                if not begin:
+                    raise UnavailableError(f"{self._key(number)} is not visible yet; retry") from error
+                self._begin(number)  # a copy may lack it; if it exists, this put conflicts and makes it visible
+                found = self._entry(number)
         self._next, self._names = number, names
         return number, names
 

@@ -47,11 +47,11 @@ class SavepointStore:
         """
         Keep a checkpoint under a name; idempotent for the same checkpoint and name.
 
-        Ten requests, however many tables there are. They suffice (I11) because every deletion first handles all stored
-        manifests that are not needed, then reads the savepoints, then deletes objects that none of them names. Here the
-        savepoint is written and put on the register (`dstl_service.registry.savepoint_register`), so that it is seen
-        even where listings are stale; then its checkpoint's manifest is looked up. If that still exists, it was not
-        deleted before the savepoint was written. So either it is needed, and its objects stay, or the process that
+        Eleven requests, however many tables there are. They suffice (I11) because every deletion first handles all
+        stored manifests that are not needed, then reads the savepoints, then deletes objects that none of them names.
+        Here the savepoint is written and put on the register (`dstl_service.registry.savepoint_register`), so that it
+        is seen even where listings are stale; then its checkpoint's manifest is looked up. If that still exists, it was
+        not deleted before the savepoint was written. So either it is needed, and its objects stay, or the process that
         deletes it reads the savepoints later, and spares them. The objects need no lookup: a manifest is deleted before
         its objects, so all of them exist while it does.
 
@@ -82,19 +82,13 @@ class SavepointStore:
         return self._create(name, replace(self.load(copied), kept_by=call_uid), self._key(copied))
 
     def _create(self, name: str, savepoint: Manifest, proof_key: str) -> Manifest:
-        key, data = self._key(validate_name("savepoint", name)), encode_manifest(savepoint)
-        is_new = True
-        try:
-            self._store.put(key, data, if_absent=True)
-        except ConflictError:
-            is_new, there = False, self.load(name)
-            if there.ref != savepoint.ref:
-                raise ConflictError(
-                    f"savepoint {name!r} of job {self._job!r} already exists, of checkpoint {there.id}; "
-                    "delete it first, or choose another name"
-                ) from None
-            self._store.put(key, data)  # its maker, if it has yet to look up the manifest, leaves it alone
+        is_new = self._put(name, savepoint)
         self.register.add(name)
+        while not exists(
+            self._store, self._key(name)
+        ):  # deleted before it was registered: its name there would stop deletions
+            is_new = self._put(name, savepoint)
+            self.register.add(name)
         try:
             self._store.head(proof_key)
         except NotFoundError as error:
@@ -107,6 +101,26 @@ class SavepointStore:
                 name=name,
             ) from error
         return savepoint
+
+    def _put(self, name: str, savepoint: Manifest) -> bool:
+        """Write a savepoint; return whether there was none of this name."""
+        key, data = self._key(validate_name("savepoint", name)), encode_manifest(savepoint)
+        for _ in range(_LOOKS_MAX):
+            with suppress(ConflictError):
+                self._store.put(key, data, if_absent=True)
+                return True
+            try:
+                there = self.load(name)
+            except NotFoundError:  # deleted since
+                continue
+            if there.ref != savepoint.ref:
+                raise ConflictError(
+                    f"savepoint {name!r} of job {self._job!r} already exists, of checkpoint {there.id}; "
+                    "delete it first, or choose another name"
+                )
+            self._store.put(key, data)  # its maker, if it has yet to look up the manifest, leaves it alone
+            return False
+        raise UnavailableError(f"savepoint {name!r} of job {self._job!r} is made and deleted all the time; retry")
 
     def load(self, name: str) -> Manifest:
         """
@@ -144,9 +158,13 @@ class SavepointStore:
 
     def delete(self, name: str) -> None:
         """Delete a savepoint; objects that only it named become orphans. `NotFoundError` if there is none."""
-        if not exists(self._store, self._key(validate_name("savepoint", name))) and name not in self.register.names():
+        key = self._key(validate_name("savepoint", name))
+        if not exists(self._store, key) and name not in self.register.names():
             raise NotFoundError(f"job {self._job!r} has no savepoint {name!r}", job=self._job)
         self.discard(name)
+        # One made meanwhile was deleted with the other, if it was registered before this call deleted.
+        while name in self.register.names() and not exists(self._store, key):
+            self.discard(name)
 
     def discard(self, name: str) -> None:
         """Delete a savepoint if it exists, off the register first: a name there without its object stops deletions."""

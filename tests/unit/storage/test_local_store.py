@@ -207,9 +207,9 @@ def test_folder_deleted_by_others_is_made_again(store: LocalStore, tmp_path: Pat
 def test_object_and_folder_of_one_name_are_refused(store: LocalStore, if_absent: bool) -> None:
     """What S3 allows and files cannot do is said, not half done."""
     store.put("a/b", b"x")
-    with pytest.raises(InvalidInputError, match="one name"):
+    with pytest.raises(InvalidInputError, match="the same name"):
         store.put("a", b"x", if_absent=if_absent)
-    with pytest.raises(InvalidInputError, match="one name"):
+    with pytest.raises(InvalidInputError, match="the same name"):
         store.put("a/b/c", b"x", if_absent=if_absent)
     assert [info.key for info in store.list("")] == ["a/b"]
 

@@ -43,7 +43,7 @@ def test_folder_that_others_can_write_is_refused(mode: int, tmp_path: Path) -> N
     (tmp_path / "open").chmod(mode)
 
     for path in (tmp_path / "open", tmp_path / "open" / "own"):
-        with pytest.raises(UntrustedFolderError, match=r"open can be written by other users.*chmod go-w"):
+        with pytest.raises(UntrustedFolderError, match=r"open is writable by other users.*chmod go-w"):
             check_folder(path)
 
 
@@ -86,12 +86,12 @@ def test_own_link_is_followed_and_its_target_looked_at(tmp_path: Path) -> None:
     (tmp_path / "bad").symlink_to(tmp_path / "open")
     (tmp_path / "round").symlink_to("round")
 
-    with pytest.raises(UntrustedFolderError, match="open can be written"):
+    with pytest.raises(UntrustedFolderError, match="open is writable"):
         check_folder(tmp_path / "good")  # by way of a folder in which "own" could be exchanged
     (tmp_path / "good").unlink()
     (tmp_path / "good").symlink_to("own")
     check_folder(tmp_path / "good" / "below")
-    with pytest.raises(UntrustedFolderError, match="open can be written"):
+    with pytest.raises(UntrustedFolderError, match="open is writable"):
         check_folder(tmp_path / "bad" / "below")
     with pytest.raises(UntrustedFolderError, match="loop of links"):
         check_folder(tmp_path / "round")
@@ -188,7 +188,7 @@ def test_lock_follows_no_link_and_waits_for_nothing(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "pipe"):
-        with pytest.raises(OSError, match=r"symbolic links|no file of this user"):
+        with pytest.raises(OSError, match=r"symbolic links|not a regular file of this user"):
             open_lock(tmp_path / name)
 
     assert (tmp_path / "target").read_text(encoding="utf-8") == "precious"

@@ -315,7 +315,7 @@ def test_start_that_the_system_refuses_says_what_to_do(
             service.ensure()
 
     assert "a long command" not in raised.value.message
-    for words in (service.log_path, "processes, memory and disk space", "its log ends: "):
+    for words in (service.log_path, "processes, memory and disk space", "the log ends: "):
         assert words in raised.value.message
 
 

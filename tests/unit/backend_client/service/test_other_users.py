@@ -97,7 +97,7 @@ def test_other_user_in_place_of_the_embedded_sidecar_is_refused(impostor: Impost
     service = EmbeddedService("file:///s", str(tmp_path), 60)
     os.symlink(impostor.path, service.socket_path)
 
-    with pytest.raises(InvalidInputError, match=r"uid|can be written"):
+    with pytest.raises(InvalidInputError, match=r"uid|is writable"):
         service.ensure()
 
 

@@ -47,7 +47,7 @@ def test_impossible_output_column_is_refused() -> None:
     output = StructType().add("k", StringType()).add("n", LongType())
     with pytest.raises(InvalidInputError, match="'t' is not a column of the output; it has k, n"):
         mark_event_time(output, "t", MOMENT)
-    with pytest.raises(InvalidInputError, match="'n' must be a timestamp, it is bigint"):
+    with pytest.raises(InvalidInputError, match="'n' must be a timestamp, not bigint"):
         mark_event_time(output, "n", MOMENT)
 
 

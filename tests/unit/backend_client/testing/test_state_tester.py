@@ -218,7 +218,7 @@ def test_state_deleted_and_asked_for_begins_anew_every_time() -> None:
 
 def test_unknown_state_is_named(tester: StateTester) -> None:
     """A misspelt state name is an error that says which names there are."""
-    with pytest.raises(InvalidInputError, match="no state 'cuont'; it asks for: count, amounts, last"):
+    with pytest.raises(InvalidInputError, match="no state 'cuont'; it declares: count, amounts, last"):
         tester.peekValueState("cuont", "ann")
 
 

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from dstl_service.collection.tombstones import Deletions
 from dstl_service.formats.keys import number_of, place_of
 from dstl_service.intake.active_job import IDLE_MS
+from dstl_service.registry.job_store import JobStore
 from dstl_service.settings import GcSettings
 from storage.errors import CorruptDataError
 from storage.memory_store import MemoryStore
-from storage.testing import FakeClock, Fault, FaultKind, FaultyStore, RecordingStore
+from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.http_life import Life, samples, service
 from tests.unit.dstl_service.samples import opened
 from tests.unit.dstl_service.world import World
@@ -38,6 +40,20 @@ def test_collector_outlives_a_bug() -> None:
         found = wait_until(lambda: (now := samples(life)).get(COLLECTED) is not None and now)
 
     assert found[FAILED] == 1
+
+
+def test_job_that_cannot_be_collected_keeps_no_deleted_one() -> None:
+    """I12: where a job's own collection fails for long, deleted jobs are collected all the same."""
+    store, clock = FaultyStore(MemoryStore()), FakeClock()
+    gone = JobStore(store, "gone", clock, FakeIds(7))
+    gone.open(None)
+    store.inject(Fault("list", FaultKind.FAIL_BEFORE, "job/segments/*", times=None))
+    with service(store, clock, gc=OFTEN) as life:
+        Deletions(store, clock, FakeIds(8)).bury("gone", "owner", delay_s=0)
+        life.open()
+        wait_until(lambda: not gone.exists())
+
+        assert samples(life)[FAILED] > 0
 
 
 def test_ended_collector_is_started_again() -> None:

@@ -135,6 +135,35 @@ def test_bringing_back_that_was_interrupted_is_finished(world: World, finisher: 
     assert world.keys() == ["job/job.json", "job/segments/h/1.seg"]
 
 
+@pytest.mark.parametrize("step", [("put", "@fates/*.*"), ("delete", "@deleted/*")])
+def test_job_is_deleted_again_behind_an_interrupted_bringing_back(world: World, step: tuple[str, str]) -> None:
+    """I12: a deletion that is acknowledged ends in a collection, wherever who brought the job back before it died."""
+    world.one.bury("job", "ann", 60)
+    paused = PausingStore(world.store)
+    paused.pause_at(*step, kill)
+    with pytest.raises(Killed):
+        Deletions(paused, world.clock, FakeIds(3)).undo("job")
+    assert world.other.bury("job", "bob", 60).who == "bob"
+    world.clock.advance(60_000)
+
+    assert [removal.job for removal in world.one.collect_expired()] == ["job"]
+    assert world.keys() == world.keys("@deleted/") == []
+
+
+def test_collector_finishes_a_bringing_back_that_was_interrupted(world: World) -> None:
+    """A job that somebody decided to keep does not stay closed for ever because he died."""
+    world.one.bury("job", "ann", 60)
+    paused = PausingStore(world.store)
+    paused.pause_at("put", "@fates/*.*", kill)
+    with pytest.raises(Killed):
+        Deletions(paused, world.clock, FakeIds(3)).undo("job")
+    world.clock.advance(60_000)
+
+    assert world.other.collect_expired() == []
+    world.one.check("job")
+    assert world.keys() == ["job/job.json", "job/segments/h/1.seg"]
+
+
 def test_bringing_back_late_undoes_no_later_deletion(world: World) -> None:
     """I4: who was paused while he brought a job back lets a deletion stand that somebody decided since."""
     world.one.bury("job", "ann", 60)

@@ -114,3 +114,33 @@ def test_name_that_was_only_asked_for_is_not_kept() -> None:
         assert host.parts.jobs.names == ["job"]
 
     run(story)
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_look_whether_the_job_was_deleted_is_kept_for_who_needs_it(*, is_given_up: bool) -> None:
+    """I4: neither a request that is given up nor one of an older owner takes the look away from the one behind it."""
+
+    async def story(host: Host) -> None:
+        await host.begin()
+        jobs, answered = host.parts.jobs, asyncio.Event()
+        job = jobs.get("job")
+
+        async def look() -> bool:
+            return await answered.wait() and False
+
+        needed = job.look = asyncio.create_task(look())
+        asking = asyncio.create_task(jobs.check_not_ended(job))
+        await asyncio.sleep(0)
+        if is_given_up:
+            asking.cancel()
+        else:
+            jobs.begin_look(job, 1)
+            assert job.look is not None
+            needed = job.look
+        answered.set()
+        await asyncio.wait([asking])
+        assert job.look is needed
+        await jobs.check_not_ended(job)
+        assert job.look is None
+
+    run(story)

@@ -318,3 +318,29 @@ def test_freed_room_goes_to_who_holds_least() -> None:
         assert hall.entered[3:] == ["few", "many 0", "many 1", "many 2"]
 
     asyncio.run(run())
+
+
+def test_body_that_has_begun_is_overtaken_by_none_of_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I9: a large set enters though its job goes on to send small ones, which would always find room before it."""
+    monkeypatch.setattr(in_flight_limiter, "FIRST_BYTES_MAX", 10)
+
+    async def run() -> None:
+        hall = Hall()
+        await hall.take_in(100)
+
+        async def send_large() -> None:
+            async with hall.room.reserved("job", 600) as place:
+                await place.arrived(300)
+                hall.entered.append("large")
+
+        large = asyncio.create_task(send_large())
+        await until_waiting(large)
+        small = asyncio.create_task(hall.take_in(50, "small"))
+        await until_waiting(large, small)
+        hall.free(100)
+        await asyncio.gather(large, small)
+
+        assert hall.entered[-2:] == ["large", "small"]
+        assert hall.refused == 0
+
+    in_virtual_time(run())

@@ -10,7 +10,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from dstl_service.formats.manifest import Manifest, ManifestKind, StateView
-from dstl_service.formats.under_way import UnderWay
+from dstl_service.formats.under_way import UnderWay, followed
 from dstl_service.materialization.admission import choose_materializations
 from dstl_service.materialization.materializer import Materializer
 from dstl_service.materialization.policy import MaterializationSettings
@@ -93,7 +93,15 @@ class Job:
                 reported.append(offer.report)
         chosen = choose_materializations(self.jobs, "job", base, reported, self.clock, 500, at_once=1)
         view = truncate(self.jobs.state(base), chosen.taken)
-        listed = chosen.under_way(self.jobs, base, [self.operator], view.materializations)
+        listed = followed(
+            self.newest.under_way,
+            base,
+            chosen.announced,
+            {*chosen.refused, *(handle.uid for handle in chosen.taken)},
+            [self.operator],
+            view.materializations,
+            self.jobs.max_parallelism,
+        )
         self.newest = self.complete(self.newest, view, UnderWay(listed))
         while self.sidecar.is_busy:  # noqa: ASYNC110 - threads bring it about
             await asyncio.sleep(0.001)

@@ -224,3 +224,45 @@ def test_damaged_entry_ends_the_collection() -> None:
 
     with pytest.raises(CorruptDataError, match="claim"):
         world.collect()
+
+
+@pytest.mark.parametrize("paused_one", ["maker", "deleter"])
+def test_savepoint_that_is_made_and_deleted_at_once_holds_nobody_up(paused_one: str) -> None:
+    """I12: wherever one of the two is paused, the register names no savepoint behind them that is not there."""
+    for call in count():
+        world = subsumed_world(is_begun=True)
+        first = next(world.jobs.completed())
+        if paused_one == "deleter":
+            world.jobs.keep("kept", first)
+        view = PausingStore(world.store)
+        of_one, of_other = opened(view, host=2), opened(world.store, host=3)
+        delete = lambda jobs: run(lambda: jobs.savepoints.delete("kept"))  # noqa: E731
+        save = lambda jobs, first=first: run(lambda: jobs.keep("kept", first))  # noqa: E731
+        goes_on, others = (save, [delete]) if paused_one == "maker" else (delete, [delete, save])
+
+        def meanwhile(others: list[Callable[[JobStore], bool]] = others, jobs: JobStore = of_other) -> None:
+            for act in others:
+                act(jobs)
+
+        calls = view.calls
+        view.pause_before(calls + call, meanwhile)
+        goes_on(of_one)
+        if view.calls <= calls + call:
+            break
+        savepoints = opened(world.store, host=4).savepoints
+        assert savepoints.register.names() <= set(savepoints.names())
+        world.collect(checkpoints_max=1)
+    assert call > 5
+
+
+def test_register_goes_on_where_a_copy_lacks_its_end() -> None:
+    """A folder that was copied while a savepoint was made may lack the number behind the last entry."""
+    world = subsumed_world(is_begun=True)
+    world.jobs.make_savepoint("kept", None)
+    end = max(info.key for info in world.store.list("job/savepoints-made/"))
+    world.store.delete([end])
+
+    jobs = opened(world.store, host=2)
+    jobs.make_savepoint("second", None)
+    assert jobs.savepoints.register.names() == {"kept", "second"}
+    world.collect(checkpoints_max=1)

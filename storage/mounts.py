@@ -1,0 +1,56 @@
+"""
+Checks how the folder of a file store is mounted, where the mount's options decide whether the store is right.
+
+An NFS client answers "there is no such file" from a cache for up to a minute unless told otherwise. A store relies on
+that answer: by it a service learns which checkpoint is the newest and whether its epoch was taken over.
+"""
+
+from __future__ import annotations
+
+import os
+
+from storage.errors import InvalidInputError
+
+_MOUNTS = "/proc/self/mountinfo"
+_NETWORK = ("nfs", "nfs4")
+_FRESH = frozenset({"lookupcache=pos", "lookupcache=positive", "lookupcache=none", "noac", "acdirmax=0", "actimeo=0"})
+"""Options of which one is enough: absent names are looked up each time."""
+
+
+def check_mount(folder: str) -> None:
+    """
+    Return if the folder's mount answers for names as they are now, or nothing is known of it.
+
+    Raises:
+        InvalidInputError: It is an NFS mount that caches absent names, or reads without asking the server.
+    """
+    try:
+        device = os.stat(folder).st_dev
+        with open(_MOUNTS, encoding="utf-8", errors="replace") as lines:
+            mounts = lines.read()
+    except OSError:  # not Linux, or the folder cannot be reached: the first call to it says so
+        return
+    problem = problem_of(mounts, f"{os.major(device)}:{os.minor(device)}")
+    if problem:
+        raise InvalidInputError(f"folder {folder} is not safe to share: {problem}")
+
+
+def problem_of(mounts: str, device: str) -> str:
+    """
+    Return what is wrong with the mount of a device, or nothing.
+
+    Args:
+        mounts: Text of Linux's ``/proc/self/mountinfo``.
+        device: ``major:minor``.
+    """
+    for line in mounts.splitlines():
+        fields, _, super_fields = line.partition(" - ")
+        kind, *source = super_fields.split(" ")
+        if fields.split(" ")[2:3] != [device] or kind not in _NETWORK:
+            continue
+        options = set(source[-1].split(","))
+        if "nocto" in options:
+            return "its NFS mount does not ask the server when a file is opened; mount it without `nocto`"
+        if not options & _FRESH:
+            return "its NFS mount caches which names do not exist; mount it with `lookupcache=positive`"
+    return ""

@@ -71,7 +71,7 @@ def check_object(store: ObjectStore, key: str, handles: Iterable[SegmentHandle])
     try:
         data = store.get(key)
     except NotFoundError:
-        raise CorruptDataError(f"object {key} is missing, which a checkpoint names", object_key=key) from None
+        raise CorruptDataError(f"object {key} named by a checkpoint is missing", object_key=key) from None
     stored = {entry for entry, _ in decode_object(data, key)}
     missing = [handle for handle in handles if handle.entry not in stored or handle.object_size_bytes != len(data)]
     if missing:

@@ -55,7 +55,7 @@ def test_every_damage_is_reported(job: list[Path], tmp_path: Path, capsys: pytes
 
     assert code == 1
     assert job[0].name in out
-    assert f"{job[2].name} is missing, which a checkpoint names" in out
+    assert f"{job[2].name} named by a checkpoint is missing" in out
     assert "2 problems" in out
 
 

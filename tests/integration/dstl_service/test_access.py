@@ -110,7 +110,7 @@ class TestSocket:
         else:
             path.symlink_to("elsewhere")
 
-        assert "is no socket" in refused_start(folder, "--socket", str(path))
+        assert "is not a socket" in refused_start(folder, "--socket", str(path))
         assert os.path.lexists(path)
 
 

@@ -42,11 +42,11 @@ delay_ms = 20
 ```
 
 Units are in the names.
-A name that is no setting is refused with the nearest one.
-A value of another type, or one that does not fit the others, is refused too.
-In the environment, which others share, a `DSTL_` name that is neither of a group nor close to a setting is left alone.
-A sidecar that starts itself has the environment of the process that starts it, `DSTL_CONFIG` too.
-Settings without a default in the tables are off until they are given.
+An unknown name is refused; the error names the nearest setting.
+A value of the wrong type, or one in conflict with another setting, is refused too.
+In the environment, which is shared, a `DSTL_` name that is neither of a group nor close to a setting is ignored.
+An automatically started sidecar inherits the environment of the process that starts it, `DSTL_CONFIG` included.
+Settings without a default in the tables are off unless set.
 """
 _NO_DEFAULT = {
     "storage": "must be given",

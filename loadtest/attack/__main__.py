@@ -104,7 +104,7 @@ def _together(cases: Sequence[Case], target: Attacked, *, workers: int) -> list[
 
     with ThreadPoolExecutor(workers) as pool:
         results = list(pool.map(one, cases))
-    whole = judge(Case(cases[0].group, "behind all of these", lambda _: None), target)
+    whole = judge(Case(cases[0].group, "after all of these", lambda _: None), target)
     return [*results, replace(whole, state=results[-1].state)]
 
 

@@ -146,9 +146,9 @@ def cases() -> list[Case]:
     """Return the cases of this group."""
     return [
         _pouring("trailers of 25 MB", *_trailers(_JSON)),
-        _pouring("trailers of 25 MB behind an open path", *_trailers("/health", "GET")),
-        _pouring("trailers of 25 MB behind no path", *_trailers("/nothing")),
-        _pouring("trailers of 25 MB behind a change set", *_trailers(_SET)),
+        _pouring("trailers of 25 MB after an open path", *_trailers("/health", "GET")),
+        _pouring("trailers of 25 MB after no path", *_trailers("/nothing")),
+        _pouring("trailers of 25 MB after a change set", *_trailers(_SET)),
         _pouring("many short trailers", _chunked(_JSON) + b"2\r\n{}\r\n0\r\n", b"x: a\r\n" * 1000, 2000),
         _pouring("chunk extension of 25 MB", _chunked(_JSON) + b"1;x=", b"a" * 65_536, 400),
         _pouring("chunk size of a million zeros", _chunked(_JSON), b"0" * 65_536, 64, is_cut=False),
@@ -166,7 +166,7 @@ def cases() -> list[Case]:
         _sending("change set without a length", _chunked(_SET) + b"1\r\na\r\n0\r\n\r\n"),
         _sending("change set of another checksum", request("POST", _SET, b"a" * _MIB)),
         Case(_GROUP, "100,000 chunks of one byte", _small_chunks),
-        Case(_GROUP, "right request behind a body of 100 KB", _pipelined),
+        Case(_GROUP, "valid request after a body of 100 KB", _pipelined),
         Case(_GROUP, "compressed JSON of 200 MB", _append_bomb, rss_growth_max=48 * _MIB),
         Case(_GROUP, "change set that unpacks to 512 MiB", _bomb, neighbour_ms_max=60_000.0),
         _claiming("claimed 100 MiB, sent four bytes", 100 * _MIB, 1),

@@ -166,7 +166,7 @@ def alone() -> list[Case]:
         "400 half heads": _crowd(400, _text(b"GET /health HTTP/1.1\r\nhost: ")),
         "400 bodies that never come": _crowd(400, _json(100_000)),
         "400 change sets that never come": _crowd(400, _set(100_000)),
-        "answers that nobody reads": _never_reading,
+        "answers that are never read": _never_reading,
         "500 connections that are reset": _resetting,
     }
     return [Case(GROUP, name, attack, known=("claimer",)) for name, attack in attacks.items()]

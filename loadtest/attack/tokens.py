@@ -32,7 +32,7 @@ _WRONG: dict[str, str | None] = {
 _PATHS = ("/v1/info", "/metrics", "/ready", "/openapi.json", "/docs", "/v1/jobs/neighbour", "/nothing/here")
 _BYPASSES = {
     "two slashes": "//v1/info",
-    "behind the open path": "/health/../v1/info",
+    "through the open path": "/health/../v1/info",
     "open path, encoded": "/health%2f..%2fv1/info",
     "open path with a parameter": "/health;/v1/info",
     "open path in capitals": "/HEALTH",

@@ -176,5 +176,7 @@ class LifeFolder:
             NotFoundError: The folder is bound to another life: one of the two has ended.
         """
         if self._life not in (None, life):
-            raise NotFoundError(f"job {self.job!r} was deleted, and its name is free: restart the query", job=self.job)
+            raise NotFoundError(
+                f"job {self.job!r} was deleted, and its name may be another job's: restart the query", job=self.job
+            )
         self._life = life

@@ -70,7 +70,7 @@ class OwnedJob(ManifestReader):
 
         Args:
             owner: The caller, for people.
-            savepoint: Holds the target's manifest; deleted when the next epoch begins.
+            savepoint: Holds the target's manifest until the rewind is done; then it is deleted.
             target: The checkpoint's id.
         """
         return self._begin_epoch(owner, (savepoint, target))

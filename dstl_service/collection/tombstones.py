@@ -8,8 +8,8 @@ Deletion of a job, which can be undone for a time: a tombstone first, the object
 
 A job with a tombstone is not opened. Undoing and collecting both put the fate, create-if-absent, before they do
 anything: so exactly one of the two happens, whatever the clocks say and however long a process is paused. Undoing then
-    records that the deletion's number is past, and deletes the tombstone. So the key of a tombstone is never reused: a
-    process that resumes late cannot delete the tombstone of a later deletion.
+records that the deletion's number is past, and deletes the tombstone. So the key of a tombstone is never reused: a
+process that resumes late cannot delete the tombstone of a later deletion.
 
 A collector claims an epoch before it deletes anything. The process that buried the job may have died before its claim,
 and a query that still runs would complete checkpoints with missing objects (I4). If the claim fails, nothing is

@@ -4,7 +4,7 @@ The coordinator's gate: which of the snapshots that tasks report a checkpoint ta
 A stored snapshot is taken only while the base lists it as under way (`dstl_service.formats.under_way`), and while the
 base's state has all its parents (I11). A snapshot that does not belong to the state is refused and counted, never an
 error: a checkpoint does not depend on it (I13). Only data that is neither an announcement nor a handle is the caller's
-    error (`check_form`). A snapshot refused for good leaves the list, so that its table is stored again.
+error (`check_form`). A snapshot refused for good leaves the list, so that its table is stored again.
 
 A handle costs one request, once: an index never changes, and is cached. The oldest snapshots come first, whatever their
 key groups, so each gets its turn. Blocking I/O.

@@ -84,9 +84,7 @@ class SavepointStore:
     def _create(self, name: str, savepoint: Manifest, proof_key: str) -> Manifest:
         is_new = self._put(name, savepoint)
         self.register.add(name)
-        while not exists(
-            self._store, self._key(name)
-        ):  # deleted before it was registered: its name there would stop deletions
+        while not exists(self._store, self._key(name)):  # deleted before it was registered, where it is missing
             is_new = self._put(name, savepoint)
             self.register.add(name)
         try:

@@ -90,7 +90,7 @@ def rewind(
     retained = retained_manifests(job_store, checkpoints_max)
     target = _retained(job, retained, checkpoint_id) if savepoint is None else job_store.savepoints.load(savepoint)
     if target.ref == newest.ref:
-        raise InvalidInputError(f"job {job!r} is already at checkpoint {target.ref.to_text()}: choose an older one")
+        raise InvalidInputError(f"job {job!r} is already at checkpoint {target.ref.to_text()}: choose another one")
     behind = sum(manifest.id > target.id for manifest in job_store.completed())
     report = RewindReport(job, False, newest.ref.to_text(), target.ref.to_text(), behind, before_rewind(newest.ref))
     if not write:

@@ -220,7 +220,7 @@ def place_prefix(folder: str, branch: int, checkpoint_id: int) -> str:
 
 
 def place_key(folder: str, place: Place) -> str:
-    """Return the key of a place; keys sort like places within a branch."""
+    """Return the key of a place; keys sort like places."""
     return f"{place_prefix(folder, place.branch, place.id)}{place.number:06d}.json"
 
 

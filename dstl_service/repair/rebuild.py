@@ -212,7 +212,7 @@ def _check_writable(
     if newest is not None and newest.id > chosen.id:
         key = manifest_key(folder, newest.id, newest.generation)
         raise InvalidInputError(
-            f"manifest {key} is sound, and newer than checkpoint {chosen.id}, the newest that can be restored: "
+            f"manifest {key} is sound, and newer than checkpoint {chosen.id}, the one to restore: "
             f"bring back the objects it lacks, or move this manifest away ({'; '.join(_causes(report))})"
         )
 

@@ -1,8 +1,8 @@
 """
-Savepoints: complete manifests under a name, which keep all that they name until they are deleted.
+Savepoints: complete manifests under a name, which keep all objects that they name until they are deleted.
 
-A savepoint is a copy of a checkpoint's manifest, so a table is restored from it as from the checkpoint, whether or not
-the checkpoint itself was subsumed meanwhile. Blocking I/O; the service calls it in threads.
+A savepoint is a copy of a checkpoint's manifest, so a table is restored from it as from the checkpoint, even after the
+checkpoint was subsumed. Blocking I/O; the service calls it in threads.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ class SavepointStore:
 
     def create(self, name: str, manifest: Manifest, before: StateView | None, call_uid: str) -> Manifest:
         """
-        Keep a checkpoint under a name; the same checkpoint under the same name again changes nothing.
+        Keep a checkpoint under a name; idempotent for the same checkpoint and name.
 
-        Eleven requests, however many tables there are. Why they do (I11): whoever deletes goes from manifests - all
-        that are stored and not needed - to a look at the savepoints, to objects that none of them names. Here the
-        savepoint is written and put on the register (`dstl_service.registry.savepoint_register`), so that it is seen
-        wherever listings are old; then its checkpoint's manifest is looked for. If that is still there, it was not
-        deleted before the savepoint was written; so either it is needed, and its objects stay, or who deletes it looks
-        at the savepoints later, and spares them. The objects need no look: a manifest goes before its objects, so all
-        of them are there while it is.
+        Eleven requests, however many tables there are. They suffice (I11) because every deletion first handles all
+        stored manifests that are not needed, then reads the savepoints, then deletes objects that none of them names.
+        Here the savepoint is written and put on the register (`dstl_service.registry.savepoint_register`), so that it
+        is seen even where listings are stale; then its checkpoint's manifest is looked up. If that still exists, it was
+        not deleted before the savepoint was written. So either it is needed, and its objects stay, or the process that
+        deletes it reads the savepoints later, and spares them. The objects need no lookup: a manifest is deleted before
+        its objects, so all of them exist while it does.
 
         Args:
             name: See `storage.model.validate_name`.
             manifest: The checkpoint's own.
-            before: What its base consists of; None for a complete manifest and for a job's first.
-            call_uid: Names this call, so that it takes no other one's savepoint for its own, and deletes that.
+            before: The state of its base; None for a complete manifest and for a job's first.
+            call_uid: Names this call, so that it never deletes another call's savepoint as its own.
 
         Raises:
             ConflictError: The name is taken by another checkpoint.
-            NotFoundError: The checkpoint's manifest is gone: it was subsumed meanwhile.
+            NotFoundError: The checkpoint's manifest is gone: the checkpoint was subsumed meanwhile.
         """
         savepoint = replace(manifest, kind=ManifestKind.COMPLETE, kept_by=call_uid, under_way=NOTHING)
         if before is not None:
@@ -72,34 +72,36 @@ class SavepointStore:
 
     def copy(self, name: str, copied: str, call_uid: str) -> Manifest:
         """
-        Keep under another name what a savepoint holds; the same call again changes nothing.
+        Copy a savepoint under another name; idempotent.
 
-        As in `create`, with the other savepoint in place of the manifest: while it is there, so are its objects.
+        As in `create`, with the other savepoint in place of the manifest: while it exists, so do its objects.
 
         Raises:
-            NotFoundError: There is none of this name, or it was deleted meanwhile.
+            NotFoundError: There is no savepoint of this name, or it was deleted meanwhile.
         """
         return self._create(name, replace(self.load(copied), kept_by=call_uid), self._key(copied))
 
     def _create(self, name: str, savepoint: Manifest, proof_key: str) -> Manifest:
         is_new = self._put(name, savepoint)
         self.register.add(name)
-        while not exists(self._store, self._key(name)):  # deleted before it was on the register, where it is missed
+        while not exists(self._store, self._key(name)):  # deleted before it was registered, where it is missing
             is_new = self._put(name, savepoint)
             self.register.add(name)
         try:
             self._store.head(proof_key)
         except NotFoundError as error:
-            # One that was there may be whole. So is one that another call took over: it looks for the manifest, too.
+            # An older savepoint may be whole. One that another call took over is that call's: it checks too.
             if is_new and self.load(name).kept_by == savepoint.kept_by:
                 self.discard(name)
             raise NotFoundError(
-                f"checkpoint {savepoint.id} of job {self._job!r} was subsumed while the savepoint was made", name=name
+                f"checkpoint {savepoint.id} of job {self._job!r} was subsumed while the savepoint was made; "
+                "choose a newer one",
+                name=name,
             ) from error
         return savepoint
 
     def _put(self, name: str, savepoint: Manifest) -> bool:
-        """Write a savepoint; say whether there was none of this name."""
+        """Write a savepoint; return whether there was none of this name."""
         key, data = self._key(validate_name("savepoint", name)), encode_manifest(savepoint)
         for _ in range(_LOOKS_MAX):
             with suppress(ConflictError):
@@ -111,20 +113,20 @@ class SavepointStore:
                 continue
             if there.ref != savepoint.ref:
                 raise ConflictError(
-                    f"savepoint {name!r} of job {self._job!r} exists already, of checkpoint {there.id}; "
+                    f"savepoint {name!r} of job {self._job!r} already exists, of checkpoint {there.id}; "
                     "delete it first, or choose another name"
                 )
-            self._store.put(key, data)  # who made it, and has not looked for the manifest yet, leaves it alone
+            self._store.put(key, data)  # its maker, if it has yet to look up the manifest, leaves it alone
             return False
-        raise UnavailableError(f"savepoint {name!r} of job {self._job!r} is made and deleted all the time; ask again")
+        raise UnavailableError(f"savepoint {name!r} of job {self._job!r} is made and deleted all the time; retry")
 
     def load(self, name: str) -> Manifest:
         """
         Return a savepoint.
 
         Raises:
-            NotFoundError: There is none of this name.
-            CorruptDataError: It cannot be read.
+            NotFoundError: There is no savepoint of this name.
+            CorruptDataError: The savepoint cannot be read.
         """
         key = self._key(validate_name("savepoint", name))
         try:
@@ -142,48 +144,48 @@ class SavepointStore:
         Yield all savepoints by name, as they were at one moment of the call.
 
         Raises:
-            CorruptDataError: One cannot be read.
-            UnavailableError: They are made and deleted faster than they can be read.
+            CorruptDataError: A savepoint cannot be read.
+            UnavailableError: Savepoints are made and deleted faster than they can be read.
         """
         for _ in range(_LOOKS_MAX):
-            # One that vanished may have been copied under a name that was not listed.
+            # A savepoint that vanished may have been copied under a name that was not listed.
             with suppress(NotFoundError):
                 yield from [(name, self.load(name)) for name in self.names()]
                 return
-        raise UnavailableError(f"savepoints of job {self._job!r} change faster than they can be read; ask again")
+        raise UnavailableError(f"savepoints of job {self._job!r} change faster than they can be read; retry")
 
     def delete(self, name: str) -> None:
-        """Delete a savepoint; what only it named becomes an orphan. `NotFoundError` if there is none."""
+        """Delete a savepoint; objects that only it named become orphans. `NotFoundError` if there is none."""
         key = self._key(validate_name("savepoint", name))
         if not exists(self._store, key) and name not in self.register.names():
             raise NotFoundError(f"job {self._job!r} has no savepoint {name!r}", job=self._job)
         self.discard(name)
-        # One that was made meanwhile went with the other one, if it was on the register before this came to delete.
+        # One made meanwhile was deleted with the other, if it was registered before this call deleted.
         while name in self.register.names() and not exists(self._store, key):
             self.discard(name)
 
     def discard(self, name: str) -> None:
-        """Delete a savepoint that may be gone already; it goes off the register first, or it would be missed there."""
+        """Delete a savepoint if it exists, off the register first: a name there without its object stops deletions."""
         self.register.remove(name)
         self._store.delete([self._key(name)])
 
     def _all_for_deletion(self, *, begin: bool = True) -> list[tuple[str, Manifest]]:
         """
-        Return all savepoints by name, also those that no listing shows yet.
+        Return all savepoints by name, including those that no listing shows yet.
 
         Raises:
-            UnavailableError: One on the register cannot be read, or not yet: delete nothing.
+            UnavailableError: A savepoint on the register is not found, or not yet: delete nothing.
         """
         missing = ""
         for _ in range(_LOOKS_MAX):
             names = sorted({*self.names(), *self.register.names(begin=begin)})
             try:
                 return [(missing := name, self.load(name)) for name in names]
-            except NotFoundError:  # deleted since, or copied under a name that was not seen
+            except NotFoundError:  # deleted since, or copied under a name not listed
                 continue
         raise UnavailableError(
-            f"savepoint {missing!r} of job {self._job!r} is on the register, and is not found: one that was just made "
-            f"is found later; if it is lost, `dstl savepoints --delete {missing}` takes it off the register",
+            f"savepoint {missing!r} of job {self._job!r} is on the register but not found: if it was just made, retry "
+            f"later; if it is lost, `dstl savepoints --delete {missing}` takes it off the register",
             job=self._job,
         )
 
@@ -200,17 +202,17 @@ class SavepointStore:
         """
         Return the keys of all objects that savepoints name, those of their snapshots too.
 
-        A snapshot whose index is gone can be restored by nobody, so its files are nobody's. Such a savepoint was left
-        by a process that died before it saw that its checkpoint was gone, or came back with a file system's loss of
-        power. It is reported, and keeps what else it names; it must not keep all garbage for ever.
+        A snapshot without its index cannot be restored, so its files are not kept. Such a savepoint was left by a
+        process that died before it saw that its checkpoint was gone, or came back with a file system's loss of power.
+        It is logged, and keeps the other objects that it names; it must not keep all garbage for ever.
 
         Args:
-            indexes: Reads the indexes of snapshots, and remembers them.
-            begin: Whether the register is begun where there is none; see `SavepointRegister.names`.
+            indexes: Reads and caches the indexes of snapshots.
+            begin: Whether to create a missing register; see `SavepointRegister.names`.
 
         Raises:
-            UnavailableError: One cannot be read yet: delete nothing.
-            CorruptDataError: A savepoint, or an index that is there, cannot be read: delete nothing.
+            UnavailableError: A savepoint on the register is not found, or not yet: delete nothing.
+            CorruptDataError: A savepoint, or an index that exists, cannot be read: delete nothing.
         """
         named: set[str] = set()
         for name, manifest in self._all_for_deletion(begin=begin):

@@ -2,7 +2,8 @@
 Change-set objects that a later checkpoint may still name, according to their indexes.
 
 A batch may take hours, with many collections of its job meanwhile. Indexes never change, so those of the objects that
-the last collection kept are cached. Thread-safe; reads block.
+the last collection kept are cached. An object whose index cannot be read is spared once: the read may have failed, not
+the object. If the next collection cannot read it either, no checkpoint can name it. Thread-safe; reads block.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class UnfinishedObjects:
         self._store = store
         self._objects_max = objects_max
         self._known: dict[ObjectInfo, frozenset[tuple[int, int]]] = {}
+        self._unreadable: set[ObjectInfo] = set()
 
     def among(self, objects: Iterable[ObjectInfo], newest_id: int, epoch: int) -> set[ObjectInfo]:
         """
@@ -41,19 +43,22 @@ class UnfinishedObjects:
             newest_id: Id of the newest checkpoint.
             epoch: The epoch that may complete the next checkpoint: no older one can (I4).
         """
-        known, found = self._known, {}
+        known, found, unreadable = self._known, {}, set()
         for info in objects:
             held = known[info] if info in known else self._held(info)
-            if any(checkpoint_id > newest_id and writer >= epoch for checkpoint_id, writer in held):
+            if held is None:
+                unreadable.add(info)
+            elif any(checkpoint_id > newest_id and writer >= epoch for checkpoint_id, writer in held):
                 found[info] = held
         # Objects collected or named since are not checked again.
         self._known = dict(list(found.items())[: self._objects_max])
-        return set(found)
+        spared, self._unreadable = unreadable - self._unreadable, unreadable
+        return found.keys() | spared
 
-    def _held(self, info: ObjectInfo) -> frozenset[tuple[int, int]]:
-        """Return the (checkpoint id, epoch) pairs of an object's change sets."""
+    def _held(self, info: ObjectInfo) -> frozenset[tuple[int, int]] | None:
+        """Return the (checkpoint id, epoch) pairs of an object's change sets; None if its index cannot be read."""
         try:
             entries = read_index(self._store, info.key, info.size_bytes)
-        except (CorruptDataError, NotFoundError):  # no checkpoint can name it
-            return frozenset()
+        except (CorruptDataError, NotFoundError):
+            return None
         return frozenset((entry.id.checkpoint_id, entry.id.writer.epoch) for entry in entries)

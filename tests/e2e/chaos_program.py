@@ -2,8 +2,8 @@
 The program that the chaos test kills: runs small jobs one after the other on a cluster of separate executors.
 
 Started again, it goes on with the job in which it died. Output is one file per batch, replaced as a whole; the file
-``<job>/done`` tells that a job came to its end, ``<job>/started`` that its query runs. From the batch that ``<job>/hold``
-names on, a job waits until ``<job>/met`` is there: so its event meets it however fast the machine is.
+``<job>/done`` tells that a job came to its end, ``<job>/started`` that its query runs. From the batch on that
+``<job>/hold`` names, a job waits until ``<job>/met`` is there: so its event meets it however fast the machine is.
 """
 
 from __future__ import annotations

@@ -112,6 +112,19 @@ def test_old_spark_checkpoint_on_new_state(
         run_to_end(totals(make_backend("two"), stream).writeStream, tmp_path / "chk", Collected())
 
 
+def test_driver_that_died_in_its_first_write_starts_again(
+    make_backend: Backends, stream: DataFrame, tmp_path: Path
+) -> None:
+    """What is left of a first offsets entry that was not written to its end does not keep the query from starting."""
+    (tmp_path / "chk/offsets").mkdir(parents=True)
+    (tmp_path / "chk/offsets/.0.0b57d2f1-4f6e-4c8e-9c55-0d8a3d6a0f11.tmp").write_text("v1\n{")
+    collected = Collected()
+
+    run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "chk", collected)
+
+    assert collected.batches == expected_output(FILES[:2])
+
+
 def test_spark_checkpoint_of_other_query(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
     """The Spark checkpoint of another query is refused by its query id."""
     for job in ("one", "two"):

@@ -197,8 +197,10 @@ class StatefulStreamWriter:
             )
         query = replace(self._query, settings=self._jobs.settings_for(self._query_name))
         check_worker_python(spark)
-        runner = BatchRunner.open(query, function, CheckpointLog(spark, location), self._jobs.reports)
+        log = CheckpointLog(spark, location)
+        runner = BatchRunner.open(query, function, log, self._jobs.reports)
         try:
+            log.remove_unfinished_start()
             running = (
                 self._writer.option("checkpointLocation", location).outputMode("append").foreachBatch(runner).start()
             )

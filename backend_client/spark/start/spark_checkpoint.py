@@ -44,6 +44,21 @@ class CheckpointLog:
         """Return the number of the last batch that Spark planned, or None if there is none."""
         return max(self._numbers("offsets"), default=None)
 
+    def remove_unfinished_start(self) -> None:
+        """
+        Remove what a driver that died in its first write left of it, so that the query can start.
+
+        Spark refuses to begin where ``offsets`` is not empty, and a half-written first entry is there under a hidden
+        name. Where any entry is complete, nothing is removed.
+        """
+        path = self._at("offsets")
+        if not self._files.exists(path):
+            return
+        names = [str(entry.getPath().getName()) for entry in self._files.listStatus(path)]
+        if names and all(name.startswith(".") for name in names):
+            for name in names:
+                self._files.delete(self._at(f"offsets/{name}"), False)
+
     def rewind(self, batch_id: int, offsets: str, uid: str, closed_ms: int | None = None) -> None:
         """
         Set the query back to the point after a batch: Spark plans the next batch again, with new offsets.

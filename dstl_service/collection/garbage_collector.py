@@ -52,11 +52,12 @@ logger = logging.getLogger("dstl_service")
 @dataclass(frozen=True, slots=True)
 class GarbageReport:
     """
-    Result of a collection.
+    What a collection found and did.
 
-    `young` counts unnamed objects that are not old enough yet, or that a later checkpoint may name. `subsumed` counts
-    manifests that no retained checkpoint needs. Without any checkpoint all objects count as named: they may be all that
-    is left. With `dry_run` nothing was deleted.
+    `young` are unnamed objects that are not old enough yet, or that a later checkpoint may come to name.
+    `subsumed` counts manifests that no retained checkpoint needs.
+    Without any checkpoint all objects count as named: they may be all that is left.
+    With `dry_run` the orphans were left where they are.
     """
 
     job: str

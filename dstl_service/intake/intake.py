@@ -23,14 +23,7 @@ from dstl_service.uploads.uploader import Upload, Uploader
 from dstl_service.wire import ChangeSetRef
 from storage.checksum import checksum64
 from storage.clock import Clock
-from storage.errors import (
-    ClosedError,
-    CorruptDataError,
-    DstlError,
-    InvalidInputError,
-    OverloadedError,
-    UnavailableError,
-)
+from storage.errors import ClosedError, CorruptDataError, DstlError, InvalidInputError, OverloadedError, UnavailableError
 from storage.model import SEGMENT_BYTES_MAX, ChangeSetId, Segment, SegmentHandle
 
 NOTES_MAX = 16
@@ -136,11 +129,7 @@ class Intake:
 
     @asynccontextmanager
     async def _received_again(self, set_id: ChangeSetId, size_bytes: int) -> AsyncIterator[Place]:
-        """
-        Let a held set arrive again, after a lost response, without room: its bytes already count.
-
-        Of one set that holds for one request at a time, so that such bodies never take more than the held sets do.
-        """
+        """Let one request at a time send a held set again, after a lost response: its bytes already count."""
         if set_id in self._arriving_again:
             async with self._room.reserved(set_id.job, size_bytes) as place:
                 yield place

@@ -1,3 +1,3 @@
-"""The changelog service: batches change sets of all tasks of a host into shared objects and keeps the checkpoints."""
+"""The changelog service: batches the change sets of a host's tasks into shared objects and keeps checkpoints."""
 
 __version__ = "0.1.0"

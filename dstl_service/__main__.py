@@ -1,4 +1,4 @@
-"""``python -m dstl_service`` is ``dstl``."""
+"""Entry point: ``python -m dstl_service`` runs ``dstl``."""
 
 import sys
 

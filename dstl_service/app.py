@@ -1,7 +1,7 @@
 """
-Wires the parts of the service into an ASGI application: routes, errors, the gate, opening and closing.
+Builds the ASGI application: routes, error handlers, middleware, start and stop.
 
-The only module besides ``routes`` that knows FastAPI.
+FastAPI is imported only here and in ``http``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def create_app(
 
     Args:
         settings: Checked settings.
-        store: Taken instead of the one that `settings.storage` names; closed with the application.
+        store: Replaces the store that `settings.storage` names; closed with the application.
         clock: The only source of time.
         ids: The only source of unique names.
     """
@@ -95,5 +95,5 @@ def create_app(
     app.add_middleware(BodyRoom, bytes_max=settings.http.bodies_bytes_max)
     app.add_middleware(Recorder)
     app.add_middleware(AccessMiddleware, access=access, hosts=settings.known_hosts)
-    app.add_middleware(ShutdownMiddleware)  # added last, it is met first
+    app.add_middleware(ShutdownMiddleware)  # added last, so it is the outermost
     return app

@@ -1,4 +1,4 @@
-"""The command ``dstl``: ``serve`` runs the service; the others work on a job's storage."""
+"""The command ``dstl``: ``serve`` runs the service; the other commands work on the storage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="command")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--config", metavar="FILE", help="settings file in TOML (default: DSTL_CONFIG)")
+    common.add_argument("--config", metavar="FILE", help="settings file in TOML (default: that of DSTL_CONFIG)")
     common.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="any setting, such as batch.delay_ms=20"
     )
@@ -38,13 +38,13 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("serve", parents=[common], help="run the service on this host")
     run.add_argument("--socket", dest="socket_path", metavar="PATH", help="Unix socket to listen on")
     run.add_argument("--host", help="TCP address, without --socket (default: 127.0.0.1)")
-    run.add_argument("--port", help="TCP port, without --socket (default: any free one)")
-    run.add_argument("--token-file", metavar="PATH", help="file with the token that requests must carry")
+    run.add_argument("--port", help="TCP port, without --socket (default: a free one)")
+    run.add_argument("--token-file", metavar="PATH", help="file with the tokens of which requests must carry one")
     run.add_argument(
         "--advertise", dest="advertised_url", metavar="URL", help="URL under which other hosts reach this service"
     )
-    run.add_argument("--host-id", help="names this host in object keys (default: from the host's name)")
-    run.add_argument("--log-file", metavar="PATH", help="log to this file, which is rotated (default: standard error)")
+    run.add_argument("--host-id", help="name of this host in object keys (default: from the host's name)")
+    run.add_argument("--log-file", metavar="PATH", help="log file, which is rotated (default: standard error)")
     run.add_argument("--idle-exit-s", help="stop after this time without a request (default: never)")
     run.set_defaults(run=serve)
     jobs = commands.add_parser("jobs", parents=[common], help="list the jobs of a storage")
@@ -53,60 +53,60 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--json", action="store_true", help="one JSON document per line")
     listing.add_argument("job")
     listing.set_defaults(run=list_checkpoints)
-    garbage = commands.add_parser("gc", parents=[common], help="find objects that no checkpoint names, and delete them")
-    garbage.add_argument("--delete", action="store_true", help="delete them; without it they are only listed")
+    garbage = commands.add_parser("gc", parents=[common], help="list or delete objects that no checkpoint names")
+    garbage.add_argument("--delete", action="store_true", help="delete the objects; without it, only list them")
     garbage.add_argument(
         "--age-min-s",
         type=int,
-        help="leave younger objects alone (default: the setting gc.age_min_s); any age is safe, also while a query of "
-        "the job runs; temporary files of the store stay 30 minutes regardless",
+        help="skip younger objects (default: the setting gc.age_min_s); any age is safe, also while a query of the job "
+        "runs; temporary files of the store are kept for 30 minutes regardless",
     )
     garbage.add_argument("job")
     garbage.set_defaults(run=collect)
-    keep = commands.add_parser("savepoints", parents=[common], help="list, make and delete a job's savepoints")
+    keep = commands.add_parser("savepoints", parents=[common], help="list, create and delete a job's savepoints")
     keep.add_argument("--create", metavar="NAME", help="keep a checkpoint under this name until it is deleted")
     keep.add_argument("--checkpoint", type=int, metavar="ID", help="which checkpoint to keep (default: the newest)")
     keep.add_argument("--delete", metavar="NAME", help="delete the savepoint of this name")
     keep.add_argument("job")
     keep.set_defaults(run=savepoints)
     end = commands.add_parser(
-        "delete", parents=[common], help="delete a job; its objects go when that cannot be undone any more"
+        "delete", parents=[common], help="delete a job; its objects are deleted once that can no longer be undone"
     )
-    end.add_argument("--write", action="store_true", help="do it; without it only say how much there is")
+    end.add_argument("--write", action="store_true", help="delete the job; without it, only report its size")
     end.add_argument(
         "--now",
         action="store_true",
-        help="delete the objects at once, for good, also where a collector that was killed left a rest",
+        help="delete the objects at once, for good; also finishes a deletion that was killed",
     )
     end.add_argument("job")
     end.set_defaults(run=delete)
     again = commands.add_parser("undelete", parents=[common], help="bring a deleted job back, within deletion.delay_s")
     again.add_argument("job")
     again.set_defaults(run=undelete)
-    record = commands.add_parser("audit", parents=[common], help="print who did what to a job")
+    record = commands.add_parser("audit", parents=[common], help="print the audit log of a job")
     record.add_argument("--json", action="store_true", help="one JSON document per line")
     record.add_argument("job")
     record.set_defaults(run=audit)
     back = commands.add_parser(
-        "rewind", parents=[common], help="set a job back to a savepoint or checkpoint; its query follows when it starts"
+        "rewind", parents=[common], help="rewind a job to a savepoint or checkpoint; its query follows when it starts"
     )
-    back.add_argument("--savepoint", metavar="NAME", help="the savepoint to set it back to")
-    back.add_argument("--checkpoint", type=int, metavar="ID", help="the retained checkpoint to set it back to")
-    back.add_argument("--write", action="store_true", help="do it; without it only say what would be done")
+    back.add_argument("--savepoint", metavar="NAME", help="the savepoint to rewind to")
+    back.add_argument("--checkpoint", type=int, metavar="ID", help="the retained checkpoint to rewind to")
+    back.add_argument("--write", action="store_true", help="rewind the job; without it, only report what would be done")
     back.add_argument("--json", action="store_true", help="report as a JSON document")
     back.add_argument("job")
     back.set_defaults(run=set_back)
     verify = commands.add_parser(
-        "fsck", parents=[common], help="verify manifests, objects and checksums of a job; rebuild its registry"
+        "fsck", parents=[common], help="verify manifests, objects and checksums of a job, or rebuild its registry"
     )
     verify.add_argument("--json", action="store_true", help="report as a JSON document")
     verify.add_argument(
         "--rebuild",
         action="store_true",
-        help="say to which checkpoint a job can be brought back whose registry is lost or damaged",
+        help="report to which checkpoint a job with a lost or damaged registry can be restored",
     )
-    verify.add_argument("--write", action="store_true", help="with --rebuild: bring it back")
-    verify.add_argument("--up-to", type=int, metavar="ID", help="with --rebuild: to no newer checkpoint than this one")
+    verify.add_argument("--write", action="store_true", help="with --rebuild: rebuild the registry")
+    verify.add_argument("--up-to", type=int, metavar="ID", help="with --rebuild: restore at most this checkpoint")
     verify.add_argument("job")
     verify.set_defaults(run=check)
     return parser

@@ -1,9 +1,9 @@
 """
-Puts the parts of a service together: the only place that knows which part is made of which.
+Composes the parts of a service: the only module that knows the dependencies between parts.
 
-Each part is given those that are made before it. Only the room of change sets asks two that come later, for they are
-made with it. All state in the parts is a cache of the store or a set that is not durable yet, so the process may be
-killed at any time.
+Each part gets parts that were made before it. Only the room of change sets calls two later parts, which are themselves
+made with it. All state in the parts is a cache of the store or change sets that are not durable yet, so the process may
+be killed at any time.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ class Parts:
 
     Args:
         service_id: New with every start of a process.
-        metrics: What `/metrics` shows.
-        store: Where everything is; closed with the parts.
-        jobs: What is held of the jobs that this process has seen.
+        metrics: Shown at `/metrics`.
+        store: The object store; closed with the parts.
+        jobs: The jobs that this process has seen.
         opener: Takes jobs over.
-        catalog: Tells what is stored of jobs.
+        catalog: Reads stored jobs, checkpoints and savepoints.
         intake: Takes change sets in.
-        persister: Makes them durable.
+        persister: Makes change sets durable.
         checkpointer: Completes checkpoints.
-        restores: Leads tables to checkpoints.
+        restores: Advances tables to checkpoints.
         materializer: Stores snapshots of tables.
-        upkeep: Does what comes behind checkpoints.
-        announcement: Tells other hosts where this service is reached.
+        upkeep: Compacts and deletes after checkpoints.
+        announcement: Announces this service's address to other hosts.
         io_threads: Run blocking calls of jobs.
-        upload_threads: Run attempts of uploads.
-        downloads: Large files of snapshots, on disk.
+        upload_threads: Run upload attempts.
+        downloads: Downloads of immutable objects, on disk.
     """
 
     service_id: str
@@ -88,7 +88,7 @@ class Parts:
 
     @property
     def is_busy(self) -> bool:
-        """Say whether something is done that no request waits for."""
+        """Say whether background work runs."""
         return self.materializer.is_busy or self.upkeep.is_busy
 
     async def check_storage(self) -> None:
@@ -96,12 +96,12 @@ class Parts:
         Write and delete a probe object.
 
         Raises:
-            DstlError: The storage cannot be written; says what to do.
+            DstlError: The storage cannot be written; the message says what to do.
         """
         await self.io_threads.run(NO_JOB, self.store.check_writable)
 
     async def close(self) -> None:
-        """Stop, wait for the uploads within the time that a stop may take, and give the threads back."""
+        """Stop, wait for uploads within their share of `shutdown_timeout_s`, and release the threads."""
         self.upkeep.close()
         await self.intake.stopped()
         await self.materializer.close()
@@ -119,10 +119,10 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
 
     Args:
         settings: Checked settings.
-        store: Where everything is.
+        store: The object store; `Parts.close` closes it.
         clock: The only source of time.
         ids: The only source of unique names.
-        peers: Asks other services.
+        peers: Calls other services.
     """
     io_threads, upload_threads = JobThreads(settings.io_threads, "io"), ThreadPerCall("upload")
     in_thread, look = io_threads.run, _looks(io_threads.run, settings.io_threads)
@@ -132,8 +132,8 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
     uploader = Uploader(store, upload_threads, settings.upload, ids, settings.host_id, slots=settings.upload.threads)
     room = InFlightLimiter(
         settings.batch.in_flight_bytes_max,
-        lambda job: jobs.in_flight_bytes_of(job),  # noqa: PLW0108 - they are made further down
-        lambda: intake.flush_all(),  # noqa: PLW0108 - it is made further down
+        lambda job: jobs.in_flight_bytes_of(job),  # noqa: PLW0108 - made further down
+        lambda: intake.flush_all(),  # noqa: PLW0108 - made further down
         metrics.intake.refused.inc,
     )
     jobs = ActiveJobs(store, clock, ids, settings.batch, room, in_thread)
@@ -198,7 +198,7 @@ def _peer_registry(settings: ServiceSettings, store: ObjectStore, look: RunInThr
 
 
 def _looks(in_thread: RunInThread, threads: int) -> RunInThread:
-    """Return what looks up in the store what a request claims, and leaves most threads to others meanwhile."""
+    """Return a runner for store lookups of requests' claims, which takes at most half of the threads."""
     slots = FairSlots(max(1, threads // 2))
 
     async def look(job: str, function: Callable[[*_Args], _T], *args: *_Args) -> _T:

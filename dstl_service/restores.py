@@ -1,8 +1,8 @@
 """
-Answers tables that ask what they lack: from where its state leads, and the bytes on the way.
+Restores of tables: plans what a table lacks, and reads the bytes.
 
-Joins the plan of a restore with the caches, the materializer, which tells a task when a snapshot is due, and threads.
-Methods run on the event loop; what blocks says so.
+Combines the plan of a restore with caches, threads, and the materializer, which tells a task when a snapshot is due.
+Methods run on the event loop unless marked as blocking.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from storage.errors import CorruptDataError, NotFoundError
 from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, validate_name
 
 RESTORE_THREADS = 60
-"""Threads that read what restores give: each waits for the store most of the time."""
+"""Threads that read the bytes of restores: each waits for the store most of the time."""
 
 
 class Restores:
     """
-    What leads tables to checkpoints.
+    Advances tables to checkpoints.
 
     Args:
         active_jobs: The jobs of this process.
-        persister: Finds sets whose checkpoint does not exist yet.
-        materializer: Says when a table's snapshot is due, and which tables are damaged.
-        downloads: Large files of snapshots, on disk.
-        cache: Change sets, in memory.
+        persister: Finds change sets whose checkpoint does not exist yet.
+        materializer: Tells when a table's snapshot is due, and which tables are damaged.
+        downloads: Downloads of immutable objects, on disk.
+        cache: Recent change sets, in memory.
         clock: The only source of time.
-        metrics: Where restores are counted.
-        in_thread: Runs a job's blocking look at the registry.
+        metrics: Metrics of restores.
+        in_thread: Runs a job's blocking read of the registry.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Restores:
     async def plan(
         self, name: str, operator: str, key_groups: KeyGroupRange, have: CheckpointRef | None, want: CheckpointRef
     ) -> tuple[RestorePlan, Offer]:
-        """Decide what leads a table from `have` to `want`, and what else its task is told."""
+        """Plan what advances a table from `have` to `want`, with the materializer's offer to its task."""
         job = await self._jobs.opened(name)
         table_id = TableId(name, operator, key_groups)
         have = self._materializer.trusted(table_id, have)
@@ -95,8 +95,8 @@ class Restores:
     async def sets(
         self, name: str, epoch: int, refs: Sequence[ChangeSetRef]
     ) -> Iterator[tuple[ChangeSetId, int, BytesLike]]:
-        """Return sets of a checkpoint that does not exist yet: id, checksum, payload. Blocking, for threads."""
-        job = await self._jobs.owned(name, epoch)  # this process may be new, or have got no set of the epoch
+        """Return id, checksum and payload of sets whose checkpoint does not exist yet. The iterator blocks."""
+        job = await self._jobs.owned(name, epoch)  # this process may be new, or have received no set of the epoch
         held = await self._persister.held(job, refs)
         handles = [item for item in held if isinstance(item, SegmentHandle)]
         if handles:
@@ -113,28 +113,28 @@ class Restores:
         await self._materializer.take(TableId(name, operator, key_groups), job.store, version, path)
 
     def is_at_hand(self, plan: RestorePlan) -> bool:
-        """Say whether all that a plan needs is in memory, so that reading it takes no thread."""
+        """Say whether everything a plan needs is in memory, so that reading it needs no thread."""
         return not plan.materializations and self._cache.holds(plan.handles)
 
     def payloads(self, plan: RestorePlan) -> Iterator[tuple[SegmentHandle, BytesLike]]:
-        """Yield a plan's payloads; blocking, for threads, unless the plan is at hand."""
+        """Yield a plan's payloads; blocking unless `is_at_hand`."""
         started_ms = self._clock.monotonic_ms()
         yield from read_plan(plan, self._downloads, self._cache)
-        # The client takes a payload when it has applied the one before, or nearly so.
+        # The client takes a payload about when it has applied the one before, so this measures its replay.
         self._materializer.replayed(plan.log_bytes, self._clock.monotonic_ms() - started_ms)
 
     def snapshots(self, plan: RestorePlan) -> SnapshotStream:
-        """Yield the files of a plan's materializations; blocking, for threads."""
+        """Yield the files of a plan's materializations; blocking."""
         return read_snapshots(plan, self._downloads)
 
     async def joined(self, name: str, pieces: Iterator[bytes]) -> bytes:
-        """Read what a job restores, in a thread."""
+        """Join a job's pieces, read in a thread."""
         return await self._threads.run(name, b"".join, pieces)
 
     def in_turn(self, name: str, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield what a job restores, each piece read in a thread when it is the job's turn."""
+        """Yield a job's pieces, each read in a thread when it is the job's turn."""
         return self._threads.each(name, pieces)
 
     def close(self) -> None:
-        """Give the threads back."""
+        """Release the threads."""
         self._threads.close()

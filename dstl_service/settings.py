@@ -1,10 +1,11 @@
 """
 The service's settings: frozen values with units in their names, in groups, checked against each other once at start.
 
-A setting is one field with a default and a docstring: of `ServiceSettings`, or of a group's dataclass, which may live
-beside what it steers (`BatchSettings`). A group is one field of `ServiceSettings`. Its names in the settings file, in
-the environment and on the command line, and its place on docs/settings.md, follow from that: see
-`dstl_service.settings_sources`. Components (store, clock) are not settings and are passed to constructors.
+A setting is one field with a default and a docstring, either of `ServiceSettings` or of a group's dataclass, which may
+be declared beside the code that it configures (`BatchSettings`). A group is one field of `ServiceSettings`. The names
+of a setting in the settings file, in the environment and on the command line, and its place on docs/settings.md, follow
+from the declaration: see `dstl_service.settings_sources`. Components (store, clock) are not settings and are passed to
+constructors.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ from storage.private_folder import Trust
 from storage.retry_policy import RetryPolicy
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-"""Names of this host for itself."""
+"""Loopback names of this host."""
 
 
 def default_host_id() -> str:
-    """Return this host's name in the form that object keys allow."""
+    """Return this host's name, with characters replaced that object keys do not allow."""
     name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in socket.gethostname())
     return name.strip(".-")[:100] or "host"
 
 
 @dataclass(frozen=True, slots=True)
 class UploadSettings(RetryPolicy):
-    """How batches reach the store: attempts that may overlap (I6), and how many uploads run."""
+    """Uploads of batches: attempts that may overlap (I6), and concurrency."""
 
     threads: int = 5
-    """Uploads of one job that run at the same time; those of all jobs are at most twice as many."""
+    """Uploads of one job that run at the same time; over all jobs at most twice as many run."""
 
     def __post_init__(self) -> None:
         RetryPolicy.__post_init__(self)  # `super()` does not know a class with slots
@@ -58,15 +59,15 @@ class UploadSettings(RetryPolicy):
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """Copies on this host of what is in the store: recent segments in memory, downloads on disk."""
+    """Copies of stored data on this host: recent segments in memory, downloads on disk."""
 
     bytes_max: int = 100 * 1024 * 1024
-    """Memory for recent segments, from which tables advance; bytes in flight take theirs from it."""
+    """Memory for recent segments, from which tables advance; bytes in flight are deducted from it."""
     folder: Path | None = None
-    """Folder for downloads, which lie in `dstl-downloads-UID` in it. By default the system's temporary folder, and none
-    for storage of `file` URLs."""
+    """Folder for downloads, which are in its subfolder `dstl-downloads-UID`. By default the system's temporary folder,
+    and none for storage of `file` URLs."""
     disk_bytes_max: int = 1024 * 1024 * 1024
-    """Disk space for downloads, which tables that are restored share; 0 keeps none."""
+    """Disk space for downloads, which restoring tables share; 0 keeps none."""
     idle_s: int = 600
     """A download that was not read for this time is removed."""
 
@@ -80,10 +81,10 @@ class GcSettings:
     """Deletion of orphans."""
 
     interval_s: int = 600
-    """How often a coordinator deletes orphans of its jobs; 0 never."""
+    """Interval at which a coordinator deletes orphans of its jobs; 0 never."""
     age_min_s: int = ORPHAN_AGE_MIN_MS // 1000
-    """An object that no checkpoint names is looked at after this time. It saves requests, and keeps nothing that is
-    needed: what an unfinished checkpoint may name is kept at any age."""
+    """Minimum age at which an object that no checkpoint names is considered. It only saves requests; objects that an
+    unfinished checkpoint may name are kept at any age."""
 
     def __post_init__(self) -> None:
         check_at_least(0, self, "interval_s", "age_min_s")
@@ -94,7 +95,7 @@ class DeletionSettings:
     """Deletion of whole jobs."""
 
     delay_s: int = DELAY_S
-    """How long `dstl delete` can be undone; then the objects go, by any coordinator of the storage or by `dstl gc`."""
+    """How long `dstl delete` can be undone; then any coordinator of the storage, or `dstl gc`, deletes the objects."""
 
     def __post_init__(self) -> None:
         check_at_least(0, self, "delay_s")
@@ -102,22 +103,23 @@ class DeletionSettings:
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """What clients may take: connections, time, and memory for requests that are not whole yet."""
+    """Limits for clients: connections, time, and memory for incomplete requests."""
 
     connections_max: int = 4096
-    """Connections at the same time, or half of the files that the process may open, if that is less. Idle ones, and
-    handshakes and heads of requests that do not end, make room for new ones."""
+    """Connections at the same time; at most half of the files that the process may open. Idle connections, and ones
+    with an incomplete handshake or request head, are evicted for new ones."""
     idle_timeout_s: int = 600
-    """How long a connection may be idle between requests; opening one for every batch would cost more than that."""
+    """How long a connection may be idle between requests. Clients keep connections: one per batch would cost more."""
     head_timeout_s: int = 20
-    """How long the head of a request may take, the first one of a connection, and before it a TLS handshake."""
+    """Longest time for the head of a request, for the first one since the connection was made, and for a TLS
+    handshake."""
     body_grace_s: int = 20
-    """How long a body may come slowly."""
+    """Time during which a body may arrive slowly."""
     body_bytes_per_s_min: int = 4096
-    """How fast a body must come then, counted from its begin."""
+    """Slowest rate of a body: at least this many bytes must have arrived for each second after `body_grace_s`."""
     bodies_bytes_max: int = 128 * 1024 * 1024
-    """Memory for JSON bodies that are not whole yet; those of one job have at most as much as they leave free. More is
-    answered with back-pressure."""
+    """Memory for incomplete JSON bodies; one job takes at most as much as stays free. More is refused with
+    back-pressure."""
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "connections_max", "idle_timeout_s", "head_timeout_s", "body_grace_s")
@@ -130,14 +132,15 @@ class PeerSettings:
     """Calls to the services of other hosts."""
 
     allowed: str | None = None
-    """Addresses that are asked, with this service's token: separated by commas, `*` for any text, as in
-    `https://*.spark.example:7071`. Without it, those of services that said in the storage where they are reached."""
+    """Addresses that this service may call with its token: separated by commas, `*` for any text, as in
+    `https://*.spark.example:7071`. By default those that services have announced in the storage."""
     timeout_s: int = 30
-    """How long an answer may take beyond the time that uploads may take; then the sets there count as lost."""
+    """How long an answer may take beyond the time that uploads may take; then the sets of that service count as
+    lost."""
     calls_max: int = 128
-    """Calls that run at the same time; one job has at most half of them."""
+    """Calls that run at the same time; one job uses at most half of them."""
     calls_per_host_max: int = 8
-    """Calls to one address that run at the same time; one job has at most half of them."""
+    """Calls to one address that run at the same time; one job uses at most half of them."""
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "timeout_s", "calls_max", "calls_per_host_max")
@@ -147,25 +150,25 @@ class PeerSettings:
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """How a bucket is reached. Credentials are no settings: boto3's default chain finds them."""
+    """Access to a bucket. Credentials are not settings: boto3's default chain finds them."""
 
     endpoint_url: str | None = None
-    """Server to use instead of AWS; without it, `AWS_ENDPOINT_URL_S3` counts."""
+    """Server to use instead of AWS; by default that of `AWS_ENDPOINT_URL_S3`, if set."""
     region: str | None = None
-    """Region of the bucket; without it, boto3's default (`AWS_REGION`, profile)."""
+    """Region of the bucket; by default boto3's (`AWS_REGION`, profile)."""
     addressing_style: Literal["path", "virtual", "auto"] | None = None
-    """Where the bucket's name stands; without it, in the path for an endpoint of one's own."""
+    """Position of the bucket's name in URLs; by default in the path if an endpoint is set."""
     ca_file: Path | None = None
-    """Certificates in PEM by which the endpoint is known; without it, botocore's (`AWS_CA_BUNDLE`)."""
+    """CA certificates in PEM that verify the endpoint; by default botocore's (`AWS_CA_BUNDLE`)."""
     sse: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = None
-    """Server-side encryption of all objects; without it, the bucket's default."""
+    """Server-side encryption of all objects; by default the bucket's."""
     sse_kms_key_id: str | None = None
-    """Key of `aws:kms`; without it, the account's own."""
+    """Key of `aws:kms`; by default the account's own."""
     sse_customer_key_file: Path | None = None
-    """File with a key of 32 bytes in base64, which the server encrypts with and never keeps (SSE-C). Lost key, lost
-    state."""
+    """File with a key of 32 bytes in base64, with which the server encrypts and which it never stores (SSE-C). If the
+    key is lost, the state is lost."""
     connections_max: int = 0
-    """Connections of the pool; 0: one for every thread that may use it."""
+    """Size of the connection pool; 0: one connection for every thread that may use it."""
     connect_timeout_ms: int = 5_000
     """Longest wait for a connection."""
     read_timeout_ms: int = 15_000
@@ -178,52 +181,53 @@ class S3Settings:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """All that a service process can be told."""
+    """All settings of a service process."""
 
     storage: str
     """Where state is kept: `file:///path` (a local disk or mounted DFS) or `s3://bucket/prefix`."""
     socket_path: Path | None = None
-    """Unix socket to listen on; its mode is 0600, and no other user may write the folders above it."""
+    """Unix socket to listen on; its mode is 0600, and other users must not be able to write the folders above it."""
     trusted_uids: str = ""
     """Users, by number or name and separated by commas, whose processes may call over the Unix socket and who may own
     folders above it, besides the service's own and root. With them the socket's mode is 0666."""
     trusted_dir: str = ""
-    """A folder that only trusted users can see, such as a volume of the pod: whose it and the folders above it are does
-    not matter then."""
+    """A folder that only trusted users can see, such as a volume of the pod: the owners of it and of the folders above
+    it are not checked."""
     host: str = "127.0.0.1"
-    """TCP address, used when no socket is given. Another address than loopback needs a token."""
+    """TCP address, used without `socket_path`. Any address other than loopback needs a token."""
     port: int = 0
     """TCP port; 0 lets the system choose."""
     token_file: Path | None = None
-    """File with the tokens of which every request must carry one as `Authorization: Bearer`, one a line; the first is
-    shown to other services. It is read again when it changes."""
+    """File with tokens of all rights, one per line; requests must carry a token as `Authorization: Bearer`. The first
+    is sent to other services. It is reloaded when it changes."""
     token: str | None = field(default=None, repr=False)
-    """The token itself, for an environment that keeps secrets; other users could see it on a command line."""
+    """The token itself, for environments that keep secrets; other users could see it on a command line."""
     access_file: Path | None = None
-    """File in TOML with tokens and certificates that have fewer rights than all: a role, and the jobs for which it
-    counts. It is read again when it changes."""
+    """File in TOML with tokens and certificates that have fewer rights: a role, and the jobs for which it holds. It is
+    reloaded when it changes."""
     allowed_hosts: str = ""
-    """Names, separated by commas, under which this service may be asked for on TCP without a token, besides `host`,
-    `advertised_url` and those of loopback. With a token any name will do."""
+    """Further names, separated by commas, that the `Host` header may have on TCP without a token, besides `host`, that
+    of `advertised_url`, and loopback. With a token, any name is accepted."""
     advertised_url: str | None = None
-    """URL under which other hosts reach this service; without it, their tasks make their sets durable alone."""
+    """URL under which other hosts reach this service; without it, each task outside the coordinator's host persists its
+    own change sets, in objects of its own."""
     host_id: str = field(default_factory=default_host_id)
-    """Names this host in object keys; by default from the host's name."""
+    """Name of this host in object keys; by default derived from the host's name."""
     io_threads: int = 24
-    """Threads for manifests and compactions; one job has at most half of them."""
+    """Threads for manifests and compactions; one job uses at most half of them."""
     checkpoint_timeout_s: int = 600
-    """The longest that a checkpoint may take; uploads must have given up by then."""
+    """Longest time of a checkpoint; all attempts of an upload together must be shorter."""
     idle_exit_s: int = 0
-    """Stop after this time without a request; 0 never. An embedded sidecar uses it to go away with its job."""
+    """Stop after this time without requests and background work; 0 never. An embedded sidecar so ends after its job."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """What is logged; with DEBUG every upload."""
+    """Lowest level of logged records; DEBUG logs every upload."""
     log_file: Path | None = None
-    """Where log lines go instead of standard error, which then goes there, too; an embedded sidecar has one. The file
-    is begun anew when it is full, and the last three full ones are kept beside it."""
+    """File for log lines and standard error; by default both go to standard error. An embedded sidecar has one. The
+    file is rotated when it is full, and the last three full ones are kept beside it."""
     log_file_bytes_max: int = 16 << 20
     """Size at which a log file is full."""
     shutdown_timeout_s: int = 10
-    """How long a stop may take in all: uploads of what the service holds, and answers to those who wait."""
+    """Longest time of a stop: uploads of held change sets, and answers to waiting requests."""
     batch: BatchSettings = field(default_factory=BatchSettings)
     upload: UploadSettings = field(default_factory=UploadSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
@@ -248,7 +252,7 @@ class ServiceSettings:
                 f"timeout, checkpoint_timeout_s ({self.checkpoint_timeout_s} s)"
             )
         if self.advertised_url is not None and not re.fullmatch(URL_PATTERN, self.advertised_url):
-            raise InvalidInputError("advertised_url must be http://host:port or https://host:port, without a user")
+            raise InvalidInputError("advertised_url must be http://host:port or https://host:port, without a user name")
         if self.advertised_url is not None:
             origin_of(self.advertised_url)
         self._check_access()
@@ -256,27 +260,28 @@ class ServiceSettings:
 
     def _check_access(self) -> None:
         if self.token is not None and self.token_file is not None:
-            raise InvalidInputError("there is a token and a token_file: give one of them")
+            raise InvalidInputError("both token and token_file are set; give one of them")
         if self.socket_path is not None:
             if self.advertised_url is not None:
                 raise InvalidInputError(
-                    "advertised_url is for TCP, and with socket_path nothing listens there: leave one of them out"
+                    "advertised_url is for TCP, but with socket_path the service does not listen on TCP; unset one of "
+                    "them"
                 )
             if self.tls.certificate_file is not None:
-                raise InvalidInputError("tls is for TCP: leave socket_path or tls.certificate_file out")
+                raise InvalidInputError("tls is for TCP; unset socket_path or tls.certificate_file")
         elif self.host not in LOOPBACK and not self.asks_who:
             raise InvalidInputError(
-                f"listening on {self.host} lets other hosts in: give a token with --token-file, or use a Unix socket"
+                f"listening on {self.host} lets other hosts in; set a token with --token-file, or use a Unix socket"
             )
 
     @property
     def asks_who(self) -> bool:
-        """Say whether a request has to say who it comes from."""
+        """Say whether requests must authenticate."""
         return not (self.token is None and self.token_file is None and self.access_file is None)
 
     @property
     def known_hosts(self) -> frozenset[str] | None:
-        """The names under which the service may be asked for; None: any, for no web page gets there, or has a token."""
+        """Accepted host names; None: any, as web pages cannot reach a Unix socket and have no token."""
         if self.socket_path is not None or self.asks_who:
             return None
         named = {name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip()}
@@ -285,18 +290,18 @@ class ServiceSettings:
 
     @property
     def trust(self) -> Trust:
-        """Whom the service trusts on its host."""
+        """The users that the service trusts on its host."""
         return Trust.parse(self.trusted_uids, self.trusted_dir)
 
     @property
     def peer_timeout_s(self) -> float:
-        """How long the service of another host may take to answer."""
+        """Longest time for the answer of another host's service, in seconds."""
         uploads_s = self.upload.timeout_ms * self.upload.attempts_max / 1000
         return min(float(self.checkpoint_timeout_s), uploads_s + self.peers.timeout_s)
 
     @property
     def intake(self) -> IntakeSettings:
-        """What taking change sets in is bounded by; follows from other settings."""
+        """Bounds of the intake, derived from other settings."""
         return IntakeSettings(
             self.batch.in_flight_bytes_max,
             self.shutdown_timeout_s * STORED_BY,
@@ -305,16 +310,16 @@ class ServiceSettings:
 
     @property
     def upkeep(self) -> UpkeepSettings:
-        """How jobs are looked after; follows from other settings."""
+        """Settings of the upkeep of jobs, derived from other settings."""
         return UpkeepSettings(self.compaction, self.retention, self.gc.interval_s, self.gc.age_min_s * 1000)
 
     @property
     def keeps_downloads(self) -> bool:
-        """Say whether copies on disk are of use: a `file` store may be a disk itself, so only if a folder is given."""
+        """Say whether downloads are kept on disk: for S3, or if a folder is set; a `file` store may be a local disk."""
         return self.cache.folder is not None or self.storage.startswith("s3:")
 
     def store_options(self) -> dict[str, Any]:
-        """Return what `storage.open.open_store` is to be told besides the URL: nothing for other stores than S3."""
+        """Return the arguments of `storage.open.open_store` besides the URL; empty for stores other than S3."""
         if not self.storage.startswith("s3:"):
             return {}
         given = {item.name: getattr(self.s3, item.name) for item in fields(self.s3)}
@@ -330,7 +335,7 @@ def check_at_least(least: int, settings: object, *names: str) -> None:
     Check numbers of a settings object.
 
     Raises:
-        InvalidInputError: One of them is smaller; the message names it.
+        InvalidInputError: A number is smaller than `least`; the message names it.
     """
     for name in names:
         if getattr(settings, name) < least:

@@ -1,5 +1,5 @@
 """
-Where settings come from: the command line wins over the environment, that over the settings file, that over defaults.
+Sources of settings, by precedence: the command line, the environment, the settings file, defaults.
 
 | source       | `delay_ms` of the group `batch` is called | a value is                      |
 |--------------|-------------------------------------------|---------------------------------|
@@ -7,8 +7,8 @@ Where settings come from: the command line wins over the environment, that over 
 | environment  | ``DSTL_BATCH_DELAY_MS``                   | text                            |
 | file (TOML)  | ``delay_ms`` in the table ``[batch]``     | of the setting's own type       |
 
-A name that is no setting is refused with the nearest one. Only in the environment, which others share, a name stays
-unheeded if it is neither of a group nor close to a setting.
+An unknown name is refused, and the error names the nearest setting. Only in the environment, which other programs
+share, an unknown name is ignored unless it begins like a group or is close to a setting.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from storage.errors import InvalidInputError
 PREFIX = "DSTL_"
 CONFIG_VARIABLE = "DSTL_CONFIG"
 _OLD_VARIABLES = {"DSTL_IN_FLIGHT_BYTES_MAX": "batch.in_flight_bytes_max"}
-# Of the backend, in the same environment; and what Kubernetes tells every container of services called dstl-….
+# Variables of the backend, and those that Kubernetes sets in every container for services named dstl-….
 _FOREIGN_VARIABLES = re.compile(
     r"DSTL_CONFIG|DSTL_SERVICE|DSTL_LOCAL_DIR|DSTL_CA_FILE|DSTL_CLIENT_CERTIFICATE_FILE"
     r"|DSTL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)"
 )
-_SIMILARITY_MIN = 0.8  # one or two slips of the finger
+_SIMILARITY_MIN = 0.8  # one or two typing errors
 _KUBERNETES_PORT = re.compile(r"(tcp|udp|sctp)://")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting: `group` is empty for those of the service as a whole; `kind` is a type, without its ``| None``."""
+    """One setting: `group` is empty for fields of `ServiceSettings`; `kind` is the type without ``| None``."""
 
     group: str
     name: str
@@ -53,7 +53,7 @@ class Setting:
 
     @property
     def path(self) -> str:
-        """Its name in files and on the command line."""
+        """Its name in settings files and on the command line."""
         return f"{self.group}.{self.name}" if self.group else self.name
 
     @property
@@ -62,7 +62,7 @@ class Setting:
         return PREFIX + self.path.replace(".", "_").upper()
 
     def parse(self, text: str, source: str) -> Any:
-        """Read the value's text form. Raises InvalidInputError: it has another one."""
+        """Parse a value's text form; `InvalidInputError` if it is invalid."""
         if self.is_optional and not text:
             return None
         try:
@@ -73,7 +73,7 @@ class Setting:
             raise self._refused(text, source) from None
 
     def check(self, value: Any, source: str) -> Any:
-        """Take a value of a file. Raises InvalidInputError: it is of another type."""
+        """Return a value from a settings file; `InvalidInputError` if its type is wrong."""
         if self.kind is float and type(value) in (int, float) and math.isfinite(value):
             return float(value)
         if self.kind in (int, bool) and type(value) is self.kind:
@@ -84,7 +84,7 @@ class Setting:
 
     @property
     def kind_text(self) -> str:
-        """What a value must be, in words."""
+        """The type of a value, in words."""
         if get_origin(self.kind) is Literal:
             return "one of " + ", ".join(get_args(self.kind))
         return {int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}.get(self.kind, "text")
@@ -140,12 +140,12 @@ def load_settings(
     Build the settings from all sources.
 
     Args:
-        command_line: Text by path, such as ``batch.delay_ms``; None was not given.
-        environment: By default that of the process.
+        command_line: Text by path, such as ``batch.delay_ms``; None if not given.
+        environment: Environment variables; by default those of the process.
         config_path: The settings file; by default the one that ``DSTL_CONFIG`` names.
 
     Raises:
-        InvalidInputError: A name is unknown, a value is of the wrong type, or the values do not fit each other.
+        InvalidInputError: A name is unknown, a value has the wrong type, or values contradict each other.
     """
     environment = os.environ if environment is None else environment
     config_path = config_path or environment.get(CONFIG_VARIABLE) or None
@@ -155,7 +155,7 @@ def load_settings(
         **read_command_line(command_line),
     }
     if not values.get("storage"):
-        raise InvalidInputError("no storage: give --storage, DSTL_STORAGE or storage in the settings file")
+        raise InvalidInputError("no storage is set; give --storage, DSTL_STORAGE, or storage in the settings file")
     grouped: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
         setting = known_settings()[path]
@@ -166,14 +166,14 @@ def load_settings(
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """Return what a settings file says, by path. Raises InvalidInputError, as all of these."""
+    """Return the settings of a file, by path; `InvalidInputError` if it is unreadable or invalid."""
     try:
         with open(path, "rb") as file:
             document = tomllib.load(file)
     except OSError as error:
         raise InvalidInputError(f"settings file {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise InvalidInputError(f"settings file {path} is no TOML: {error}") from error
+        raise InvalidInputError(f"settings file {path} is not valid TOML: {error}") from error
     values: dict[str, Any] = {}
     for name, value in document.items():
         for path_in_file, inner in (
@@ -184,7 +184,7 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the environment says, by path."""
+    """Return the settings of the environment, by path; `InvalidInputError` for an unknown name or a wrong value."""
     settings = {setting.variable: setting for setting in known_settings().values()}
     settings |= {variable: known_settings()[path] for variable, path in _OLD_VARIABLES.items()}
     groups = tuple(f"{PREFIX}{setting.group.upper()}_" for setting in known_settings().values() if setting.group)
@@ -198,14 +198,14 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             near = difflib.get_close_matches(variable.removeprefix(PREFIX), names, 1, _SIMILARITY_MIN)
             if not _FOREIGN_VARIABLES.fullmatch(variable) and (variable.startswith(groups) or near):
                 hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
-                raise InvalidInputError(f"{variable} is no setting{hint}")
+                raise InvalidInputError(f"environment variable {variable} is not a setting{hint}")
         elif not (setting.kind is int and _KUBERNETES_PORT.match(text)):
             values[setting.path] = setting.parse(text, variable)
     return values
 
 
 def read_command_line(command_line: Mapping[str, str | None]) -> dict[str, Any]:
-    """Return what the command line says, by path."""
+    """Return the settings of the command line, by path; `InvalidInputError` for an unknown name or a wrong value."""
     return {
         path: _known(path, "the command line").parse(text, path)
         for path, text in command_line.items()
@@ -217,5 +217,5 @@ def _known(path: str, source: str) -> Setting:
     setting = known_settings().get(path)
     if setting is None:
         near = difflib.get_close_matches(path, known_settings(), 1, 0.0)
-        raise InvalidInputError(f"{path!r} in {source} is no setting; the nearest is {near[0]!r}")
+        raise InvalidInputError(f"{path!r} in {source} is not a setting; the nearest is {near[0]!r}")
     return setting

@@ -1,8 +1,8 @@
 """
-The figures of the service: ``python -m loadtest.bench_service [--only NAME,NAME]``.
+Measures the service's figures: ``python -m loadtest.bench_service [--only NAME,NAME]``.
 
-Prints a table and writes ``reports/bench-service.json``. With STRICT=1 a missed goal fails the run. With SHORT=1
-every figure takes seconds, and its values show that it can be measured, not how fast the service is.
+Prints a table and writes ``reports/bench-service.json``. With STRICT=1 a missed goal fails the run. With SHORT=1 every
+figure takes seconds and only shows that it can be measured, not how fast the service is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MODULES = ("hedging", "outage", "ingest", "objects", "compaction")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what was asked for; return the exit code."""
+    """Measure the selected figures; return the exit code."""
     parser = argparse.ArgumentParser(description="Measure the service's figures.")
     parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(MODULES)}; without it, all")
     parser.add_argument("--short", action="store_true", default=is_set("SHORT"), help="seconds per figure (SHORT=1)")
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     names = options.only.split(",") if options.only else MODULES
     if unknown := sorted(set(names) - set(MODULES)):
-        parser.error(f"there is no figure {', '.join(unknown)}; there are {', '.join(MODULES)}")
+        parser.error(f"unknown figure {', '.join(unknown)}; choose from {', '.join(MODULES)}")
     report, exit_code = TargetReport("bench-service", strict=options.strict), 0
     figures: list[Figure] = []
     for name in names:
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for figure in found:
             print(line_of(figure), flush=True)
         figures += found
-        # After each, so that a failure of a later one leaves what is known.
+        # After each one, so that a later failure keeps the known figures.
         exit_code = report.write(figures)
     return exit_code
 

@@ -29,7 +29,7 @@ from tools.reporting.target import TargetReport
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Rows and keys of a batch, partitions, and the least ratio of Spark's batch time to this backend's."""
+    """Rows and keys of a batch, partitions, and the minimum ratio of Spark's batch time to this backend's."""
 
     name: str
     rows: int
@@ -48,7 +48,7 @@ WORKLOADS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the workloads; return the exit code."""
     parser = argparse.ArgumentParser(description="Compare with Spark's own transformWithState.")
-    parser.add_argument("--only", help="run the workloads whose name has this text")
+    parser.add_argument("--only", help="run the workloads whose name contains this text")
     options = parser.parse_args(arguments)
     report = TargetReport("bench-smoke")
     folder = Path(tempfile.mkdtemp(prefix="dstl-bench-"))

@@ -1,10 +1,10 @@
 """
-Kills executors while a batch's output is being read, and shows that output and state are of one attempt (I18).
+Kills executors while a batch's output is being read, and verifies that output and state are of one attempt (I18).
 
-Two operators in a chain keep and yield random numbers, each with the number that it had before, so that the output
-itself tells whether state and output belong together: what a batch yields as "before" is what the batch before it
-yielded as "now". An executor is killed between two actions of the user's function, or between the two operators, in
-turn; its blocks are lost, and Spark computes them again, with other numbers.
+Two chained operators keep and yield random numbers, each with the previous number, so that the output itself shows
+whether state and output match: the "before" of a batch is the "now" of the batch before it. An executor is killed
+alternately between two actions of the user's function and between the two operators; its blocks are lost, and Spark
+computes them again, with other numbers.
 
 ``python -m loadtest.chaos_blocks [--kills N]`` writes ``reports/chaos-blocks.json``; STRICT=1 makes it fail if a goal
 is missed.
@@ -53,17 +53,17 @@ Numbers = dict[int, tuple[int, int, int, int]]
 
 
 class Dice(StatefulProcessor):
-    """Keeps a number that no second attempt would come up with; yields the one before and the new one."""
+    """Keeps a number that no second attempt would repeat; yields the previous and the new one."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def init(self, handle: Any) -> None:
-        """Ask for the state."""
+        """Declare the state."""
         self.number = handle.getValueState("number", "n long")
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
-        """Throw the dice once per key and batch; what the rows bring from the operator before goes on with it."""
+        """Draw a number once per key and batch; values from the operator before are passed on."""
         row = next(rows)
         brought = {name: getattr(row, name) for name in ("before_first", "now_first") if hasattr(row, name)}
         before = (self.number.get() or (0,))[0]
@@ -77,7 +77,7 @@ class Dice(StatefulProcessor):
 
 @dataclass(slots=True)
 class Outcome:
-    """What the kills led to."""
+    """Result of the kills."""
 
     kills: Counter[str] = field(default_factory=Counter)
     parted_actions: int = 0
@@ -91,7 +91,7 @@ class _EnoughError(Exception):
 
 
 class Killer:
-    """Decides which batch loses an executor, and when; checks what the batches yield."""
+    """Decides which batch loses an executor, and when; verifies the batches' output."""
 
     def __init__(self, kills: int, chance: random.Random) -> None:
         self.outcome = Outcome()
@@ -101,7 +101,7 @@ class Killer:
         self._hit: set[int] = set()
 
     def at(self, moment: str, batch_id: int) -> None:
-        """Kill an executor if it is this batch's moment, once per batch."""
+        """Kill an executor if this is the batch's moment, once per batch."""
         number = batch_id - _QUIET_BATCHES
         due = _ACTIONS if number % 2 == 0 else _OPERATORS
         if 0 <= number < self._kills and batch_id not in self._hit and due == moment:
@@ -130,7 +130,7 @@ class Killer:
 
 
 class _KillingRunner(BatchRunner):
-    """Gives the killer its moment between two operators."""
+    """Calls the killer between two operators."""
 
     killer: Killer
 
@@ -147,7 +147,7 @@ def run(kills: int, seed: int, folder: Path) -> Outcome:
     Args:
         kills: One per batch.
         seed: Decides which executor is killed.
-        folder: Where data lie; empty.
+        folder: Empty folder for data.
     """
     spark = _session(folder)
     local_dir = tempfile.mkdtemp(prefix="dstl-")
@@ -164,7 +164,7 @@ def run(kills: int, seed: int, folder: Path) -> Outcome:
         running = writer.start()
         try:
             if not running.awaitTermination(_QUERY_TIMEOUT_S):
-                raise TimeoutError(f"the query did not come to its end within {_QUERY_TIMEOUT_S} s")
+                raise TimeoutError(f"the query did not end within {_QUERY_TIMEOUT_S} s")
         except StreamingQueryException as error:
             if _EnoughError.__name__ not in str(error):
                 raise
@@ -180,7 +180,7 @@ def run(kills: int, seed: int, folder: Path) -> Outcome:
 
 
 def figures_of(outcome: Outcome, kills: int) -> list[Figure]:
-    """Return what has to hold of a run."""
+    """Return the figures of a run, with goals."""
     return [
         *(
             Figure(f"kills {moment}", outcome.kills[moment], "kills", Goal(">=", kills // 2))
@@ -234,14 +234,14 @@ def _numbers(batch: DataFrame) -> Numbers:
 
 
 def _executors() -> list[int]:
-    """Return the process ids of all executors, once all are there."""
+    """Return the process ids of all executors, once all have started."""
     deadline = time.monotonic() + _EXECUTORS_TIMEOUT_S
     while True:
         found = [process.pid for process in psutil.Process().children(recursive=True) if _is_executor(process)]
         if len(found) == EXECUTORS:
             return found
         if time.monotonic() > deadline:
-            raise TimeoutError(f"there are {len(found)} executors instead of {EXECUTORS}")
+            raise TimeoutError(f"{len(found)} of {EXECUTORS} executors have started")
         time.sleep(0.1)
 
 
@@ -253,7 +253,7 @@ def _is_executor(process: psutil.Process) -> bool:
 
 
 def _session(folder: Path) -> SparkSession:
-    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)  # executors of a local cluster are started from there
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)  # executors of a local cluster start from there
     session = (
         SparkSession.builder.master(f"local-cluster[{EXECUTORS},1,1024]")
         .appName("dstl-chaos-blocks")
@@ -264,10 +264,10 @@ def _session(folder: Path) -> SparkSession:
         .config("spark.executor.memory", "1g")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.task.maxFailures", "8")
-        .config("spark.shuffle.io.retryWait", "200ms")  # blocks of a killed executor do not come back
+        .config("spark.shuffle.io.retryWait", "200ms")  # blocks of a killed executor never return
         .config("spark.deploy.maxExecutorRetries", "-1")
         .config("spark.shuffle.reduceLocality.enabled", "false")
-        .config("spark.cores.max", EXECUTORS)  # each has one: the first batch waits for all, so that all hold blocks
+        .config("spark.cores.max", EXECUTORS)  # one each: the first batch waits for all, so that all hold blocks
         .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
         .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "60s")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))

@@ -1,16 +1,16 @@
 """
-Kills and suspends a real service process at random moments, and shows that nothing it acknowledged is lost or doubled.
+Kills and suspends a real service process at random moments, and verifies that no acknowledged data is lost or doubled.
 
 Several drivers execute scripted batches against one service, on a local folder and on an S3 server, each with a model
-of what its state must be (`loadtest.chaos.driver`). The service is killed with SIGKILL 0-50 ms after a request of a
-kind that is chosen in turn, and started again, some hundred times. In between it hangs (SIGSTOP) for longer than every
-time-out while another process takes its place, and then goes on beside that one. Its wall clock jumps by up to an hour
-in either direction, and jobs are set back by processes that are killed or suspended half way. Then all that is stored
-is compared with the models, garbage is collected, and everything is compared again (`loadtest.chaos.verify`).
+of its expected state (`loadtest.chaos.driver`). The service is killed with SIGKILL 0-50 ms after a request, of each
+kind in turn, and restarted, some hundred times. In between it hangs (SIGSTOP) for longer than every timeout while
+another process replaces it, and then resumes beside that one. Its wall clock jumps by up to an hour in either
+direction, and jobs are rewound by processes that are killed or suspended half way. Then all stored state is compared
+with the models, garbage is collected, and everything is compared again (`loadtest.chaos.verify`).
 
 ``python -m loadtest.chaos_service [--kills N] [--seed N]`` prints the kills by phase and writes
-``reports/chaos-service.json``; STRICT=1 makes it fail if a goal is missed. A seed repeats script and moments, though
-not the machine's own timing.
+``reports/chaos-service.json``; STRICT=1 makes it fail if a goal is missed. A seed repeats script and moments, but not
+the machine's own timing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tools.servers.s3_server import S3Server
 KILLS = 200
 KILLS_PER_HANG = 20
 HANG_S = 12.0
-"""Longer than every time-out of `SETTINGS` and of the drivers."""
+"""Longer than every timeout of `SETTINGS` and of the drivers."""
 RESUMED_S = 3.0
 S3_SHARE = 0.3
 JOBS = 3
@@ -57,7 +57,7 @@ _PHASE_TIMEOUT_S = 60.0
 _BUCKET = "chaos"
 _AIMS = (*KINDS, "persist", "complete", "rewind")  # uploads and manifests more often
 
-# Everything that happens behind the checkpoints happens within seconds here, so that kills hit that as well.
+# All background work runs within seconds here, so that kills hit it as well.
 SETTINGS = {
     "DSTL_CHECKPOINT_TIMEOUT_S": "5",
     "DSTL_GC_INTERVAL_S": "2",
@@ -86,7 +86,7 @@ class Outcome:
 
 
 class World:
-    """One storage with its service, its drivers, and the one who kills."""
+    """One storage with its service and its drivers; kills the service."""
 
     def __init__(self, storage: str, environment: Mapping[str, str], kills: int, seed: str) -> None:
         self.outcome = Outcome()
@@ -100,7 +100,7 @@ class World:
         self.drivers = [Driver(f"job-{n}", address, f"{seed}/{n}", self._phases, rewinding) for n in range(JOBS)]
 
     def run(self) -> None:
-        """Kill, let the drivers come to an end, and verify."""
+        """Kill, let the drivers finish, and verify."""
         with self._service:
             for driver in self.drivers:
                 driver.start()
@@ -120,7 +120,7 @@ class World:
             if any(driver.failure is not None for driver in self.drivers):
                 return
             if not self._phases.wait_for_next(kind, self._random.randint(1, 3), _PHASE_TIMEOUT_S):
-                self.outcome.failures.append(f"no driver came to a request of kind {kind!r}")
+                self.outcome.failures.append(f"no driver sent a request of kind {kind!r}")
                 return
             time.sleep(self._random.uniform(0, KILL_WITHIN_S))
             if self._random.random() < CLOCK_JUMP_SHARE:
@@ -136,7 +136,7 @@ class World:
             self._service.start()
 
     def _hang(self) -> None:
-        """Suspend the service for longer than all wait for it, start another one, and let both run for a while."""
+        """Suspend the service for longer than every timeout, start another one, and let both run for a while."""
         self._phases.hangs += 1
         self._service.hang()
         self._service.start()
@@ -158,7 +158,7 @@ class World:
             if driver.failure is not None:
                 outcome.failures.append(f"{driver.job}: {driver.failure!r}")
             verify(self.storage, store, driver, outcome.findings)
-        remove_leftovers(store, SystemClock(), 0)  # no call runs any more; a collection leaves what is so young
+        remove_leftovers(store, SystemClock(), 0)  # no call runs any more, but a collection keeps such young leftovers
         outcome.findings.orphans += ["a leftover"] * remove_leftovers(store, SystemClock(), 0)
         store.close()
 
@@ -170,10 +170,10 @@ def run(kills: int, seed: int, folder: Path) -> tuple[list[Figure], list[Outcome
     Args:
         kills: On both together.
         seed: Decides scripts and moments.
-        folder: Where data lie; empty.
+        folder: Empty folder for data.
 
     Returns:
-        The figures, and what happened on the folder and on the S3 server.
+        The figures, and the outcomes on the folder and on the S3 server.
     """
     started = time.monotonic()
     kills_local, kills_s3 = _shares(kills)
@@ -193,8 +193,8 @@ def run(kills: int, seed: int, folder: Path) -> tuple[list[Figure], list[Outcome
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; print what happened; return the exit code."""
-    parser = argparse.ArgumentParser(description="Kill the service at random moments and verify what is stored.")
+    """Run; print the outcome; return the exit code."""
+    parser = argparse.ArgumentParser(description="Kill the service at random moments and verify the stored state.")
     parser.add_argument("--kills", type=int, default=KILLS, help="on both storages together (default %(default)s)")
     parser.add_argument("--seed", type=int, default=None, help="repeats scripts and moments (default: a new one)")
     options = parser.parse_args(arguments)
@@ -232,7 +232,7 @@ def _shares(kills: int) -> tuple[int, int]:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process, by which the verification finds the S3 server."""
+    """Set environment variables of this process, by which the verification finds the S3 server."""
     before = dict(os.environ)
     os.environ.update(values)
     try:
@@ -245,7 +245,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 def _run(world: World) -> None:
     try:
         world.run()
-    except Exception as error:  # noqa: BLE001 - it is reported as a failure of the run
+    except Exception as error:  # noqa: BLE001 - reported as a failure of the run
         world.outcome.failures.append(repr(error))
 
 

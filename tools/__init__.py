@@ -1,1 +1,1 @@
-"""What developers of the project run and share: servers of their own, reports, pages and checks. Not installed."""
+"""Developer tools: test servers, reports, generated pages and checks. Not installed."""

@@ -1,8 +1,8 @@
 """
-Asks pip-audit for known advisories about the pinned requirements, and says so where no source can be reached.
+Asks pip-audit for known advisories about the pinned requirements, and reports if no source is reachable.
 
-An advisory fails the check; a source that cannot be reached does not, unless STRICT=1, for that is no fact about this
-project. pip-audit itself does not tell the two apart by its exit code, but by whether it has a report.
+An advisory fails the check. An unreachable source does not, unless STRICT=1, since it says nothing about this project.
+pip-audit's exit code does not distinguish the two, but only one of them has a report.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Finding:
 
 def read_report(report: str) -> tuple[list[Finding], int] | None:
     """
-    Return what a report of pip-audit says, and how many pins its source did not know; None: there is no report.
+    Return the findings of a pip-audit report, and the number of pins unknown to its source; None without a report.
 
-    A mirror of a registry answers as if it knew of no pin at all, which is no good news.
+    A registry mirror answers as if it knew no pin at all, which must not pass for a good result.
     """
     try:
         pins: list[dict[str, Any]] = json.loads(report)["dependencies"]
@@ -56,13 +56,13 @@ def check(file: str, command: Sequence[str], *, strict: bool) -> int:
         report, why = "", [str(error)]
     result = read_report(report)
     if result is None:
-        sys.stdout.write(f"{file}: NOT CHECKED, no source of advisories could be reached: {why[0]}\n")
+        sys.stdout.write(f"{file}: NOT CHECKED, no source of advisories is reachable: {why[0]}\n")
         return 1 if strict else 0
     found, unknown = result
     for item in found:
-        sys.stdout.write(f"{file}: {item.name} {item.version} has {item.advisory}, mended in {item.fixed_in}\n")
+        sys.stdout.write(f"{file}: {item.name} {item.version} has {item.advisory}, fixed in {item.fixed_in}\n")
     if unknown:
-        sys.stdout.write(f"{file}: {unknown} pins NOT CHECKED, the source of advisories does not know them\n")
+        sys.stdout.write(f"{file}: {unknown} pins NOT CHECKED, unknown to the source of advisories\n")
     sys.stdout.write(f"{file}: {len(found)} advisories\n")
     return 1 if found or (unknown and strict) else 0
 

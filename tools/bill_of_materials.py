@@ -1,8 +1,8 @@
 """
-Writes reports/sbom.json: what this environment is made of, in CycloneDX's form.
+Writes reports/sbom.json: the bill of materials of this environment, in CycloneDX format.
 
-Components are the installed distributions, with version, licence, package URL and what they need; those that
-requirements.txt pins have the hashes by which they were verified.
+Components are the installed distributions, with version, licence, package URL and dependencies; those pinned in
+requirements.txt have the hashes by which they were verified.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _component(it: metadata.Distribution, pinned: dict[tuple[str, str], list[str
         component["licenses"] = [{"expression": it.metadata["License-Expression"]}]
     hashes = pinned.get((normal(it.metadata["Name"]), it.version), [])
     if hashes:
-        # One per file of the release: which of them was installed depends on the platform.
+        # One per file of the release; the platform decides which one is installed.
         references = [{"alg": "SHA-256", "content": value} for value in hashes]
         component["externalReferences"] = [{"type": "distribution", "url": purl, "hashes": references}]
     return component

@@ -1,9 +1,9 @@
 """
-Sends the service what its OpenAPI document allows, and much that it does not: Schemathesis against a real process.
+Sends valid and invalid requests by the OpenAPI document: Schemathesis against a real service process.
 
-Every route of the document is tried, with a job that exists and with names that come as they may. It fails when an
-answer is a 5xx, takes too long, is not as described, takes a request that is not valid, or lets in one without token.
-The data are the same in every run; ``--max-examples`` sets how many.
+Every route of the document is tried, with a job that exists and with generated names. It fails when an answer is a 5xx,
+takes too long, differs from the document, accepts an invalid request, or accepts one without the token. The data are
+the same in every run; ``--max-examples`` sets how many.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from storage.model import KeyGroupRange
 from tools.fuzz_hooks import JOB
 
 TOKEN = "token-of-the-fuzz-test"  # noqa: S105 - of a service that lives for a minute
-# A request that is valid in form may well be refused for what it asks for: a range that ends before it begins.
+# A well-formed request may still be refused for its content, such as a range that ends before it begins.
 EXCLUDED_CHECKS = "positive_data_acceptance"
 _REQUEST_TIMEOUT_S = 30
 
 
 @contextmanager
 def running_service(folder: Path) -> Iterator[str]:
-    """Run a service process with one job and one checkpoint; give its address."""
+    """Run a service process with one job and one checkpoint; yield its address."""
     token_file = folder / "token"
     token_file.write_text(TOKEN, encoding="utf-8")
     command = [sys.executable, "-m", "dstl_service", "serve", "--storage", (folder / "storage").as_uri()]
-    # Peers that a request names are not there; a short time-out tells the same sooner.
+    # Peers that a request names do not exist; a short timeout shows that sooner.
     command += ["--token-file", str(token_file), "--set", "checkpoint_timeout_s=10"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
@@ -75,7 +75,7 @@ def _make_checkpoint(address: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Start a service, try it, stop it; return 0 if nothing was found."""
+    """Start a service, fuzz it, stop it; return 0 if no defect was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--max-examples", type=int, default=20, help="per route and phase (default %(default)s)")
     options = parser.parse_args(arguments)

@@ -1,8 +1,8 @@
 """
 Hooks of `tools.fuzz_api` for Schemathesis.
 
-Half of the valid job names become that of the job that exists, so that requests get further than "there is no job".
-No request leads the service to an address outside of this machine.
+Half of the valid job names become that of the existing job, so that requests get past the lookup of the job. No request
+leads the service to an address outside this machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOBODY = "http://127.0.0.1:1"
 
 @schemathesis.hook
 def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
-    """Change what is valid into something else that is valid."""
+    """Replace valid values by other valid values."""
     job = (case.path_parameters or {}).get("job")
     if isinstance(job, str) and len(job) % 2 and re.fullmatch(NAME_PATTERN, job):
         case.path_parameters["job"] = JOB
@@ -28,7 +28,7 @@ def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
 
 
 def _harmless(value: Any) -> Any:
-    """Put an address where nobody answers in the place of every valid one."""
+    """Replace every valid address by one where no server answers."""
     if isinstance(value, dict):
         return {
             name: _NOBODY

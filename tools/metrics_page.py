@@ -25,7 +25,7 @@ Units are in the names. A histogram `NAME` has the series `NAME_bucket`, `NAME_s
 
 
 def registry() -> CollectorRegistry:
-    """Return all that a service declares."""
+    """Return a registry with all metrics of a service."""
     metrics = ServiceMetrics()
     metrics.watch(float, float, float, DownloadFigures(), DownloadFigures())
     MaterializationMetrics(metrics.registry, dict)
@@ -34,7 +34,7 @@ def registry() -> CollectorRegistry:
 
 def rows(declared: CollectorRegistry) -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     """Yield name, kind, labels and meaning of each metric."""
-    for collector in declared._collector_to_names:  # noqa: SLF001 - nothing public tells the labels
+    for collector in declared._collector_to_names:  # noqa: SLF001 - no public attribute has the labels
         for family in collector.collect():
             name = f"{family.name}_total" if family.type == "counter" else family.name
             labelled: Any = collector if isinstance(collector, MetricWrapperBase) else family

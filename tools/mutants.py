@@ -1,15 +1,15 @@
 """
-Applies each patch of ``tests/mutations``, which takes the mend of a defect out, and runs the test that must notice.
+Applies each patch of ``tests/mutations``, which removes the fix of a defect, and runs the test that must detect it.
 
-A patch begins with lines that say what it is, and goes on with what ``git diff`` printed::
+A patch begins with a head, followed by the output of ``git diff``::
 
     # item: A1
     # what: A snapshot's file gets a key that was used before.
     # test: tests/unit/dstl_service/test_x.py::test_y
 
-The patch is applied in a copy of the tree, never in the tree itself. A mutant is *killed* if the test runs and fails;
-one that cannot be applied, whose test cannot be run, or whose test passes makes the run fail. Writes
-``reports/mutants.json``; STRICT=1 fails as well where the goal of at least one killed mutant per item does not hold.
+The patch is applied in a copy of the tree, never in the tree itself. A mutant is *killed* if the test runs and fails.
+The run fails if a patch does not apply, or its test cannot run or passes. Writes ``reports/mutants.json``; with
+STRICT=1 it also fails unless at least one mutant per item is killed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tools.reporting.target import TargetReport
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 900
 _TESTS_FAILED = 1
-"""Pytest's exit code for tests that ran and failed; higher ones tell that none could be run."""
+"""Pytest's exit code for tests that ran and failed; higher ones mean that none could run."""
 _FIELD = re.compile(r"# (item|what|test): (.+)")
 _FIELDS = ("item", "what", "test")
 
 
 class Outcome(enum.StrEnum):
-    """What became of a mutant."""
+    """Result of a mutant."""
 
     KILLED = "killed"
     SURVIVED = "SURVIVED"
@@ -49,7 +49,7 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A patch, the defect that it brings back, and the test that must fail with it."""
+    """A patch, the defect that it restores, and the test that must fail with it."""
 
     path: Path
     item: str
@@ -59,7 +59,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a mutant, and what was printed meanwhile."""
+    """Result of a mutant, and the output of its test."""
 
     mutant: Mutant
     outcome: Outcome
@@ -68,10 +68,10 @@ class Verdict:
 
 def read_mutant(path: Path) -> Mutant:
     """
-    Read a patch's first lines.
+    Read a patch's head.
 
     Raises:
-        ValueError: One of them is missing or comes twice.
+        ValueError: A line of the head is missing or repeated.
     """
     fields: dict[str, str] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -90,7 +90,7 @@ def read_mutant(path: Path) -> Mutant:
 
 
 def read_mutants(folder: Path, only: Collection[str] = ()) -> list[Mutant]:
-    """Return the mutants of a folder by item and name; `only` those of some items."""
+    """Return the mutants of a folder by item and name; with `only`, those of these items."""
     mutants = [read_mutant(path) for path in folder.glob("*.patch")]
     return sorted(
         (mutant for mutant in mutants if not only or mutant.item in only),
@@ -99,14 +99,14 @@ def read_mutants(folder: Path, only: Collection[str] = ()) -> list[Mutant]:
 
 
 def copy_tree(root: Path, target: Path) -> None:
-    """Copy what is, or would be, part of a commit, and make a repository of it, so that tests find one."""
+    """Copy all files that are or would be committed, and make a repository of them, since tests need one."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listing = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
     for name in listing.split("\0"):
         if name and (root / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, target / name)
-    if (root / ".stack").is_dir():  # servers that were built for tests
+    if (root / ".stack").is_dir():  # servers built for tests
         (target / ".stack").symlink_to(root / ".stack")
     subprocess.run(["git", "init", "--quiet"], cwd=target, check=True)
     subprocess.run(["git", "add", "--all"], cwd=target, check=True)
@@ -121,7 +121,7 @@ def try_mutant(mutant: Mutant, root: Path, timeout_s: float = TIMEOUT_S) -> Verd
         applied = subprocess.run(apply, cwd=tree, check=False, capture_output=True, text=True)
         if applied.returncode:
             return Verdict(mutant, Outcome.NOT_APPLIED, applied.stderr)
-        # The environment's packages are those of the original; the copy comes before them.
+        # The environment has the original's packages; the copy precedes them.
         environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=short", mutant.test]
         try:
@@ -136,7 +136,7 @@ def try_mutant(mutant: Mutant, root: Path, timeout_s: float = TIMEOUT_S) -> Verd
 def _outcome(exit_code: int, output: str) -> Outcome:
     if exit_code == 0:
         return Outcome.SURVIVED
-    # An error of a fixture has the exit code of a failed test.
+    # A fixture's error has the exit code of a failed test.
     has_failed = exit_code == _TESTS_FAILED and re.search(r"^FAILED ", output, re.MULTILINE) is not None
     is_import = re.search(
         r"^FAILED .* - (ImportError|ModuleNotFoundError|SyntaxError|NameError)\b", output, re.MULTILINE
@@ -145,7 +145,7 @@ def _outcome(exit_code: int, output: str) -> Outcome:
 
 
 def figures_of(verdicts: Sequence[Verdict]) -> list[Figure]:
-    """Return the report: all mutants are killed, and so is at least one of each item."""
+    """Return the figures: mutants not killed, and those killed per item."""
     killed = [verdict for verdict in verdicts if verdict.outcome is Outcome.KILLED]
     figures = [
         Figure("mutants", len(verdicts), "patches", Goal(">=", 1)),
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Try all mutants and print a table; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.strip().splitlines()[0])
     parser.add_argument("--only", default="", help="items, separated by commas")
-    parser.add_argument("--jobs", type=int, default=1, help="mutants that are tried at the same time")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants that run in parallel (default %(default)s)")
     options = parser.parse_args(arguments)
     mutants = read_mutants(root / "tests" / "mutations", {item for item in options.only.split(",") if item})
     report = TargetReport("mutants", root / "reports")

@@ -1,7 +1,7 @@
 """
 Writes docs/settings.md from the declarations of the settings: names, defaults and docstrings have one place.
 
-With ``--check`` it writes nothing and fails if the page is not what it would write.
+With ``--check`` it writes nothing and fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ delay_ms = 20
 ```
 
 Units are in the names.
-A name that is no setting is refused with the nearest one.
-A value of another type, or one that does not fit the others, is refused too.
-In the environment, which others share, a `DSTL_` name that is neither of a group nor close to a setting is left alone.
-A sidecar that starts itself has the environment of the process that starts it, `DSTL_CONFIG` too.
-Settings without a default in the tables are off until they are given.
+An unknown name is refused; the error names the nearest setting.
+A value of the wrong type, or one in conflict with another setting, is refused too.
+In the environment, which is shared, a `DSTL_` name that is neither of a group nor close to a setting is ignored.
+A sidecar that starts itself has the environment of the process that starts it, `DSTL_CONFIG` included.
+Settings without a default in the tables are off unless set.
 """
 _NO_DEFAULT = {
     "storage": "must be given",
@@ -90,7 +90,7 @@ def default_text(field: Field[Any]) -> str:
 
 
 def service_table(cls: type, group: str) -> str:
-    """Return the table of one group's settings, or with an empty `group` of those of the service as a whole."""
+    """Return the table of one group's settings, or with an empty `group` of those without a group."""
     documents, hints = attribute_docstrings(cls), get_type_hints(cls)
     lines = ["| setting | variable | value | default | meaning |", "|---|---|---|---|---|"]
     for field in fields(cls):
@@ -126,13 +126,13 @@ def page() -> str:
 def main() -> int:
     """Write the page, or compare it."""
     parser = argparse.ArgumentParser(description="Write docs/settings.md from the code.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is out of step")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is out of date")
     if not parser.parse_args().check:
         PAGE.write_text(page(), encoding="utf-8")
         return 0
     if PAGE.read_text(encoding="utf-8") == page():
         return 0
-    print(f"{PAGE.name} is out of step with the code: run `make settings-page`", file=sys.stderr)
+    print(f"{PAGE.name} is out of date: run `make settings-page`", file=sys.stderr)
     return 1
 
 

@@ -1,9 +1,9 @@
 """
-``python -m tools.suite -- PYTEST_ARGS``: runs all tests, and those that failed once more, alone.
+``python -m tools.suite -- PYTEST_ARGS``: runs all tests, then those that failed again, alone.
 
-A test that fails once in a hundred runs is told apart from a defect, and both are shown: one that failed and then
-passed alone is named at the end, and is to be looked into. The second run is made only behind a first one that ended
-by itself with a few failures; it has one process and the first run's seed. The last line is pytest's own summary.
+This distinguishes a flaky test from a permanent defect, and shows both: a test that failed and then passed alone is
+named at the end, for investigation. The second run follows only a first one that ended by itself with a few failures;
+it has one process and the first run's seed. The last line is pytest's own summary.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 AGAIN_MAX = 5
-"""More failures than that are a defect, or a machine that cannot run the tests."""
+"""More failures than this mean a defect, or a machine that cannot run the tests."""
 TESTS_FAILED = 1
-"""What pytest exits with when it ran all tests, and some failed."""
+"""Pytest's exit code when it ran all tests and some failed."""
 _AGAIN = ("--numprocesses=0", "--last-failed", "--last-failed-no-failures", "none", "--randomly-seed=last")
 _SUMMARY = re.compile(r"=* ?(.*\bin [\d.]+s\b.*?) ?=*")
 
@@ -28,12 +28,12 @@ _SUMMARY = re.compile(r"=* ?(.*\bin [\d.]+s\b.*?) ?=*")
 @dataclass(frozen=True, slots=True)
 class Run:
     """
-    What a run of pytest came to.
+    Result of a run of pytest.
 
     Args:
-        exit_code: Its own.
+        exit_code: Pytest's exit code.
         failed: The tests that did not pass.
-        summary: Its last line, without the frame.
+        summary: Pytest's last line, without the frame.
     """
 
     exit_code: int
@@ -42,30 +42,30 @@ class Run:
 
 
 def is_worth_another(run: Run) -> bool:
-    """Say whether the tests that failed are to be run again: all of them are known, and are few."""
+    """Return whether to run the failed tests again: all of them are known, and they are few."""
     return run.exit_code == TESTS_FAILED and 0 < len(run.failed) <= AGAIN_MAX
 
 
 def report(first: Run, second: Run) -> list[str]:
-    """Return what is said of both runs; the last line is the summary of the second one."""
+    """Return the lines about both runs; the last one is the summary of the second run."""
     passed = first.failed - second.failed if second.exit_code in (0, TESTS_FAILED) else frozenset()
     return [
         f"first run: {first.summary}",
         *(f"failed, then passed alone: {test}" for test in sorted(passed)),
         *(f"failed, and not passed alone: {test}" for test in sorted(first.failed - passed)),
-        *(["a test that failed once is a defect, of the code or of the test: look into it"] if passed else []),
+        *(["a test that failed once has a defect, in the code or in the test: investigate it"] if passed else []),
         f"result: {'passed' if second.exit_code == 0 else 'failed'}; the second run of what failed:",
         second.summary,
     ]
 
 
 def run_suite(arguments: Sequence[str], folder: Path | None = None) -> int:
-    """Run all tests, and a few that failed again; print what came of it, and return an exit code."""
-    with tempfile.TemporaryDirectory(prefix="dstl-suite-") as cache:  # what failed in other runs does not count
+    """Run all tests, then a few failed ones again; print the results, and return an exit code."""
+    with tempfile.TemporaryDirectory(prefix="dstl-suite-") as cache:  # failures of other runs do not count
         first = _run(arguments, Path(cache), folder)
         if not is_worth_another(first):
             return first.exit_code
-        sys.stdout.write(f"\n{len(first.failed)} tests failed; they are run again, alone.\n\n")
+        sys.stdout.write(f"\n{len(first.failed)} tests failed; running them again, alone.\n\n")
         second = _run([*arguments, *_AGAIN], Path(cache), folder)
     sys.stdout.write("\n" + "\n".join(report(first, second)) + "\n")
     sys.stdout.flush()
@@ -73,7 +73,7 @@ def run_suite(arguments: Sequence[str], folder: Path | None = None) -> int:
 
 
 def summary_of(lines: Sequence[str]) -> str:
-    """Return pytest's summary, or what is said in its place."""
+    """Return pytest's summary, or a replacement."""
     found = (_SUMMARY.fullmatch(line.strip()) for line in reversed(lines))
     return next((match[1] for match in found if match), "it ended without a summary")
 

@@ -1,9 +1,9 @@
 """
-``python -m tools.test_versions``: runs tests on the older minor versions of Spark that are served.
+``python -m tools.test_versions``: runs tests on the older minor versions of Spark that are supported.
 
-Each has an environment of its own beside this one (``make versions``), which is this one with another Spark over it.
-The short form, one job and the private interfaces, is part of the suite (``tests/e2e/test_versions.py``); the long one
-is all end-to-end tests and the differential ones. Writes ``reports/test-versions.json``; STRICT=1 makes a failure fail.
+Each has an environment of its own (``make versions``): this one with another Spark on top. The short form, one job and
+the private interfaces, is part of the suite (``tests/e2e/test_versions.py``); the long one is all end-to-end tests and
+the differential ones. Writes ``reports/test-versions.json``; STRICT=1 makes a failure fail.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ SHORT = (
 )
 LONG = ("tests/e2e", "--ignore=tests/e2e/test_versions.py", "--ignore=tests/e2e/test_chaos.py")
 TIMEOUT_S = 3 * 3600
-# Older versions leave a socket to Python's garbage collector, which is a warning about Spark.
+# Older versions leave a socket to Python's garbage collector, which warns about Spark's code.
 _OPTIONS = ("-p", "no:cacheprovider", "-W", "ignore::pytest.PytestUnraisableExceptionWarning", "-q")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run of pytest on a version came to."""
+    """Result of a run of pytest on a version."""
 
     version: str
     passed: int
@@ -47,7 +47,7 @@ class Outcome:
 
 
 def environments(python: Path = Path(sys.executable)) -> dict[str, Path]:
-    """Return the interpreters of the versions that are set up beside this environment, by version."""
+    """Return the interpreters of the installed versions' environments, by version."""
     environment = python.parent.parent
     found = sorted(environment.parent.glob(f"{environment.name}-spark-*/bin/python"))
     return {path.parent.parent.name.rpartition("-")[2]: path for path in found}
@@ -59,7 +59,7 @@ def declared() -> list[str]:
 
 
 def run(version: str, python: Path, tests: Sequence[str], *, quiet: bool = False) -> Outcome:
-    """Run tests on a version; they print as they go unless `quiet`."""
+    """Run tests on a version; print their output meanwhile unless `quiet`."""
     started = time.monotonic()
     variables = {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
     unwanted = ("SPARK_HOME", "SPARK_CONF_DIR", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_TESTRUNUID")
@@ -86,7 +86,7 @@ def _count(output: str, words: Sequence[str]) -> int:
 
 
 def figures(outcomes: Sequence[Outcome]) -> list[Figure]:
-    """Return what the runs have shown."""
+    """Return the figures of the runs."""
     found = []
     for outcome in outcomes:
         name = f"PySpark {outcome.version}"
@@ -100,7 +100,7 @@ def figures(outcomes: Sequence[Outcome]) -> list[Figure]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tests on all versions, or those asked for; return the exit code."""
+    """Run the tests on all versions, or the selected ones; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="versions, separated by commas")
     parser.add_argument("pytest", nargs="*", help="further arguments of pytest")

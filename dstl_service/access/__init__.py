@@ -1,1 +1,1 @@
-"""Who may do what: tokens and their roles, callers on the host, certificates, and the audit log."""
+"""Access control: tokens and roles, callers on the host, certificates, and the audit log."""

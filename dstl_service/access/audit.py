@@ -1,10 +1,10 @@
 """
-The record of who did what to which job: log lines, and objects that only this record writes.
+The audit log of acts on jobs: log lines, and objects that only this module writes.
 
     @audit/<job>/<time-ordered id>.json
 
-No job can have the name ``@audit``, so the record outlives the job. Best effort: what cannot be stored is in the log,
-which says so, and what was done is done. Blocking I/O.
+No job can have the name ``@audit``, so the entries outlive the job. Best effort: an entry that cannot be stored is only
+in the process log, with a warning, and the act stands. Blocking I/O.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from storage.errors import CorruptDataError, DstlError
 from storage.object_store import ObjectStore
 
 KEPT_MAX = 1_000
-"""So many entries of a job are kept, the newest."""
+"""Number of newest entries kept per job."""
 
-_PRUNED_BY = "open"  # a job's most frequent act that is not part of a batch
+_PRUNED_BY = "open"  # a job's most frequent act outside of batches
 _FACT_CHARS_MAX = 300
 
 logger = logging.getLogger("dstl_service")
@@ -36,11 +36,11 @@ class AuditEntry:
     One act.
 
     Args:
-        at_ms: When, by the clock of who recorded it.
+        at_ms: Time of the act, by the recording process' clock.
         who: Name of the token, certificate or user.
-        act: What was done: open, rewind, delete, …
-        job: To which job.
-        facts: What else is worth knowing, such as the name of a savepoint.
+        act: The act: open, rewind, delete, …
+        job: Name of the job.
+        facts: Further facts, such as the name of a savepoint.
     """
 
     at_ms: int
@@ -51,7 +51,7 @@ class AuditEntry:
 
 
 class AuditTrail:
-    """Writes and reads the record of one storage."""
+    """Writes and reads the audit log of one storage."""
 
     def __init__(self, store: ObjectStore, clock: Clock, ids: IdSource) -> None:
         self._store = store
@@ -60,7 +60,7 @@ class AuditTrail:
         self.failures = 0
 
     def record(self, who: str, act: str, job: str, **facts: str) -> None:
-        """Put an act on record; never raises for the store's sake."""
+        """Record an act; errors of the store are logged and counted in `failures`, never raised."""
         short = {name: text[:_FACT_CHARS_MAX] for name, text in facts.items()}
         entry = AuditEntry(self._clock.now_ms(), who[:_FACT_CHARS_MAX], act, job, short)
         logger.info("audit", extra={"who": entry.who, "act": act, "job": job, "facts": short})
@@ -74,7 +74,7 @@ class AuditTrail:
 
     def entries(self, job: str) -> Iterator[AuditEntry]:
         """
-        Yield what is on record of a job, oldest first.
+        Yield the entries of a job, oldest first.
 
         Raises:
             CorruptDataError: An entry cannot be read.
@@ -83,7 +83,7 @@ class AuditTrail:
             try:
                 yield AuditEntry(**json.loads(self._store.get(info.key)))
             except (ValueError, TypeError) as error:
-                raise CorruptDataError(f"entry {info.key} of the record cannot be read", object_key=info.key) from error
+                raise CorruptDataError(f"audit entry {info.key} is damaged; delete it", object_key=info.key) from error
 
     def _prune(self, job: str) -> None:
         keys = [info.key for info in self._store.list(_folder(job))]
@@ -91,7 +91,7 @@ class AuditTrail:
 
 
 def this_user() -> str:
-    """Return the user of this process and its host, for what is done without a service."""
+    """Return this process as ``user@host``, for acts of commands, which use no service."""
     try:
         name = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -1,7 +1,7 @@
 """
-Who calls, as far as the connection tells: on a Unix socket the kernel says whose process it is, with TLS a certificate.
+Identity of a caller by its connection: the peer's user on a Unix socket, the client certificate with TLS.
 
-A socket's mode keeps others out as well, but modes change and folders are shared; this is asked for each connection.
+The socket's mode keeps others out too, but modes change and folders are shared; so each connection is checked.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from storage.private_folder import Trust, user_name
 from storage.unix_peer import peer_uid
 
 _REFUSED_S = 5.0
-"""How long who is refused may take to ask, and be told why."""
+"""Longest time for a refused caller to send a request and get the reason."""
 
 logger = logging.getLogger("dstl_service")
 
 
 def identified(protocol: type[HttpToolsProtocol], trust: Trust) -> type[HttpToolsProtocol]:
     """
-    Return a protocol that answers only callers who are trusted.
+    Return a protocol that serves only trusted callers, and puts a `Caller` into each request's scope.
 
     Args:
-        protocol: What speaks HTTP.
-        trust: Whose processes may call over a Unix socket; over TCP a token tells that.
+        protocol: The HTTP protocol to extend.
+        trust: Users whose processes may call over a Unix socket; over TCP, tokens and certificates decide.
     """
     refused = LogLimiter(SystemClock())
 
-    class Identified(protocol):  # type: ignore[valid-type, misc]  # a class that is given is one
+    class Identified(protocol):  # type: ignore[valid-type, misc]  # a base class may be a value
         _refused_uid: int | None = None
         _caller: Caller | None = None
 
@@ -58,7 +58,7 @@ def identified(protocol: type[HttpToolsProtocol], trust: Trust) -> type[HttpTool
             if self._refused_uid is None:
                 super().data_received(data)
                 return
-            # Only now: the kernel throws an answer away when a connection is closed with something unread in it.
+            # Only after a read: closing a socket with unread data resets the connection, and the answer is lost.
             self.transport.write(_refusal(self._refused_uid))
             self.transport.close()
 
@@ -70,11 +70,11 @@ def _user_of(transport: asyncio.Transport) -> int | None:
     try:
         return None if connection is None else peer_uid(connection.fileno())
     except OSError:
-        return -1  # gone already: nobody's
+        return -1  # disconnected already; no user has this id
 
 
 def _certificate_names(transport: asyncio.Transport) -> tuple[str, ...]:
-    """Return the names in the caller's certificate, if it showed one and somebody vouches for it."""
+    """Return the names in the caller's certificate; empty unless it showed one that TLS verified."""
     connection: Any = transport.get_extra_info("ssl_object")
     certificate = {} if connection is None else connection.getpeercert() or {}
     common = [value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"]
@@ -83,8 +83,8 @@ def _certificate_names(transport: asyncio.Transport) -> tuple[str, ...]:
 
 def _refusal(uid: int) -> bytes:
     error = UnauthorizedError(
-        f"this service answers processes of its own user only, and {user_name(uid)} asks: run both as one user, or "
-        "let the service's setting trusted_uids name that one"
+        f"this service serves processes of its own user and of trusted users only, not of {user_name(uid)}: run both "
+        "as one user, or add that user to the service's setting trusted_uids"
     )
     body = json.dumps(error.to_dict()).encode()
     head = f"HTTP/1.1 403 Forbidden\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"

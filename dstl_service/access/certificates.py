@@ -1,7 +1,7 @@
 """
-This service's certificates, as a server and as a client of other services; read again when their files change.
+This service's certificates, as a server and as a client of other services; reloaded when their files change.
 
-A connection that begins takes what the files say then, so a certificate is exchanged without a restart.
+Each new connection uses the current files, so a certificate can be replaced without a restart.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from storage.errors import InvalidInputError
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """Encryption of what goes over TCP."""
+    """Encryption of TCP connections."""
 
     certificate_file: Path | None = None
-    """Certificate chain in PEM; with it, TCP is HTTPS only. Shown to other services, too. It is read again when it
-    changes, as are the other files here."""
+    """Certificate chain in PEM; with it, TCP is HTTPS only. It is also the client certificate for other services. It is
+    reloaded when it changes, as are the other files here."""
     key_file: Path | None = None
-    """Its private key in PEM, if it is not in the same file; readable by the service's user alone."""
+    """Its private key in PEM, if it is not in the same file; only the service's user should be able to read it."""
     ca_file: Path | None = None
-    """Certificates in PEM by which services of other hosts are known; without it, those of the system."""
+    """CA certificates in PEM that verify services of other hosts; by default those of the system."""
     client_ca_file: Path | None = None
-    """Certificates in PEM by which clients are known who show one in place of a token; `access_file` says what they
-    may."""
+    """CA certificates in PEM that verify clients with a certificate in place of a token; `access_file` gives them their
+    rights."""
 
     def __post_init__(self) -> None:
         if self.key_file is not None and self.certificate_file is None:
-            raise InvalidInputError("tls.key_file is there without tls.certificate_file")
+            raise InvalidInputError("tls.key_file is set without tls.certificate_file; set both or neither")
         if self.client_ca_file is not None and self.certificate_file is None:
-            raise InvalidInputError("tls.client_ca_file is there without tls.certificate_file")
+            raise InvalidInputError("tls.client_ca_file is set without tls.certificate_file; set both or neither")
         for name in ("certificate_file", "key_file", "ca_file", "client_ca_file"):
             path = getattr(self, name)
             if path is not None and not os.access(path, os.R_OK):
-                raise InvalidInputError(f"tls.{name} {path} cannot be read")
+                raise InvalidInputError(f"tls.{name} {path} cannot be read; check the path and its permissions")
 
 
 def server_context(tls: TlsSettings, clock: Clock) -> ssl.SSLContext:
     """
-    Return what a listener with a certificate needs.
+    Return the TLS context of a listener; each handshake uses the current files.
 
     Raises:
-        InvalidInputError: A file cannot be read, or is no certificate or key.
+        InvalidInputError: A file cannot be read, or is not a certificate or key.
     """
     current = Reread("certificate", _files(tls), lambda: _server_context(tls), clock, secret=False)
 
@@ -56,16 +56,16 @@ def server_context(tls: TlsSettings, clock: Clock) -> ssl.SSLContext:
         connection.context = current.value
 
     context = _server_context(tls)
-    context.sni_callback = choose  # called in each handshake, with or without a name
+    context.sni_callback = choose  # called in each handshake, with or without a server name
     return context
 
 
 def client_context(tls: TlsSettings, clock: Clock) -> Callable[[], ssl.SSLContext]:
     """
-    Return what gives the context of a connection to another service.
+    Return a function that returns the current TLS context for connections to other services.
 
     Raises:
-        InvalidInputError: A file cannot be read, or is no certificate or key.
+        InvalidInputError: A file cannot be read, or is not a certificate or key.
     """
     current = Reread("certificate", _files(tls), lambda: _client_context(tls), clock, secret=False)
     return lambda: current.value
@@ -79,7 +79,7 @@ def _server_context(tls: TlsSettings) -> ssl.SSLContext:
     warn_if_readable("key of the certificate", [tls.key_file or tls.certificate_file])
     if tls.client_ca_file is not None:
         context.load_verify_locations(tls.client_ca_file)
-        context.verify_mode = ssl.CERT_OPTIONAL  # who shows none may have a token
+        context.verify_mode = ssl.CERT_OPTIONAL  # a client without one may have a token
     return context
 
 

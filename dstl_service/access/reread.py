@@ -1,4 +1,4 @@
-"""Files that are read again when they change, while the service runs. Blocking I/O, of a few small files."""
+"""Files that are reloaded when they change, while the service runs. Blocking I/O on a few small files."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _T = TypeVar("_T")
 
 class Reread(Generic[_T]):
     """
-    What some files say, looked at no more often than each second.
+    The parsed content of some files, checked for changes at most once a second.
 
-    What was read last stays while the files cannot be read: one that is being exchanged must neither let everybody in
-    nor lock everybody out. Not thread-safe to refresh, but harmless if two do: both read the same files.
+    The last valid content stays in use while the files cannot be read: a file that is being replaced must neither admit
+    nor lock out every caller. Refreshing is not synchronized, but harmless in two threads: both read the same files.
 
     Args:
-        what: Names the files in the log.
+        what: Name of the files in log lines and errors.
         paths: The files.
-        read: Reads them.
-        clock: Tells when to look again.
-        secret: Whether the files should be readable by their owner alone; a warning says so where they are not.
+        read: Reads and parses them.
+        clock: Tells when to check again.
+        secret: Whether only the owner should be able to read the files; if others can, a warning is logged.
 
     Raises:
-        InvalidInputError: The files cannot be read, or make no sense.
+        InvalidInputError: The files cannot be read, or their content is invalid.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Reread(Generic[_T]):
 
     @property
     def value(self) -> _T:
-        """What the files say now."""
+        """The current content."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._checked_ms >= _CHECK_INTERVAL_MS:
             self._checked_ms = now_ms
@@ -68,7 +68,7 @@ class Reread(Generic[_T]):
     def _look(self) -> tuple[object, _T]:
         where = f"{self._what} {', '.join(map(str, self._paths))}"
         try:
-            seen = self._signature()  # before the content, so that a change in between is seen later
+            seen = self._signature()  # before the content, so that a change in between is detected later
             value = self._read()
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidInputError(f"{where} cannot be read: {error}") from None
@@ -83,7 +83,7 @@ class Reread(Generic[_T]):
 
 
 def warn_if_readable(what: str, paths: Sequence[Path]) -> None:
-    """Write a line about each secret file that other users of the host can read."""
+    """Log a warning for each secret file that other users of the host can access."""
     for path in paths:
         mode = stat.S_IMODE(os.stat(path).st_mode)
         if mode & (stat.S_IRWXG | stat.S_IRWXO):

@@ -1,14 +1,14 @@
 """
-What who may do: roles, and for each route the right that it takes. Pure.
+Roles, and the right that each route requires. Pure.
 
-    role       of named jobs, or of all                                     and of the service as a whole
-    ---------  -----------------------------------------------------------  -----------------------------
-    reader     see checkpoints and savepoints                               metrics, if of all jobs
-    operator   the same; make and delete savepoints, collect, abort         metrics, if of all jobs
-    writer     see the same; run: take over, hand over, complete, restore
-    full       everything, and what no role is given
+    role       on named jobs, or on all                                     and on the service as a whole
+    ---------  -----------------------------------------------------------  --------------------------------
+    reader     see checkpoints and savepoints                               metrics and info, if of all jobs
+    operator   the same; create and delete savepoints, collect, abort       metrics and info, if of all jobs
+    writer     see the same; run: take over, append, complete, restore      metrics and info, if of all jobs
+    full       everything, also what no other role may do
 
-A route that the table does not have takes full rights, so that a new one is closed until somebody thinks about it.
+A route that is not in the table requires full rights, so a new route is closed until it is added.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _JOBS = re.compile(rf"{NAME}\*?|\*")
 
 
 class Right(enum.Enum):
-    """What a route takes."""
+    """What a route requires."""
 
     NONE = "nothing: anybody may ask"
     KNOWN = "to be known, in whatever role"
@@ -48,7 +48,7 @@ _ROLES: Mapping[str, frozenset[Right]] = {
 _JOB = "/v1/jobs/{job}"
 
 ROUTES: Mapping[tuple[str, str], tuple[Right, ...]] = {
-    # method and path                                       any of these is enough
+    # method and path                                       any one of these suffices
     ("GET", "/health"): (Right.NONE,),
     ("GET", "/ready"): (Right.KNOWN,),
     ("GET", "/openapi.json"): (Right.KNOWN,),
@@ -77,7 +77,7 @@ ROUTES: Mapping[tuple[str, str], tuple[Right, ...]] = {
 }
 
 OPEN_PATHS = frozenset(path for (_, path), rights in ROUTES.items() if Right.NONE in rights)
-"""What anybody may ask: only whether the process lives."""
+"""Paths without access control: only whether the process is alive."""
 
 _PATTERNS = [
     (method, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path)), rights)
@@ -88,12 +88,12 @@ _PATTERNS = [
 @dataclass(frozen=True, slots=True)
 class Identity:
     """
-    Who asks, and what they may.
+    A caller and its rights.
 
     Args:
-        name: For logs and for the record; never a secret.
-        role: See the module.
-        jobs: Names, or beginnings of names with a ``*`` behind them.
+        name: Name for logs and the audit log; never a secret.
+        role: Its role, see the module.
+        jobs: Names of jobs, or prefixes followed by ``*``.
     """
 
     name: str
@@ -102,18 +102,18 @@ class Identity:
 
     def __post_init__(self) -> None:
         if self.role != "full" and self.role not in _ROLES:
-            raise InvalidInputError(f"role {self.role!r} is none of full, {', '.join(_ROLES)}")
+            raise InvalidInputError(f"role {self.role!r} is unknown; the roles are full, {', '.join(_ROLES)}")
         for job in self.jobs:
             if not isinstance(job, str) or not _JOBS.fullmatch(job):
-                raise InvalidInputError(f"{job!r} is neither a job's name nor the beginning of one with * behind it")
+                raise InvalidInputError(f"{job!r} is neither a job's name nor a prefix followed by *")
 
     @property
     def is_unlimited(self) -> bool:
-        """Say whether there is nothing that this identity may not do."""
+        """Say whether this identity has all rights on all jobs."""
         return self.role == "full" and "*" in self.jobs
 
     def may(self, method: str, path: str) -> bool:
-        """Say whether a request is within this identity's rights."""
+        """Say whether this identity may send a request."""
         if self.is_unlimited:
             return True
         rights, job = _taken_by(method, path)
@@ -123,7 +123,7 @@ class Identity:
         return has_right and Right.FULL not in rights and self.covers(job)
 
     def covers(self, job: str | None) -> bool:
-        """Say whether a job is among this identity's; None is all jobs."""
+        """Say whether this identity's jobs include a job, or, for None, all jobs."""
         return any(
             pattern in ("*", job) or (job is not None and pattern[-1] == "*" and job.startswith(pattern[:-1]))
             for pattern in self.jobs
@@ -132,7 +132,7 @@ class Identity:
 
 @lru_cache(1024)
 def _taken_by(method: str, path: str) -> tuple[tuple[Right, ...], str | None]:
-    """Return the rights of which a request takes one, and the job that it is about."""
+    """Return the rights of which a request requires one, and its job; None if it concerns all jobs."""
     for known, pattern, rights in _PATTERNS:
         found = pattern.fullmatch(path) if known == method else None
         if found is not None:

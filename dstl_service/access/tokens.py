@@ -1,11 +1,11 @@
 """
-Who asks: tokens and certificates, from files that are read again when they change.
+Authentication by tokens and certificates, from files that are reloaded when they change.
 
-A token file has a token a line, each with all rights. A request may carry any of them, and this service itself sends
-the first one to others. So a token is exchanged without a pause: add the new one below everywhere, then put it first,
-then take the old one out.
+A token file has one token per line, each with all rights. A request may carry any of them; this service itself sends
+the first one to other services. To replace a token without downtime: append the new one everywhere, then move it to the
+first line, then remove the old one.
 
-An access file, in TOML, has a line for each token or certificate that has less than all rights:
+An access file, in TOML, has an entry for each token or certificate with fewer than all rights:
 
     tokens = [
         { name = "orders", role = "writer", jobs = ["orders", "orders.*"], sha256 = "9f86d08…" },
@@ -39,9 +39,11 @@ from storage.clock import Clock
 from storage.errors import InvalidInputError
 
 CALLER = "dstl.caller"
-"""Where a request's scope has the `Caller`, if its connection tells of one."""
+"""Key of the connection's `Caller` in a request's scope."""
 
 _BEARER = b"Bearer "
+_LOGGED_MAX = 300
+_NOTHING = hashlib.sha256(b"").hexdigest()
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FIELDS = {"tokens": {"name", "role", "jobs", "token", "sha256"}, "certificates": {"name", "role", "jobs"}}
 
@@ -50,7 +52,7 @@ logger = logging.getLogger("dstl_service")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a connection tells of who is at its other end: names of a certificate, or a user of this host."""
+    """The peer of a connection: names in its verified certificate, or its user on this host."""
 
     certificate_names: tuple[str, ...] = ()
     user: str = ""
@@ -58,25 +60,25 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """What an access file says."""
+    """The content of an access file."""
 
     tokens: tuple[tuple[bytes, Identity], ...]
-    """SHA-256 of each token."""
+    """SHA-256 of each token, with its identity."""
     certificates: Mapping[str, Identity]
 
 
 class Access:
     """
-    Whom a request is let in as; where neither tokens nor certificates are set, everybody has all rights.
+    Authenticates requests; if neither tokens nor an access file are set, every caller has all rights.
 
     Args:
         token: One token with all rights, or None.
-        token_file: File with such tokens, one a line, or None.
-        clock: Tells when to look at files again.
+        token_file: File with such tokens, one per line, or None.
+        clock: Tells when to check the files again.
         access_file: File with tokens and certificates of fewer rights, or None.
 
     Raises:
-        InvalidInputError: A file cannot be read, or makes no sense.
+        InvalidInputError: A file cannot be read, or its content is invalid.
     """
 
     def __init__(
@@ -93,32 +95,34 @@ class Access:
 
     @property
     def is_asked_for(self) -> bool:
-        """Say whether anything is asked of those who come."""
+        """Say whether callers must authenticate."""
         return bool(self._token) or self._token_file is not None or self._grants is not None
 
     def identify(self, authorization: bytes | None, caller: Caller | None = None) -> Identity | None:
         """
-        Return who a request with this ``Authorization`` header comes from, None if it is not let in.
+        Return the identity of a request with this ``Authorization`` header; None if it is refused.
 
-        All wrong tokens take the same time. A wrong token is not made good by a certificate.
+        Tokens are compared in constant time. A request with a wrong token is refused even if its certificate is known.
         """
         if not self.is_asked_for:
             return _unlimited(caller.user if caller and caller.user else "anybody")
         if authorization is None:
             return self._certified(caller)
         given = authorization.removeprefix(_BEARER) if authorization.startswith(_BEARER) else b""
+        if not given:
+            return None
         digest = hashlib.sha256(given).digest()
         matching = [identity for known, identity in self._known() if hmac.compare_digest(digest, known)]
         return matching[0] if matching else None
 
     def log_refusal(self, client: str, path: str) -> None:
-        """Write a line about who was not let in; at most one a second, for strangers must not fill the disk."""
+        """Log a refused request; at most one line a second, as strangers must not fill the disk."""
         if requests := self._refused.count():
-            facts = {"client": client, "path": path, "requests": requests}
+            facts = {"client": client, "path": path[:_LOGGED_MAX], "requests": requests}
             logger.warning("request without a valid token", extra=facts)
 
     def own(self) -> str | None:
-        """Return the token that this service shows to others, or None."""
+        """Return the token that this service sends to other services, or None."""
         tokens = self._full()
         return tokens[0] if tokens else None
 
@@ -139,37 +143,37 @@ class Access:
 
 def parse_grants(text: str) -> Grants:
     """
-    Read an access file.
+    Parse an access file.
 
     Raises:
-        InvalidInputError: It says something else than what such a file says; no token is part of the message.
+        InvalidInputError: The content is invalid; the message contains no token.
     """
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
-        raise InvalidInputError("it is no TOML") from None  # the parser's message could hold a token
+        raise InvalidInputError("the file is not valid TOML") from None  # the parser's message could hold a token
     for name, entries in document.items():
         if name not in _FIELDS or not isinstance(entries, list):
-            raise InvalidInputError(f"{name!r} is neither a list of tokens nor one of certificates")
+            raise InvalidInputError(f"{name!r} is not a list of tokens or certificates; the file has only these")
     tokens = [(_digest(entry), _identity("tokens", entry)) for entry in document.get("tokens", [])]
     certificates = [_identity("certificates", entry) for entry in document.get("certificates", [])]
     if len({digest for digest, _ in tokens}) < len(tokens) or len({it.name for it in certificates}) < len(certificates):
-        raise InvalidInputError("a token or certificate is there twice")
+        raise InvalidInputError("a token or certificate is listed twice; remove one entry")
     return Grants(tuple(tokens), {identity.name: identity for identity in certificates})
 
 
 def _identity(kind: str, entry: Mapping[str, Any]) -> Identity:
     name = entry.get("name") if isinstance(entry, dict) else None
     if not isinstance(name, str) or not name or not name.isprintable():
-        raise InvalidInputError(f"one of the {kind} has no name")
+        raise InvalidInputError(f"an entry of {kind} has no printable name; add one")
     unknown = sorted(set(entry) - _FIELDS[kind])
     if unknown:
-        raise InvalidInputError(f"{name!r} has {', '.join(unknown)}, which mean nothing there")
+        raise InvalidInputError(f"entry {name!r} has unknown fields: {', '.join(unknown)}; remove or correct them")
     role, jobs = entry.get("role"), entry.get("jobs")
     if jobs is None and role != "writer":
         jobs = ["*"]
     if not isinstance(role, str) or not isinstance(jobs, list) or not jobs:
-        raise InvalidInputError(f"{name!r} needs a role and, as a writer, a list of jobs")
+        raise InvalidInputError(f"entry {name!r} needs a role, and a writer needs a list of jobs")
     try:
         return Identity(name, role, tuple(jobs))  # type: ignore[arg-type]  # it checks that itself
     except InvalidInputError as error:
@@ -179,10 +183,15 @@ def _identity(kind: str, entry: Mapping[str, Any]) -> Identity:
 def _digest(entry: Mapping[str, Any]) -> bytes:
     token, digest = (entry.get("token"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
     if isinstance(token, str) and digest is None:
-        return _digest_of(parse_tokens(token)[0])
+        tokens = parse_tokens(token)
+        if len(tokens) > 1:
+            raise InvalidInputError("an entry of tokens has several tokens; make an entry for each")
+        return _digest_of(tokens[0])
+    if digest == _NOTHING:
+        raise InvalidInputError("a sha256 of an entry of tokens is that of no text at all; hash the token itself")
     if isinstance(digest, str) and token is None and _SHA256.fullmatch(digest):
         return bytes.fromhex(digest)
-    raise InvalidInputError("each of the tokens needs either a token or its sha256 in 64 hexadecimal digits")
+    raise InvalidInputError("each entry of tokens needs either token, or sha256 with 64 lower-case hexadecimal digits")
 
 
 @lru_cache(64)

@@ -1,1 +1,1 @@
-"""A checkpoint from its begin to its manifest; savepoints, and the way back to either."""
+"""Checkpoints from their begin to their manifest, savepoints, and rewinds to either."""

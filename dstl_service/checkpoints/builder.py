@@ -1,10 +1,10 @@
 """
-What a checkpoint consists of: decided here alone, from its base, the request, and what replaces parts of the log.
+Decides the content of a checkpoint, from its base, the request, and the replacements for parts of the log.
 
-A checkpoint's manifest is a complete one where something replaces a part of the log, or where one is due. Then all that
-came before is in it: the base's state, truncated behind the snapshots that are taken in, with the compactions that fit.
-What is being stored for later checkpoints, it lists. Its note says all that before its sets are durable, and the
-manifest is made from the note. No I/O.
+A checkpoint's manifest is complete if something replaces a part of the log, or if a complete one is due. It then
+contains all earlier state: the base's, truncated at the snapshots that it takes, with the compactions that fit. It also
+lists what is being stored for later checkpoints. Its note states all that before its sets are durable, and the manifest
+is built from the note. No I/O.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from storage.errors import ConflictError, InvalidInputError
 from storage.model import Segment, SegmentHandle, Writer
 
 Replace: TypeAlias = Callable[[StateView, UnderWay], tuple[StateView, tuple[str, ...]]]
-"""Returns a view with compactions in it, and the uids of those that are under way; see `Maintenance.replace`."""
+"""Returns a view with compactions applied, and the uids of those under way; see `Maintenance.replace`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
     """
-    What a checkpoint builds upon.
+    The base of a checkpoint.
 
     Args:
         ref: The checkpoint before, or None for the first one.
-        state: All that it consists of.
-        under_way: What it lists.
+        state: Its state.
+        under_way: Its under-way list.
     """
 
     ref: CheckpointRef | None = None
@@ -45,14 +45,14 @@ class Base:
 @dataclass(frozen=True, slots=True)
 class PlannedCheckpoint:
     """
-    A checkpoint that is on its way.
+    A checkpoint that is not complete yet.
 
     Args:
         id: Its id.
-        request: What was asked for.
-        note: What it is going to be.
+        request: The request to complete it.
+        note: Its content.
         segment: The note, encoded.
-        under_way: What it is going to list.
+        under_way: Its under-way list.
     """
 
     id: int
@@ -62,18 +62,18 @@ class PlannedCheckpoint:
     under_way: UnderWay
 
     def is_for(self, checkpoint_id: int, request: CompleteRequest) -> bool:
-        """Say whether it is what this request asks for."""
+        """Return whether it is the answer to this request."""
         return (self.id, self.request) == (checkpoint_id, request)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBuilder:
     """
-    Plans the checkpoints of one life of a job, and makes their manifests.
+    Plans the checkpoints of one life of a job, and builds their manifests.
 
     Args:
         job: The job's name.
-        job_uid: Of its life.
+        job_uid: Uid of its life.
         max_parallelism: Number of its key groups.
     """
 
@@ -85,14 +85,14 @@ class CheckpointBuilder:
         self, checkpoint_id: int, request: CompleteRequest, base: Base, reported: Reported, replace: Replace
     ) -> PlannedCheckpoint:
         """
-        Decide what a checkpoint is going to be.
+        Decide the content of a checkpoint.
 
         Args:
             checkpoint_id: Its id.
-            request: What is asked for.
-            base: What `request.base` names.
-            reported: What it makes of the snapshots that tasks reported.
-            replace: Brings compactions in, behind the snapshots.
+            request: The request to complete it.
+            base: The checkpoint that `request.base` names.
+            reported: The snapshots that tasks reported: taken, announced and refused ones.
+            replace: Applies compactions, after the snapshots.
         """
         view, compactions = replace(truncate(base.state, reported.taken), base.under_way)
         is_complete = view is not base.state or is_complete_due(checkpoint_id)
@@ -122,10 +122,10 @@ class CheckpointBuilder:
         Return the manifest of a planned checkpoint whose sets are durable.
 
         Args:
-            planned: What `plan` returned.
-            handles: Of the sets, in the order of the request.
-            of_note: That of the note.
-            created_ms: When.
+            planned: Result of `plan`.
+            handles: Handles of the sets, in the order of the request.
+            of_note: Handle of the note.
+            created_ms: Time of creation.
         """
         note = planned.note
         objects = {handle.object_key for handle in handles}
@@ -151,18 +151,21 @@ class CheckpointBuilder:
 
 
 def check_follows(checkpoint_id: int, base: CheckpointRef | None) -> None:
-    """Refuse a checkpoint that does not stand right behind its base: a gap would lead around a fence there (I4)."""
+    """Raise `ConflictError` unless the id directly follows the base's: a gap would bypass a fence there (I4)."""
     if checkpoint_id != (base.id + 1 if base is not None else 0):
         before = f"checkpoint {base.id}" if base is not None else "nothing"
-        raise ConflictError(f"checkpoint {checkpoint_id} cannot follow {before}")
+        raise ConflictError(f"checkpoint {checkpoint_id} cannot follow {before}: ids must be consecutive")
 
 
 def check_writers(job: str, handles: Sequence[SegmentHandle], request: CompleteRequest, checkpoint_id: int) -> None:
     """
-    Refuse a checkpoint that would name several writers for one partition (I2) or sets that are not its own.
+    Raise if a checkpoint would name several writers for one partition (I2) or sets that are not its own.
 
-    Where the batch was closed, another writer may have followed the first one. It knew which one that was, and how many
-    sets that one had: its own are numbered behind them. So two attempts of one pass are never taken for both passes.
+    In a closed batch a second writer may have followed the first one. It knew the first one and the number of its
+    sets: its own sqns continue them. So two attempts of one pass are never taken for both passes.
+
+    Raises:
+        InvalidInputError: A set is named twice or is of another checkpoint, or a partition has too many writers.
     """
     epoch, writers_max = request.epoch, 1 if request.closed_ms is None else 2
     writers: dict[tuple[str, int], dict[Writer, list[int]]] = {}
@@ -185,12 +188,12 @@ def check_writers(job: str, handles: Sequence[SegmentHandle], request: CompleteR
         if len(of_partition) > 1 and not _follow_each_other(of_partition):
             raise InvalidInputError(
                 f"checkpoint {checkpoint_id} names attempts {sorted(writer.attempt for writer in of_partition)} for "
-                f"partition {partition} of {operator!r}, of which none goes on behind the other"
+                f"partition {partition} of {operator!r}, whose change sets are not numbered consecutively"
             )
 
 
 def _follow_each_other(sqns: Mapping[Writer, Sequence[int]]) -> bool:
-    """Say whether the sets of an epoch's writers, in the order of their attempts, are numbered through."""
+    """Return whether the sqns of an epoch's writers, in the order of their attempts, are consecutive from 0."""
     ordered = sorted(sqns, key=lambda writer: writer.attempt)
     numbers = [sqn for writer in ordered for sqn in sorted(sqns[writer])]
     return numbers == list(range(len(numbers)))

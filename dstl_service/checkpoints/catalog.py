@@ -1,5 +1,5 @@
 """
-What is stored of a job, for those who look at it, and its savepoints; nobody is fenced.
+Lists a job's checkpoints and manages its savepoints; fences no driver.
 
 Owned by the event loop; store calls run in threads.
 """
@@ -27,7 +27,7 @@ class Catalog:
         self._in_thread = in_thread
 
     async def job(self, name: str) -> JobInfo:
-        """Return what is stored of a job."""
+        """Return a job's stored metadata."""
         job = await self._jobs.opened(name)
         latest, epoch = await self._in_thread(name, job.store.frontier)
         return JobInfo(
@@ -57,12 +57,12 @@ class Catalog:
         return await self._in_thread(name, lambda: {key: found.info() for key, found in job.store.savepoints.all()})
 
     async def create_savepoint(self, name: str, savepoint: str, checkpoint_id: int | None) -> CheckpointInfo:
-        """Keep a retained checkpoint, by default the newest, under a name, see `registry.savepoints`."""
+        """Keep a checkpoint, by default the newest, under a name; see `SavepointStore.create`."""
         job = await self._jobs.opened(name)
         created = await self._in_thread(name, job.store.make_savepoint, savepoint, checkpoint_id)
         return created.info()
 
     async def delete_savepoint(self, name: str, savepoint: str) -> None:
-        """Delete a savepoint; what only it named is collected later."""
+        """Delete a savepoint; objects that only it named are collected later."""
         job = await self._jobs.opened(name)
         await self._in_thread(name, job.store.savepoints.delete, savepoint)

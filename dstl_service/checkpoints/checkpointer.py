@@ -1,5 +1,5 @@
 """
-Brings checkpoints to exist: has what they consist of decided, their sets made durable, and writes their manifests.
+Completes checkpoints: has their content decided and their sets made durable, then writes their manifests.
 
 Owned by the event loop; store calls run in threads.
 """
@@ -46,8 +46,8 @@ class Checkpointer:
     Args:
         jobs: The jobs of this process.
         persister: Makes sets durable.
-        materializer: Knows the snapshots that a checkpoint may take in.
-        upkeep: Learns of new checkpoints, and has compactions for them.
+        materializer: Knows the snapshots that a checkpoint may take.
+        upkeep: Is told of new checkpoints, and provides compactions for them.
         clock: Dates manifests.
         metrics: The service's.
         in_thread: Runs a blocking call of a job.
@@ -73,22 +73,22 @@ class Checkpointer:
         self._pending: WeakKeyDictionary[ActiveJob, PlannedCheckpoint] = WeakKeyDictionary()
 
     async def begin(self, name: str, checkpoint_id: int, epoch: int) -> None:
-        """Start a checkpoint anew: sets of earlier tries at it are forgotten."""
+        """Begin a checkpoint: sets of earlier tries at it are forgotten."""
         job = await self._owned(name, epoch)
         self._jobs.begin_look(job, checkpoint_id)
         await job.discard_attempt(checkpoint_id)
 
     async def abort(self, name: str, checkpoint_id: int, epoch: int) -> None:
-        """Give a checkpoint up: its sets are forgotten; stored ones become orphans."""
+        """Abort a checkpoint: its sets are forgotten; stored ones become orphans."""
         job = await self._owned(name, epoch)
         await job.discard_attempt(checkpoint_id)
 
     async def flush(self, name: str, checkpoint_id: int, request: CompleteRequest) -> None:
         """
-        Start the upload of what a checkpoint consists of; `complete` follows with the same request.
+        Start the upload of a checkpoint's sets and its note; `complete` follows with the same request.
 
         Raises:
-            LostChangesError: A set is gone; the batch must be executed again.
+            LostChangesError: A set is gone; the batch must run again.
         """
         job = await self._owned(name, request.epoch)
         self._check_request(job, checkpoint_id, request)
@@ -97,18 +97,18 @@ class Checkpointer:
 
     async def complete(self, name: str, checkpoint_id: int, request: CompleteRequest) -> CompleteResponse:
         """
-        Make a checkpoint exist: wait until its sets are durable, then write its manifest (I3).
+        Complete a checkpoint: wait until its sets are durable, then write its manifest (I3).
 
         Raises:
             FencedError: A newer epoch has begun.
             ConflictError: The base is not the checkpoint before this one.
-            LostChangesError: A set is gone; the batch must be executed again.
-            UnavailableError: The store did not take it, or too late; nothing is lost, ask again.
+            LostChangesError: A set is gone; the batch must run again.
+            UnavailableError: The store failed or timed out; nothing is lost, retry.
         """
         job = await self._owned(name, request.epoch)
         await self._jobs.check_not_ended(job)
         completed = await self._complete(job, checkpoint_id, request)
-        if request.epoch == job.owned_epoch:  # its batches may be so long that the collector had ended
+        if request.epoch == job.owned_epoch:  # after a long batch the collector may have ended
             self._upkeep.start_collector(job)
         return completed
 
@@ -131,16 +131,16 @@ class Checkpointer:
             async with job.writing:
                 if job.turn != turn:
                     raise LostChangesError(
-                        f"checkpoint {checkpoint_id} was begun anew or aborted meanwhile", job=job.name
+                        f"checkpoint {checkpoint_id} was begun again or aborted meanwhile", job=job.name
                     )
                 manifest, manifest_bytes = await self._in_thread(
                     job.name, self._write_manifest, job, noted, handles, of_note
                 )
         except (LostChangesError, NotFoundError):
-            # A complete checkpoint's sets are forgotten, and its base may be: a driver without an answer asks again.
+            # Sets of a complete checkpoint are forgotten, its base may be deleted: a driver without an answer retries.
             made = await self._in_thread(job.name, job.store.find, checkpoint_id, request.uid, request.base)
             if made is None:
-                job.check_epoch(request.epoch)  # sets of an older epoch are forgotten, and collected, as well
+                job.check_epoch(request.epoch)  # sets of an older epoch are forgotten and collected too
                 await self._in_thread(job.name, job.store.check_still_newest, request.epoch)
                 raise
             return CompleteResponse(made.ref, 0.0, 0.0, 0, 0)
@@ -176,11 +176,11 @@ class Checkpointer:
         check_form(request.materializations)
 
     async def _noted(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> PlannedCheckpoint:
-        """Return the note for this request; `complete` takes the one that `flush` has sent on its way."""
+        """Return the plan for this request; `complete` reuses the one of `flush`."""
         pending = self._pending.get(job)
         if pending is None or not pending.is_for(checkpoint_id, request):
             reported = await self._materializer.choose(job.name, job.store, request.base, request.materializations)
-            # What replaces the log is chosen here. However long the checkpoint takes, its base lists that as under way.
+            # Replacements for the log are chosen here. However long the checkpoint takes, its base lists them.
             maintenance = self._upkeep.maintenance_of(job)
             pending = await self._in_thread(job.name, self._plan, job, maintenance, checkpoint_id, request, reported)
             self._pending[job] = pending
@@ -194,12 +194,12 @@ class Checkpointer:
         request: CompleteRequest,
         reported: Reported,
     ) -> PlannedCheckpoint:
-        """Read the base, and decide upon it. Blocking, for threads."""
+        """Read the base and plan the checkpoint. Blocking; for threads."""
         try:
             base = Base() if request.base is None else _base_of(job.store, request.base)
         except (NotFoundError, CorruptDataError):
             _, epoch = job.store.frontier()
-            if epoch > request.epoch:  # so much newer that even the base is subsumed, or part of its chain
+            if epoch > request.epoch:  # so much newer that the base or part of its chain is deleted
                 raise FencedError.taken_over(job.name, request.epoch, epoch) from None
             raise
         return _builder_of(job).plan(checkpoint_id, request, base, reported, maintenance.replace)

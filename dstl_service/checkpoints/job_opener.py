@@ -1,5 +1,5 @@
 """
-Takes jobs over: a new epoch for whoever asks, by which every older driver is fenced.
+Takes jobs over: each open begins a new epoch, which fences every older driver.
 
 Owned by the event loop; store calls run in threads.
 """
@@ -25,9 +25,9 @@ class JobOpener:
 
     Args:
         jobs: The jobs of this process.
-        store: Where they are.
-        deletions: Knows which names are being deleted.
-        upkeep: Collects the garbage of what was opened here.
+        store: Holds them.
+        deletions: Knows the deleted jobs.
+        upkeep: Collects the garbage of jobs opened here.
         in_thread: Runs a blocking call of a job.
         service_id: Tells the driver who coordinates.
     """
@@ -53,27 +53,27 @@ class JobOpener:
         Take the job over with a new epoch; every older driver of it is fenced from now on.
 
         Raises:
-            InvalidInputError: The name, or `max_parallelism`, is not one that the job can have.
+            InvalidInputError: The name is invalid, or `max_parallelism` is, or differs from the job's.
             ConflictError: The job is being deleted.
-            FencedError: Somebody else took it over meanwhile.
+            FencedError: Another driver took it over meanwhile.
             DstlError: The storage cannot be written; says what to do.
         """
         validate_name("job", name)
         await self._jobs.forget_ended(name)
         job = self._jobs.get(name)
-        # One after the other: a request that was repeated must not get a higher epoch than the one that is answered.
+        # One at a time: a repeated request must not get a higher epoch than the one whose answer is used.
         async with job.opening:
             await self._in_thread(name, self._store.check_writable)
             await self._in_thread(name, self._deletions.check, name)
             await self._in_thread(name, job.store.open, request.max_parallelism)
             epoch, latest = await self._in_thread(name, job.store.claim, request.owner)
             job.learn_epoch(epoch)
-            # Whoever deletes puts the tombstone and then claims an epoch, so one of the two sees the other.
+            # A deletion puts the tombstone, then claims an epoch, so one of the two sees the other.
             await self._in_thread(name, self._deletions.check, name)
-            await self._in_thread(name, job.store.check_not_ended)  # its tombstone goes when all is gone
+            await self._in_thread(name, job.store.check_not_ended)  # the tombstone is deleted last
             await self._in_thread(
                 name, job.store.check_still_newest, epoch
-            )  # that took a while: `latest` may be old by now
+            )  # the checks took time: `latest` may be stale
             job.check_epoch(epoch)
             job.owned_epoch = epoch
         self._upkeep.start_collector(job)

@@ -1,16 +1,16 @@
 """
-Sets a job back to a savepoint or a retained checkpoint, as after a deployment that computed nonsense.
+Rewinds a job to a savepoint or a retained checkpoint, for instance after a faulty deployment.
 
-1. What the job is set back to becomes a savepoint, so that nobody deletes it in the meantime.
-2. A new epoch begins, whose record names it: from here on the job is going to be set back, whoever does the rest.
-3. A fence ends the branch of manifests, so that whoever still writes is fenced (I4).
-4. The newest checkpoint becomes a savepoint: nothing is lost, and the job can be set forward again.
-5. What the job is set back to is written once more, as the first manifest of a new branch. It is done.
+1. The target becomes a savepoint, so that it is not deleted meanwhile.
+2. A new epoch begins, whose record names that savepoint: the rewind is decided, whichever process finishes it.
+3. A fence ends the branch of manifests, so that a driver that still writes is fenced (I4).
+4. The newest checkpoint becomes a savepoint: nothing is lost, and the rewind can be reversed.
+5. The target is written again, as the first manifest of a new branch. The rewind is done.
 6. The savepoint of step 1 is deleted, unless the next owner was quicker.
 
-Who dies before step 2 leaves a savepoint behind, and the job as it was. Behind step 2, whoever claims the job next,
-collects its garbage or sets it back does the rest; see `takeover`. The query's driver sees `rewound_from` when it
-starts, and sets the Spark checkpoint back too. Blocking I/O.
+A process that dies before step 2 leaves a savepoint, and the job as it was. After step 2, the next claim, garbage
+collection or rewind of the job does the rest; see `dstl_service.registry.takeover`. The query's driver sees
+`rewound_from` when it starts, and rewinds the Spark checkpoint too. Blocking I/O.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ OWNER = "dstl rewind"
 @dataclass(frozen=True, slots=True)
 class RewindReport:
     """
-    What a rewind did, or would do.
+    Result of a rewind, or of a dry run.
 
     Args:
         job: Name of the job.
-        is_written: Whether it was done.
-        newest: The checkpoint at which the job stood, as ``id.generation.uid``.
-        target: The one to which it is set back; once that is done, the new generation of it.
-        given_up: Checkpoints behind it that are no longer part of the job.
-        savepoint: Name of the savepoint that keeps what the job was set back from.
+        is_written: Whether the rewind was done.
+        newest: The job's newest checkpoint before the rewind, as ``id.generation.uid``.
+        target: The checkpoint it is rewound to; after the rewind, its new generation.
+        given_up: Number of checkpoints after the target that are no longer part of the job.
+        savepoint: Name of the savepoint that keeps `newest`.
         epoch: The new epoch; 0 if nothing was written.
     """
 
@@ -63,9 +63,9 @@ def rewind(
     write: bool = False,
 ) -> RewindReport:
     """
-    Set a job back to a savepoint or to a retained checkpoint; give exactly one of the two.
+    Rewind a job to a savepoint or to a retained checkpoint; exactly one of the two is given.
 
-    No query of the job may run; one that does is fenced, and stops with its next checkpoint.
+    No query of the job should run; one that does is fenced, and stops at its next checkpoint.
 
     Args:
         job_store: The job's objects, opened.
@@ -74,23 +74,23 @@ def rewind(
         savepoint: Name of the savepoint.
         checkpoint_id: Id of the checkpoint.
         checkpoints_max: How many checkpoints are retained.
-        write: Do it; without it only say what would be done.
+        write: Do it; if false, only report.
 
     Raises:
-        NotFoundError: There is no such savepoint or retained checkpoint, or no checkpoint at all.
-        InvalidInputError: None or both are given, or the job stands there already.
+        NotFoundError: The savepoint or retained checkpoint does not exist, or the job has no checkpoint.
+        InvalidInputError: None or both are given, or the job is already at the target.
     """
     if (savepoint is None) == (checkpoint_id is None):
-        raise InvalidInputError("give a savepoint or a checkpoint to set the job back to, one of the two")
+        raise InvalidInputError("a rewind needs either a savepoint or a checkpoint id, exactly one of the two")
     if write:
         job_store.settled_epoch()
     newest = job_store.newest()
     if newest is None:
-        raise NotFoundError(f"job {job!r} has no checkpoint", job=job)
+        raise NotFoundError(f"job {job!r} has no checkpoint: there is nothing to rewind", job=job)
     retained = retained_manifests(job_store, checkpoints_max)
     target = _retained(job, retained, checkpoint_id) if savepoint is None else job_store.savepoints.load(savepoint)
     if target.ref == newest.ref:
-        raise InvalidInputError(f"job {job!r} stands at checkpoint {target.ref.to_text()} already")
+        raise InvalidInputError(f"job {job!r} is already at checkpoint {target.ref.to_text()}: choose another one")
     behind = sum(manifest.id > target.id for manifest in job_store.completed())
     report = RewindReport(job, False, newest.ref.to_text(), target.ref.to_text(), behind, before_rewind(newest.ref))
     if not write:
@@ -120,8 +120,8 @@ def _retained(job: str, retained: Sequence[Manifest], checkpoint_id: int | None)
         if manifest.id == checkpoint_id:
             return manifest
     raise NotFoundError(
-        f"checkpoint {checkpoint_id} of job {job!r} is not retained: `dstl checkpoints` lists what is stored, of which "
-        "only the newest are",
+        f"checkpoint {checkpoint_id} of job {job!r} is not retained: choose one of the newest that "
+        "`dstl checkpoints` lists, or a savepoint",
         job=job,
     )
 
@@ -130,11 +130,11 @@ def describe_rewind(report: RewindReport) -> str:
     """Return a report as text."""
     if not report.is_written:
         return (
-            f"job {report.job} would be set back from checkpoint {report.newest} to {report.target}; "
-            f"{report.given_up} checkpoints behind it would be given up, and the newest of them kept as savepoint "
-            f"{report.savepoint}. Stop the query; --write does it"
+            f"job {report.job} would be rewound from checkpoint {report.newest} to {report.target}; "
+            f"{report.given_up} checkpoints after it would be given up, and the newest of them kept as savepoint "
+            f"{report.savepoint}. To do it, stop the query and pass --write"
         )
     return (
-        f"job {report.job} was set back from checkpoint {report.newest} to {report.target}; what it was set back from "
-        f"is kept as savepoint {report.savepoint}. Start the query with its checkpointLocation: it sets that back too"
+        f"job {report.job} was rewound from checkpoint {report.newest} to {report.target}; the former is kept as "
+        f"savepoint {report.savepoint}. Start the query with its checkpointLocation, which it rewinds too"
     )

@@ -1,1 +1,1 @@
-"""What is kept and what is deleted: retention, garbage, and jobs that were deleted."""
+"""Retention and deletion: subsumed checkpoints, garbage, and deleted jobs."""

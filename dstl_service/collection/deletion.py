@@ -1,19 +1,19 @@
 """
-Deletes what was subsumed, in an order in which nothing is lost that anyone can come to need meanwhile (I11).
+Deletes subsumed checkpoints, in an order that loses nothing that may become needed meanwhile (I11).
 
-1. Is the epoch still the newest in which it was decided what is subsumed? If not, nothing is deleted: another owner may
-   go on from elsewhere.
-2. All manifests that are stored and not needed are deleted, also those that an earlier process left behind.
-3. What savepoints name is read; it is spared.
-4. The epoch is looked at again. If a newer one has begun, no object is deleted.
+1. The epoch of the decision must still be the newest. Else nothing is deleted: another owner may continue from another
+   checkpoint.
+2. All stored manifests that are not needed are deleted, those that an earlier process left included.
+3. The savepoints are read; the objects that they name are spared.
+4. The epoch is checked again. If a newer one has begun, no object is deleted.
 5. Objects are deleted.
 
-A checkpoint that becomes a savepoint: if the savepoint is written before step 3, it is seen there. Else its manifest is
-looked for behind step 2, and is gone, or is one that is needed; see `SavepointStore.create`.
+A checkpoint that becomes a savepoint: if the savepoint is written before step 3, step 3 sees it. Else its manifest is
+looked up after step 2, and is either gone or needed; see `SavepointStore.create`.
 
-A job that is set back: what to is a savepoint from before the new epoch until it is a manifest, and the manifest is
-there before the savepoint goes. So if step 3 reads the savepoints before, the argument above holds for it; if it reads
-them in between, it sees the savepoint; and if it reads them behind, step 4 sees the epoch.
+A rewind: its target is a savepoint from before the new epoch until it is a manifest, and the manifest exists before the
+savepoint is deleted. If step 3 reads the savepoints before that period, the argument above applies; if it reads them
+within it, it sees the savepoint; if it reads them after it, step 4 sees the epoch.
 
 Blocking I/O.
 """
@@ -42,14 +42,14 @@ def delete_subsumed(
     store: ObjectStore, job_store: JobStore, due: Sequence[Deletion], spared: Iterable[CheckpointRef], epoch: int
 ) -> Deleted:
     """
-    Delete what was subsumed.
+    Delete subsumed manifests and objects.
 
     Args:
         store: Holds the objects.
         job_store: The job's manifests.
-        due: What to delete.
+        due: Deletions that are due.
         spared: The manifests that are needed, or not due yet.
-        epoch: The epoch in which that was decided.
+        epoch: The epoch in which the deletions were decided.
     """
     if job_store.has_newer_epoch(epoch):
         return Deleted(0, 0, is_owner=False)

@@ -1,9 +1,10 @@
 """
-Finds and deletes orphans: objects that neither a retained checkpoint nor a savepoint names (I12), whoever crashed when.
+Finds and deletes orphans: objects that neither a retained checkpoint nor a savepoint names (I12), after any crash.
 
-No age and no clock decides what is safe (I11): a minimum age only saves requests for what is about to be named. Objects
-are listed *before* the manifests are read, so one that becomes part of a checkpoint in between is of the next one, and
-one that was part of a checkpoint before is named. What no manifest names yet is kept if a later one may name it:
+Neither an age nor a clock decides what is safe (I11): the minimum age only saves requests for objects that are about to
+be named. Objects are listed *before* the manifests are read, so an object that becomes part of a checkpoint in between
+belongs to the next one, and one that was part of a checkpoint before is named. An object that no manifest names yet is
+kept if a later one may name it:
 
 - An object of a snapshot or a compaction carries a uid. It was put after a manifest had listed the uid as under way. If
   the newest manifest neither lists nor names it, no later one will (`dstl_service.formats.under_way`).
@@ -11,15 +12,15 @@ one that was part of a checkpoint before is named. What no manifest names yet is
   a completed checkpoint's id, or of an epoch that can complete no checkpoint any more, are never named again. After a
   rewind the epoch is a newer one.
 
-Manifests of subsumed checkpoints that their coordinator left behind are deleted before objects, so that none names what
-is gone. Between the two the savepoints are read again: one that was made of such a checkpoint meanwhile is seen then,
-or its maker sees that the manifest is gone (`SavepointStore.create`).
+Manifests of subsumed checkpoints that their coordinator left are deleted before objects, so that no manifest names a
+deleted object. Between the two the savepoints are read again: one made of such a checkpoint meanwhile is seen then, or
+its maker sees that the manifest is gone (`SavepointStore.create`).
 
-What a rewind sets a job back to is named by a savepoint before and by a manifest after it. A collection during which a
-newer epoch began may have seen neither, and deletes nothing.
+The target of a rewind is named by a savepoint before it and by a manifest after it. A collection during which a newer
+epoch began may have seen neither, and deletes nothing.
 
-Objects of a later job of the same name lie in the same folders. Behind the listing it is asked whether the job was
-deleted: if it was not, none of them was listed (`dstl_service.registry.lives`).
+Objects of a later job of the same name lie in the same folders. After the listing the collector checks whether the job
+was deleted: if it was not, none of them was listed (`dstl_service.registry.lives`).
 
 `choose_orphans` is pure; `collect_garbage` does blocking I/O.
 """
@@ -51,12 +52,11 @@ logger = logging.getLogger("dstl_service")
 @dataclass(frozen=True, slots=True)
 class GarbageReport:
     """
-    What a collection found and did.
+    Result of a collection.
 
-    `young` are unnamed objects that are not old enough yet, or that a later checkpoint may come to name.
-    `subsumed` counts manifests that no retained checkpoint needs.
-    Without any checkpoint all objects count as named: they may be all that is left.
-    With `dry_run` the orphans were left where they are.
+    `young` counts unnamed objects that are not old enough yet, or that a later checkpoint may name. `subsumed` counts
+    manifests that no retained checkpoint needs. Without any checkpoint all objects count as named: they may be all that
+    is left. With `dry_run` nothing was deleted.
     """
 
     job: str
@@ -77,14 +77,14 @@ def choose_orphans(
     age_min_ms: int,
 ) -> tuple[list[ObjectInfo], int]:
     """
-    Return the objects that nothing keeps as far as their keys tell, and how many unnamed ones are kept (I11).
+    Return the objects that are orphans by their keys and ages, and how many unnamed ones are kept (I11).
 
     Args:
-        objects: All that there are, listed before the manifests were read.
+        objects: All objects, listed before the manifests were read.
         named: Keys that manifests and savepoints name.
         under_way: Uids that the newest manifest lists.
         now_ms: The time.
-        age_min_ms: Younger ones are not looked at.
+        age_min_ms: Younger objects are kept.
     """
     unnamed = [info for info in objects if info.key not in named]
     orphans = [
@@ -110,15 +110,15 @@ def collect_garbage(
         store: Holds the job.
         job_store: The job's manifests.
         job: Its name.
-        clock: Compared with the store's times of modification; a wrong one costs requests, or delays a deletion.
-        age_min_ms: Younger objects are left alone. What killed processes left anywhere in the store goes by the default
-            at the earliest.
-        checkpoints_max: How many checkpoints are retained; a service that retains fewer deletes the others by itself.
+        clock: Compared with the store's modification times; a wrong one costs requests, or delays a deletion.
+        age_min_ms: Younger objects are kept. Files that killed processes left anywhere in the store are removed after
+            the default age at the earliest.
+        checkpoints_max: How many checkpoints are retained; a service that retains fewer deletes the others itself.
         dry_run: Delete nothing.
 
     Raises:
         CorruptDataError: A manifest or a savepoint cannot be read; no object was deleted.
-        NotFoundError: The job was deleted; the collector deleted nothing.
+        NotFoundError: The job was deleted; nothing was collected.
     """
     now_ms = clock.now_ms()
     begun = 0 if dry_run else job_store.settled_epoch()
@@ -129,10 +129,10 @@ def collect_garbage(
     subsumed: list[CheckpointRef] = []
     if kept:
         subsumed, staying = _divide_subsumed(job_store, kept, now_ms - age_min_ms)
-        # A manifest that stays is whole, also where nobody needs it any more.
+        # A manifest that stays is whole, even if it is no longer needed.
         named = _named(job_store, [*kept, *staying], begin=not dry_run)
     else:
-        # Either nothing was completed yet, or the manifests were lost and these objects are all that is left.
+        # Either no checkpoint was completed yet, or the manifests were lost and these objects are all that is left.
         named = {info.key for info in objects}
     orphans, young = choose_orphans(objects, named, newest.under_way.uids if newest else set(), now_ms, age_min_ms)
     if newest is not None:
@@ -145,13 +145,13 @@ def collect_garbage(
         if orphans:
             saved = _named(job_store, [])
             orphans = [info for info in orphans if info.key not in saved]
-        if orphans and job_store.has_newer_epoch(begun):  # the job may have been set back to what was not named
+        if orphans and job_store.has_newer_epoch(begun):  # a rewind may have made unnamed objects needed
             young, orphans = young + len(orphans), []
     keys = [info.key for info in orphans]
     if not dry_run:
         for begin in range(0, len(keys), _DELETED_AT_ONCE):
             store.delete(keys[begin : begin + _DELETED_AT_ONCE])
-        # Of the whole store: other jobs' calls may run, whatever is known of this job.
+        # This covers the whole store, where calls of other jobs may run, so the age must suffice.
         remove_leftovers(store, clock, max(age_min_ms, ORPHAN_AGE_MIN_MS))
         remove_empty_folders(store, f"{job}/segments", max(age_min_ms, ORPHAN_AGE_MIN_MS))  # of hosts that are gone
     logger.info(
@@ -185,7 +185,7 @@ def _named(job_store: JobStore, manifests: Sequence[Manifest], *, begin: bool = 
         try:
             keys |= job_store.indexes.object_keys_of([handle])
         except CorruptDataError:
-            # Who deletes an index has deleted all manifests before that named it.
+            # An index is deleted only after all manifests that named it.
             if any(handle in item.materializations and job_store.is_stored(item.ref) for item in manifests):
                 raise
     return keys
@@ -194,14 +194,14 @@ def _named(job_store: JobStore, manifests: Sequence[Manifest], *, begin: bool = 
 def _divide_subsumed(
     job_store: JobStore, kept: Sequence[Manifest], modified_ms_max: int
 ) -> tuple[list[CheckpointRef], list[Manifest]]:
-    """Return which subsumed manifests may go, and which stay: young ones, with all that makes them whole."""
+    """Return the subsumed manifests to delete, and those that stay: young ones, with all manifests that they need."""
     older: list[tuple[CheckpointRef, Manifest]] = []
     staying_from: int | None = None
     complete_at = 0
     for ref, info in job_store.subsumed([manifest.ref for manifest in kept]):
         try:
             manifest = job_store.load(ref.id, ref.generation)
-        except NotFoundError:  # its coordinator deletes it just now
+        except NotFoundError:  # its coordinator is deleting it
             continue
         if manifest.kind is ManifestKind.COMPLETE:
             complete_at = len(older)
@@ -214,5 +214,5 @@ def _divide_subsumed(
 
 
 def _holds_change_sets(info: ObjectInfo) -> bool:
-    """Say whether an object is neither of a snapshot nor of a compaction."""
+    """Return whether an object belongs to neither a snapshot nor a compaction."""
     return info.key.endswith(".seg") and uid_in_key(info.key) is None

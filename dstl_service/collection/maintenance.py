@@ -1,10 +1,10 @@
 """
-What a coordinator does for a job behind its checkpoints: compacts the log, and deletes what was subsumed.
+A coordinator's work after a job's checkpoints: compacting the log, and deleting subsumed checkpoints.
 
-Nothing here is waited for by a checkpoint, and any of it may fail: a compaction is tried again when the log has grown,
-and what was not deleted is found by the garbage collector. A compaction that is due begins when a checkpoint lists it
-as under way (`dstl_service.formats.under_way`), and its result waits here until the next one takes it in. One whose
-base does not list it any more is dropped: the job was set back. Owned by the event loop; store calls run in threads.
+No checkpoint waits for this work, and any of it may fail: a compaction is retried when the log has grown, and the
+garbage collector finds objects that were not deleted. A compaction that is due begins when a checkpoint lists it as
+under way (`dstl_service.formats.under_way`), and its result waits here until the next checkpoint takes it. One whose
+base no longer lists it is dropped: the job was rewound. Owned by the event loop; store calls run in threads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ logger = logging.getLogger("dstl_service")
 @dataclass(frozen=True, slots=True)
 class _Findings:
     """
-    What a checkpoint's state tells.
+    Log sizes and due compactions of a checkpoint's state.
 
     Args:
         sizes: By operator.
@@ -80,9 +80,9 @@ class Maintenance:
         self._book = RetentionTracker(retention)
         self._ids = ids
         self._is_due = False
-        # Of the compaction that the newest checkpoint lists: it waits for its begin, runs, or has these results.
+        # The compaction that the newest checkpoint lists: about to begin, running, or done with these results.
         self._uid: str | None = None
-        self._begun = ""  # no uid is begun twice: its keys are written once
+        self._begun = ""  # no uid begins twice: its keys are written once
         self._replacements: tuple[Replacement, ...] = ()
         self._failed_log_bytes: dict[str, int] = {}
         self._completed: list[Manifest] = []
@@ -92,19 +92,19 @@ class Maintenance:
 
     @property
     def is_busy(self) -> bool:
-        """Say whether something is compacted or deleted."""
+        """Whether a compaction or a deletion is running."""
         return any(task is not None and not task.done() for task in (self._work, self._compaction))
 
     def replace(self, view: StateView, before: UnderWay) -> tuple[StateView, tuple[str, ...]]:
         """
-        Return the view with the compactions that were done and fit it, and what the checkpoint lists as under way.
+        Return the view with the finished compactions that fit it, and the uids that the checkpoint lists as under way.
 
-        May run in a thread, and may be called again for the same base: what is done is forgotten, and what is due is
-        begun, only behind a checkpoint.
+        May run in a thread, and may be called again for the same base: finished compactions are forgotten, and due ones
+        begin, only after a checkpoint.
 
         Args:
-            view: The state that the checkpoint's base consists of.
-            before: What the base lists.
+            view: The state of the checkpoint's base.
+            before: The under-way list of the base.
         """
         uid, replacements = self._uid, self._replacements
         if uid is None:
@@ -118,7 +118,7 @@ class Maintenance:
         return view, ()
 
     def checkpoint_completed(self, manifest: Manifest) -> None:
-        """Learn of a new checkpoint; the work that follows from it runs on its own."""
+        """Register a new checkpoint; the resulting work runs in the background."""
         listed = manifest.under_way.compactions
         if self._uid not in listed:
             self._drop_compaction()
@@ -127,12 +127,12 @@ class Maintenance:
         self.wake()
 
     def wake(self) -> None:
-        """Do what is due now."""
+        """Start the work that is due, unless it is running."""
         if self._work is None or self._work.done():
             self._work = asyncio.get_running_loop().create_task(self._run())
 
     def close(self) -> None:
-        """Stop; what was not finished is done again by a later process."""
+        """Stop; a later process repeats unfinished work."""
         for task in (self._work, self._compaction):
             if task is not None:
                 task.cancel()
@@ -153,11 +153,11 @@ class Maintenance:
             self._book.begin(chain)
         else:
             self._book.completed(manifest, self._clock.monotonic_ms())
-        # A later epoch that goes on from the very checkpoint before was preceded by no rewind: what waits still holds.
+        # A later epoch that continues from the same checkpoint was preceded by no rewind: waiting deletions stay valid.
         self._epoch = manifest.epoch
         self._metrics.waiting_deletions.labels(self._job).set(self._book.waiting)
         if self._completed:
-            return  # a newer checkpoint is there already
+            return  # a newer checkpoint is already complete
         is_idle = self._compaction is None and not self._replacements
         found: _Findings = await self._in_thread(self._job, partial(self._look, manifest, is_idle=is_idle))
         for operator, size in found.sizes.items():
@@ -174,7 +174,7 @@ class Maintenance:
         self._is_due = bool(due)
         uid = self._uid
         if uid is None or uid not in manifest.under_way.compactions:
-            return  # the next checkpoint lists what is due now
+            return  # the next checkpoint lists the due compaction
         self._uid = None
         if due:
             self._uid, self._begun, self._is_due = uid, uid, False
@@ -182,18 +182,18 @@ class Maintenance:
             self._compaction = asyncio.get_running_loop().create_task(work)
 
     def _look(self, manifest: Manifest, *, is_idle: bool) -> _Findings:
-        """Look through a checkpoint's state, which may be long; runs in a thread."""
+        """Examine a checkpoint's state, which may be large; runs in a thread."""
         view = self._job_store.state(manifest.ref)
         sizes = {operator.name: log_size(view, operator.name) for operator in manifest.operators}
         chosen: list[Compaction] = []
-        if is_idle:  # else the last result has to come in first
+        if is_idle:  # else a checkpoint must take the last result first
             chosen = choose_compactions(
                 view, manifest.operators, sizes, manifest.id, self._job_store.max_parallelism, self._compaction_settings
             )
         return _Findings(sizes, chosen)
 
     def _drop_compaction(self) -> None:
-        """Forget what a checkpoint took in, or what none is going to take."""
+        """Drop a compaction that a checkpoint took, or that none will take."""
         self._replacements = ()
         if self._compaction is not None:
             self._compaction.cancel()

@@ -1,11 +1,11 @@
 """
-Which checkpoints are kept, as decisions: retention, subsumption, and what may be deleted then.
+Decides which checkpoints are kept: retention, subsumption, and the deletions that follow.
 
 The newest `checkpoints_max` checkpoints are *retained*; older ones are *subsumed*. A retained delta manifest needs all
-manifests back to a complete one, so those stay as well, and with them all that they name: it is part of the retained
-checkpoint's state. Whatever only older manifests name is deleted with them, after a delay in which a reader that
-began before may end (I11). A manifest goes before its objects, so that every manifest that exists is whole.
-No I/O but in `retained_manifests`.
+manifests back to a complete one, so those stay as well, with all objects that they name: they are part of the retained
+checkpoint's state. Objects that only older manifests name are deleted with them, after a delay in which earlier readers
+may finish (I11). A manifest is deleted before its objects, so that every existing manifest is whole. No I/O except in
+`retained_manifests`.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ CHECKPOINTS_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class RetentionSettings:
-    """What is kept of a job's past."""
+    """How many checkpoints are kept, and how long subsumed ones are."""
 
     checkpoints_max: int = CHECKPOINTS_MAX
     """Completed checkpoints that stay restorable; savepoints do not count."""
     delay_s: int = 60
-    """How long after it was subsumed a checkpoint's state is deleted."""
+    """Seconds from a checkpoint's subsumption to the deletion of its state."""
 
     def __post_init__(self) -> None:
         if self.checkpoints_max < 1:
-            raise InvalidInputError(f"retention checkpoints_max must be at least 1, it is {self.checkpoints_max}")
+            raise InvalidInputError(f"retention checkpoints_max must be at least 1, got {self.checkpoints_max}")
         if self.delay_s < 0:
-            raise InvalidInputError(f"retention delay_s must not be negative, it is {self.delay_s}")
+            raise InvalidInputError(f"retention delay_s must not be negative, got {self.delay_s}")
 
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What was subsumed and may be deleted from `due_ms` on: manifests first, then objects."""
+    """Subsumed state that may be deleted from `due_ms` (monotonic) on: manifests first, then objects."""
 
     due_ms: int
     manifests: tuple[CheckpointRef, ...]
@@ -60,7 +60,7 @@ class _Entry:
 
 
 class RetentionTracker:
-    """The manifests of one job that a coordinator knows to exist, oldest first, from a complete one on."""
+    """Tracks the manifests of one job that a coordinator knows to exist, oldest first, from a complete one on."""
 
     def __init__(self, settings: RetentionSettings) -> None:
         self._settings = settings
@@ -69,12 +69,12 @@ class RetentionTracker:
 
     @property
     def newest(self) -> CheckpointRef | None:
-        """The checkpoint that was completed last, or None while nothing is known."""
+        """The newest known checkpoint, or None if none is known."""
         return self._entries[-1].ref if self._entries else None
 
     @property
     def waiting(self) -> int:
-        """How many objects wait for their deletion."""
+        """Number of objects whose deletion is pending."""
         return sum(len(deletion.object_keys) for deletion in self._deletions)
 
     @property
@@ -85,7 +85,7 @@ class RetentionTracker:
 
     def begin(self, newest_first: Iterable[Manifest]) -> None:
         """
-        Start anew from a chain of manifests; takes from it what retention needs to know.
+        Reset to a chain of manifests; reads from it only as far as retention needs.
 
         Raises:
             CorruptDataError: See `manifests_to_keep`.
@@ -96,9 +96,9 @@ class RetentionTracker:
 
     def completed(self, manifest: Manifest, now_ms: int) -> None:
         """
-        Take a new checkpoint in, and decide what it subsumes.
+        Add a new checkpoint, and decide which ones it subsumes.
 
-        Its base must be `newest`: other histories are for the garbage collector.
+        Its base must be `newest`; the garbage collector handles other histories.
         """
         self._entries.append(_Entry.of(manifest))
         oldest_retained = max(0, len(self._entries) - self._settings.checkpoints_max)
@@ -112,12 +112,12 @@ class RetentionTracker:
         self._deletions.append(Deletion(due_ms, tuple(entry.ref for entry in dropped), unneeded))
 
     def drop(self) -> None:
-        """Forget all: the job has another owner."""
+        """Forget everything: the job has another owner."""
         self._deletions.clear()
         self._entries.clear()
 
     def take_due(self, now_ms: int) -> list[Deletion]:
-        """Return the deletions whose time has come; they are not returned again."""
+        """Return and remove the deletions that are due."""
         due = []
         while self._deletions and self._deletions[0].due_ms <= now_ms:
             due.append(self._deletions.popleft())
@@ -129,7 +129,7 @@ def manifests_to_keep(newest_first: Iterable[Manifest], checkpoints_max: int) ->
     Return the manifests, newest first, that the retained checkpoints of a chain need.
 
     Raises:
-        CorruptDataError: The chain breaks off before a complete manifest, so not even the newest is whole.
+        CorruptDataError: The chain ends before a complete manifest, so not even the newest is whole.
     """
     kept: list[Manifest] = []
     whole = 0
@@ -140,13 +140,13 @@ def manifests_to_keep(newest_first: Iterable[Manifest], checkpoints_max: int) ->
             if whole >= checkpoints_max:
                 break
     if kept and not whole:
-        raise CorruptDataError(f"the chain of manifests breaks off at checkpoint {kept[-1].id}")
+        raise CorruptDataError(f"the chain of manifests breaks off at checkpoint {kept[-1].id}; run `dstl fsck`")
     return kept[:whole]
 
 
 def retained_manifests(job_store: JobStore, checkpoints_max: int) -> list[Manifest]:
     """
-    Return the manifests, newest first, that the retained checkpoints of a job need; reads them, and blocks.
+    Return the manifests, newest first, that the retained checkpoints of a job need; blocking reads.
 
     Raises:
         CorruptDataError: See `manifests_to_keep`.
@@ -156,7 +156,7 @@ def retained_manifests(job_store: JobStore, checkpoints_max: int) -> list[Manife
         try:
             return manifests_to_keep(job_store.stored_chain(newest.ref), checkpoints_max)
         except CorruptDataError:
-            # Read so slowly that it was deleted meanwhile?
+            # The chain may have been deleted while it was read.
             before, newest = newest, job_store.newest()
             if newest == before:
                 raise

@@ -1,21 +1,21 @@
 """
-The end of a job, which can be undone for a time: a tombstone first, the objects later.
+Deletion of a job, which can be undone for a time: a tombstone first, the objects later.
 
-    @deleted/<job>.json         tombstone: who, when, until when it can be undone; of a later life <job>@<life>.json,
-                                and of one that was brought back n times before <job>@<life>.<n>.json
-    @fates/<job>/<uid>          what became of a tombstone: kept or collected, whoever put it first; stays for ever
+    @deleted/<job>.json         tombstone: who, when, until when it can be undone; <job>@<life>.json in a later life,
+                                and <job>@<life>.<n>.json after n undone deletions of the life
+    @fates/<job>/<uid>          fate of a tombstone: kept or collected, the first put decides; stays for ever
     @fates/<job>/<life>.<n>     the tombstone of this number was undone; stays for ever
 
 A job with a tombstone is not opened. Undoing and collecting both put the fate, create-if-absent, before they do
-anything: so one of the two happens, by one process, whatever the clocks say and however long somebody is paused. Who
-undoes a deletion says next that its number is past, and deletes the tombstone then. So the key of a tombstone never
-comes again: whoever goes on late deletes the tombstone of no later deletion.
+anything: so exactly one of the two happens, whatever the clocks say and however long a process is paused. Undoing then
+records that the deletion's number is past, and deletes the tombstone. So the key of a tombstone is never reused: a
+process that resumes late cannot delete the tombstone of a later deletion.
 
-A collector claims an epoch before it deletes anything. Whoever buried the job may have died before he did, and a query
-that ran on would complete checkpoints of which a part is gone (I4). Where that cannot be done, nothing is deleted, and
-the next collector tries it again. One that dies leaves a rest, which the next one collects. If it only slept, it does
-no harm when it goes on, though the name may be another job's by then: a tombstone and a deletion are of one life
-(`dstl_service.registry.lives`). Blocking I/O.
+A collector claims an epoch before it deletes anything. The process that buried the job may have died before its claim,
+and a query that still runs would complete checkpoints with missing objects (I4). If the claim fails, nothing is
+deleted, and the next collector retries. A collector that dies leaves a rest, which the next one deletes. One that was
+only paused does no harm when it resumes, even if the name is another job's by then: a tombstone and a deletion belong
+to one life (`dstl_service.registry.lives`). Blocking I/O.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from storage.errors import ConflictError, CorruptDataError, DstlError, FencedErr
 from storage.object_store import ObjectStore, exists
 
 DELAY_S = 7 * 24 * 3600
-"""How long a deletion can be undone if nobody says otherwise."""
+"""Default time for which a deletion can be undone."""
 
 _FOLDER = "@deleted/"
 _KEPT = b"kept"
@@ -47,7 +47,7 @@ logger = logging.getLogger("dstl_service")
 @dataclass(frozen=True, slots=True)
 class Tombstone:
     """
-    Says that a job was deleted, in which life of its name, by whom and when, and until when that can be undone.
+    Records a job's deletion: the life of its name, by whom and when, and until when it can be undone.
 
     `number` counts the deletions of this life that were undone before.
     """
@@ -62,7 +62,7 @@ class Tombstone:
 
     @property
     def text(self) -> str:
-        """What people want to know."""
+        """The record as text for people."""
         at, until = map(_time, (self.at_ms, self.until_ms))
         return f"was deleted by {self.who} at {at}, which can be undone until {until}"
 
@@ -80,13 +80,13 @@ class Deletions:
         Return the tombstone of a job, or None.
 
         Raises:
-            CorruptDataError: It cannot be read.
+            CorruptDataError: The tombstone cannot be read.
         """
         life = Lives(self._store, job).current()
         return self._read(_tombstone_key(job, life, self._number(job, life)))
 
     def check(self, job: str) -> None:
-        """Return unless a job is deleted; `ConflictError` says what can be done then."""
+        """Raise `ConflictError` if a job is deleted; the message says what can be done."""
         found = self.of(job)
         if found is not None:
             raise ConflictError(
@@ -96,10 +96,10 @@ class Deletions:
 
     def bury(self, job: str, who: str, delay_s: int) -> Tombstone:
         """
-        Let a job be deleted from now on; one that is already stays as it was deleted first.
+        Mark a job as deleted; an existing tombstone stays as it is.
 
         Raises:
-            NotFoundError: There is no such job.
+            NotFoundError: The job does not exist.
         """
         life = Lives(self._store, job).current()
         self._store.head(record_key(job, life))
@@ -108,21 +108,21 @@ class Deletions:
 
     def clear(self, job: str, who: str, max_parallelism: int) -> Removal:
         """
-        Delete what lies below a name that no job has, as of a job that was created and deleted at once.
+        Delete all objects below a name that no job has, as if a job were created and deleted at once.
 
-        So nobody creates one meanwhile, whose objects would be taken for what lay there. Its tombstone can be undone as
-        any other, for it may be put when a job was created: until that is known, nobody else collects it.
+        The tombstone prevents that a job is created meanwhile whose objects would be deleted too. It can be undone like
+        any other, since a job may have been created before it was put; no collector takes it before it expires.
 
         Raises:
-            NotFoundError: There is nothing of this name.
-            ConflictError: A job was created meanwhile; nothing of it is deleted.
+            NotFoundError: No object of this name exists.
+            ConflictError: A job was created meanwhile; nothing of it was deleted.
         """
         if not has_leftovers(self._store, job):
-            raise NotFoundError(f"there is nothing of the name {job!r}", job=job)
+            raise NotFoundError(f"no object of a job {job!r} exists", job=job)
         life = Lives(self._store, job).current()
         tombstone, is_new = self._put(self._tombstone(job, life, who, DELAY_S))
         if not is_new:
-            raise ConflictError(f"job {job!r} was created and deleted meanwhile; it stays as it is", job=job)
+            raise ConflictError(f"job {job!r} was created and deleted meanwhile; nothing was changed", job=job)
         record = encode_job(self._ids.unique_id(), max_parallelism)
         try:
             self._store.put(record_key(job, life), record, if_absent=True)
@@ -137,9 +137,9 @@ class Deletions:
 
     def _put(self, tombstone: Tombstone) -> tuple[Tombstone, bool]:
         """
-        Put a tombstone under the first number that is not past; return what lies there, and whether there was none.
+        Put a tombstone under the first number that is not past; return the tombstone there, and whether it is new.
 
-        One that somebody began to undo is no longer one: nobody would collect it.
+        One whose undo has begun no longer counts, since no collector would take it: its undo is finished first.
         """
         while True:
             numbered = replace(tombstone, number=self._number(tombstone.job, tombstone.life))
@@ -153,15 +153,15 @@ class Deletions:
                 continue
             if not self._is_past(numbered):
                 return numbered, True
-            self._store.delete([_key_of(numbered)])  # the one of this number came and went while this was paused
+            self._store.delete([_key_of(numbered)])  # that number was used and undone while this was paused
 
     def undo(self, job: str) -> Tombstone:
         """
-        Bring a deleted job back. Who was interrupted at that can be followed by anyone.
+        Bring a deleted job back. An interrupted call can be repeated by any process.
 
         Raises:
-            NotFoundError: It is not deleted.
-            ConflictError: Its objects are being deleted already.
+            NotFoundError: The job is not deleted.
+            ConflictError: Its objects are already being deleted.
         """
         life = Lives(self._store, job).current()
         number = self._number(job, life)
@@ -169,30 +169,31 @@ class Deletions:
         if tombstone is None and number:
             tombstone = self._read(_tombstone_key(job, life, number - 1))
         if tombstone is None:
-            raise NotFoundError(f"job {job!r} is not deleted, or all of it is gone", job=job)
+            raise NotFoundError(f"job {job!r} is not deleted, or was deleted completely", job=job)
         try:
             self._store.put(_fate_key(tombstone), _KEPT, if_absent=True)
         except ConflictError:
-            if self._store.get(_fate_key(tombstone)) != _KEPT:  # else whoever did that died before the next step
-                raise ConflictError(f"the objects of job {job!r} are being deleted already", job=job) from None
+            if self._store.get(_fate_key(tombstone)) != _KEPT:  # else an earlier undo died before the next step
+                raise ConflictError(f"the objects of job {job!r} are already being deleted", job=job) from None
         self._finish_undo(tombstone)
         return tombstone
 
     def collect(self, tombstone: Tombstone, *, although_damaged: bool = False) -> Removal | None:
         """
-        Delete all objects of a deleted job, and free its name; go on where another collector began.
+        Delete all objects of a deleted job, and free its name; continues what another collector began.
 
         Args:
             tombstone: The job's.
-            although_damaged: Also where the registry cannot be read, so that a query that still runs cannot be stopped:
-                somebody has seen to it that none does.
+            although_damaged: Delete even if the registry cannot be read, and so a running query cannot be fenced; the
+                caller has ensured that none runs.
 
         Returns:
-            What was deleted; None if somebody brought the job back.
+            What was deleted; None if the deletion was undone.
 
         Raises:
-            CorruptDataError: The registry cannot be read, and nothing was deleted.
-            UnavailableError: Nothing, or not all, was deleted; the next call does the rest.
+            CorruptDataError: The registry cannot be read; nothing was deleted.
+            NotFoundError: A rewind of the job cannot be finished; nothing was deleted.
+            UnavailableError: Nothing, or not everything, was deleted; the next call continues.
         """
         if self._is_past(tombstone):
             self._store.delete([_key_of(tombstone)])
@@ -211,7 +212,7 @@ class Deletions:
                 raise
         try:
             removal = delete_job(self._store, tombstone.job, life=tombstone.life, write=True)
-        except NotFoundError:  # whoever began was interrupted behind it
+        except NotFoundError:  # an earlier collector was interrupted after deleting it
             removal = Removal(tombstone.job, 0, 0, True)
             Lives(self._store, tombstone.job).end(tombstone.life)
         self._store.delete([_key_of(tombstone)])
@@ -219,11 +220,11 @@ class Deletions:
 
     def fence(self, tombstone: Tombstone) -> None:
         """
-        Let a query of a deleted job stop with its next checkpoint; nothing is to be done where the job is gone.
+        Fence a deleted job's query, which stops at its next checkpoint; returns if the job is gone.
 
         Raises:
             CorruptDataError: The registry cannot be read.
-            NotFoundError: The job is being set back to a savepoint that was deleted.
+            NotFoundError: The job is being rewound to a savepoint that was deleted.
         """
         jobs = JobStore(self._store, tombstone.job, self._clock, self._ids)
         while not Lives(self._store, tombstone.job).has_ended(tombstone.life):
@@ -233,15 +234,15 @@ class Deletions:
                 return
             try:
                 jobs.claim(_OWNER)
-            except FencedError:  # by another collector, which may die before its fence is there
+            except FencedError:  # by another collector, which may die before it puts its fence
                 continue
-            except (CorruptDataError, NotFoundError):  # or read while another collector deletes it
+            except (CorruptDataError, NotFoundError):  # damaged, or being deleted by another collector
                 if not jobs.has_ended():
                     raise
             return
 
     def collect_expired(self) -> list[Removal]:
-        """Delete the objects of all jobs whose deletion cannot be undone any more; what fails waits for the next."""
+        """Collect all jobs whose time to undo has expired; a failure is logged, and the next call retries."""
         now_ms = self._clock.now_ms()
         removals: list[Removal] = []
         for tombstone in [found for found in self.all() if found.until_ms <= now_ms]:
@@ -261,15 +262,15 @@ class Deletions:
                 yield tombstone
 
     def _number(self, job: str, life: int) -> int:
-        """Return which number the tombstone has that this life has, or would get."""
+        """Return the number of this life's tombstone, or of its next one."""
         return first_without(lambda number: exists(self._store, _past(job, life, number)))
 
     def _is_past(self, tombstone: Tombstone) -> bool:
-        """Say whether the deletion of this number was undone."""
+        """Return whether the deletion of this number was undone."""
         return exists(self._store, _past_key(tombstone))
 
     def _is_kept(self, tombstone: Tombstone) -> bool:
-        """Say whether somebody decided to undo this deletion; the steps behind that may be left to be done."""
+        """Return whether an undo of this deletion was decided; its later steps may be unfinished."""
         try:
             return self._store.get(_fate_key(tombstone)) == _KEPT
         except NotFoundError:

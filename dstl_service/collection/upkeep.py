@@ -1,8 +1,7 @@
 """
-What a coordinator does for its jobs behind their checkpoints: maintenance of each, and the collection of its garbage.
+A coordinator's background work for its jobs: the maintenance of each, and the collection of its garbage.
 
-Kept by job, for as long as the job is known; see `ActiveJob.at_end`. Owned by the event loop; store calls run in
-threads.
+Kept per job while the job is known; see `ActiveJob.at_end`. Owned by the event loop; store calls run in threads.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ logger = logging.getLogger("dstl_service")
 @dataclass(frozen=True, slots=True)
 class UpkeepSettings:
     """
-    How jobs are looked after.
+    Settings of the background work.
 
     Args:
         compaction: When logs are compacted.
-        retention: What is kept of a job's past.
-        interval_s: How often garbage is collected; 0 never.
-        orphan_age_min_ms: From which age on an object is looked at.
+        retention: Which checkpoints are kept.
+        interval_s: Seconds between garbage collections; 0 for never.
+        orphan_age_min_ms: Younger objects are not collected.
     """
 
     compaction: CompactionSettings
@@ -50,12 +49,12 @@ class UpkeepSettings:
 
 @dataclass(slots=True)
 class _Care:
-    """What is kept of one job: its maintenance, and the task that collects its garbage."""
+    """The background work of one job: its maintenance, and the task that collects its garbage."""
 
     maintenance: Maintenance
     collector: asyncio.Task[None] | None = None
     collected_ms: int = 0
-    """When garbage was last collected with success, or the collector was started."""
+    """When garbage was last collected successfully, or else the collector was started; monotonic."""
 
     def close(self) -> None:
         self.maintenance.close()
@@ -65,14 +64,14 @@ class _Care:
 
 class Upkeep:
     """
-    Looks after the jobs of a service.
+    Maintains the jobs of a service and collects their garbage.
 
     Args:
-        settings: How.
-        jobs: The jobs.
-        store: Where they are.
+        settings: Its settings.
+        jobs: The jobs of this process.
+        store: Holds them.
         compactor: Compacts their logs.
-        deletions: Collects deleted jobs, of which nobody else takes care.
+        deletions: Collects deleted jobs, which have no coordinator.
         clock: Tells what is due.
         ids: Names compactions.
         metrics: The service's.
@@ -104,11 +103,11 @@ class Upkeep:
 
     @property
     def is_busy(self) -> bool:
-        """Say whether something is compacted or deleted."""
+        """Whether a compaction or a deletion is running."""
         return any(care.maintenance.is_busy for care in self._cares.values())
 
     def maintenance_of(self, job: ActiveJob) -> Maintenance:
-        """Return what looks after a job."""
+        """Return the maintenance of a job."""
         return self._care_of(job).maintenance
 
     def collector_of(self, job: ActiveJob) -> asyncio.Task[None] | None:
@@ -116,7 +115,7 @@ class Upkeep:
         return self._care_of(job).collector
 
     def close(self) -> None:
-        """Stop; what was not finished is done again by a later process."""
+        """Stop; a later process repeats unfinished work."""
         for care in self._cares.values():
             care.close()
 
@@ -145,7 +144,7 @@ class Upkeep:
         return report
 
     def start_collector(self, job: ActiveJob) -> None:
-        """Have a job's garbage collected from now on, unless that is done already."""
+        """Start the regular collection of a job's garbage, unless it is running or turned off."""
         care = self._care_of(job)
         if self._settings.interval_s <= 0 or (care.collector is not None and not care.collector.done()):
             return
@@ -164,7 +163,7 @@ class Upkeep:
         return care
 
     def _end(self, job: str, care: _Care) -> None:
-        """Look no more after a job that was deleted, and show nothing of its collections; a new one has its name."""
+        """Stop the work for a deleted job, and remove its metric: a new job may have its name."""
         care.close()
         with suppress(KeyError):
             self._metrics.collection_age.remove(job)
@@ -184,12 +183,12 @@ class Upkeep:
         )
 
     async def _collect_regularly(self, job: ActiveJob) -> None:
-        """Collect a job's garbage while this service is its coordinator, and once more behind its last request."""
+        """Collect a job's garbage while this service is its coordinator, and once more after its last request."""
         is_last = False
         while not is_last:
             await asyncio.sleep(self._settings.interval_s)
             used_ms = job.used_ms
-            # Whatever fails, the next round tries again; nothing waits for it, nor do deleted jobs wait for this one.
+            # After a failure the next round retries; nothing waits for it, nor do deleted jobs wait for this one.
             try:
                 if await self._in_thread(job.name, job.store.has_newer_epoch, job.owned_epoch):
                     logger.info("another service coordinates the job now", extra={"job": job.name})
@@ -201,13 +200,13 @@ class Upkeep:
             except Exception:  # a bug here must not end the collections of the job
                 logger.exception("garbage collection failed", extra={"job": job.name})
             await self._collect_deleted(job)
-            # Behind a request that came meanwhile there is another round.
+            # A request that came meanwhile leads to another round.
             is_last = job.used_ms == used_ms < self._clock.monotonic_ms() - IDLE_MS
             self._jobs.evict_idle()
         self._metrics.collection_age.remove(job.name)  # or it would be reported as overdue
 
     async def _collect_deleted(self, job: ActiveJob) -> None:
-        """Collect deleted jobs in this one's threads; what fails waits for the next round."""
+        """Collect deleted jobs in this one's threads; the next round retries failures."""
         try:
             for removal in await self._in_thread(job.name, self._deletions.collect_expired):
                 logger.info("deleted job collected", extra={"job": removal.job, "objects": removal.objects})

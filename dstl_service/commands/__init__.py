@@ -1,1 +1,1 @@
-"""What the command ``dstl`` does, by command."""
+"""The subcommands of ``dstl``."""

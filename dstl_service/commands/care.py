@@ -1,4 +1,4 @@
-"""The commands that look after a job's objects: collect garbage, verify, rebuild."""
+"""Commands that maintain a job's objects: collect garbage, verify, rebuild."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from storage.open import open_store
 
 
 def collect(options: argparse.Namespace) -> int:
-    """Print a job's orphans and, unless it is a dry run, delete them."""
+    """Print a job's orphans and, with ``--delete``, delete them."""
     settings = settings_of(options)
     store, jobs = open_job(options)
     tombstone = deletions_of(store).of(options.job)
     if tombstone is not None:
         return _collect_deleted(options, store, tombstone)
     if options.delete:
-        jobs.open(None)  # it does what a rewind left undone, in the job's name
+        jobs.open(None)  # finishes an interrupted rewind
     age_min_s = settings.gc.age_min_s if options.age_min_s is None else options.age_min_s
     report = collect_garbage(
         store,
@@ -39,7 +39,7 @@ def collect(options: argparse.Namespace) -> int:
     for key in report.orphans:
         sys.stdout.write(f"{key}\n")
     sys.stdout.write(
-        f"{report.objects} objects, {report.named} named by checkpoints, {report.young} too young to tell; "
+        f"{report.objects} objects, {report.named} named by checkpoints, {report.young} too young to be checked; "
         f"{report.subsumed} manifests of subsumed checkpoints and {len(report.orphans)} orphans of "
         f"{report.orphan_bytes} bytes {'deleted' if options.delete else 'found'}\n"
     )
@@ -49,19 +49,19 @@ def collect(options: argparse.Namespace) -> int:
 
 
 def _collect_deleted(options: argparse.Namespace, store: ObjectStore, tombstone: Tombstone) -> int:
-    """Delete the objects of a deleted job if that cannot be undone any more."""
+    """Delete the objects of a deleted job if its deletion can no longer be undone."""
     is_due = tombstone.until_ms <= SystemClock().now_ms()
     removal = deletions_of(store).collect(tombstone) if options.delete and is_due else None
     if removal is None:
         sys.stdout.write(f"job {options.job} {tombstone.text}\n")
         return 0
     record(store, "collect deleted job", options.job, objects=str(removal.objects))
-    sys.stdout.write(f"job {options.job} was deleted, and {removal.objects} objects of it are gone\n")
+    sys.stdout.write(f"job {options.job} was deleted; {removal.objects} objects of it were removed\n")
     return 0
 
 
 def check(options: argparse.Namespace) -> int:
-    """Verify a job's stored state, or rebuild its registry; print what is wrong; return 1 if something is."""
+    """Verify a job's stored state, or rebuild its registry; print the problems; return 1 if there are any."""
     settings = settings_of(options)
     store = open_store(settings.storage, **settings.store_options())
     if options.rebuild or options.write or options.up_to is not None:
@@ -80,7 +80,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def rebuild(options: argparse.Namespace, store: ObjectStore) -> int:
-    """Rebuild a job's registry, or say what would be done; return 1 if it needs to be and was not."""
+    """Rebuild a job's registry with ``--write``, else report what would be done; return 1 if problems remain."""
     report = rebuild_registry(store, options.job, SystemClock(), SystemIds(), up_to=options.up_to, write=options.write)
     if report.is_written:
         record(store, "rebuild", options.job)

@@ -1,4 +1,4 @@
-"""The commands on a job's checkpoints: list, keep, set back."""
+"""Commands on a job's checkpoints: list, savepoints, rewind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from storage.clock import SystemIds
 
 
 def list_checkpoints(options: argparse.Namespace) -> int:
-    """Print a job's checkpoints, oldest first, one a line or as JSON."""
+    """Print a job's checkpoints, oldest first, one per line, as text or JSON."""
     _, jobs = open_job(options)
     for manifest in jobs.completed():
         info = manifest.info()
@@ -31,7 +31,7 @@ def list_checkpoints(options: argparse.Namespace) -> int:
 
 
 def savepoints(options: argparse.Namespace) -> int:
-    """Make or delete a savepoint, if asked to; then print all."""
+    """Delete or create savepoints as the options say; then print all."""
     store, jobs = open_job(options)
     jobs.open(None)
     if options.delete is not None:
@@ -47,7 +47,7 @@ def savepoints(options: argparse.Namespace) -> int:
 
 
 def set_back(options: argparse.Namespace) -> int:
-    """Set a job back to a savepoint or checkpoint, or say what would be done."""
+    """Rewind a job to a savepoint or checkpoint with ``--write``, else report what would be done."""
     store, jobs = open_job(options)
     deletions_of(store).check(options.job)
     jobs.open(None)

@@ -1,4 +1,4 @@
-"""What the commands on a job's storage share."""
+"""Shared by the commands on a job's storage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from storage.open import open_store
 
 
 def settings_of(options: argparse.Namespace) -> ServiceSettings:
-    """Join what the command line says (its options are named like the settings) with the other sources."""
+    """Load the settings; command-line options named like settings and ``--set`` win over the other sources."""
     given: dict[str, str | None] = {path: getattr(options, path, None) for path in known_settings()}
     for assignment in options.set:
         path, equals, text = assignment.partition("=")
@@ -28,19 +28,19 @@ def settings_of(options: argparse.Namespace) -> ServiceSettings:
         if setting is not None and setting.is_secret:
             sys.stderr.write(
                 f"dstl: warning: every user of this host can see {path} on the command line; "
-                f"{setting.variable} in the environment, or a file, keeps it\n"
+                f"set {setting.variable} in the environment, or use a file\n"
             )
         given[path] = text
     return load_settings(given, config_path=options.config)
 
 
 def open_job(options: argparse.Namespace) -> tuple[ObjectStore, JobStore]:
-    """Return the storage and one job of it, which may be deleted; `NotFoundError` if there is none of that name."""
+    """Return the storage and one job of it, which may be a deleted one; `NotFoundError` if there is no such job."""
     settings = settings_of(options)
     store = open_store(settings.storage, **settings.store_options())
     jobs = JobStore(store, options.job, SystemClock(), SystemIds())
     if not jobs.exists() and deletions_of(store).of(options.job) is None:
-        left = " (there are objects of that name: see `dstl fsck --rebuild`, or `dstl delete`)"
+        left = " (objects of that name exist: see `dstl fsck --rebuild`, or `dstl delete`)"
         raise NotFoundError(
             f"there is no job {options.job!r} in {settings.storage}{left if has_leftovers(store, options.job) else ''}"
         )
@@ -48,13 +48,13 @@ def open_job(options: argparse.Namespace) -> tuple[ObjectStore, JobStore]:
 
 
 def deletions_of(store: ObjectStore) -> Deletions:
-    """Return what knows which jobs of a store were deleted."""
+    """Return the register of a store's deleted jobs."""
     return Deletions(store, SystemClock(), SystemIds())
 
 
 def record(store: ObjectStore, act: str, job: str, **facts: str) -> None:
-    """Put on record what was done without a service, by this process's user."""
+    """Write an act of this process's user to the audit log; warn if that fails."""
     trail = AuditTrail(store, SystemClock(), SystemIds())
     trail.record(this_user(), act, job, **facts)
     if trail.failures:
-        sys.stderr.write(f"dstl: warning: {act!r} could not be put on record in the store\n")
+        sys.stderr.write(f"dstl: warning: the audit entry of {act!r} could not be stored\n")

@@ -1,4 +1,4 @@
-"""The commands on whole jobs: list, delete, bring back, and who did what to them."""
+"""Commands on whole jobs: list, delete, undelete, audit."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def list_jobs(options: argparse.Namespace) -> int:
 
 
 def delete(options: argparse.Namespace) -> int:
-    """Delete a job, at once or so that it can be undone; or say how much there is of it."""
+    """Delete a job, with ``--now`` at once, else undoable; without ``--write`` only report its size."""
     if (left := _leftovers(options)) is not None:
         return left
     store, _ = open_job(options)
     if not options.write:
         found = delete_job(store, options.job)
         sys.stdout.write(
-            f"job {found.job}: {found.objects} objects of {found.size_bytes} bytes would be deleted. "
-            "Stop the query; --write does it\n"
+            f"job {found.job}: {found.objects} objects of {found.size_bytes} bytes would be deleted; stop the query "
+            "first; --write does it\n"
         )
         return 0
     deletions = deletions_of(store)
@@ -51,30 +51,31 @@ def delete(options: argparse.Namespace) -> int:
     if not options.now:
         _fence(deletions, tombstone)
         sys.stdout.write(
-            f"job {options.job} {tombstone.text}, with `dstl undelete`; then its objects go, and its name is free\n"
+            f"job {options.job} {tombstone.text}, with `dstl undelete`; then its objects are deleted, and its name is "
+            "free\n"
         )
         return 0
     try:
         removal = deletions.collect(tombstone)
     except (CorruptDataError, NotFoundError) as error:
-        sys.stderr.write(f"dstl: warning: a query that still runs is not stopped by this: {error}\n")
+        sys.stderr.write(f"dstl: warning: a query that still runs is not stopped by this; stop it: {error}\n")
         removal = deletions.collect(tombstone, although_damaged=True)
     if removal is None:
-        raise ConflictError(f"somebody brought job {options.job!r} back meanwhile")
+        raise ConflictError(f"job {options.job!r} was brought back meanwhile; nothing was deleted")
     sys.stdout.write(f"job {removal.job}: {removal.objects} objects of {removal.size_bytes} bytes deleted\n")
     return 0
 
 
 def _fence(deletions: Deletions, tombstone: Tombstone) -> None:
     """
-    Let a query that runs all the same stop with its next checkpoint; where that cannot be, say so.
+    Fence a query that still runs, so that it stops at its next checkpoint; warn if that fails.
 
-    Nothing is deleted yet: whoever collects the job fences it first.
+    Nothing is deleted yet: the collection of the job fences it first.
     """
     try:
         deletions.fence(tombstone)
     except DstlError as error:
-        sys.stderr.write(f"dstl: warning: a query that still runs is not stopped by this: {error}\n")
+        sys.stderr.write(f"dstl: warning: a query that still runs is not stopped by this; stop it: {error}\n")
 
 
 def undelete(options: argparse.Namespace) -> int:
@@ -82,12 +83,12 @@ def undelete(options: argparse.Namespace) -> int:
     store, _ = open_job(options)
     deletions_of(store).undo(options.job)
     record(store, "undelete", options.job)
-    sys.stdout.write(f"job {options.job} is back as it was: its query can be started\n")
+    sys.stdout.write(f"job {options.job} is back as it was; its query can be started\n")
     return 0
 
 
 def audit(options: argparse.Namespace) -> int:
-    """Print who did what to a job, oldest first; also to one that is gone."""
+    """Print the audit log of a job, oldest first; the job may be gone."""
     settings = settings_of(options)
     store = open_store(settings.storage, **settings.store_options())
     for entry in AuditTrail(store, SystemClock(), SystemIds()).entries(validate_name("job", options.job)):
@@ -99,7 +100,7 @@ def audit(options: argparse.Namespace) -> int:
 
 
 def _leftovers(options: argparse.Namespace) -> int | None:
-    """Delete what is there of a job that was never created, or say how much that is; None if there is a job."""
+    """Delete the objects of a name without a job, or report their number; None if there is a job or no object."""
     settings = settings_of(options)
     store = open_store(settings.storage, **settings.store_options())
     validate_name("job", options.job)
@@ -113,7 +114,7 @@ def _leftovers(options: argparse.Namespace) -> int | None:
     )
     sys.stdout.write(
         f"job {options.job} has no job.json: it was never created, or its registry is lost, and `dstl fsck --rebuild` "
-        f"says what could be brought back; {removal.objects} objects of {removal.size_bytes} bytes "
-        f"{'deleted' if options.write else 'would be deleted, for good: --write does it'}\n"
+        f"reports what can be restored; {removal.objects} objects of {removal.size_bytes} bytes "
+        f"{'deleted' if options.write else 'would be deleted, for good; --write does it'}\n"
     )
     return 0

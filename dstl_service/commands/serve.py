@@ -25,7 +25,7 @@ from storage.open import open_store
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Run the service until it is told to stop."""
+    """Run the service until a signal stops it."""
     settings = settings_of(options)
     configure_logging(settings.log_level, settings.log_file, settings.log_file_bytes_max)
     reuse_freed_memory()
@@ -43,7 +43,7 @@ def serve(options: argparse.Namespace) -> int:
         ws="none",
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # nothing here depends on who a proxy says has asked
+        proxy_headers=False,  # nothing here depends on a proxy's word about the client
         timeout_keep_alive=settings.http.idle_timeout_s,
         server_header=False,
     )
@@ -52,7 +52,7 @@ def serve(options: argparse.Namespace) -> int:
         config.ssl = server_context(tls, SystemClock())
 
     def begin_stop() -> None:
-        parts: Parts = app.state.parts  # there since the application began
+        parts: Parts = app.state.parts  # set when the application started
         parts.intake.begin_stop()
 
     server = StoppingServer(config, begin_stop, settings.shutdown_timeout_s, guard)

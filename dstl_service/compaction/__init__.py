@@ -1,1 +1,1 @@
-"""Rewrites the retained log, so that few objects hold what is still needed."""
+"""Rewrites the retained log, so that few objects hold the data still needed."""

@@ -1,9 +1,9 @@
 """
 Performs compactions: reads the segments of each partition, merges them, and stores the results as segment objects.
 
-One partition is merged at a time, so its log, uncompressed, has to fit into memory; a small log is read all at once.
-Reading and merging are blocking and run in a thread; what is stored goes through the same uploads as change sets, with
-a time-out for large objects.
+One partition is merged at a time, so its uncompressed log must fit into memory; a small log is read all at once.
+Reading and merging block and run in a thread. Results use the same uploads as change sets, with a timeout for large
+objects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Compactor:
 
     Args:
         store: Holds the segments.
-        cache: Has some of them in memory.
+        cache: Holds some of them in memory.
         uploader: Stores results.
         in_thread: Runs a blocking call of a job.
     """
@@ -50,17 +50,17 @@ class Compactor:
 
     async def run(self, job: str, epoch: int, compactions: Sequence[Compaction], uid: str) -> list[Replacement]:
         """
-        Do these compactions; their results share objects.
+        Run these compactions; their results share objects.
 
         Args:
-            job: Whose logs they are.
-            epoch: Of the driver behind whose checkpoint this runs.
-            compactions: What to do.
-            uid: In the keys of all objects. A completed manifest lists it as under way, so that the garbage collector
-                knows them (`dstl_service.formats.under_way`).
+            job: Name of the job.
+            epoch: Epoch of the driver whose checkpoint led to this.
+            compactions: The compactions to run.
+            uid: Part of all object keys. A completed manifest lists it as under way, so that the garbage collector
+                keeps the objects (`dstl_service.formats.under_way`).
 
         Raises:
-            CorruptDataError: A segment is damaged, or is no change set; names its object.
+            CorruptDataError: A segment is damaged or not a change set; names its object.
             UnavailableError: The store does not answer.
         """
         inputs = {handle for compaction in compactions for handle in compaction.inputs}
@@ -79,7 +79,7 @@ class Compactor:
         return [Replacement(compaction, tuple(made[compaction.operator]), uid) for compaction in compactions]
 
     def _read(self, handles: Iterable[SegmentHandle]) -> dict[SegmentHandle, BytesLike]:
-        """Read segments object by object; partition by partition, each object would be asked for many times."""
+        """Read segments object by object; partition by partition, each object would be requested many times."""
         ordered = sorted(handles, key=lambda handle: (handle.entry.id.checkpoint_id, handle.object_key))
         return dict(read_handles(ordered, self._store, self._cache))
 
@@ -91,7 +91,7 @@ class Compactor:
         output: Output,
         payloads: Mapping[SegmentHandle, BytesLike],
     ) -> list[Segment]:
-        # Arrow is large and few services of a cluster compact, so it is only loaded then.
+        # Arrow is large and few services of a cluster compact, so it loads lazily.
         from storage.change_set import merge_change_sets
 
         unread = [handle for handle, _ in output.inputs if handle not in payloads]
@@ -110,7 +110,7 @@ class Compactor:
     async def _store_segments(
         self, job: str, name: str, waiting: list[Segment], made: dict[str, list[SegmentHandle]]
     ) -> None:
-        """Store what waits as one object, and let nothing wait any more."""
+        """Upload waiting segments as one object; clear the list."""
         if not waiting:
             return
         for handle, segment in zip(await self._uploader.begin(job, waiting, name).stored(), waiting, strict=True):

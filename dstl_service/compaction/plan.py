@@ -1,15 +1,14 @@
 """
-Log compaction, as decisions: when an operator's log is rewritten to the last change per key, and how the result enters.
+Decides log compaction: when an operator's log is rewritten to the last change per key, and how the result enters.
 
-Without a materialization the result is a *base*: all that is there, without deletions. On top of materializations it is
-a *compacted* log, which keeps deletions, for the key may be in a materialization.
-The log that counts against the bound is everything but bases; the table's size is estimated by the bases and the
-materializations. A compaction that ends while others complete checkpoints replaces exactly the segments it read; it
-enters with a later checkpoint, whose manifest is a complete one, while its base lists the compaction as under way
-(`dstl_service.formats.under_way`).
-What is merged has to fit into memory, so a partition with too long a log is left to materializations, and with it all
-that share segments with it. What is left alone does not count when it is asked whether the rest is due: else the rest
-would be compacted again at every checkpoint. No I/O.
+Without a materialization the result is a *base*: everything that exists, without deletions. On top of materializations
+it is a *compacted* log, which keeps deletions, since the key may be in a materialization. The log that counts against
+the bound is everything but bases; the table's size is estimated as that of the bases and the materializations. A
+compaction that ends after further checkpoints replaces exactly the segments it read; it enters with a later checkpoint,
+whose manifest is complete, while its base lists the compaction as under way (`dstl_service.formats.under_way`). A merge
+must fit into memory, so a partition with too large a log is left to materializations, with all partitions that share
+segments with it. Their log does not count when the rest is checked: else the rest would be compacted again at every
+checkpoint. No I/O.
 """
 
 from __future__ import annotations
@@ -38,26 +37,26 @@ class CompactionSettings:
     log_ratio_max: float = 1.0
     """Bound of an operator's log, as a multiple of its table's stored size."""
     floor_bytes: int = 4 * 1024 * 1024
-    """A log up to this size is left alone: its storage costs less than the requests."""
+    """A log up to this size is not compacted: its storage costs less than the requests."""
     segments_max: int = 2048
-    """A log of more segments is compacted whatever its size: manifests name each of them."""
+    """A log of more segments is compacted whatever its size, since manifests name each segment."""
     base_bytes_max: int = 512 * 1024 * 1024
     """
-    An operator with more than this is not rewritten whole, nor, behind materializations, a partition whose log is
-    longer; such a log waits for materializations.
+    A larger operator state is not rewritten as a base, nor, on top of materializations, a partition with a larger log;
+    such a log waits for materializations.
     """
 
     def __post_init__(self) -> None:
         if not self.log_ratio_max > 0:
-            raise InvalidInputError(f"compaction log_ratio_max must be above 0, it is {self.log_ratio_max}")
+            raise InvalidInputError(f"compaction log_ratio_max must be above 0, got {self.log_ratio_max}")
         for name in ("floor_bytes", "segments_max", "base_bytes_max"):
             if getattr(self, name) < 1:
-                raise InvalidInputError(f"compaction {name} must be at least 1, it is {getattr(self, name)}")
+                raise InvalidInputError(f"compaction {name} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
 class LogSize:
-    """What an operator's state weighs: compressed bytes as stored, and segments that compaction could merge."""
+    """Size of an operator's state: compressed bytes as stored, and the number of segments not compacted yet."""
 
     table_bytes: int
     log_bytes: int
@@ -67,7 +66,7 @@ class LogSize:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One partition's part of a compaction: what it makes, and of which segments, with the key groups that count."""
+    """One partition's part of a compaction: its result, and its input segments with the key groups to read."""
 
     partition: int
     key_groups: KeyGroupRange
@@ -78,7 +77,7 @@ class Output:
 @dataclass(frozen=True, slots=True)
 class Compaction:
     """
-    A compaction to be done: the segments that an operator's state has up to `checkpoint_id`.
+    A planned compaction of the segments that an operator's state has at `checkpoint_id`.
 
     Either all segments of a partition are among its inputs or none is.
     """
@@ -92,7 +91,7 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """A compaction that was done: `added` stands for `compaction.inputs`, `uid` is in the keys of its objects."""
+    """A finished compaction: `added` replaces `compaction.inputs`, `uid` is in the keys of its objects."""
 
     compaction: Compaction
     added: tuple[SegmentHandle, ...]
@@ -100,7 +99,7 @@ class Replacement:
 
 
 def log_size(view: StateView, operator: str) -> LogSize:
-    """Weigh an operator's state."""
+    """Return the size of an operator's state."""
     table = sum(handle.size_bytes for handle in view.materializations if handle.operator == operator)
     log = fresh = segments = 0
     for handle in view.log:
@@ -126,12 +125,12 @@ def choose_compactions(
     settings: CompactionSettings,
 ) -> list[Compaction]:
     """
-    Return what is to be compacted of a checkpoint's state; a log that is within its bound is left alone.
+    Return the compactions due for a checkpoint's state; a log within its bound has none.
 
     Args:
         view: The state.
         operators: Its operators.
-        sizes: What `log_size` says of each of them.
+        sizes: The `log_size` of each of them.
         checkpoint_id: The checkpoint's.
         max_parallelism: Number of the job's key groups.
         settings: The bounds.
@@ -144,10 +143,10 @@ def choose_compactions(
 
 
 def apply(view: StateView, replacement: Replacement) -> StateView | None:
-    """Return the view with a compaction's result, or None if the view no longer has what the compaction read."""
+    """Return the view with a compaction's result, or None if the view no longer has all its inputs."""
     compaction = replacement.compaction
     if _materializations(view, compaction.operator) != compaction.materializations:
-        return None  # a deletion that the result no longer holds may be missing from the new materialization
+        return None  # the new materialization may lack a deletion that the result dropped
     remaining = [handle for handle in view.log if handle not in compaction.inputs]
     if len(remaining) + len(compaction.inputs) != len(view.log):
         return None
@@ -157,7 +156,7 @@ def apply(view: StateView, replacement: Replacement) -> StateView | None:
 def _is_due(size: LogSize, settings: CompactionSettings) -> bool:
     if size.segments > settings.segments_max:
         return True
-    # A log that was compacted and still is as large as the table shrinks no further until much of it is new.
+    # A compacted log that is still as large as the table shrinks no further until much of it is new.
     is_worthwhile = size.fresh_bytes >= _FRESH_SHARE_MIN * size.log_bytes
     return is_worthwhile and size.log_bytes > max(settings.floor_bytes, settings.log_ratio_max * size.table_bytes)
 
@@ -178,7 +177,7 @@ def _plan(
         inputs = [(handle, counting) for handle, counting in counted if counting]
         is_materialized = any(m.key_groups.intersects(key_groups) for m in materializations)
         if is_materialized and any(handle.entry.kind is SegmentKind.BASE for handle, _ in inputs):
-            # Half of the range has a base without deletions, half a materialization: wait until the latter is whole.
+            # Part of the range has a base without deletions, part a materialization: wait until the latter covers it.
             return None
         if sum(handle.entry.size_bytes for handle, _ in inputs) > settings.base_bytes_max:
             too_large.add(partition)
@@ -200,8 +199,8 @@ def _with_neighbours(
     """
     Return these partitions with all that share segments with them, and their segments.
 
-    A segment of two partitions that stayed for one of them would be applied to the other one again, below its base,
-    which no longer knows what was deleted.
+    A segment of two partitions that stayed for one of them would be applied to the other again, below its base, which
+    no longer has the deletions.
     """
     found: set[int] = set()
     segments: set[SegmentHandle] = set()
@@ -220,7 +219,7 @@ def _with_neighbours(
 def _by_partition(
     handles: Sequence[SegmentHandle], parallelism: int, max_parallelism: int
 ) -> list[list[SegmentHandle]]:
-    """Return the handles that concern each partition, in the order in which they apply; each is looked at once."""
+    """Return the handles of each partition, in the order in which they apply; one pass over all handles."""
 
     def position(handle: SegmentHandle) -> tuple[int, int, int, int]:
         set_id = handle.entry.id

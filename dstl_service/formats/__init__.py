@@ -1,1 +1,1 @@
-"""What a job's metadata looks like on the object store: keys, manifests, indexes and records. No I/O."""
+"""Formats of a job's metadata on the object store: keys, manifests, indexes and records. No I/O."""

@@ -1,16 +1,16 @@
 """
-The note: by which segment objects alone say what a checkpoint consists of (I10).
+The note: lets segment objects alone define the content of a checkpoint (I10).
 
-Segment objects hold the change sets of many attempts, also of such as no checkpoint accepted. So the coordinator adds a
-small segment of the reserved operator `NOTE_OPERATOR` to the sets of each checkpoint, in the same upload. It says what
-the manifest is going to say: the accepted sets, the checkpoint before, and where the manifest is to be a complete one,
-all that came before, so that no note needs those of more than `COMPLETE_EVERY` checkpoints. The manifest is then made
-from the note. A restore never reads notes; `dstl_service.repair.rebuild` does.
+Segment objects hold the change sets of many attempts, including those that no checkpoint accepted. So the coordinator
+adds a small segment of the reserved operator `NOTE_OPERATOR` to the sets of each checkpoint, in the same upload. It has
+the content of the future manifest: the accepted sets, the checkpoint before, and for a complete manifest all earlier
+state, so that no note needs those of more than `COMPLETE_EVERY` checkpoints. The manifest is then built from the note.
+A restore never reads notes; `dstl_service.repair.rebuild` does.
 
-A note may have megabytes, and is read beside an event loop: other threads run every few milliseconds meanwhile.
+A note may have megabytes, and is decoded beside an event loop: other threads run every few milliseconds meanwhile.
 
-A note is written before its checkpoint exists: that some later note names the checkpoint as its base proves that it
-came to exist.
+A note is written before its checkpoint exists; a later note that names the checkpoint as its base proves that it
+existed.
 
 No I/O.
 """
@@ -42,7 +42,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class NotedSet:
-    """An accepted change set, and the checksum of its payload if whoever asked for it knew."""
+    """An accepted change set, and the checksum of its payload if the request had it."""
 
     id: ChangeSetId
     checksum: int | None
@@ -51,23 +51,23 @@ class NotedSet:
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
     """
-    What a checkpoint is going to be.
+    The content of a future checkpoint.
 
     Args:
         job: Name of the job.
-        job_uid: Tells apart lives of jobs of one name.
+        job_uid: Distinguishes lives of one job name.
         max_parallelism: Number of the job's key groups.
         checkpoint_id: Its id.
-        uid: That of the manifest to come.
-        epoch: Of the driver that makes it.
+        uid: Uid of the future manifest.
+        epoch: Epoch of the driver that makes it.
         base: The checkpoint before, which exists.
-        query_id: Spark's.
+        query_id: Spark's query id.
         offsets: Spark's offsets entry of the batch.
         operators: As in the manifest.
         sets: The accepted sets, each of this checkpoint and epoch.
-        start: All that came before, if the manifest is to be a complete one; for its first checkpoint nothing.
+        start: All earlier state, if the manifest is to be complete; empty for a job's first checkpoint.
         closed_ms: As in the manifest.
-        rewound_from: As in the manifest. What a job is set back to adds nothing: all of it is in `start`.
+        rewound_from: As in the manifest. The target of a rewind adds nothing: all its state is in `start`.
     """
 
     job: str
@@ -86,18 +86,18 @@ class CheckpointRecord:
     rewound_from: CheckpointRef | None = None
 
     def to_segment(self) -> Segment:
-        """Return the segment that carries it."""
+        """Return the segment that carries the note."""
         return Segment.of(*self.id_and_groups, 1, encode_note(self))
 
     @property
     def id_and_groups(self) -> tuple[ChangeSetId, KeyGroupRange]:
-        """Identity and key groups of the segment that carries it."""
+        """Identity and key groups of the segment that carries the note."""
         set_id = ChangeSetId(self.job, NOTE_OPERATOR, self.checkpoint_id, Writer(self.epoch, 0), 0, 0)
         return set_id, KeyGroupRange(0, self.max_parallelism - 1)
 
 
 def is_note(set_id: ChangeSetId) -> bool:
-    """Say whether a segment is a checkpoint's note: no task sent it, no table asks for it, and nobody counts it."""
+    """Return whether a segment is a checkpoint's note: no task sent it, no table requests it, no metric counts it."""
     return set_id.operator == NOTE_OPERATOR
 
 
@@ -109,7 +109,7 @@ def note_of(
     request: CompleteRequest,
     start: StateView | None,
 ) -> CheckpointRecord:
-    """Return the note of a checkpoint that is asked for; see `CheckpointRecord`."""
+    """Return the note of a requested checkpoint; see `CheckpointRecord`."""
     return CheckpointRecord(
         job=job,
         job_uid=job_uid,
@@ -128,7 +128,7 @@ def note_of(
 
 
 def note_of_rewind(job: str, max_parallelism: int, manifest: Manifest) -> CheckpointRecord:
-    """Return the note of what a job is set back to, by which a lost registry is not rebuilt into what was given up."""
+    """Return the note of a rewind's first manifest, so that a rebuild does not restore given-up checkpoints."""
     return CheckpointRecord(
         job=job,
         job_uid=manifest.job_uid,
@@ -176,7 +176,7 @@ def decode_note(data: BytesLike, source: str) -> CheckpointRecord:
     Read a note.
 
     Raises:
-        CorruptDataError: It is none, or of a newer format; names `source`.
+        CorruptDataError: `data` is not a note, or of a newer format; names `source`.
     """
     try:
         with without_collections():
@@ -187,7 +187,7 @@ def decode_note(data: BytesLike, source: str) -> CheckpointRecord:
 
 def _decoded(document: dict[str, Any]) -> CheckpointRecord:
     if document["format"] > FORMAT:
-        raise ValueError(f"its format {document['format']} is newer than {FORMAT}, the newest this program reads")
+        raise ValueError(f"its format {document['format']} is newer than {FORMAT}, the newest this version reads")
     return _from_json(document)
 
 
@@ -196,7 +196,7 @@ def read_note(job: str, text: str) -> CheckpointRecord:
     Read the note that a coordinator sent.
 
     Raises:
-        InvalidInputError: It is none, or of another job.
+        InvalidInputError: The text is not a note, or one of another job.
     """
     try:
         note = decode_note(text.encode(errors="replace"), "a request")
@@ -208,14 +208,14 @@ def read_note(job: str, text: str) -> CheckpointRecord:
 
 
 def received_segment(job: str, text: str) -> Segment:
-    """Return the segment that carries the note that a coordinator sent, as it came; see `read_note`."""
+    """Return the segment for a note that a coordinator sent, its text unchanged; see `read_note`."""
     sent = read_note(job, text).id_and_groups
     return Segment.of(*sent, 1, text.encode(errors="replace"))
 
 
 def _from_json(document: dict[str, Any]) -> CheckpointRecord:
     job, checkpoint_id, epoch = document["job"], document["id"], document["epoch"]
-    KeyGroupRange(0, document["max_parallelism"] - 1)  # refuses what no job can have
+    KeyGroupRange(0, document["max_parallelism"] - 1)  # raises for an invalid max_parallelism
     ref = CheckpointRef.parse(f"{checkpoint_id}.0.{document['uid']}")
     return CheckpointRecord(
         job=job,
@@ -236,12 +236,12 @@ def _from_json(document: dict[str, Any]) -> CheckpointRecord:
 
 
 def _as_int(digits: str) -> int:
-    # Between two numbers other threads may run: the parser by itself lets none run before its end.
+    # Other threads can run between two numbers; the parser alone would hold the GIL until its end.
     return int(digits)
 
 
 def _taken_out(items: list[Any]) -> Iterator[Any]:
-    """Yield items and let each one go, for what goes at once goes without other threads running."""
+    """Yield items and release each one: releasing all at once would block other threads."""
     items.reverse()
     while items:
         yield items.pop()
@@ -260,7 +260,7 @@ def _checksum(text: str | None) -> int | None:
     try:
         return int(text, 16)
     except ValueError:
-        raise InvalidInputError(f"a checksum is 16 hexadecimal digits, not {text[:20]!r}") from None
+        raise InvalidInputError(f"a checksum has 16 hexadecimal digits, got {text[:20]!r}") from None
 
 
 def _set_to_json(noted: NotedSet) -> Sequence[str | int | None]:

@@ -1,7 +1,7 @@
 """
 JSON documents with a checksum in front: ``{"checksum": …, "NAME": DOCUMENT}``, readable by a person.
 
-Manifests and indexes of materializations have this form. Any byte that differs from what was written is found. No I/O.
+Manifests and indexes of materializations have this form. Any changed byte is detected. No I/O.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ def unseal(name: str, data: bytes, format_max: int) -> dict[str, Any]:
     Return the document that was sealed under this name.
 
     Args:
-        name: Of the document.
+        name: Name of the document.
         data: The object's bytes.
-        format_max: The newest ``format`` of a document that this program reads.
+        format_max: The newest ``format`` of the document that this version reads.
 
     Raises:
         ValueError: Any byte differs from what was written, or the format is newer.
         LookupError: The document has no format.
-        TypeError: It is no document, or its format no number.
+        TypeError: The content is not a document, or its format is not a number.
     """
     head, separator, rest = data.partition(_separator(name))
     if not separator or not rest.endswith(b"}"):
-        raise ValueError(f"it is no {name}, or its end is missing")
+        raise ValueError(f"it is not a {name}, or is truncated")
     body = rest[:-1]
     if head != _head(body):
-        raise ValueError("the checksum does not fit the content")
+        raise ValueError("the checksum does not match the content")
     document: dict[str, Any] = json.loads(body)
     if document["format"] > format_max:
-        raise ValueError(f"its format {document['format']} is newer than {format_max}, the newest this program reads")
+        raise ValueError(f"its format {document['format']} is newer than {format_max}, the newest this version reads")
     return document
 
 

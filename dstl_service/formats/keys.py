@@ -1,5 +1,5 @@
 """
-What ``job.json`` and the records of epochs hold, and the keys of epochs and manifests. No I/O.
+Formats of ``job.json`` and epoch records, and the keys of epochs and manifests. No I/O.
 
 Keys begin with the folder of a job's life, see `dstl_service.registry.lives.life_folder`.
 
@@ -20,16 +20,16 @@ _NUMBERS = 10**6
 
 class Place(NamedTuple):
     """
-    Where a manifest lies; places are in the order in which they were written.
+    The position of a manifest or fence; places sort in the order in which they were written.
 
-    A *branch* is a sequence of manifests to which each owner appends behind the last one, so that two owners collide.
-    A rewind begins a new branch, named by its epoch; the first one is 0. Within a branch come checkpoint ids, and
-    for one id the fences of those who took the job over there, and behind them at most one manifest.
+    A *branch* is a sequence of manifests to which each owner appends after the last one, so that two owners conflict. A
+    rewind begins a new branch, named by its epoch; the first branch is 0. A branch is ordered by checkpoint id; an id
+    has the fences of the epochs that took the job over there, then at most one checkpoint.
 
     Args:
         branch: Epoch of the rewind that began the branch; 0 for a job's first.
         id: The checkpoint's id.
-        number: Counts what lies at this id.
+        number: Counts fences and manifest at this id, from 0.
     """
 
     branch: int
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
     @property
     def generation(self) -> int:
-        """Branch and number in one, as references to checkpoints have them."""
+        """Branch and number in one integer, as in references to checkpoints."""
         return self.branch * _NUMBERS + self.number
 
     @classmethod
@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
     def behind(self, *, is_fence: bool) -> Place:
         """
-        Return the place to write to behind this one: the same id behind a fence, the next behind a checkpoint.
+        Return the place to write after this one: the same id after a fence, the next id after a checkpoint.
 
         Raises:
             UnavailableError: The job was taken over a million times at this checkpoint.
@@ -58,8 +58,8 @@ class Place(NamedTuple):
             return Place(self.branch, self.id + 1, 0)
         if self.number + 1 == _NUMBERS:
             raise UnavailableError(
-                f"the job was taken over {_NUMBERS} times at checkpoint {self.id} and completed none: make a savepoint "
-                "and set the job back to it"
+                f"the job was taken over {_NUMBERS} times at checkpoint {self.id} without completing it: make a "
+                "savepoint, then rewind the job to it"
             )
         return self._replace(number=self.number + 1)
 
@@ -67,11 +67,11 @@ class Place(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Rewind:
     """
-    What an epoch does that sets the job back.
+    The rewind that an epoch begins with.
 
     Args:
-        savepoint: Holds what the job is set back to, until that is done.
-        target: Id of the checkpoint that it is of.
+        savepoint: Name of the savepoint that holds the target until the rewind is done.
+        target: Id of the target checkpoint.
         parent: The branch that ends.
     """
 
@@ -83,18 +83,18 @@ class Rewind:
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
     """
-    Who took a job over, and where it stood. Decided by create-if-absent, and never altered.
+    One takeover of a job, and the job's position at that time. Decided by create-if-absent, never altered.
 
     Args:
         epoch: Its number.
-        owner: Who took the job over, for people.
-        uid: Makes the record's bytes its own.
-        began_ms: When, for people.
-        branch: Where manifests are written from now on.
-        latest: The newest checkpoint's place that was seen, or None: from there on manifests need only be looked for.
-            For a rewind that is in the branch that ends.
-        tail: The last place that was seen there, which may be a fence's.
-        rewind: What the epoch sets the job back to, if it does.
+        owner: Name of the new owner, for people.
+        uid: Makes the record's bytes unique.
+        began_ms: Time of the takeover, for people.
+        branch: The branch to which manifests are written from now on.
+        latest: Place of the newest checkpoint seen, or None: later manifests are searched from there on. For a rewind
+            it is in the branch that ends.
+        tail: The last place seen in that branch, maybe a fence's.
+        rewind: The rewind that the epoch begins with, or None.
     """
 
     epoch: int
@@ -129,7 +129,7 @@ class EpochRecord:
         Read a record.
 
         Raises:
-            CorruptDataError: It cannot be read.
+            CorruptDataError: The record cannot be read.
         """
         try:
             record = json.loads(data)
@@ -171,7 +171,7 @@ def decode_job(data: bytes, key: str) -> tuple[str, int]:
     Read ``job.json``: the job's uid and max_parallelism.
 
     Raises:
-        CorruptDataError: It cannot be read.
+        CorruptDataError: ``job.json`` cannot be read.
     """
     try:
         document = json.loads(data)
@@ -185,7 +185,7 @@ def decode_job(data: bytes, key: str) -> tuple[str, int]:
 
 
 def epoch_prefix(folder: str) -> str:
-    """Return what the keys of all epochs' records begin with."""
+    """Return the key prefix of all epoch records."""
     return f"{folder}/epochs/"
 
 
@@ -195,32 +195,32 @@ def epoch_key(folder: str, epoch: int) -> str:
 
 
 def hint_key(folder: str, name: str) -> str:
-    """Return the key of a number that only saves requests, see `dstl_service.registry.hints`."""
+    """Return the key of a hint; see `dstl_service.registry.hints`."""
     return f"{hints_prefix(folder)}{name}.json"
 
 
 def hints_prefix(folder: str) -> str:
-    """Return what the keys of all such numbers begin with."""
+    """Return the key prefix of all hints."""
     return f"{folder}/hints/"
 
 
 def manifests_prefix(folder: str) -> str:
-    """Return what the keys of all manifests begin with."""
+    """Return the key prefix of all manifests."""
     return f"{folder}/checkpoints/"
 
 
 def branch_prefix(folder: str, branch: int) -> str:
-    """Return what the keys of a branch's manifests begin with; of branch 0, where all manifests' keys begin."""
+    """Return the key prefix of a branch's manifests; for branch 0 the prefix of all manifests."""
     return f"{manifests_prefix(folder)}{f'r{branch:012d}.' if branch else ''}"
 
 
 def place_prefix(folder: str, branch: int, checkpoint_id: int) -> str:
-    """Return what the keys of all places of one checkpoint id in a branch begin with."""
+    """Return the key prefix of all places of one checkpoint id in a branch."""
     return f"{branch_prefix(folder, branch)}{checkpoint_id:020d}."
 
 
 def place_key(folder: str, place: Place) -> str:
-    """Return the key of what lies at a place; keys are in the order of places."""
+    """Return the key of a place; keys sort like places."""
     return f"{place_prefix(folder, place.branch, place.id)}{place.number:06d}.json"
 
 
@@ -231,10 +231,10 @@ def manifest_key(folder: str, checkpoint_id: int, generation: int) -> str:
 
 def number_of(key: str) -> int:
     """
-    Return the epoch that an epoch record's key names.
+    Return the epoch in an epoch record's key.
 
     Raises:
-        CorruptDataError: It names none.
+        CorruptDataError: The key names no epoch.
     """
     try:
         return int(key.rsplit("/", 1)[1].split(".", maxsplit=1)[0])
@@ -244,10 +244,10 @@ def number_of(key: str) -> int:
 
 def place_of(key: str) -> Place:
     """
-    Return the place that a manifest's key names.
+    Return the place in a manifest's key.
 
     Raises:
-        CorruptDataError: It names none.
+        CorruptDataError: The key names no place.
     """
     try:
         *branch, checkpoint_id, number, _ = key.rsplit("/", 1)[1].split(".")
@@ -267,6 +267,6 @@ def _branch_of(parts: list[str]) -> int:
 
 def _foreign(key: str) -> CorruptDataError:
     return CorruptDataError(
-        f"{key} has a name that no such object can have: nothing of this project wrote it, so move it elsewhere",
+        f"{key} is not a valid key here: this service never writes it, so move the object elsewhere",
         object_key=key,
     )

@@ -1,12 +1,11 @@
 """
 The manifest: the one object whose existence is a checkpoint's existence.
 
-A manifest is written once with create-if-absent and never altered (I3).
-It names its predecessor (`base`), what the checkpoint added (`segments`), and in a *complete* manifest also all that
-came before (`materializations` and the log behind them, `earlier`), so that a restore reads at most `COMPLETE_EVERY`
-manifests. Whatever replaces a part of the log (a materialization, a compaction) enters by a complete manifest.
-A *fence* occupies a manifest's place for a newer epoch: an older driver's write collides with it (I4).
-No I/O.
+A manifest is written once with create-if-absent and never altered (I3). It names its predecessor (`base`), what the
+checkpoint added (`segments`), and in a *complete* manifest also all earlier state (`materializations` and the log after
+them, `earlier`), so that a restore reads at most `COMPLETE_EVERY` manifests. A replacement for a part of the log (a
+materialization, a compaction) enters with a complete manifest. A *fence* occupies a manifest's place for a newer epoch:
+an older driver's write conflicts with it (I4). No I/O.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ COMPLETE_EVERY = 20
 
 
 class ManifestKind(enum.StrEnum):
-    """What a manifest object is."""
+    """Kind of a manifest object."""
 
     DELTA = "delta"
     COMPLETE = "complete"
@@ -55,22 +54,22 @@ class Manifest:
     note: SegmentHandle | None = None
     """The checkpoint's note, see `formats.checkpoint_record`, if it lies in an object that `segments` do not name."""
     rewound_from: CheckpointRef | None = None
-    """The checkpoint that the job was set back from, to this one (see `dstl_service.checkpoints.rewind`)."""
+    """The checkpoint that the job was rewound from, to this one (see `dstl_service.checkpoints.rewind`)."""
     kept_by: str = ""
-    """In a savepoint, the call that made it, so that no other one takes it for its own."""
+    """In a savepoint, the call that made it, so that no other call deletes it as its own."""
     under_way: UnderWay = NOTHING
-    """What is being stored for later checkpoints; the whole list in each manifest (see `formats.under_way`)."""
+    """Snapshots and compactions being stored for later checkpoints, the whole list (see `formats.under_way`)."""
     closed_ms: int | None = None
     """The watermark at which the batch was closed, see `dstl_service.wire.CheckpointInfo`."""
 
     @property
     def is_fence(self) -> bool:
-        """Say whether it only occupies its place; else it is that of a checkpoint."""
+        """Whether it only occupies its place; else it is a checkpoint's."""
         return self.kind is ManifestKind.FENCE
 
     @property
     def starts_chain(self) -> bool:
-        """Say whether it tells all that its checkpoint consists of: it is complete, or the job's first one."""
+        """Whether it alone has its checkpoint's whole state: it is complete, or the job's first one."""
         return self.kind is ManifestKind.COMPLETE or self.base is None
 
     @property
@@ -79,7 +78,7 @@ class Manifest:
         return CheckpointRef(self.id, self.generation, self.uid)
 
     def info(self) -> CheckpointInfo:
-        """Return what a listing shows."""
+        """Return the checkpoint's entry in a listing."""
         return CheckpointInfo(
             ref=self.ref,
             base=self.base,
@@ -105,7 +104,7 @@ def decode_manifest(data: bytes, object_key: str) -> Manifest:
     Read a manifest object.
 
     Raises:
-        CorruptDataError: Any byte differs from what was written; names the object.
+        CorruptDataError: The object is damaged or of a newer format; names the object.
     """
     try:
         return _from_dict(unseal("manifest", data, FORMAT))
@@ -114,19 +113,19 @@ def decode_manifest(data: bytes, object_key: str) -> Manifest:
 
 
 def is_complete_due(checkpoint_id: int) -> bool:
-    """Say whether the checkpoint's manifest is to be a complete one."""
+    """Return whether the checkpoint's manifest must be complete."""
     return checkpoint_id % COMPLETE_EVERY == 0
 
 
 @dataclass(frozen=True, slots=True)
 class StateView:
     """
-    All that a checkpoint's state consists of.
+    The whole state of a checkpoint.
 
     Args:
-        materializations: Snapshots of tables; each stands for its key groups up to its checkpoint.
-        log: Segments, oldest first. For a key group that a materialization holds, those up to its checkpoint do not
-            count: such a segment is only here for its other key groups.
+        materializations: Snapshots of tables; each holds its key groups up to its checkpoint.
+        log: Segments, oldest first. For a key group in a materialization, those up to its checkpoint are ignored: such
+            a segment is only here for its other key groups.
     """
 
     materializations: tuple[MaterializationHandle, ...]
@@ -135,19 +134,19 @@ class StateView:
 
 def state_up_to(newest_first: Sequence[Manifest]) -> StateView:
     """
-    Return what the newest checkpoint consists of, from manifests that lead from it back to a complete one.
+    Return the newest checkpoint's state, from the manifests from it back to a complete one.
 
     Raises:
         CorruptDataError: The sequence neither ends in a complete manifest nor at the job's first checkpoint.
     """
     oldest = newest_first[-1]
     if not oldest.starts_chain:
-        raise CorruptDataError(f"the chain of manifests breaks off at checkpoint {oldest.id}")
+        raise CorruptDataError(f"the chain of manifests breaks off at checkpoint {oldest.id}; run `dstl fsck`")
     return with_segments(StateView(oldest.materializations, list(oldest.earlier)), newest_first)
 
 
 def with_segments(view: StateView, newest_first: Sequence[Manifest]) -> StateView:
-    """Return the view with what these manifests add to it."""
+    """Return the view with the segments that these manifests add."""
     added = [handle for manifest in reversed(newest_first) for handle in manifest.segments]
     return replace(view, log=[*view.log, *added])
 
@@ -209,7 +208,7 @@ def _from_dict(document: dict[str, Any]) -> Manifest:
 
 
 def closed_from_json(document: dict[str, Any]) -> int | None:
-    """Return the watermark at which a batch was closed; what was written before there was one has none."""
+    """Return the watermark at which a batch was closed, or None; older documents lack the field."""
     closed_ms = document.get("closed_ms")
     if closed_ms is not None and type(closed_ms) is not int:
         raise TypeError(f"closed_ms is {closed_ms!r}")
@@ -217,7 +216,7 @@ def closed_from_json(document: dict[str, Any]) -> int | None:
 
 
 def operators_to_json(operators: Iterable[OperatorInfo]) -> list[dict[str, Any]]:
-    """Return what `operators_from_json` reads."""
+    """Return the JSON form that `operators_from_json` reads."""
     return [
         {
             "name": operator.name,
@@ -238,7 +237,7 @@ def operators_to_json(operators: Iterable[OperatorInfo]) -> list[dict[str, Any]]
 
 
 def operators_from_json(documents: Iterable[dict[str, Any]]) -> tuple[OperatorInfo, ...]:
-    """Read what `operators_to_json` returned."""
+    """Read the result of `operators_to_json`."""
     return tuple(
         OperatorInfo(
             document["name"],
@@ -254,7 +253,7 @@ def operators_from_json(documents: Iterable[dict[str, Any]]) -> tuple[OperatorIn
 
 
 def group_by_object(handles: Iterable[SegmentHandle]) -> list[dict[str, Any]]:
-    """Return what `flatten_objects` reads; keys are long and shared by all segments of a host: each is written once."""
+    """Return the JSON form that `flatten_objects` reads; each object key is written once, since keys are long."""
     objects: dict[str, dict[str, Any]] = {}
     for handle in handles:
         group = objects.setdefault(
@@ -265,7 +264,7 @@ def group_by_object(handles: Iterable[SegmentHandle]) -> list[dict[str, Any]]:
 
 
 def flatten_objects(groups: Iterable[dict[str, Any]]) -> Iterator[SegmentHandle]:
-    """Yield the handles that `group_by_object` was given, ordered by object."""
+    """Yield the handles given to `group_by_object`, grouped by object."""
     for group in groups:
         for entry in group["entries"]:
             yield SegmentHandle(group["object"], group["size"], SegmentEntry.from_dict(entry))

@@ -1,12 +1,12 @@
 """
 The index of a materialization: the object that names the files of one snapshot.
 
-All objects of a snapshot carry its uid in their keys, so that no other one ever writes them:
+All objects of a snapshot carry its uid in their keys, so that no other snapshot ever writes them:
 ``<job>/materialized/<operator>/<key groups>/<uid>=<checksum>-<size>.sst`` (``.meta`` for RocksDB's small files), and
-``<uid>.json``, the index, which is written once, behind the last file. Until a manifest names the materialization, the
-list of what is under way keeps all that (`dstl_service.formats.under_way`).
-A file of an earlier snapshot is used again by its key, and only if a materialization of the checkpoint that is being
-replaced names it: one of `parents`. A checkpoint takes the new one only while its state still has all parents (I11).
+``<uid>.json``, the index, which is written once, after the last file. Until a manifest names the materialization, the
+under-way list protects these objects (`dstl_service.formats.under_way`). A file of an earlier snapshot is reused by its
+key, and only if one of `parents` names it: materializations in the state that the new one enters. A checkpoint takes
+the new one only while its state still has all parents (I11).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FILE_KEY = re.compile(rf"[/=]({_CHECKSUM.pattern})-[0-9]+\.(?:sst|meta)\Z")
 
 
 def is_table_file(name: str) -> bool:
-    """Tell whether a file of this name belongs to a snapshot; RocksDB opens a table that has these alone."""
+    """Return whether a file of this name belongs to a snapshot; these files suffice for RocksDB to open the table."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -43,7 +43,7 @@ class SnapshotFile:
 
     Args:
         name: RocksDB's name for it.
-        object_key: Where its bytes are.
+        object_key: Key of the object with its bytes.
         size_bytes: Its length.
         checksum: XXH3-128 of its bytes as 32 hexadecimal digits.
     """
@@ -55,23 +55,23 @@ class SnapshotFile:
 
     def __post_init__(self) -> None:
         if not is_table_file(self.name):
-            raise InvalidInputError(f"{self.name[:100]!r} is no file of a table's snapshot")
+            raise InvalidInputError(f"{self.name[:100]!r} is not a file name of a table's snapshot")
         if not _CHECKSUM.fullmatch(self.checksum):
-            raise InvalidInputError(f"{self.checksum[:100]!r} is no checksum of 32 hexadecimal digits")
+            raise InvalidInputError(f"{self.checksum[:100]!r} is not a checksum of 32 hexadecimal digits")
         if type(self.size_bytes) is not int or not 0 <= self.size_bytes <= FILE_BYTES_MAX:
-            raise InvalidInputError(f"file {self.name} cannot have {self.size_bytes!r} bytes")
+            raise InvalidInputError(f"file {self.name} has an invalid size of {self.size_bytes!r} bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class MaterializationIndex:
     """
-    What one materialization consists of.
+    The content of one materialization.
 
     Args:
-        job_uid: The life of the job that it belongs to.
-        operator: Whose table it is.
-        key_groups: What the table holds.
-        version: The checkpoint at which the table stood.
+        job_uid: Uid of the job's life that it belongs to.
+        operator: The table's operator.
+        key_groups: The table's key groups.
+        version: The checkpoint of the table's content.
         uid: The materialization's own id.
         parents: Materializations that the state must still have when this one enters it.
         files: All files of the snapshot.
@@ -87,11 +87,11 @@ class MaterializationIndex:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all files together."""
+        """Total size of all files."""
         return sum(file.size_bytes for file in self.files)
 
     def handle(self, job: str) -> MaterializationHandle:
-        """Return the pointer that manifests hold."""
+        """Return the handle that manifests hold."""
         return MaterializationHandle(
             operator=self.operator,
             key_groups=self.key_groups,
@@ -103,7 +103,7 @@ class MaterializationIndex:
 
 
 def materialization_folder(job: str, operator: str, key_groups: KeyGroupRange) -> str:
-    """Return what the keys of all objects of a table's snapshots begin with."""
+    """Return the key prefix of all objects of a table's snapshots."""
     return f"{job}/materialized/{operator}/{key_groups.to_text()}/"
 
 
@@ -121,17 +121,17 @@ def file_key(
 
 
 def matches_key(key: str, data: bytes) -> bool:
-    """Say whether bytes may be those of an object, as far as its key tells: those of tables' files hold a checksum."""
+    """Return whether bytes match the checksum in an object's key; true for keys without one. Table files have one."""
     return not is_named_by_content(key) or matches_checksum(key, checksum128(data))
 
 
 def is_named_by_content(key: str) -> bool:
-    """Say whether an object's key holds a checksum of its bytes: it is a table's file."""
+    """Return whether an object's key holds a checksum of its bytes: the object is a table's file."""
     return _FILE_KEY.search(key) is not None
 
 
 def matches_checksum(key: str, checksum: str) -> bool:
-    """Say whether the checksum in a table's file's key is this one, see `storage.checksum.checksum128`."""
+    """Return whether a table file's key holds this checksum; see `storage.checksum.checksum128`."""
     named = _FILE_KEY.search(key)
     return named is not None and checksum == named[1]
 
@@ -159,7 +159,7 @@ def decode_index(data: bytes, object_key: str) -> MaterializationIndex:
     Read an index.
 
     Raises:
-        CorruptDataError: Any byte differs from what was written; names the object.
+        CorruptDataError: The object is damaged or of a newer format; names the object.
     """
     try:
         return _from_dict(unseal("materialization", data, FORMAT))
@@ -174,13 +174,13 @@ def read_index(store: ObjectReader, handle: MaterializationHandle) -> Materializ
     Read the index that a handle points at.
 
     Raises:
-        CorruptDataError: It is missing, damaged, or of another materialization; names the object.
+        CorruptDataError: The index is missing, damaged, or of another materialization; names the object.
     """
     try:
         data = store.get(handle.index_key)
     except NotFoundError:
         raise CorruptDataError(
-            f"materialization index {handle.index_key} is missing", object_key=handle.index_key
+            f"materialization index {handle.index_key} is missing; run `dstl fsck`", object_key=handle.index_key
         ) from None
     index = decode_index(data, handle.index_key)
     found = (index.operator, index.key_groups, index.version.id, index.uid, index.size_bytes)
@@ -194,7 +194,7 @@ def read_index(store: ObjectReader, handle: MaterializationHandle) -> Materializ
 def find_index(
     store: ObjectReader, job: str, operator: str, key_groups: KeyGroupRange, uid: str
 ) -> MaterializationIndex | None:
-    """Return the index of a snapshot that is under way if it is there, so that all files are; None if it is not."""
+    """Return an under-way snapshot's index, which proves that its files exist; None if missing or unreadable."""
     key = index_key(job, operator, key_groups, uid)
     try:
         return decode_index(store.get(key), key)
@@ -204,7 +204,7 @@ def find_index(
 
 def read_file(store: ObjectReader, file: SnapshotFile) -> Iterator[tuple[int, bytes]]:
     """
-    Yield a file's bytes with their offsets, at least one piece; whoever takes them in compares the checksum.
+    Yield a file's bytes with their offsets, at least one piece; the caller verifies the checksum.
 
     Raises:
         CorruptDataError: The object is missing or too short; names it.
@@ -216,7 +216,7 @@ def read_file(store: ObjectReader, file: SnapshotFile) -> Iterator[tuple[int, by
             yield offset, store.get_range(file.object_key, offset, size)
         except NotFoundError:
             raise CorruptDataError(
-                f"object {file.object_key} named by a materialization is missing", object_key=file.object_key
+                f"object {file.object_key} of a materialization is missing; run `dstl fsck`", object_key=file.object_key
             ) from None
         offset += size
         if offset >= file.size_bytes:

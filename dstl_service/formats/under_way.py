@@ -1,21 +1,21 @@
 """
-What is under way: snapshots and compaction results that may be put into the store, but that no state has yet.
+The under-way list: snapshots and compaction results that may be put into the store, but that no state has yet.
 
-No age and no clock tells whether an object that no manifest names will be named by a later one (I11). A list does: each
-manifest says which snapshots and compactions are *under way* at it.
+Neither an age nor a clock tells whether a later manifest will name an object that none names yet (I11). A list does:
+each manifest says which snapshots and compactions are *under way* at it.
 
-1. A uid is drawn for one base, and enters the list only with the checkpoint that follows exactly this base. So it
-   enters once in its life; every manifest after that either carries it on or lets it go for ever.
-2. Nobody puts an object of a uid before a completed manifest lists it. All keys of its objects carry the uid, and a key
+1. A uid is drawn for one base, and enters the list only with the checkpoint that directly follows this base. So it
+   enters at most once; every later manifest either carries it on or drops it for ever.
+2. No object of a uid is put before a completed manifest lists the uid. All keys of its objects carry the uid, and a key
    is written by its own uid only.
-3. A checkpoint takes a snapshot or a result only while its base lists the uid. It then leaves the list.
+3. A checkpoint takes a snapshot or a result only while its base lists the uid. The uid then leaves the list.
 
-So, if a manifest is the newest and neither lists nor names a uid of which an object is there, then no later one will:
-the uid was listed before (2), it cannot enter again (1), and what is not listed cannot be taken (3). A rewind begins a
-new base with an empty list, so an announcement for a base of before fits none after it. That is what the garbage
-collector goes by: it lists the objects first and reads the newest manifest then.
+So if the newest manifest neither lists nor names the uid of an existing object, no later one will: the uid was listed
+before (2), it cannot enter again (1), and an unlisted uid cannot be taken (3). A rewind begins a new base with an empty
+list, so an announcement for an earlier base fits none after it. The garbage collector relies on this: it lists the
+objects first and then reads the newest manifest.
 
-Letting a uid go costs at most work, so the coordinator does it wherever a uid is of no use any more. No I/O.
+Dropping a uid costs at most work, so the coordinator drops every uid that is of no more use. No I/O.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from storage.key_groups import key_group_range
 from storage.model import KeyGroupRange, MaterializationHandle, validate_name
 
 CHECKPOINTS_MAX = 50_000
-"""A snapshot that is under way for more checkpoints than this has no process any more that would ever finish it."""
+"""A snapshot under way for more checkpoints than this is dropped: no process is left to finish it."""
 _FIELDS = {"operator", "key_groups", "version", "uid", "base"}
 _UID_IN_KEY = re.compile(r"/([^/=]+)(?:=[^/]+|\.json)\Z")
 
@@ -39,12 +39,12 @@ _UID_IN_KEY = re.compile(r"/([^/=]+)(?:=[^/]+|\.json)\Z")
 @dataclass(frozen=True, slots=True)
 class UnderWaySnapshot:
     """
-    A snapshot of a table that somebody may be storing.
+    A snapshot of a table that a sidecar may be storing.
 
     Args:
-        operator: Whose table it is.
-        key_groups: What the table holds.
-        version: The checkpoint at which the table stood.
+        operator: The table's operator.
+        key_groups: The table's key groups.
+        version: The checkpoint of the table's content.
         uid: The materialization's own id, in the keys of all of its objects.
     """
 
@@ -55,18 +55,18 @@ class UnderWaySnapshot:
 
     @property
     def table(self) -> tuple[str, KeyGroupRange]:
-        """Of which it is; a table has one snapshot under way at a time."""
+        """Its table, which has at most one snapshot under way."""
         return self.operator, self.key_groups
 
     def is_of(self, handle: MaterializationHandle) -> bool:
-        """Say whether a handle points at this snapshot."""
+        """Return whether a handle points at this snapshot."""
         found = (handle.uid, handle.operator, handle.key_groups, handle.checkpoint_id)
         return found == (self.uid, self.operator, self.key_groups, self.version.id)
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A sidecar's wish to have a snapshot listed by the checkpoint that follows `base`, and by no other one."""
+    """A sidecar's request to list a snapshot in the checkpoint that directly follows `base`, and in no other."""
 
     snapshot: UnderWaySnapshot
     base: CheckpointRef
@@ -84,11 +84,11 @@ class Announcement:
 
     @classmethod
     def from_dict(cls, data: Any) -> Announcement:
-        """Read what `to_dict` wrote; `InvalidInputError` for anything else."""
+        """Read the result of `to_dict`; `InvalidInputError` for anything else."""
         if not isinstance(data, dict) or data.keys() != _FIELDS:
-            raise InvalidInputError(f"an announcement of a snapshot has the fields {', '.join(sorted(_FIELDS))}")
+            raise InvalidInputError(f"an announcement must have exactly the fields {', '.join(sorted(_FIELDS))}")
         if not all(isinstance(value, str) for value in data.values()):
-            raise InvalidInputError("all fields of an announcement of a snapshot are texts")
+            raise InvalidInputError("all fields of an announcement must be strings")
         snapshot = UnderWaySnapshot(
             validate_operator(data["operator"]),
             KeyGroupRange.parse(data["key_groups"]),
@@ -99,7 +99,7 @@ class Announcement:
 
 
 def is_announcement(data: Any) -> bool:
-    """Say whether what a task reported of a snapshot is its announcement; else it is the handle of a stored one."""
+    """Return whether a task's report of a snapshot is an announcement; else it is the handle of a stored one."""
     return isinstance(data, dict) and "base" in data
 
 
@@ -109,7 +109,7 @@ class UnderWay:
     The list of one manifest.
 
     Args:
-        snapshots: One for a table at most.
+        snapshots: At most one per table.
         compactions: Uids of compactions whose results are being stored, or wait to be taken.
     """
 
@@ -118,7 +118,7 @@ class UnderWay:
 
     @property
     def uids(self) -> set[str]:
-        """The uids of all that is listed."""
+        """All listed uids."""
         return {snapshot.uid for snapshot in self.snapshots} | set(self.compactions)
 
     def snapshot_of(self, operator: str, key_groups: KeyGroupRange) -> UnderWaySnapshot | None:
@@ -126,7 +126,7 @@ class UnderWay:
         return next((item for item in self.snapshots if item.table == (operator, key_groups)), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `from_dict` reads: short, since each manifest holds the whole list."""
+        """Return the JSON form that `from_dict` reads; compact, since each manifest holds the whole list."""
         versions: dict[str, dict[str, list[list[str]]]] = {}
         for item in self.snapshots:
             tables = versions.setdefault(item.version.to_text(), {}).setdefault(item.operator, [])
@@ -135,7 +135,7 @@ class UnderWay:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> UnderWay:
-        """Read what `to_dict` wrote."""
+        """Read the result of `to_dict`."""
         snapshots = tuple(
             UnderWaySnapshot(operator, KeyGroupRange.parse(key_groups), CheckpointRef.parse(version), uid)
             for version, operators in data["snapshots"].items()
@@ -162,11 +162,11 @@ def followed(
 
     Args:
         before: The base's list.
-        base: On which the checkpoint builds; what was announced for another one is left out (rule 1).
-        announced: By the tasks of the checkpoint's batch; the newest snapshot of a table replaces an older one.
-        gone: Uids of those that the checkpoint takes, and of those that none ever will.
-        operators: Those of the checkpoint; tables that none of them has any more are let go.
-        materializations: Those of its state; what is no newer than these is let go.
+        base: The checkpoint's base; announcements for another base are ignored (rule 1).
+        announced: Announcements of the batch's tasks; a new snapshot of a table replaces an older one.
+        gone: Uids that the checkpoint takes, and those that none ever will.
+        operators: The checkpoint's operators; snapshots of tables that none of them has are dropped.
+        materializations: Those of its state; snapshots that are no newer are dropped.
         max_parallelism: Number of the job's key groups.
     """
     known = before.uids
@@ -192,6 +192,6 @@ def followed(
 
 
 def uid_in_key(key: str) -> str | None:
-    """Return the uid of the snapshot or the compaction that an object belongs to, as its key tells; None: of none."""
+    """Return the uid in the key of an object of a snapshot or compaction; None for other keys."""
     found = _UID_IN_KEY.search(key)
     return found[1] if found is not None else None

@@ -1,1 +1,1 @@
-"""HTTP as the service speaks it: connections and their bounds, access, errors; the routes are in `routes`."""
+"""The service's HTTP layer: connections and their bounds, access, errors; routes are in `routes`."""

@@ -1,7 +1,7 @@
 """
-What every request passes before a route sees it: who it comes from, what that one may, and how large it may be.
+Checks of every request before its route: identity, rights and size.
 
-A plain ASGI middleware: it is on the way of every change set, whose body must be streamed through untouched.
+A plain ASGI middleware: every change set passes it, and its body must stream through untouched.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from dstl_service.wire import JSON_BYTES_MAX, NAME
 from storage.errors import InvalidInputError, UnauthorizedError
 
 IDENTITY = "dstl.identity"
-"""Where a request's scope has who it comes from."""
+"""Key of the caller's `Identity` in a request's scope."""
 
 _STREAMED = re.compile(rf"/v1/jobs/{NAME}/change-sets")
-"""Path of the route that takes its body, by POST, as a stream and limits it itself; see `appends.append`."""
+"""Path of the one route, by POST, that streams its body and limits it itself; see `appends.append`."""
 
-_TOO_LARGE = f"the body of a request has at most {JSON_BYTES_MAX} bytes here"
+_TOO_LARGE = f"the body of this request may have at most {JSON_BYTES_MAX} bytes"
 
 
 class AccessMiddleware:
     """
-    Lets a request in if it may be and is not too large, and tells the idle watch of it.
+    Passes a request on if its caller may send it and it is not too large, and tells the idle watch.
 
     Args:
-        app: What lies behind.
-        access: Knows who asks.
-        hosts: See `web_pages.refusal`.
+        app: The next application.
+        access: Identifies callers.
+        hosts: Accepted host names, see `web_pages.refusal`.
     """
 
     def __init__(self, app: ASGIApp, access: Access, hosts: frozenset[str] | None) -> None:
@@ -62,15 +62,15 @@ class AccessMiddleware:
             idle.request_ended()
 
     def _refused(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
-        """Return the answer to a request that is not let in, and put who it comes from into the scope of others."""
+        """Return the answer to a refused request; else None, with the caller's identity in the scope."""
         page = refusal(
             scope["method"], headers.get(b"host"), headers.get(b"origin"), headers.get(b"content-type"), self._hosts
         )
         if page is not None:
             status, error = page
             return error_response(error, status, CLOSE)
-        if "\n" in scope["path"]:  # routes take one that ends so for another path, which the record does not know then
-            return error_response(InvalidInputError("a path here has no line break"), 400, CLOSE)
+        if "\n" in scope["path"]:  # routes ignore a final line break, so the audit table would miss the request
+            return error_response(InvalidInputError("the path must not contain a line break"), 400, CLOSE)
         identity = self._access.identify(headers.get(b"authorization"), scope.get(CALLER))
         if identity is None:
             self._access.log_refusal((scope.get("client") or ("",))[0], scope["path"])
@@ -82,7 +82,7 @@ class AccessMiddleware:
         return None
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send, length: int | None) -> None:
-        # The parser holds a body to the length that was stated.
+        # The HTTP parser enforces a stated length.
         is_small = length is not None and length <= JSON_BYTES_MAX
         if is_small or scope["method"] == "GET" or is_streamed(scope["method"], scope["path"]):
             await self._app(scope, receive, send)
@@ -95,19 +95,19 @@ class AccessMiddleware:
 def _without_right(identity: Identity, scope: Scope) -> Response:
     error = NotAllowedError(
         f"{identity.name} has the role {identity.role} for {', '.join(identity.jobs)}, which does not allow "
-        f"{scope['method']} {scope['path'][:300]}: let the access file say otherwise, or use another token"
+        f"{scope['method']} {scope['path'][:300]}; grant the right in the access file, or use another token"
     )
     log_refusal(scope, error)
     return error_response(error, headers=CLOSE)
 
 
 def is_streamed(method: str, path: str) -> bool:
-    """Say whether a request is one whose body its route takes as a stream."""
+    """Say whether a request's route streams its body."""
     return method == "POST" and _STREAMED.fullmatch(path) is not None
 
 
 def _counted(receive: Receive) -> Receive:
-    """Pass a body of unknown length on, until it is too long."""
+    """Pass on a body of unknown length; refuse it when it exceeds the limit."""
     received_bytes = 0
 
     async def receive_counted() -> Message:

@@ -1,7 +1,7 @@
 """
-Puts on record what requests did to jobs, see `dstl_service.access.audit`: one table says which are worth it.
+Records acts on jobs in the audit log, see `dstl_service.access.audit`; one table lists the recorded requests.
 
-A plain ASGI middleware behind the gate, which knows who asks. Nobody waits for the record.
+A plain ASGI middleware inside `AccessMiddleware`, which identifies the caller. No request waits for its record.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,7 +20,7 @@ from dstl_service.wire import NAME
 
 _ACTS: Mapping[str, re.Pattern[str]] = {
     "open": re.compile(rf"POST /v1/jobs/(?P<job>{NAME})/epochs"),
-    "abort": re.compile(rf"POST /v1/jobs/(?P<job>{NAME})/checkpoints/(?P<checkpoint_id>\d{{1,19}})/abort"),
+    "abort": re.compile(rf"POST /v1/jobs/(?P<job>{NAME})/checkpoints/0*(?P<checkpoint_id>[0-9]+)/abort"),
     "create savepoint": re.compile(rf"PUT /v1/jobs/(?P<job>{NAME})/savepoints/(?P<savepoint>{NAME})"),
     "delete savepoint": re.compile(rf"DELETE /v1/jobs/(?P<job>{NAME})/savepoints/(?P<savepoint>{NAME})"),
     "collect garbage": re.compile(rf"POST /v1/jobs/(?P<job>{NAME})/garbage-collection"),
@@ -32,7 +32,7 @@ logger = logging.getLogger("dstl_service")
 
 
 class RecordWriter:
-    """Writes entries one after the other in a thread of its own; what a slow store lets pile up is dropped."""
+    """Writes audit entries in order in one thread; while 1000 entries wait, a new one is only logged."""
 
     def __init__(self, trail: AuditTrail) -> None:
         self._trail = trail
@@ -40,7 +40,7 @@ class RecordWriter:
         self._waiting = 0
 
     def write(self, who: str, act: str, job: str, facts: dict[str, str]) -> None:
-        """Have an act recorded soon."""
+        """Queue an entry; returns at once."""
         if self._waiting >= _WAITING_MAX:
             logger.warning("an act is on record in the log only", extra={"who": who, "act": act, "job": job, **facts})
             return
@@ -48,15 +48,17 @@ class RecordWriter:
         self._thread.submit(self._trail.record, who, act, job, **facts).add_done_callback(self._written)
 
     def close(self) -> None:
-        """Give the thread back; what waits is written, as long as the process lives."""
+        """Release the thread after the queued entries were written; does not wait for it."""
         self._thread.shutdown(wait=False)
 
-    def _written(self, _: object) -> None:
+    def _written(self, done: Future[None]) -> None:
         self._waiting -= 1
+        if (error := done.exception()) is not None:
+            logger.error("an act is not on record", exc_info=error)
 
 
 class Recorder:
-    """Passes requests on, and records those of the table that were answered with success."""
+    """Passes requests on and records those in the table whose answer is a success."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -78,7 +80,7 @@ class Recorder:
 
 
 def _act_of(scope: Scope) -> tuple[str, str, dict[str, str]] | None:
-    """Return what a request does, to which job, and what else is worth knowing; None if it is not worth a record."""
+    """Return a request's act, job and further facts; None if it is not recorded."""
     path: str = scope["path"]
     if not path.endswith(_ENDS) and "/savepoints/" not in path:
         return None

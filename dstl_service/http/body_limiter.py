@@ -1,11 +1,11 @@
 """
-Memory for bodies that are read as a whole and are not whole yet: so much in all, of which each job leaves half.
+Memory limit for incomplete bodies of requests that are read as a whole.
 
-One job's bodies may take half, those of the next one half of what is left, and so on (`dstl_service.process.shares`):
-however many jobs send slowly, something is left for the next one's. The largest body fits beside two such jobs.
+The bodies of one job may take half, those of the next job half of the rest, and so on (`dstl_service.process.shares`):
+however many jobs send slowly, the next job still finds memory. The largest body fits beside two such jobs.
 
-A body of usual size passes uncounted: it is with the next pieces that the socket delivers. Bodies that are streamed
-have room of their own, see `dstl_service.intake.in_flight_limiter`.
+A body of usual size is not counted: the next reads of the socket complete it. Streamed bodies have a limit of their
+own, see `dstl_service.intake.in_flight_limiter`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _JOB = re.compile(rf"/v1/jobs/({NAME})(?:/|$)")
 
 class BodyRoom:
     """
-    ASGI middleware that counts what has come of bodies, and refuses what would pass the limit: ask again later.
+    ASGI middleware that counts received body bytes; a request that would exceed the limit gets 429.
 
     Args:
-        app: What is asked.
-        bytes_max: How much all bodies may take; at least twice as much as the largest.
+        app: The next application.
+        bytes_max: Memory for all incomplete bodies; at least twice the largest body.
     """
 
     def __init__(self, app: ASGIApp, bytes_max: int) -> None:
         self._app = app
-        # Nothing is kept for newcomers: a share of bytes can be as small as need be.
+        # Nothing is reserved for newcomers: a share of bytes can be arbitrarily small.
         self._shares = Shares(bytes_max, 1, 0)
         self._held: Counter[str] = Counter()
         self._held_bytes = 0
 
     @property
     def held_bytes(self) -> int:
-        """What unfinished bodies take."""
+        """Bytes held by incomplete bodies."""
         return self._held_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +68,7 @@ class BodyRoom:
             is_share = self._shares.admits(self._held[job], size_bytes, self._shares.total - self._held_bytes)
             hold(size_bytes)
             if not is_share:
-                raise HTTPException(429, "too much of other requests is arriving; send it again", CLOSE)
+                raise HTTPException(429, "too many bytes of other requests are arriving; send it again", CLOSE)
             if not message.get("more_body", False):
                 hold(-held_bytes)
             return message

@@ -1,4 +1,4 @@
-"""How errors look from outside: one table of statuses, one form of body, described for every route."""
+"""HTTP form of errors: one table of statuses and one body, described for every route."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ _DESCRIPTIONS = {
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": text} for status, text in _DESCRIPTIONS.items()
 }
-"""The answers that any route may give besides its own, for the OpenAPI document."""
+"""Answers that any route may give in addition to its own, for the OpenAPI document."""
 
 CLOSE = {"connection": "close"}
-"""Header of answers to requests of which the rest is not read."""
+"""Header of an answer that is sent before the whole request was read."""
 
 _PLACE = re.compile(r"\{[^}]*\}")
 
@@ -76,15 +76,15 @@ logger = logging.getLogger("dstl_service")
 
 
 class NotAllowedError(UnauthorizedError):
-    """It is known who asks, and that one may not do this. Use another token, or have the access file say otherwise."""
+    """The caller is known but lacks the right. Use another token, or grant the right in the access file."""
 
 
 class BodyTimeoutError(UnavailableError):
-    """The rest of a request's body did not come in time. Its connection is closed; send the request again."""
+    """The rest of a request's body did not arrive in time. The connection is closed; send the request again."""
 
 
 def install(app: FastAPI) -> None:
-    """Have all errors answered in the form of `ErrorBody`."""
+    """Register handlers that answer every error with an `ErrorBody`."""
 
     @app.exception_handler(DstlError)
     async def report(request: Request, error: DstlError) -> JSONResponse:
@@ -97,7 +97,7 @@ def install(app: FastAPI) -> None:
         text = "; ".join(_shown(item) for item in wrong[:_SHOWN_ERRORS_MAX])
         more = len(wrong) - _SHOWN_ERRORS_MAX
         text += f"; and {more} more" if more > 0 else ""
-        return error_response(InvalidInputError(f"the request is not valid: {text}"))
+        return error_response(InvalidInputError(f"the request is invalid: {text}"))
 
     @app.exception_handler(HTTPException)
     async def report_http(request: Request, error: HTTPException) -> JSONResponse:
@@ -121,10 +121,11 @@ def _shown(item: Any) -> str:
 
 def log_refusal(scope: Scope, error: DstlError) -> None:
     """
-    Write a line about a request that was refused, with the job, checkpoint, epoch and attempt that it names.
+    Log a refused request with the job, checkpoint, epoch and attempt that it names.
 
-    Back-pressure has one line a second, of the request that was refused last, and so have requests that are wrong; it
-    says how many they were. What the request chose is shown at limited length.
+    Back-pressure is logged at most once a second, for the latest refused request, with the number of requests since
+    the line before; so are requests that are invalid or name something missing. Text chosen by the request is cut to a
+    limited length.
     """
     requests = 1
     if error.kind in _CALLERS_FAULT or error.kind is ErrorKind.OVERLOADED:
@@ -145,14 +146,14 @@ def log_refusal(scope: Scope, error: DstlError) -> None:
 
 
 def _methods(request: Request) -> list[str]:
-    """Return all methods of a path; Starlette itself tells those of the first route that it finds."""
+    """Return all methods of a path; Starlette reports only those of the first matching route."""
     paths: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
     matching = (item for path, item in paths.items() if re.fullmatch(_PLACE.sub("[^/]+", path), request.url.path))
     return sorted({method.upper() for item in matching for method in item})
 
 
 def error_response(error: DstlError, status: int | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
-    """Return the answer that reports an error; with its own status, unless another says more."""
+    """Return the answer that reports an error; `status` overrides the status of the error's kind."""
     if status is None:
         status = 403 if isinstance(error, NotAllowedError) else HTTP_STATUS[error.kind]
     if isinstance(error, BodyTimeoutError):

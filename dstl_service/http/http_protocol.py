@@ -1,11 +1,10 @@
 """
-HTTP/1.1 as uvicorn speaks it, with what it lacks.
+uvicorn's HTTP/1.1 protocol with bounds and gathered writes.
 
-What may be sent before and behind a request's body is bounded, and so is what may wait behind a request: uvicorn's fast
-parser has no limit for headers, nor for those that follow a body in chunks. `connections` bounds how many clients there
-are and how slow they may be. And an answer is written to its connection at once: uvicorn writes head and body apart,
-which costs a system call more than necessary, and wakes the client twice, for each of the thousands of change sets of a
-second.
+Headers, trailers and pipelined requests are bounded: uvicorn's fast parser limits neither headers nor the trailers of a
+chunked body. `connections` bounds the number of clients and how slow they may be. Head and body of an answer are
+written together: uvicorn writes them apart, which costs one more system call and a second wake-up of the client for
+each of thousands of change sets per second.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from dstl_service.http.connections import Connections, Endable, Phase
 
 HEAD_BYTES_MAX = 64 * 1024
-"""The longest request line with all headers, and the most that may come beside a body's own bytes; what the socket
-delivers at once behind a body may come on top."""
+"""Largest request line with all headers, and most bytes besides the body's own, such as trailers; what one socket read
+delivers after a body may exceed it."""
 
 HEADERS_MAX = 128
-"""So many headers a request may have. The memory of one is many times its bytes where these are few."""
+"""Most headers of a request. A short header takes many times its bytes in memory."""
 
 PIPELINED_MAX = 16
-"""Requests that may wait behind the one that is answered. No usual client sends any."""
+"""Most pipelined requests that wait while one is answered. Usual clients send none."""
 
 
 class GatheredWrites:
-    """A transport that writes together what is written to it in one turn of the event loop."""
+    """A transport that gathers all writes of one event-loop turn into one."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -41,13 +40,13 @@ class GatheredWrites:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Write at the end of this turn."""
+        """Write at the end of the event-loop turn."""
         if not self._pending:
             self._loop.call_soon(self._flush)
         self._pending.append(data)
 
     def close(self) -> None:
-        """Close when all is written."""
+        """Flush, then close."""
         self._flush()
         self._transport.close()
 
@@ -58,13 +57,13 @@ class GatheredWrites:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """HTTP/1.1 as uvicorn speaks it; a request that passes a bound is refused, and its connection closed."""
+    """uvicorn's HTTP/1.1 protocol; a request that exceeds a bound is refused, and its connection is closed."""
 
     guard: Connections | None = None
-    """What bounds all connections of a server; set for each server's own class by `protocol_of`."""
+    """Bounds all connections of a server; `protocol_of` sets it on each server's own class."""
 
     handshake: Endable | None = None
-    """What stood for this connection before; set by who made it."""
+    """The handshake that counted for this connection before; set by the creator of the protocol."""
 
     _phase = Phase.HEAD
     _heads = 0
@@ -85,22 +84,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def phase(self) -> Phase:
-        """What the connection's client has to send next."""
+        """What the client sends next."""
         return self._phase
 
     @property
     def heads(self) -> int:
-        """How many requests have begun whose head is whole."""
+        """Number of request heads received in full."""
         return self._heads
 
     @property
     def body_bytes(self) -> int:
-        """How much of the body has come that the client is sending."""
+        """Received bytes of the body that the client is sending."""
         return self._body_bytes
 
     @property
     def is_held_back(self) -> bool:
-        """Say whether it is this service that reads nothing more for now."""
+        """Say whether this service has paused reading."""
         return self.flow.read_paused
 
     @property
@@ -110,7 +109,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def unread_bytes(self) -> int:
-        """How much of an answer waits for its client, as more than is usual does; else 0."""
+        """Unsent bytes of answers while writing is paused, as the client reads too slowly; else 0."""
         return self.transport.get_write_buffer_size() if self.flow.write_paused else 0
 
     def on_message_begin(self) -> None:
@@ -120,9 +119,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._phase is not Phase.HEAD:
-            return  # what follows a body says nothing that is heeded here, and is not kept
+            return  # trailers are ignored and not kept
         if len(self.headers) >= HEADERS_MAX:
-            raise ValueError  # to the parser, which ends with an error
+            raise ValueError  # makes the parser fail
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -131,7 +130,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._body_bytes = 0
         self._count_anew()
         if len(self.pipeline) >= PIPELINED_MAX:
-            self.transport.abort()  # answers must come in order, so there is none for this one
+            self.transport.abort()  # answers must stay in order, so this request cannot be answered
         elif not self.transport.is_closing():
             super().on_headers_complete()
 
@@ -153,37 +152,35 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:  # goes on as a usual request: nothing else is spoken here
-            self._log("malformed request", "an upgrade was asked for")
+        except httptools.HttpParserUpgrade:  # handled as a plain request: no other protocol is supported
+            self._log("malformed request", "it asks for a protocol upgrade, which is ignored")
         except httptools.HttpParserError as error:
             self._log("malformed request", type(error).__name__)
-            self.refuse(400, f"Invalid HTTP request received, or one of more than {HEADERS_MAX} headers.")
+            self.refuse(400, f"The request is malformed HTTP, or has more than {HEADERS_MAX} headers.")
             return
-        # Where a count began in these bytes is not known; a head has at most those that are no body's.
+        # The start of a head within these bytes is unknown; the head has at most all bytes outside the body.
         if (self._is_counting and self._phase is not Phase.NOTHING) or self._phase is Phase.HEAD:
             self._beside_body_bytes += len(data) - self._delivered_body_bytes
             if self._beside_body_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
-                self._log("malformed request", "too much beside its body")
-                self.refuse(
-                    400, f"The head of a request has at most {HEAD_BYTES_MAX} bytes, and so has what follows it."
-                )
+                self._log("malformed request", "too many bytes outside its body")
+                self.refuse(400, f"The head of a request has at most {HEAD_BYTES_MAX} bytes, and so have its trailers.")
 
     def refuse(self, status: int, message: str, headers: str = "") -> None:
-        """Answer what no application has to see, unless that would be taken for another answer, and close."""
+        """Refuse without the application, unless the client would take the answer for another request's; close."""
         is_next = self._phase is Phase.BODY and not self.cycle.response_started if self.is_answering else True
         if is_next and not self.pipeline:
             head = f"content-type: text/plain; charset=utf-8\r\ncontent-length: {len(message)}\r\n{headers}"
             answer = f"{head}connection: close\r\n\r\n{message}"
             self.transport.write(STATUS_LINE[status] + answer.encode("ascii"))
         if self.flow.write_paused:
-            self.transport.abort()  # who does not read what it has asked for reads no refusal either
+            self.transport.abort()  # a client that does not read its answers reads no refusal either
         self.transport.close()
         if self.is_answering:
-            self.cycle.disconnected = True  # the application has nobody to answer any more
+            self.cycle.disconnected = True  # the application's answer has no receiver any more
             self.cycle.message_event.set()
 
     def end(self) -> None:
-        """Break the connection off; whoever waits for nothing sends its next request by another one."""
+        """Abort the connection; an idle client opens another one for its next request."""
         self.transport.abort()
 
     def _log(self, event: str, reason: str) -> None:
@@ -196,5 +193,5 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 def protocol_of(guard: Connections) -> type[BoundedHttpProtocol]:
-    """Return the protocol of a server whose connections are bounded together."""
+    """Return a protocol class whose connections share the bounds of `guard`."""
     return type("GuardedHttpProtocol", (BoundedHttpProtocol,), {"guard": guard})

@@ -1,7 +1,7 @@
 """
-Where the service listens: a Unix socket for its own user, and others who are named, or TCP, perhaps with TLS.
+Listening sockets: a Unix socket for the service's own user and named others, or TCP, optionally with TLS.
 
-Nothing is taken from others: a path that is no socket is left alone, and so is a socket on which somebody answers.
+An existing path is removed only if it is a socket on which no process answers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from storage.private_folder import OWN, Trust, check_folder, open_lock
 
 _BACKLOG = 2048
 _PROBE_TIMEOUT_S = 5.0
-# A client that is silent is asked after a minute, and given up after another one.
+# TCP keep-alive: a silent client is probed after a minute and dropped after another one.
 _ALIVE_AFTER_S, _ALIVE_EVERY_S, _ALIVE_PROBES = 60, 15, 4
 
 
@@ -29,10 +29,10 @@ class ListenAddress:
     Where to listen.
 
     Args:
-        socket_path: A Unix socket; None for TCP.
-        host: Address for TCP.
-        port: Port for TCP; 0 lets the system choose.
-        trust: Whose folders may lie above the socket, and who may call over it.
+        socket_path: Path of a Unix socket; None for TCP.
+        host: TCP address.
+        port: TCP port; 0 lets the system choose.
+        trust: Users who may own folders above the socket, and who may call over it.
     """
 
     socket_path: Path | None = None
@@ -46,9 +46,9 @@ def open_listener(address: ListenAddress) -> socket.socket:
     Return a listening socket.
 
     Raises:
-        InvalidInputError: The socket's path holds something else, or the address cannot be listened on.
-        ConflictError: Another process answers there.
-        UnavailableError: Another process answers there slowly, or may not be asked.
+        InvalidInputError: The socket's path exists but is not a socket, or the address cannot be bound.
+        ConflictError: Another process answers on the socket.
+        UnavailableError: The probe of an existing socket timed out or was not permitted.
     """
     if address.socket_path is not None:
         return _unix_listener(address.socket_path.absolute(), address.trust)
@@ -66,7 +66,7 @@ def open_listener(address: ListenAddress) -> socket.socket:
 
 
 def describe(listener: socket.socket, *, tls: bool) -> str:
-    """Return the listener's address as clients give it."""
+    """Return the listener's address as a URL for clients."""
     address = listener.getsockname()
     if isinstance(address, str):
         return f"unix://{address}"
@@ -78,18 +78,18 @@ def _unix_listener(path: Path, trust: Trust) -> socket.socket:
     check_folder(path.parent, trust)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Of several processes that start at once, one looks, removes and listens before the next one looks.
+        # Processes that start at once take turns: each checks, removes and listens before the next one checks.
         lock = open_lock(f"{path}.lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             _remove_stale(path)
-            previous = os.umask(0o177)  # the socket must never be open to others, not even for a moment
+            previous = os.umask(0o177)  # other users must not reach the socket, not even for a moment
             try:
                 listener.bind(str(path))
             finally:
                 os.umask(previous)
             if trust.uids:
-                path.chmod(0o666)  # who may call of those who reach it is asked at each connection
+                path.chmod(0o666)  # each connection is checked for its user, see `dstl_service.access.callers`
             listener.listen(_BACKLOG)
         finally:
             os.close(lock)
@@ -102,13 +102,13 @@ def _unix_listener(path: Path, trust: Trust) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket that a dead process left; raise if it is anything else."""
+    """Remove the socket of a dead process; raise if the path is anything else."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise InvalidInputError(f"{path} is there and is no socket; name another path, or remove it")
+        raise InvalidInputError(f"{path} exists but is not a socket; choose another path, or remove it")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_TIMEOUT_S)
         try:
@@ -116,6 +116,8 @@ def _remove_stale(path: Path) -> None:
         except ConnectionRefusedError:
             os.unlink(path)
         except OSError as error:
-            raise UnavailableError(f"cannot tell who answers on {path}: {error}; stop it first") from error
+            raise UnavailableError(
+                f"cannot tell whether a process answers on {path}: {error}; stop it first, or choose another path"
+            ) from error
         else:
-            raise ConflictError(f"another process answers on {path}; stop it first, or name another path")
+            raise ConflictError(f"another process answers on {path}; stop it first, or choose another path")

@@ -1,4 +1,4 @@
-"""What all routes share: how they get the parts of the service, and the names that paths may carry."""
+"""Shared by all routes: access to the service's parts, types of path parameters, and reading a change set's body."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from storage.errors import InvalidInputError
 from storage.model import NUMBER_MAX, ChangeSetId, KeyGroupRange, Segment
 
 BODY_WAIT_S = 30.0
-"""How long the next piece of a body may take: the body keeps its room from others, and may never come."""
+"""Longest wait for the next piece of a body; meanwhile the body occupies room that others need."""
 
 
 _DIGITS = re.compile(r"[0-9]+")
@@ -28,16 +28,16 @@ _DIGITS = re.compile(r"[0-9]+")
 
 def _in_digits(text: object) -> object:
     if isinstance(text, str) and not _DIGITS.fullmatch(text):
-        raise ValueError("a number here is written in the digits 0 to 9, without a sign, blanks or separators")
+        raise ValueError("a number has only the digits 0 to 9, without sign, blanks or separators")
     return text
 
 
 IN_DIGITS = BeforeValidator(_in_digits)
-"""Of numbers in paths and queries: Pydantic by itself reads `1_0`, `+5`, ` 5` and `5.0` as well."""
+"""Validator of numbers in paths and queries: Pydantic alone also accepts `1_0`, `+5`, ` 5` and `5.0`."""
 
 
 async def get_parts(request: Request) -> Parts:
-    """Return the parts of the application's service. A coroutine, for FastAPI runs plain functions in a thread."""
+    """Return the parts of the application's service. A coroutine, since FastAPI runs plain functions in a thread."""
     parts: Parts = request.app.state.parts
     return parts
 
@@ -55,18 +55,18 @@ async def take_in(
     job_uid: str = "",
 ) -> ChangeSetRef:
     """
-    Read the body of a request that is a change set, when there is room for it, and append it.
+    Wait for room, read the body, which is one change set, and append it.
 
     Raises:
-        InvalidInputError: It does not say how long it is, or is larger than what can ever be taken in; it is not read.
-        NotFoundError: The store has no such job or epoch; it is not read.
-        OverloadedError: There is no room; it is not read.
-        ClientDisconnect: The client went away.
-        BodyTimeoutError: The client is there, for all one can tell, and sends nothing more.
+        InvalidInputError: There is no content-length, or the body can never fit; it is not read.
+        NotFoundError: The store has no such job or epoch; the body is not read.
+        OverloadedError: No room became free in time; the rest of the body is not read.
+        ClientDisconnect: The client disconnected.
+        BodyTimeoutError: The client is connected but sent nothing for `BODY_WAIT_S`.
     """
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     if not length.isdigit():
-        raise InvalidInputError(f"a change set needs a content-length, of at most {intake.change_set_bytes_max}")
+        raise InvalidInputError(f"a change set needs a content-length of at most {intake.change_set_bytes_max} bytes")
     await intake.admit(set_id, job_uid)
     async with intake.room_for(set_id, int(length)) as place:
         payload = await _collect_body(receive, int(length), place)
@@ -88,13 +88,14 @@ async def _collect_body(receive: Receive, size_bytes_max: int, place: Place) -> 
                 more = message.get("more_body", False)
                 size_bytes += len(chunk)
                 if size_bytes > size_bytes_max:
-                    raise InvalidInputError(f"a body of more than the {size_bytes_max} bytes of its content-length")
+                    raise InvalidInputError(f"the body is longer than its content-length of {size_bytes_max} bytes")
                 chunks.append(chunk)
                 await place.arrived(len(chunk))
                 wait.reschedule(now_s() + BODY_WAIT_S)
     except TimeoutError:
         raise BodyTimeoutError(
-            f"{size_bytes} of {size_bytes_max} bytes of a change set came, no more for {BODY_WAIT_S:g} s: send it again"
+            f"{size_bytes} of {size_bytes_max} bytes of a change set arrived, then none for {BODY_WAIT_S:g} s; send "
+            "the change set again"
         ) from None
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

@@ -1,10 +1,10 @@
 """
-The server of a service process, and how it ends: within its time, with an answer to everybody who waits.
+The server of a service process and its bounded stop, with an answer to every waiting request.
 
-On SIGTERM (or Ctrl-C) the service takes nothing more in and uploads what it holds, while requests that were begun are
-answered. Shares of the time are kept for what comes after, see `dstl_service.process.stop_time`. At the end the process
-is gone, whatever hangs: a set that was only received is lost by that as by a kill, and reported as lost to the driver
-that names it.
+On SIGTERM (or Ctrl-C) the service refuses new change sets and uploads what it holds, while running requests are
+answered. Shares of the time are reserved for later steps, see `dstl_service.process.stop_time`. When the time is over,
+the process exits, even if calls hang. Change sets that are not durable by then are lost as by a kill, and reported as
+lost to the driver that names them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dstl_service.http.tls_listener import TlsListener
 from dstl_service.process.stop_time import ANSWERED_BY
 from storage.errors import ClosedError
 
-_TICK_S = 0.1  # The server looks for signals this often.
+_TICK_S = 0.1  # The server checks for signals at this interval.
 
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
@@ -35,13 +35,13 @@ _App = Callable[[_Message, _Receive, _Send], Awaitable[None]]
 
 class StoppingServer(uvicorn.Server):
     """
-    A server that ends within `timeout_s` of the signal.
+    A server whose process ends within `timeout_s` of the signal.
 
     Args:
-        config: Its grace is set here.
+        config: uvicorn's configuration; its graceful shutdown time-out is set here.
         begin_stop: Called on the event loop as soon as the signal is seen.
-        timeout_s: The whole time, from the signal to the end of the process.
-        guard: Bounds the connections; with TLS from before their handshakes.
+        timeout_s: Time from the signal to the end of the process.
+        guard: Bounds the connections; with TLS, their handshakes too.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class StoppingServer(uvicorn.Server):
         self._guard = guard
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen; called by the server's main loop."""
+        """Start to listen; called by the server's main loop."""
         context = self.config.ssl
         await super().startup(sockets if context is None else [])
         if context is not None:
             listeners = [TlsListener(item, context, self._protocol, self._guard) for item in sockets or ()]
-            self.servers.extend(listeners)  # type: ignore[arg-type]  # are closed and waited for as others are
+            self.servers.extend(listeners)  # type: ignore[arg-type]  # closed and awaited like asyncio's servers
 
     def _protocol(self, handshake: Endable) -> asyncio.Protocol:
         protocol: BoundedHttpProtocol = self.config.http_protocol_class(  # type: ignore[call-arg, assignment]  # ours
@@ -70,7 +70,7 @@ class StoppingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop; called by the server's main loop."""
-        # A thread, for the event loop may wait for threads that hang in calls to the store.
+        # A thread: the event loop may wait for threads that hang in calls to the store.
         end = threading.Timer(max(0.0, self._timeout_s - _TICK_S), os._exit, (1,))
         end.daemon = True
         end.start()
@@ -79,7 +79,7 @@ class StoppingServer(uvicorn.Server):
 
 
 class ShutdownMiddleware:
-    """Answers requests that the server gives up at its end with 503: whoever waits asks the next process."""
+    """Answers requests that are cancelled at the stop with 503: the client asks the next process."""
 
     def __init__(self, app: _App) -> None:
         self._app = app

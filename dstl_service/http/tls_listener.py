@@ -1,8 +1,8 @@
 """
-Accepts connections with TLS, each of which counts before its handshake begins.
+Accepts TLS connections; each counts before its handshake begins.
 
-The event loop's own server tells nobody of a connection whose handshake has not ended: clients that connect and say
-nothing would take all files of the process, and no bound would see them. Owned by the event loop.
+The event loop's own server reports a connection only after its handshake: clients that connect and send nothing would
+take all file descriptors of the process, uncounted by any bound. Owned by the event loop.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dstl_service.http.connections import Connections, Endable
 
 _AT_ONCE = 16
-"""Connections that are accepted in one turn of the event loop."""
+"""Most connections accepted in one event-loop turn."""
 _AGAIN_S = 0.2
-"""When the system is asked again that had no file left."""
+"""Pause after `accept` failed, as it does when file descriptors run out."""
 _CLOSE_S = 5.0
-"""How long a client may take to say that it has read all. Some never do."""
+"""Longest wait for the client's TLS close message. Some clients never send it."""
 
 
 class TlsListener:
@@ -28,8 +28,8 @@ class TlsListener:
 
     Args:
         listener: The socket; its owner closes it after this.
-        context: Says which certificate is shown, and asked for.
-        make_protocol: Makes what serves a connection behind this handshake, which `Connections.admit` is to be told of.
+        context: The certificate to show, and whether clients' certificates are asked for.
+        make_protocol: Makes the protocol of a connection; it passes the handshake to `Connections.admit`.
         guard: Bounds the connections.
     """
 
@@ -51,7 +51,7 @@ class TlsListener:
         self._listen()
 
     def close(self) -> None:
-        """Accept nobody more, and break off the handshakes: none of them has asked for anything."""
+        """Stop accepting, and abort running handshakes: none of them carries a request yet."""
         if self._again is not None:
             self._again.cancel()
         self._loop.remove_reader(self._listener)
@@ -73,10 +73,10 @@ class TlsListener:
             except BlockingIOError:
                 return
             except ConnectionAbortedError:
-                continue  # it is gone already
+                continue  # the client disconnected already
             except OSError as error:
                 self._guard.log("cannot accept connections", None, error.strerror or str(error))
-                self._loop.remove_reader(self._listener)  # which is ready to be read all the time
+                self._loop.remove_reader(self._listener)  # it stays readable, so the loop would spin
                 self._again = self._loop.call_later(_AGAIN_S, self._listen)
                 return
             self._begin(_Handshake(connection, client))
@@ -105,22 +105,22 @@ class TlsListener:
         except ssl.SSLError as error:
             self._guard.log("handshake failed", handshake, error.reason or type(error).__name__)
         except OSError:
-            pass  # the client is gone, as every probe that only connects is
+            pass  # the client disconnected, as every probe that only connects does
         finally:
             self._guard.forget(handshake)
 
 
 class _Handshake:
-    """A connection of which it is not known yet whether a client is behind it."""
+    """A connection whose TLS handshake has not ended."""
 
     def __init__(self, connection: socket.socket, client: object) -> None:
         self.client = client
-        """Its address."""
+        """The client's address."""
         self.task: asyncio.Task[None] | None = None
         self._connection: socket.socket | None = connection
 
     def begin(self) -> socket.socket | None:
-        """Hand the socket over to the event loop; None if there is none any more."""
+        """Hand the socket over to the event loop; None if it was closed already."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.setblocking(False)
@@ -128,9 +128,9 @@ class _Handshake:
         return connection
 
     def end(self) -> None:
-        """Break it off; without effect on what a handshake led to."""
+        """Abort the handshake; no effect on a connection whose handshake has ended."""
         connection = self._connection
-        if connection is not None:  # the event loop knows nothing of it yet
+        if connection is not None:  # not yet handed to the event loop
             self._connection = None
             connection.close()
         elif self.task is not None:

@@ -1,1 +1,1 @@
-"""Change sets from their arrival until they are durable."""
+"""Change sets from arrival to durability."""

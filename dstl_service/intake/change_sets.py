@@ -1,18 +1,18 @@
 """
-Which change sets of a job a service holds, and when they are to be uploaded.
+The change sets of a job that a service holds, and when they are uploaded.
 
-The life of a set: *received* (in memory only, dies with the process) -> *requested* (somebody waits, or a threshold
+The life of a set: *received* (in memory only, lost with the process) -> *requested* (a request waits, or a threshold
 was passed) -> *uploading* -> *durable* (its handle can be given out, I5). A failed upload puts its sets back to
-*requested* (I7). Receiving the same set again changes nothing (I8). Bytes held are bounded (I9).
+*received* (I7). Receiving the same set again changes nothing (I8). Held bytes are bounded (I9).
 
 Invariants:
-1. A set is in at most one batch at a time; a batch becomes one object, which has at most one set more than fits.
-2. `in_flight_bytes` is the size of all sets that are not durable yet, and of those that a late attempt of an upload
-   still holds in memory: durable ones, and ones that were forgotten meanwhile.
-3. Only sets that were asked for, or that a threshold released, are uploaded: sets of attempts that Spark did not
-   accept mostly never reach the store.
+1. A set is in at most one batch at a time; a batch becomes one object, which exceeds the batch size by at most one set.
+2. `in_flight_bytes` is the size of all sets that are not durable, plus those that a late attempt of an upload still
+   holds in memory: durable ones, and ones forgotten meanwhile.
+3. Only sets that were requested, or released by a threshold, are uploaded: most sets of attempts that Spark did not
+   accept never reach the store.
 
-No I/O, no clock: the caller says what time it is.
+No I/O, no clock: the caller passes the time.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from storage.segment_format import SEGMENTS_MAX
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """When sets are uploaded, and how many bytes may wait."""
+    """When change sets are uploaded, and how many bytes may wait."""
 
     delay_ms: int = 10
-    """How long a request waits for others, so that they share an object."""
+    """How long a preemptive set waits for others, so that they share an object."""
     size_bytes: int = 10 * 1024 * 1024
     """A batch of this size is uploaded at once."""
     in_flight_bytes_max: int = 100 * 1024 * 1024
-    """Bytes received and not yet durable, over all jobs, of which one job has at most two thirds besides its only set;
-    more is answered with back-pressure."""
+    """Bytes received and not yet durable, over all jobs. One job holds at most two thirds of it, unless it has a single
+    set. More is refused with back-pressure."""
 
     def __post_init__(self) -> None:
         if not 0 < self.size_bytes <= self.in_flight_bytes_max:
@@ -69,42 +69,42 @@ class ChangeSetTracker:
     def __init__(self, settings: BatchSettings) -> None:
         self._settings = settings
         self._entries: dict[ChangeSetId, _Entry] = {}
-        # Those of the first two stages: a batch must not cost a look at all sets of a large checkpoint.
+        # The sets of the first two stages: taking a batch must not scan all sets of a large checkpoint.
         self._received: OrderedDict[ChangeSetId, _Entry] = OrderedDict()
         self._requested: OrderedDict[ChangeSetId, _Entry] = OrderedDict()
-        self._ids_of: dict[int, list[ChangeSetId]] = {}  # checkpoint -> all that is held for it
-        self._uploads_of: dict[int, int] = {}  # id() of a segment -> batches with attempts that hold it
+        self._ids_of: dict[int, list[ChangeSetId]] = {}  # checkpoint id -> ids of all sets held for it
+        self._uploads_of: dict[int, int] = {}  # id() of a segment -> batches whose attempts hold it
         self._due_ms: int | None = None
         self._waiting_bytes = 0
         self.in_flight_bytes = 0
 
     @property
     def due_ms(self) -> int | None:
-        """When the next batch is to be taken; None while nobody asked for one."""
+        """When the next batch must be taken; None if none was requested."""
         return self._due_ms
 
     @property
     def unstored(self) -> list[ChangeSetId]:
-        """Which sets are not durable."""
+        """Ids of the sets that are not durable."""
         return [set_id for set_id, entry in self._entries.items() if entry.stage is not _Stage.DURABLE]
 
     @property
     def queued(self) -> int:
-        """How many sets are neither durable nor on their way."""
+        """Number of sets that are neither durable nor being uploaded."""
         return sum(entry.stage in (_Stage.RECEIVED, _Stage.REQUESTED) for entry in self._entries.values())
 
     def receive(self, segment: Segment, now_ms: int, *, preemptive: bool) -> bool:
         """
-        Take a set in; return False if it was here already.
+        Take in a set; return False if it is held already.
 
         Raises:
-            ConflictError: The same identity with other content: two writers believe to be one. Nothing was taken.
+            ConflictError: The set is held with other content: two writers use one identity. Nothing was taken in.
         """
         known = self._entries.get(segment.id)
         if known is not None:
             if known.segment.checksum != segment.checksum:
                 raise ConflictError(
-                    f"change set {segment.id} was sent twice with different content", operator=segment.id.operator
+                    f"change set {segment.id} was received before with different content", operator=segment.id.operator
                 )
             return False
         self._entries[segment.id] = self._received[segment.id] = _Entry(segment, _Stage.RECEIVED)
@@ -119,10 +119,10 @@ class ChangeSetTracker:
 
     def take_note(self, segment: Segment) -> ChangeSetId:
         """
-        Take in what the service itself adds to a checkpoint's sets; return its id, by which it can be requested.
+        Take in a note, which the service itself adds to a checkpoint's sets; return the id to request it by.
 
-        It passes no threshold: the sets of attempts that were not accepted must not be uploaded because of it. Another
-        note under the same id, of an earlier try, is kept too; the later one gets the next free sqn.
+        A note triggers no threshold: it must not cause the upload of sets of attempts that were not accepted. A note of
+        an earlier try with the same id is kept too; the later note gets the next free sqn.
         """
         while (known := self._entries.get(segment.id)) is not None:
             if known.segment.checksum == segment.checksum:
@@ -135,15 +135,20 @@ class ChangeSetTracker:
         return segment.id
 
     def holds(self, set_id: ChangeSetId) -> bool:
-        """Say whether this set is here already, so that taking it in again needs no room."""
+        """Say whether this set is held already."""
         return set_id in self._entries
+
+    def size_of(self, set_id: ChangeSetId) -> int | None:
+        """Return the payload's size of a held set in bytes; None if it is not held."""
+        entry = self._entries.get(set_id)
+        return None if entry is None else len(entry.segment.payload)
 
     def request(self, ids: Iterable[ChangeSetId], now_ms: int, *, delay_ms: int = 0) -> None:
         """
-        Ask for these sets to become durable, after at most `delay_ms`.
+        Request the upload of these sets within `delay_ms`.
 
         Raises:
-            LostChangesError: A set is not here: its service was started anew since. Nothing was requested.
+            LostChangesError: A set is not held, for example after a restart of the service. Nothing was requested.
         """
         entries = [self._known(set_id) for set_id in ids]
         for entry in entries:
@@ -154,17 +159,17 @@ class ChangeSetTracker:
             self._due_ms = due_ms if self._due_ms is None else min(self._due_ms, due_ms)
 
     def request_all(self, now_ms: int) -> None:
-        """Upload all that waits, at once."""
+        """Request the upload of all received sets, due at once."""
         for entry in list(self._received.values()):
             self._put_into(_Stage.REQUESTED, entry)
         self._due_ms = now_ms
 
     def take_batch(self, now_ms: int) -> list[Segment]:
         """
-        Return the sets of the batch that is due, or nothing; they count as uploading from now on.
+        Return the sets of the batch that is due, or an empty list; the sets count as uploading from now on.
 
-        Take batches until there is none: what does not fit into one is due at once in the next. Each has to be given
-        to `released` when no attempt to upload it runs any more.
+        Call until the list is empty: sets that do not fit are due at once in the next batch. Pass each batch to
+        `released` when no attempt to upload it runs any more.
         """
         if self._due_ms is None or self._due_ms > now_ms:
             return []
@@ -185,9 +190,9 @@ class ChangeSetTracker:
 
     def uploaded(self, handles: Sequence[SegmentHandle]) -> None:
         """
-        Record that a batch is durable, also one that had failed: an attempt that was late has stored it after all.
+        Record that a batch is durable; it may have failed before, if a late attempt stored it after all.
 
-        Sets that were forgotten meanwhile, or came to be durable in another batch, are ignored.
+        Sets that were forgotten meanwhile, or became durable in another batch, are ignored.
         """
         for handle in handles:
             entry = self._entries.get(handle.entry.id)
@@ -198,21 +203,21 @@ class ChangeSetTracker:
                 self._waiting_bytes -= len(segment.payload)
             self._put_into(_Stage.DURABLE, entry)
             entry.handle = handle
-            # The store has it now; who sends it again is known by its checksum.
+            # The store has the payload now; the checksum recognizes a repeated send.
             entry.segment = replace(segment, payload=b"")
             self._let_go(segment)
 
     def failed(self, batch: Sequence[Segment]) -> None:
-        """Put the sets of a failed batch back; the next request or threshold sends them again (I7)."""
+        """Put the sets of a failed batch back; the next request or threshold uploads them again (I7)."""
         for segment in batch:
             entry = self._entries.get(segment.id)
-            # Forgotten and sent anew, it may be on its way in another batch, which is not the one that failed.
+            # A set that was forgotten and received again may be uploading in another batch, which did not fail.
             if entry is not None and entry.segment is segment and entry.stage is _Stage.UPLOADING:
                 self._put_into(_Stage.RECEIVED, entry)
                 self._waiting_bytes += len(segment.payload)
 
     def released(self, batch: Sequence[Segment]) -> None:
-        """Record that no attempt holds the sets of a batch any more, whatever came of it."""
+        """Record that no attempt holds the sets of a batch any more, whatever the outcome."""
         for segment in batch:
             uploads = self._uploads_of.pop(id(segment)) - 1
             if uploads > 0:
@@ -221,37 +226,37 @@ class ChangeSetTracker:
                 self._let_go(segment)
 
     def handles(self, ids: Iterable[ChangeSetId]) -> list[SegmentHandle] | None:
-        """Return the handles of these sets in order, or None while one of them is not durable."""
+        """Return the handles of these sets in order; None while one is not durable."""
         entries = [self._known(set_id) for set_id in ids]
         handles = [entry.handle for entry in entries if entry.handle is not None]
         return handles if len(handles) == len(entries) else None
 
     def held(self, ids: Iterable[ChangeSetId]) -> list[Segment] | None:
-        """Return these sets, or None if the store has taken one, so that its payload is no longer here."""
+        """Return these sets; None if one is durable, as its payload is no longer held."""
         entries = [self._known(set_id) for set_id in ids]
         return None if any(entry.handle is not None for entry in entries) else [entry.segment for entry in entries]
 
     def is_durable(self, set_id: ChangeSetId) -> bool:
-        """Say whether this set has its handle; `LostChangesError` if it is not here."""
+        """Say whether this set is durable; `LostChangesError` if it is not held."""
         return self._known(set_id).handle is not None
 
     def is_uploading(self, ids: Iterable[ChangeSetId]) -> bool:
-        """Say whether one of these sets is on its way or about to be."""
+        """Say whether one of these sets is uploading or requested."""
         return any(self._known(set_id).stage in (_Stage.UPLOADING, _Stage.REQUESTED) for set_id in ids)
 
     def forget_up_to(self, checkpoint_id: int) -> None:
-        """Drop all sets of this and earlier checkpoints: durable ones are the store's now, others were not accepted."""
+        """Drop all sets of this and earlier checkpoints: they are durable, or no checkpoint will name them."""
         for older_id in [older_id for older_id in self._ids_of if older_id <= checkpoint_id]:
             self._forget(self._ids_of.pop(older_id))
 
     def forget_epochs_before(self, epoch: int) -> None:
-        """Drop all sets of older epochs: they can no longer become part of a checkpoint (I4)."""
+        """Drop all sets of older epochs: no checkpoint can name them any more (I4)."""
         self._forget([set_id for set_id in self._entries if set_id.writer.epoch < epoch])
 
     def _forget(self, ids: Iterable[ChangeSetId]) -> None:
         for set_id in ids:
             entry = self._entries.pop(set_id, None)
-            if entry is None:  # forgotten before, with its epoch
+            if entry is None:  # dropped before, with its epoch
                 continue
             if entry.stage in (_Stage.RECEIVED, _Stage.REQUESTED):
                 self._waiting_bytes -= len(entry.segment.payload)
@@ -271,7 +276,7 @@ class ChangeSetTracker:
         entry.stage = stage
 
     def _let_go(self, segment: Segment) -> None:
-        """Count a set no more if it is neither waited for nor held by an attempt."""
+        """Stop counting a set's bytes if neither the tracker nor an attempt holds it."""
         entry = self._entries.get(segment.id)
         if id(segment) not in self._uploads_of and (entry is None or entry.segment is not segment):
             self.in_flight_bytes -= len(segment.payload)
@@ -280,8 +285,8 @@ class ChangeSetTracker:
         entry = self._entries.get(set_id)
         if entry is None:
             raise LostChangesError(
-                f"change set {set_id} is not held by this service: it was restarted before the set became durable, "
-                "or the checkpoint was aborted; the batch must be executed again",
+                f"change set {set_id} is not held by this service: the service was restarted before the set became "
+                "durable, or the checkpoint was aborted; the batch must be executed again",
                 operator=set_id.operator,
                 checkpoint_id=set_id.checkpoint_id,
             )

@@ -1,9 +1,9 @@
 """
-Whether handles that others give point at what is stored: a checkpoint names nothing that nobody has seen (I5).
+Checks that handles from others match stored objects: a checkpoint names only objects that were read (I5).
 
-Handles of this service's own uploads, and those that its peers answer, are not asked about. Those that come with a
-request, from a task whose sidecar cannot be reached, are compared with the index of their object: once per object, in
-parallel, and from the moment on at which the checkpoint is only announced.
+Handles of this service's own uploads, and those in its peers' answers, are not looked up in the store. Handles in a
+request, from a task whose sidecar other hosts cannot reach, are compared with the index of their object: once per
+object, in parallel, and already when the checkpoint is flushed.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _KEY = re.compile(rf"({NAME})/segments/{NAME}/{NAME}\.seg")
 _ENTRIES_KNOWN_MAX = 100_000
 
 _Index: TypeAlias = tuple[int, frozenset[SegmentEntry]]
-"""Size of an object, and what it holds."""
+"""Size of an object in bytes, and its index entries."""
 
 
 def checked_handle(job: str, ref: ChangeSetRef, handle: SegmentHandle) -> SegmentHandle:
     """
-    Return the handle that somebody else got for a set.
+    Return a set's handle that came from outside, if it is one of this set.
 
     Raises:
-        InvalidInputError: It points at another set, or at what is no segment object of the job.
+        InvalidInputError: The handle belongs to another set, or its key is not that of a segment object of the job.
     """
     set_id = ref.change_set_id(job)
     if not _is_of_job(job, handle) or handle.entry.id != set_id or handle.entry.kind is not SegmentKind.CHANGES:
-        raise InvalidInputError(f"the handle in {handle.object_key[:200]!r} is not that of change set {set_id}")
+        raise InvalidInputError(f"the handle in {handle.object_key[:200]!r} does not belong to change set {set_id}")
     return handle
 
 
 def check_note_handle(job: str, note: Segment, handle: SegmentHandle) -> None:
-    """Refuse the handle that a peer answered for a note if it is another's; the sqn is the peer's choice."""
+    """Raise `InvalidInputError` if a peer's handle does not belong to the note; the sqn is the peer's choice."""
     sent, got = note.id, replace(handle.entry.id, sqn=note.id.sqn)
     if not _is_of_job(job, handle) or sent != got or handle.entry.checksum != note.checksum:
-        raise InvalidInputError(f"the handle in {handle.object_key[:200]!r} is not that of the note that was sent")
+        raise InvalidInputError(f"the handle in {handle.object_key[:200]!r} does not belong to the note that was sent")
 
 
 def _is_of_job(job: str, handle: SegmentHandle) -> bool:
@@ -55,11 +55,11 @@ def _is_of_job(job: str, handle: SegmentHandle) -> bool:
 
 class HandleCheck:
     """
-    Looks into the objects that handles name. Owned by the event loop.
+    Reads the indexes of objects that handles name. Owned by the event loop.
 
     Args:
-        store: Where they are.
-        look: Runs a blocking call for a job, of which only so many run at a time.
+        store: The store of the objects.
+        look: Runs a job's blocking call; bounds how many run at a time.
     """
 
     def __init__(self, store: ObjectStore, look: Callable[..., Awaitable[Any]]) -> None:
@@ -69,17 +69,17 @@ class HandleCheck:
         self._entries_known = 0
 
     def begin(self, job: str, handles: Iterable[SegmentHandle]) -> None:
-        """Start to look at objects of which `check` is going to ask."""
+        """Start to read the indexes that `check` is going to need."""
         for key in _by_object(handles):
             self._begin(job, key)
 
     async def check(self, job: str, handles: Iterable[SegmentHandle]) -> None:
         """
-        Return if all of these are stored as they say.
+        Return if all of these handles match their objects.
 
         Raises:
             LostChangesError: An object is missing; the batch must be executed again.
-            InvalidInputError: An object does not hold what a handle says.
+            InvalidInputError: An object does not match a handle.
         """
         objects = _by_object(handles)
         indexes = await asyncio.gather(*(asyncio.shield(self._index(job, key)) for key in objects))
@@ -87,7 +87,7 @@ class HandleCheck:
             for handle in owned:
                 if handle.object_size_bytes != size_bytes or handle.entry not in entries:
                     raise InvalidInputError(
-                        f"object {key} does not hold change set {handle.entry.id} as its handle says"
+                        f"object {key} does not hold change set {handle.entry.id} as described by its handle"
                     )
 
     def _index(self, job: str, key: str) -> asyncio.Task[_Index]:
@@ -105,12 +105,11 @@ class HandleCheck:
             index: _Index = await self._look(job, self._stored_index, key)
         except NotFoundError:
             raise LostChangesError(
-                f"object {key}, which a handle of this checkpoint names, is not stored; the batch must be executed "
-                "again",
+                f"object {key}, named by a handle of this checkpoint, does not exist; the batch must be executed again",
                 job=job,
             ) from None
         except CorruptDataError as error:
-            raise InvalidInputError(f"a handle of this checkpoint names no whole segment object: {error}") from None
+            raise InvalidInputError(f"a handle of this checkpoint names a damaged segment object: {error}") from None
         return index
 
     def _stored_index(self, key: str) -> _Index:
@@ -119,7 +118,7 @@ class HandleCheck:
 
     def _ended(self, key: str, task: asyncio.Task[_Index]) -> None:
         if task.cancelled() or task.exception() is not None:
-            del self._indexes[key]  # whoever checks looks again, and is told
+            del self._indexes[key]  # the next check reads again
             return
         self._entries_known += len(task.result()[1])
         while self._entries_known > _ENTRIES_KNOWN_MAX and (oldest := next(iter(self._indexes))) != key:

@@ -1,14 +1,14 @@
 """
-How much may be taken in: bodies that are still arriving count like sets that wait for their upload (I9).
+Bound on bytes in flight: arriving bodies count like sets that wait for their upload (I9).
 
-A body has room for what has come of it and for as much again, and at first for a usual change set, so that who claims
-much and sends little holds little. Who does not fit waits a while before more is read from it; then it is refused and
-comes again. Of those who wait, bodies that have begun go first, then those of the job that holds least.
+A body reserves room for twice its received bytes, and at first for a usual change set, so a client that announces much
+and sends little holds little. A request that does not fit waits up to 0.5 s, in some cases 1 s, before more of its body
+is read, then gets 429. Bodies that have begun go first, then those of the job that holds least.
 
-Jobs share the room by the rule of `dstl_service.process.shares`, so that none of them keeps others out: one job may
-hold two thirds, and a quarter is for jobs that hold nothing. Two thirds are what one job needs at full speed: of 100
-MiB the five batches of 10 MiB that it uploads at a time, and 16 MiB that arrive meanwhile. What a job was promised and
-has not sent is at most half. The only body of a job may take all that is free, so that the largest set is taken in.
+Jobs share the room by the rule of `dstl_service.process.shares`, so that none keeps others out: one job may hold two
+thirds, and a quarter is reserved for jobs that hold nothing. One job at full speed needs two thirds: of 100 MiB, the
+five batches of 10 MiB that it uploads at a time, and 16 MiB that arrive meanwhile. Room that a job has reserved and
+not yet filled is at most half. The only body of a job may take all free room, so that the largest set fits.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from dstl_service.process.shares import shares_of
 from storage.errors import OverloadedError
 
 WAIT_S = 0.5
-"""How long a request waits for room. Uploads mostly make some in less, and a client asks again after this time."""
+"""How long a request waits for room. Uploads usually free some sooner, and the client retries after a refusal."""
 
 HELD_WEIGHT = 2
-"""So many times what stays free a job may hold."""
+"""A job may hold this many times the room that stays free."""
 
 FIRST_BYTES_MAX = 1 << 20
-"""The most that is kept for a body of which nothing has come."""
+"""Most room reserved for a body before its first byte."""
 
 
 @dataclass(slots=True, eq=False)
 class Place:
     """
-    What a body that arrives has of the room.
+    The reservation of an arriving body.
 
     Args:
-        room: Whose it is, or None if the body needs none.
-        job: Whose body it is.
-        size_bytes: How long the body is said to be.
+        room: The limiter; None if the body needs no room.
+        job: Name of the body's job.
+        size_bytes: Announced length of the body.
     """
 
     room: InFlightLimiter | None
@@ -51,10 +51,10 @@ class Place:
 
     async def arrived(self, size_bytes: int) -> None:
         """
-        Note that so much of the body came; return when there is room for more of it.
+        Note received bytes; return when there is room for more of the body.
 
         Raises:
-            OverloadedError: There was none in time.
+            OverloadedError: No room became free in time.
         """
         self.arrived_bytes += size_bytes
         if self.room is not None:
@@ -66,7 +66,7 @@ class Place:
 
 @dataclass(slots=True)
 class _Sums:
-    """What all bodies of a job that arrive have together."""
+    """Sums over a job's arriving bodies."""
 
     places: int = 0
     kept_bytes: int = 0
@@ -74,13 +74,13 @@ class _Sums:
 
     @property
     def promised_bytes(self) -> int:
-        """How much is kept for what has not come."""
+        """Reserved bytes that have not arrived."""
         return max(0, self.kept_bytes - self.arrived_bytes)
 
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """Somebody who waits."""
+    """A waiting reservation."""
 
     place: Place
     size_bytes: int
@@ -92,10 +92,10 @@ class InFlightLimiter:
     Room for `bytes_max` bytes. Owned by the event loop.
 
     Args:
-        bytes_max: The limit, larger than any request.
-        in_flight_bytes: Tells how many were taken in, of a job or, for None, of all, and are held still.
-        on_full: Called when somebody does not fit; may hurry uploads.
-        on_refused: Called when somebody waited in vain.
+        bytes_max: The limit, at least as large as any request.
+        in_flight_bytes: Returns the bytes of sets in flight, of a job or, for None, of all jobs.
+        on_full: Called when a request does not fit; may start uploads.
+        on_refused: Called when a request is refused after its wait.
     """
 
     def __init__(
@@ -117,16 +117,16 @@ class InFlightLimiter:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that are held, or kept for bodies that arrive; never more than the limit."""
+        """Bytes in flight plus bytes reserved for arriving bodies; only notes, which need no room, exceed the limit."""
         return self._in_flight_bytes(None) + self._kept_bytes
 
     @asynccontextmanager
     async def reserved(self, job: str, size_bytes: int) -> AsyncIterator[Place]:
         """
-        Have room for a body that arrives, until it is taken in or given up.
+        Reserve room for an arriving body, until it is taken in or given up.
 
         Raises:
-            OverloadedError: There was none in time.
+            OverloadedError: No room became free in time.
         """
         place = Place(self, job, size_bytes)
         self._arriving.setdefault(job, _Sums()).places += 1
@@ -137,13 +137,13 @@ class InFlightLimiter:
             self._leave(place)
 
     async def keep(self, place: Place, size_bytes: int) -> None:
-        """Have more room for a body; see `reserved`."""
+        """Reserve more room for a body; see `reserved`."""
         turn = _Turn(place, size_bytes, asyncio.get_running_loop().create_future())
         if not self._waiting and self._fits(turn):
             self._give(turn)
             return
-        # Of bodies that fill the room, or their job's share, and wait for each other all but one give up, so that one
-        # goes on.
+        # Begun bodies that fill the room, or their job's share, wait for each other. The first waits twice as long: the
+        # others give up, and it goes on.
         is_first = place.kept_bytes > 0 and not any(self._are_rivals(turn, other) for other in self._waiting)
         self._waiting.append(turn)
         self.freed()
@@ -154,11 +154,11 @@ class InFlightLimiter:
             async with asyncio.timeout(2 * WAIT_S if is_first else WAIT_S):
                 await turn.given
         except TimeoutError:
-            if turn.given.cancelled():  # by the time-out, and not given in the same moment
+            if turn.given.cancelled():  # by the time-out; room may be given in the same moment
                 self._on_refused()
                 raise OverloadedError(
-                    f"{self.used_bytes} bytes arrive or wait for their upload; {size_bytes} more would pass the limit "
-                    f"of {self._bytes_max}, or what job {place.job!r} may hold or announce of it"
+                    f"{self.used_bytes} bytes are in flight; {size_bytes} more would exceed the limit of "
+                    f"{self._bytes_max}, or the share of job {place.job!r}; send the change set again later"
                 ) from None
         finally:
             if turn in self._waiting:
@@ -166,23 +166,23 @@ class InFlightLimiter:
                 self.freed()
 
     def arrived(self, job: str, size_bytes: int) -> None:
-        """Note that so much of a job's bodies came; called by its place."""
+        """Note received bytes of a job's body; called by its `Place`."""
         self._arriving[job].arrived_bytes += size_bytes
 
     def freed(self) -> None:
-        """Let those who wait look again; called when bytes are held no more."""
+        """Give freed room to waiting requests; called when bytes are released."""
         while (turn := self._next()) is not None and self._is_room_for(turn):
             self._waiting.remove(turn)
             self._give(turn)
 
     def _next(self) -> _Turn | None:
-        """Return whose turn it is. While it does not fit nobody overtakes it, or small bodies would keep it out."""
-        begun: dict[str, _Turn] = {}  # of each job the first one: of one job none overtakes another
+        """Return the next turn. While it does not fit, no other overtakes it: small bodies would keep it out."""
+        begun: dict[str, _Turn] = {}  # each job's first one: within a job none overtakes another
         first: dict[str, _Turn] = {}
         for turn in self._waiting:
             if not turn.given.done():
                 (begun if turn.place.kept_bytes else first).setdefault(turn.place.job, turn)
-        # A job that has its share waits for itself, and no other one waits for it.
+        # A job that holds its share waits for its own bytes, and no other job waits for it.
         for turn in begun.values():
             if self._is_share(turn):
                 return turn
@@ -197,14 +197,14 @@ class InFlightLimiter:
         return self.used_bytes + turn.size_bytes <= self._bytes_max
 
     def _is_share(self, turn: _Turn) -> bool:
-        """Say whether the job's other sets and bodies leave it so much more; they always do if there are none."""
+        """Say whether the job's share admits this turn; always if the job holds nothing else."""
         own_bytes = turn.place.kept_bytes
         held_bytes = self._used_by(turn.place.job) - own_bytes
         free_bytes = self._bytes_max - self.used_bytes + own_bytes
         return held_bytes <= 0 or self._held_shares.admits(held_bytes, own_bytes + turn.size_bytes, free_bytes)
 
     def _may_promise(self, turn: _Turn) -> bool:
-        """Say whether a job that has announced so much may announce more; one body always may, and may go on."""
+        """Say whether the job may reserve more unfilled room; a begun body, or a job without any, always may."""
         if turn.place.kept_bytes:
             return True
         promised_bytes = self._arriving[turn.place.job].promised_bytes
@@ -214,7 +214,7 @@ class InFlightLimiter:
         return self._promised_shares.admits(promised_bytes, turn.size_bytes, free_bytes)
 
     def _are_rivals(self, turn: _Turn, other: _Turn) -> bool:
-        """Say whether another body that has begun waits for the same: for its job's share, or for room as such."""
+        """Say whether another begun body waits for the same: its job's share, or free room."""
         is_same_job = turn.place.job == other.place.job
         return other.place.kept_bytes > 0 and (is_same_job or (self._is_share(turn) and self._is_share(other)))
 

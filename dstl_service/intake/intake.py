@@ -1,7 +1,7 @@
 """
-The way of change sets into a service and on to durability: room, the job's book, batches, uploads.
+Takes change sets in and makes them durable: room, the job's tracker, batches, uploads.
 
-Owned by the event loop; attempts to upload run in the uploader's threads.
+Owned by the event loop; upload attempts run in the uploader's threads.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,18 @@ from dstl_service.uploads.uploader import Upload, Uploader
 from dstl_service.wire import ChangeSetRef
 from storage.checksum import checksum64
 from storage.clock import Clock
-from storage.errors import ClosedError, CorruptDataError, DstlError, InvalidInputError, UnavailableError
+from storage.errors import (
+    ClosedError,
+    CorruptDataError,
+    DstlError,
+    InvalidInputError,
+    OverloadedError,
+    UnavailableError,
+)
 from storage.model import SEGMENT_BYTES_MAX, ChangeSetId, Segment, SegmentHandle
+
+NOTES_MAX = 16
+"""Notes of a job that may wait to be stored; each has up to some megabytes, and reserves no room."""
 
 logger = logging.getLogger("dstl_service")
 
@@ -32,12 +42,12 @@ logger = logging.getLogger("dstl_service")
 @dataclass(frozen=True, slots=True)
 class IntakeSettings:
     """
-    What taking change sets in is bounded by.
+    Bounds of the intake.
 
     Args:
-        in_flight_bytes_max: Bytes received and not yet durable, of all jobs.
-        stop_timeout_s: How long uploads may take after the service was told to stop.
-        delay_after_error_ms: Pause before the next attempts of what could not be stored by then.
+        in_flight_bytes_max: Bytes received and not yet durable, over all jobs.
+        stop_timeout_s: Time for uploads after the service was told to stop.
+        delay_after_error_ms: During a stop, pause before failed uploads are repeated.
     """
 
     in_flight_bytes_max: int
@@ -51,14 +61,14 @@ class Intake:
 
     Args:
         settings: Its bounds.
-        jobs: Whose sets they are.
-        room: How much may be taken in; who waits for some calls `flush_all`.
+        jobs: The jobs of this process.
+        room: Bounds the bytes in flight; calls `flush_all` when a request waits for room.
         uploader: Stores batches.
-        cache: Keeps what was uploaded, within what the sets in flight leave of it.
+        cache: Keeps uploaded sets in the memory that sets in flight leave.
         clock: Tells when a batch is due.
-        metrics: The service's.
-        service_id: Goes into references, so that they are not taken for those of another process.
-        service_url: Tells where other hosts reach this service; None as long as they would not ask there.
+        metrics: Metrics of the intake.
+        service_id: Goes into references, which so name this process.
+        service_url: Returns the URL for other hosts; None until they accept it.
     """
 
     def __init__(
@@ -82,6 +92,7 @@ class Intake:
         self._metrics = metrics
         self._service_id = service_id
         self._service_url = service_url
+        self._arriving_again: set[ChangeSetId] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._late: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[None] | None = None
@@ -89,12 +100,12 @@ class Intake:
 
     @property
     def change_set_bytes_max(self) -> int:
-        """The largest change set that can ever be taken in."""
+        """Size of the largest change set that can be taken in."""
         return min(SEGMENT_BYTES_MAX, self._settings.in_flight_bytes_max)
 
     async def admit(self, set_id: ChangeSetId, job_uid: str = "") -> None:
         """
-        Learn of the job and the epoch of a change set, if they are new here, before its body is read.
+        Look up the job and epoch of a change set in the store if they are unknown here, before its body is read.
 
         Raises:
             NotFoundError: The store has no such job or epoch.
@@ -107,35 +118,55 @@ class Intake:
         Return the context in which a change set arrives and is appended; entering it waits for room (I9).
 
         Raises:
-            InvalidInputError: It can never fit; the client must send smaller change sets.
+            InvalidInputError: The set can never fit; the client must send smaller ones.
             ClosedError: The service is being stopped.
             FencedError: A newer epoch is known here.
-            OverloadedError: On entering: too much waits for its upload; send it again after a while.
+            OverloadedError: On entering: no room became free in time; send the set again later.
         """
         self._check_running()
         if size_bytes > self.change_set_bytes_max:
             raise InvalidInputError(
-                f"a change set has at most {self.change_set_bytes_max} bytes here, not {size_bytes}; send several "
-                "smaller ones (preemptive_bytes of the client), or raise in_flight_bytes_max"
+                f"a change set may have at most {self.change_set_bytes_max} bytes here, this one has {size_bytes}; "
+                "send smaller ones (preemptive_bytes of the client), or raise batch.in_flight_bytes_max"
             )
-        if self._jobs.admit(set_id).book.holds(set_id) and size_bytes <= FIRST_BYTES_MAX:
-            # Sent again after a lost response; its bytes are counted already.
-            return nullcontext(Place(None, set_id.job, size_bytes))
+        held_bytes = self._jobs.admit(set_id).book.size_of(set_id)
+        if held_bytes == size_bytes <= FIRST_BYTES_MAX:
+            return self._received_again(set_id, size_bytes)
         return self._room.reserved(set_id.job, size_bytes)
+
+    @asynccontextmanager
+    async def _received_again(self, set_id: ChangeSetId, size_bytes: int) -> AsyncIterator[Place]:
+        """
+        Let a held set arrive again, after a lost response, without room: its bytes already count.
+
+        Of one set that holds for one request at a time, so that such bodies never take more than the held sets do.
+        """
+        if set_id in self._arriving_again:
+            async with self._room.reserved(set_id.job, size_bytes) as place:
+                yield place
+            return
+        self._arriving_again.add(set_id)
+        try:
+            yield Place(None, set_id.job, size_bytes)
+        finally:
+            self._arriving_again.discard(set_id)
 
     def append(self, segment: Segment, *, preemptive: bool) -> ChangeSetRef:
         """
-        Take a change set in, within the context of `room_for`: *received*, not durable.
+        Take in a change set within the context of `room_for`: *received*, not durable.
 
         Raises:
-            CorruptDataError: The bytes are not those that were sent.
+            CorruptDataError: The payload does not match its checksum.
+            ConflictError: The set was received before with other content.
             FencedError: A newer epoch is known here.
             ClosedError: The service is being stopped.
         """
         self._check_running()
         set_id = segment.id
         if checksum64(segment.payload) != segment.checksum:
-            raise CorruptDataError(f"change set {set_id} was damaged on its way to the service", job=set_id.job)
+            raise CorruptDataError(
+                f"change set {set_id} was damaged on its way to the service: its checksum differs", job=set_id.job
+            )
         job = self._jobs.admit(set_id)
         job.book.receive(segment, self._clock.monotonic_ms(), preemptive=preemptive)
         self._cache.leave_room(self._jobs.in_flight_bytes)
@@ -157,11 +188,14 @@ class Intake:
 
     def request(self, job: ActiveJob, ids: Sequence[ChangeSetId], note: Segment | None) -> list[ChangeSetId]:
         """
-        Upload these sets now, and a note in the same object; return all their ids, that of the note last.
+        Request the upload of these sets, and of a note with them; return their ids, the note's last.
 
         Raises:
-            LostChangesError: A set is not here.
+            LostChangesError: A set is not held.
+            OverloadedError: Too many notes wait to be stored.
         """
+        if note is not None and sum(map(is_note, job.book.unstored)) >= NOTES_MAX:
+            raise OverloadedError(f"{NOTES_MAX} notes of job {job.name!r} wait to be stored; retry later")
         wanted = list(ids)
         if wanted:
             job.book.request(wanted, self._clock.monotonic_ms())
@@ -176,13 +210,13 @@ class Intake:
         Wait until these sets are durable; return their handles.
 
         Raises:
-            LostChangesError: One was forgotten meanwhile.
-            UnavailableError: The store did not take them; nothing is lost, ask again.
+            LostChangesError: A set was forgotten meanwhile.
+            UnavailableError: The upload failed; nothing is lost, ask again.
         """
         waiting = deque(ids)
         while True:
             changed = job.changed
-            # Each upload wakes all who wait; none of them looks again at what it has seen to be durable.
+            # Each upload wakes all waiters; none checks a set again that it has seen durable.
             while waiting and job.book.is_durable(waiting[0]):
                 waiting.popleft()
             if not waiting and (handles := job.book.handles(ids)) is not None:
@@ -194,27 +228,27 @@ class Intake:
             await changed.wait()
 
     def flush_all(self) -> None:
-        """Upload all that waits, of all jobs: somebody needs its room."""
+        """Upload all waiting sets of all jobs to free room."""
         for job in self._jobs:
             job.book.request_all(self._clock.monotonic_ms())
             self._schedule(job)
 
     def begin_stop(self) -> None:
-        """Take no change set in from now on, and upload all that wait; requests that were begun are still answered."""
+        """Refuse new change sets from now on, and upload all held ones; running requests are still answered."""
         if self._stopping is None:
             loop = asyncio.get_running_loop()
             self._stop_by = loop.time() + self._settings.stop_timeout_s
             self._stopping = loop.create_task(self._upload_rest())
 
     async def stopped(self) -> None:
-        """Stop, and wait for the uploads within the time that a stop may take."""
+        """Stop, and wait for uploads until `stop_timeout_s` after the stop began."""
         self.begin_stop()
         assert self._stopping is not None
         await asyncio.wait([self._stopping], timeout=max(0.0, self._stop_by - asyncio.get_running_loop().time()))
         self._stopping.cancel()
 
     def close(self) -> None:
-        """Give up what is not stored."""
+        """Give up all change sets that are not durable, and log their number."""
         for job in self._jobs:
             lost = sum(not is_note(set_id) for set_id in job.book.unstored)
             if lost:
@@ -226,7 +260,7 @@ class Intake:
             late.cancel()
 
     async def _upload_rest(self) -> None:
-        """Upload until nothing is left to upload; what fails is sent again."""
+        """Upload until all sets are durable; failed uploads are repeated."""
         while any(job.book.unstored for job in self._jobs):
             self.flush_all()
             if self._tasks:
@@ -236,10 +270,10 @@ class Intake:
 
     def _check_running(self) -> None:
         if self._stopping is not None:
-            raise ClosedError("this service is being stopped and takes nothing more in; send the change set again")
+            raise ClosedError("this service is stopping and takes no more change sets; send the change set again")
 
     def _schedule(self, job: ActiveJob) -> None:
-        """Make sure that a batch that is due gets taken; called whenever the book may have changed."""
+        """Start the uploads that are due, or a timer for the next one; called after each change of the tracker."""
         due_ms = job.book.due_ms
         if job.timer is not None:
             job.timer.cancel()
@@ -261,9 +295,9 @@ class Intake:
         try:
             upload = self._uploader.begin(job.name, batch)
             handles = await upload.stored()
-        except Exception as error:  # a programming error must reach the waiters too, or they would wait for ever
+        except Exception as error:  # a bug must reach the waiters too, or they would wait for ever
             self._metrics.upload_failures.labels(job.name).inc()
-            job.last_error = str(error)  # not the error itself: its traceback would keep the bytes in memory
+            job.last_error = str(error)  # not the error itself: its traceback would keep the payloads in memory
             logger.warning(
                 "upload failed",
                 extra={**_fields_of(batch), "error": job.last_error},
@@ -284,7 +318,7 @@ class Intake:
         self._start(self._release(job, batch, upload), self._late)
 
     async def _release(self, job: ActiveJob, batch: list[Segment], upload: Upload | None) -> None:
-        """Wait for the attempts of an upload that still run; one of an upload that was given up may yet succeed."""
+        """Wait for an upload's running attempts; one of an upload that was given up may still succeed."""
         if upload is not None:
             if await upload.ended():
                 self._uploaded(job, batch, upload.handles)
@@ -307,7 +341,7 @@ class Intake:
 
 
 def _fields_of(batch: Sequence[Segment]) -> dict[str, Any]:
-    """Return what a log line says of change sets: of their newest checkpoint, and of the attempts that sent them."""
+    """Return the log fields of a batch: job, newest checkpoint and epoch, attempts, number of sets without notes."""
     ids = [segment.id for segment in batch]
     sent = [set_id for set_id in ids if not is_note(set_id)]
     return {

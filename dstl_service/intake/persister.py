@@ -1,7 +1,7 @@
 """
-Makes change sets durable, wherever they were received: by this service or by those of other hosts.
+Makes change sets durable, whether this service or the services of other hosts received them.
 
-Owned by the event loop; requests to other services run in threads of their own.
+Owned by the event loop; requests to other services run in threads.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from storage.model import Segment, SegmentHandle
 
 class Persister:
     """
-    Gets handles for references.
+    Turns references into handles of durable sets.
 
     Args:
-        intake: Has the sets that are here.
+        intake: Uploads the sets that this service holds.
         jobs: The jobs of this process.
-        peers: Asks the services that have others.
-        handles: Looks whether handles that come with a request point at what is stored.
-        service_id: Tells which sets are here.
+        peers: Calls the services that hold the others.
+        handles: Checks handles that come with a request against the store.
+        service_id: Tells references of this process from others.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Persister:
     async def persist_claimed(
         self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: Segment | None = None
     ) -> list[SegmentHandle]:
-        """Make change sets durable for whoever claims that they are of a job, when the store has it; see `persist`."""
+        """Like `persist`, for a caller's claim of job and epoch; `NotFoundError` if the store lacks them."""
         epochs = [ref.epoch for ref in refs] + ([note.id.writer.epoch] if note is not None else [])
         if not epochs:
             return []
@@ -54,15 +54,15 @@ class Persister:
         self, job: ActiveJob, refs: Sequence[ChangeSetRef], *, wait: bool = True, note: Segment | None = None
     ) -> list[SegmentHandle]:
         """
-        Make change sets durable, those of other services too; return their handles in order, then that of the note.
+        Make change sets durable, those of other services too; return their handles in order, then the note's.
 
-        A note goes into the same object as the sets that are here, or, if none is and it is not too long to be sent, as
-        those of another service.
+        With `wait` false, only start the uploads and return an empty list. The note is stored with the sets that this
+        service holds; if it holds none, and the note is at most `NOTE_CHARS_MAX` long, another service stores it.
 
         Raises:
-            LostChangesError: A set is gone with the process that received it, or is not stored where its handle says.
-            UnavailableError: The store did not take them; nothing is lost, ask again.
-            InvalidInputError: A handle is not that of its set, or an address is none of a service of this storage.
+            LostChangesError: A set is lost with the process that received it, or is not stored where its handle says.
+            UnavailableError: The upload failed; nothing is lost, ask again.
+            InvalidInputError: A handle belongs to another set, or an address is not that of a service of this storage.
         """
         here = [ref for ref in refs if ref.handle is None and ref.service_id == self._service_id]
         away = [ref for ref in refs if ref.handle is None and ref.service_id != self._service_id]
@@ -89,11 +89,11 @@ class Persister:
 
     async def held(self, job: ActiveJob, refs: Sequence[ChangeSetRef]) -> list[Segment] | list[SegmentHandle]:
         """
-        Return the sets themselves where this process holds all of them, else their handles, for which they are stored.
+        Return the sets if this process holds all their payloads; else make them durable and return their handles.
 
         Raises:
-            LostChangesError: A set is gone; the batch must be executed again.
-            UnavailableError: The store did not take them.
+            LostChangesError: A set is lost; the batch must be executed again.
+            UnavailableError: The upload failed; nothing is lost, ask again.
         """
         if all(ref.handle is None and ref.service_id == self._service_id for ref in refs):
             held = job.book.held([ref.change_set_id(job.name) for ref in refs])
@@ -104,13 +104,13 @@ class Persister:
     async def _persist_away(
         self, name: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: Segment | None
     ) -> list[SegmentHandle]:
-        """Ask the services of other hosts, each once, for the sets that they hold; the first one stores the note."""
+        """Call each service of another host once for the sets that it holds; the first one stores the note."""
         hosts: dict[str, list[ChangeSetRef]] = {}
         for ref in refs:
             if ref.service_url is None:
                 raise LostChangesError(
-                    f"a change set of checkpoint {ref.checkpoint_id} was received by a service process that is gone; "
-                    "the batch must be executed again",
+                    f"a change set of checkpoint {ref.checkpoint_id} was held by a service process that is gone; the "
+                    "batch must be executed again",
                     job=name,
                 )
             hosts.setdefault(ref.service_url, []).append(ref)
@@ -136,9 +136,9 @@ class Persister:
     async def _ask(
         self, origin: str, name: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: Segment | None
     ) -> list[SegmentHandle]:
-        """Ask one service; what it answers must be handles of what it was asked for."""
-        # Without the address whoever is asked asks nobody else: a process that took the place of the one that received
-        # a set would else ask itself, for ever.
+        """Call one service; check that its handles belong to the sets and the note of the request."""
+        # Without a URL in the references the called service calls no other: the successor of the process that received
+        # a set would otherwise call itself for ever.
         wanted = [replace(ref, service_url=None) for ref in refs]
         text = None if note is None else str(note.payload, "ascii")
         handles = await self._peers.persist(origin, name, wanted, wait=wait, note=text)
@@ -153,5 +153,5 @@ class Persister:
             if note is not None:
                 check_note_handle(name, note, handles[-1])
         except InvalidInputError as error:
-            raise UnavailableError(f"service {origin} answered what it was not asked for: {error.message}") from None
+            raise UnavailableError(f"service {origin} answered with wrong handles: {error.message}") from None
         return handles

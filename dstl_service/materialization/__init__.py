@@ -1,1 +1,1 @@
-"""Snapshots of tables: when one is taken, how it is uploaded, and when a checkpoint accepts it."""
+"""Snapshots of tables: when to take one, how to upload it, and when a checkpoint accepts it."""

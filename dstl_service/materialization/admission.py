@@ -1,13 +1,13 @@
 """
-The coordinator's gate: what of the snapshots that tasks report a checkpoint takes into its state, and what it lists.
+The coordinator's gate: which of the snapshots that tasks report a checkpoint takes into its state or lists.
 
 A stored snapshot is taken only while the base lists it as under way (`dstl_service.formats.under_way`), and while the
-base's state has all that it is built upon (I11). What does not belong to the state is refused and counted, never an
-error: a checkpoint does not depend on it (I13). Only what is neither an announcement nor a handle of any snapshot is an
-error of who asks (`check_form`). What is refused for good leaves the list, so that its table is stored anew.
+base's state has all its parents (I11). A snapshot that does not belong to the state is refused and counted, never an
+error: a checkpoint does not depend on it (I13). Only data that is neither an announcement nor a handle is the caller's
+error (`check_form`). A snapshot refused for good leaves the list, so that its table is stored again.
 
-A handle costs one request, and that only once: an index never changes, and it is remembered. The oldest snapshots come
-first, whatever their key groups, so each has its turn. Blocking I/O.
+A handle costs one request, once: an index never changes, and is cached. The oldest snapshots come first, whatever their
+key groups, so each gets its turn. Blocking I/O.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What a checkpoint makes of the snapshots that tasks reported: takes, lists from now on, and will never take."""
+    """A checkpoint's decision on reported snapshots: taken, announced (listed from now on), refused for good."""
 
     taken: Sequence[MaterializationHandle] = ()
     announced: Sequence[Announcement] = ()
@@ -55,16 +55,16 @@ def choose_materializations(
     at_once: int = AT_ONCE_MAX,
 ) -> Reported:
     """
-    Return what the checkpoint after `base` makes of what was reported.
+    Decide on the snapshots reported to the checkpoint after `base`.
 
     Args:
         job_store: The job's manifests.
         job: Its name.
         base: The checkpoint on which the new one builds.
-        reported: Announcements, and handles of stored snapshots; of several attempts the same one may come twice.
+        reported: Announcements, and handles of stored snapshots; several attempts may report the same one.
         clock: For `patience_ms`.
-        patience_ms: No further index is read after this time; handles that are left are reported again.
-        at_once: Indexes that are read at the same time.
+        patience_ms: No further index is read after this time; remaining handles are reported again.
+        at_once: Indexes read in parallel.
     """
     gate = _Gate(job_store, job, base)
     handles: dict[str, MaterializationHandle] = {}
@@ -85,7 +85,7 @@ def choose_materializations(
 
     def check(handle: MaterializationHandle) -> DstlError | None:
         if clock.monotonic_ms() > until_ms and not job_store.indexes.knows(handle):
-            return UnavailableError("there was no time to look at it")
+            return UnavailableError("there was no time to check it")
         try:
             gate.check_index(handle)
         except DstlError as error:
@@ -105,10 +105,10 @@ def choose_materializations(
 
 def check_form(reported: Sequence[Any]) -> None:
     """
-    Check that what is reported are announcements and handles of snapshots.
+    Check that all reports are announcements or handles of snapshots.
 
     Raises:
-        InvalidInputError: One is neither; says which.
+        InvalidInputError: One is neither; names its index.
     """
     for number, data in enumerate(reported):
         try:
@@ -118,7 +118,7 @@ def check_form(reported: Sequence[Any]) -> None:
 
 
 class _Gate:
-    """Knows the base of a checkpoint, and raises what speaks against what was reported."""
+    """Knows the base of a checkpoint, and raises why a report is refused."""
 
     def __init__(self, job_store: JobStore, job: str, base: CheckpointRef) -> None:
         state = job_store.state(base)
@@ -130,7 +130,7 @@ class _Gate:
         self.taken = {item.uid for item in state.materializations}
 
     def announced(self, data: dict[str, Any]) -> Announcement:
-        """Return an announcement of a table that stood at this history's checkpoint."""
+        """Return a valid announcement: made for this base, of a table at one of its ancestors."""
         announcement = Announcement.from_dict(data)
         version = announcement.snapshot.version
         if announcement.base != self._base:
@@ -140,13 +140,13 @@ class _Gate:
             )
         if not self._job_store.is_ancestor(version, self._base):
             raise InvalidInputError(
-                f"materialization {announcement.snapshot.uid} is of checkpoint {version.to_text()}, which is no "
-                f"ancestor of {self._base.to_text()}"
+                f"materialization {announcement.snapshot.uid} is of checkpoint {version.to_text()}, which is not "
+                f"an ancestor of {self._base.to_text()}"
             )
         return announcement
 
     def check_listed(self, handle: MaterializationHandle) -> None:
-        """Raise what the manifests say against a handle; costs no request."""
+        """Raise `InvalidInputError` if the base does not list the handle; no request."""
         listed = self._listed.get(handle.uid)
         if listed is None or not listed.is_of(handle):
             raise InvalidInputError(
@@ -154,21 +154,21 @@ class _Gate:
                 "may be gone"
             )
         if handle.index_key != index_key(self._job, handle.operator, handle.key_groups, handle.uid):
-            raise InvalidInputError(f"{handle.index_key} is no index of job {self._job!r}")
+            raise InvalidInputError(f"{handle.index_key} is not an index of job {self._job!r}")
 
     def check_index(self, handle: MaterializationHandle) -> None:
-        """Raise what the index says against a handle that is listed; the first time that takes one request."""
+        """Raise if the index of a listed handle does not fit the state; the first check takes one request."""
         if not self._counting.would_count(handle):
-            raise InvalidInputError(f"materialization {handle.uid} is no newer than what the state has")
+            raise InvalidInputError(f"materialization {handle.uid} is no newer than the state's own")
         index = self._job_store.indexes.read(handle)
         if index.job_uid != self._job_store.job_uid or index.version != self._listed[handle.uid].version:
             raise InvalidInputError(f"materialization {handle.uid} is not the one that was announced")
         if not self.taken.issuperset(index.parents):
-            raise InvalidInputError(f"materialization {handle.uid} is built upon one that the state has no more")
+            raise InvalidInputError(f"materialization {handle.uid} reuses files of one that is no longer in the state")
 
 
 def _each(check: Callable[[T], R], items: Sequence[T], at_once: int) -> Iterable[R]:
-    """Yield what `check` says of each item, in order."""
+    """Yield the result of `check` for each item, in order."""
     if at_once <= 1 or len(items) <= 1:
         return map(check, items)
     with ThreadPoolExecutor(min(at_once, len(items)), thread_name_prefix="check") as threads:

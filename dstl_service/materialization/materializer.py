@@ -1,12 +1,12 @@
 """
-Materialization on a sidecar: asks tasks for snapshots when they are due, and has them stored in the background (I13).
+Materialization on a sidecar: asks tasks for due snapshots, and stores them in the background (I13).
 
-A restore tells which table stands where and what was logged, so each is a chance to ask its task for a snapshot. The
-task hands a folder of hard links over and goes on. Nothing is put before a checkpoint lists the snapshot as under way
-(`dstl_service.formats.under_way`): its announcement, and when it is stored its handle, travels with a restore to a
-task, with that task's receipt to the driver, and from there to the coordinator, until a checkpoint has it. What a
-checkpoint lets go of is given up. If this process ends before, the next one finds the snapshot in the list, and offers
-it if its index is there. Whatever goes wrong ends one materialization, and nothing else.
+A restore tells a table's version and the size of its log, so each is a chance to ask its task for a snapshot. The task
+hands over a folder of hard links and continues. Nothing is put before a checkpoint lists the snapshot as under way
+(`dstl_service.formats.under_way`): its announcement, and once it is stored its handle, travels with a restore to a
+task, with that task's receipt to the driver, and from there to the coordinator, until a checkpoint has it. A snapshot
+dropped from the list is given up. If this process ends, the next one finds the snapshot in the list, and offers it if
+its index exists. A failure ends one materialization, and nothing else.
 
 All methods run on the event loop.
 """
@@ -47,12 +47,12 @@ _T = TypeVar("_T")
 _MEASURED_BYTES_MIN = 1 << 20
 _CHANCE_BITS = 32
 _CHOICE_MS = 500
-"""How long the coordinator looks at reported handles while the checkpoint's sets become durable."""
+"""How long the coordinator checks reported handles while the checkpoint's sets become durable."""
 _CHOICE_HUNG_S = 2.0
 _LOOK_S = 10.0
-"""How often it is asked whether a checkpoint lists what waits, where no restore tells it: behind a job's last batch."""
+"""Interval of the check whether a checkpoint lists waiting snapshots; no restore tells it after a job's last batch."""
 _UNLISTED_MS_MAX = 24 * 3_600_000
-"""A folder is held so long for a checkpoint that is to list it; a batch may take hours."""
+"""How long a folder is held for a checkpoint to list it; a batch may take hours."""
 _LOOKS_PER_INTERVAL = 10
 
 
@@ -61,12 +61,12 @@ class Materializer:
     Keeps the schedules of a host's tables, and their snapshots until a checkpoint names them.
 
     Args:
-        settings: When, and how fast.
-        store: Where snapshots go.
+        settings: When to materialize, and how fast.
+        store: Receives the snapshots.
         clock: For times and delays.
-        ids: Names materializations, and gives chance.
+        ids: Names materializations; source of randomness.
         executor: Runs blocking calls; one that hangs must not take a thread from others.
-        registry: Where the metrics are.
+        registry: Holds the metrics.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class Materializer:
 
     @property
     def is_busy(self) -> bool:
-        """Say whether a snapshot is being stored."""
+        """Whether a snapshot is being stored."""
         return bool(self._tasks)
 
     def trusted(self, table_id: TableId, have: CheckpointRef | None) -> CheckpointRef | None:
         """
-        Return the version from which a table may be advanced; None: it must begin anew, for its files are damaged.
+        Return the version from which a table may advance; None if it must be restored, since its files are damaged.
 
-        That is said once, to the first task with a version. If it had another slot's table, or never got the answer,
-        the table's next snapshot shows the damage again, and is not stored either.
+        None is returned once, to the first task with a version. If that had another slot's table, or never got the
+        answer, the table's next snapshot shows the damage again, and is not stored either.
         """
         table = self._tables.get(table_id)
         if table is None or have is None or not table.is_damaged:
@@ -110,26 +110,26 @@ class Materializer:
 
     async def offer(self, table_id: TableId, job_store: JobStore, plan: RestorePlan, want: CheckpointRef) -> Offer:
         """
-        Take note of a restore, and decide what its task is told. Never raises: a restore must not fail for this.
+        Register a restore, and decide what to tell its task. Raises no `DstlError`: a restore must not fail for this.
 
         Args:
             table_id: The table that is restored.
             job_store: Its job.
-            plan: What it gets.
-            want: The checkpoint at which it will stand.
+            plan: Its restore plan.
+            want: The checkpoint to which it is restored.
         """
         try:
             history = TableHistory.of(job_store, want)
             table = self._tables.get(table_id)
             if table is not None and table.history != history:
                 if table.history.job_uid == history.job_uid and table.history.branch > history.branch:
-                    return Offer()  # who restores what the job was set back from tells nothing
+                    return Offer()  # a restore of a branch given up by a rewind has no information
                 self._forget(table_id, table)
                 table = None
             if table is None:
                 table = self._add(table_id, history)
                 if not plan.is_full:
-                    # Another process counted the log before; from here on it is counted as it comes.
+                    # Another process counted the log so far; from here on this one does.
                     key = (table_id.operator, table_id.key_groups)
                     plan = await self._in_thread(plan_restore, job_store, *key, None, want)
             self._count_log(table.schedule, plan)
@@ -149,17 +149,17 @@ class Materializer:
 
     async def take(self, table_id: TableId, job_store: JobStore, version: CheckpointRef, path: str) -> None:
         """
-        Take a snapshot over: store it in the background once it is listed, and remove its folder then.
+        Take over a snapshot: store it in the background once it is listed, then remove its folder.
 
         Args:
-            table_id: The table of which it is.
+            table_id: The snapshot's table.
             job_store: Its job.
-            version: The checkpoint at which the table stood.
+            version: The checkpoint of the table's content.
             path: The folder. Taking the same one again changes nothing.
 
         Raises:
-            ConflictError: Another snapshot of this table is on its way; count this one as skipped.
-            InvalidInputError: The folder cannot be taken.
+            ConflictError: Another snapshot of this table is being stored; this one counts as skipped.
+            InvalidInputError: The folder cannot be taken over.
             NotFoundError: The checkpoint does not exist.
         """
         table = self._tables.get(table_id) or self._add(table_id, TableHistory.of(job_store, version))
@@ -180,7 +180,7 @@ class Materializer:
                 table.own = None
             self._failed(table_id, table)
             raise
-        if table.own is not own:  # let go of meanwhile
+        if table.own is not own:  # given up meanwhile
             self._discard_folder(own)
             return
         table.schedule.begin(self._clock.monotonic_ms(), version.id)
@@ -193,9 +193,9 @@ class Materializer:
         self, job: str, job_store: JobStore, base: CheckpointRef | None, reported: Sequence[dict[str, Any]]
     ) -> Reported:
         """
-        Return what the checkpoint after `base` makes of what tasks reported of their snapshots.
+        Decide on the snapshots that tasks reported to the checkpoint after `base`.
 
-        Never raises, and does not keep the checkpoint waiting for long: what is left out is reported again.
+        Raises no `DstlError`, and delays the checkpoint only briefly: snapshots left out are reported again.
         """
         if not reported or base is None:
             return Reported()
@@ -211,13 +211,13 @@ class Materializer:
         return chosen
 
     def replayed(self, size_bytes: int, duration_ms: int) -> None:
-        """Learn how fast a log is applied; what is too small to tell is left out."""
+        """Measure how fast a log is applied; logs below 1 MiB are ignored."""
         if size_bytes >= _MEASURED_BYTES_MIN and duration_ms > 0:
             measured = size_bytes * 1000 / duration_ms
             self._replay_bytes_per_s += (measured - self._replay_bytes_per_s) / 2
 
     async def close(self) -> None:
-        """Stop; what is not stored by now is stored by a later materialization."""
+        """Stop; a later materialization replaces unfinished ones."""
         tasks = [*self._tasks, *self._watches.values()]
         for task in tasks:
             task.cancel()
@@ -253,15 +253,15 @@ class Materializer:
             )
 
     def _begun(self, table_id: TableId, version: CheckpointRef) -> PendingSnapshot:
-        """Return a snapshot of a table that stands at `version`, announced to the checkpoint that follows it."""
+        """Return a snapshot of a table at `version`, announced to the checkpoint that follows it."""
         snapshot = UnderWaySnapshot(table_id.operator, table_id.key_groups, version, self._ids.unique_id())
         return PendingSnapshot(Announcement(snapshot, version), self._clock.monotonic_ms())
 
     async def _follow(self, table_id: TableId, table: TrackedTable, job_store: JobStore, manifest: Manifest) -> None:
-        """Learn from a completed checkpoint what became of the table's snapshot."""
+        """Update the table's snapshot from a completed checkpoint: listed, taken or dropped."""
         own = table.own
         if own is None or manifest.id <= own.announcement.base.id:
-            return  # who restores an older checkpoint tells nothing
+            return  # an older checkpoint tells nothing
         if own.uid in manifest.under_way.uids:
             own.listed_at = own.listed_at or manifest.ref
             self._store_if_listed(table_id, table, job_store)
@@ -280,8 +280,8 @@ class Materializer:
             is_ancestor = await self._in_thread(job_store.is_ancestor, own.announcement.snapshot.version, manifest.ref)
             if table.own is not own or own.listed_at is not None:
                 return
-            if is_free and is_ancestor:  # else another host is at it already, or the table's checkpoint was given up
-                # A uid is announced for one base only: under a new one, it enters the list once in its life.
+            if is_free and is_ancestor:  # else another host is storing one, or a rewind gave the table's checkpoint up
+                # A uid is announced for one base only, so it enters the list at most once: a new base needs a new uid.
                 snapshot = replace(own.announcement.snapshot, uid=self._ids.unique_id())
                 own.announcement = Announcement(snapshot, manifest.ref)
             else:
@@ -297,7 +297,7 @@ class Materializer:
         own.storing.add_done_callback(self._tasks.discard)
 
     def _let_go(self, table_id: TableId, table: TrackedTable, own: PendingSnapshot) -> None:
-        """Give a snapshot up that no checkpoint is going to take; another one is made when it is due."""
+        """Give up a snapshot that no checkpoint will take; another one is made when due."""
         logger.warning("materialization was taken by no checkpoint", extra={**_names(table_id), "uid": own.uid})
         table.own = None
         now_ms = self._clock.monotonic_ms()
@@ -308,7 +308,7 @@ class Materializer:
         self._discard_folder(own)
 
     async def _look_at_foreign(self, table_id: TableId, table: TrackedTable, manifest: Manifest) -> None:
-        """Take up what an earlier process or another host has stored, if it is there."""
+        """Adopt a snapshot that an earlier process or another host has stored, if its index exists."""
         listed = manifest.under_way.snapshot_of(table_id.operator, table_id.key_groups)
         if listed is None or table.own is not None:
             table.foreign = None
@@ -332,7 +332,7 @@ class Materializer:
         logger.info("stored materialization found", extra={**_names(table_id), "uid": own.uid})
 
     async def _watch(self, job: str, job_store: JobStore) -> None:
-        """Ask now and then whether a checkpoint lists what waits; behind the last batch of a job no restore tells."""
+        """Poll whether a checkpoint lists waiting snapshots; after a job's last batch no restore tells it."""
         try:
             while True:
                 await asyncio.sleep(_LOOK_S)
@@ -365,7 +365,7 @@ class Materializer:
         if table.own is not None and table.own.stored is not None:
             return False
         if table.foreign is not None and now_ms - table.foreign.since_ms < table.patience_ms:
-            return False  # another process may be at it; a dead one's is announced anew
+            return False  # another process may be storing it; a dead one's is announced again
         skipped = schedule.skipped
         trigger = schedule.ask(now_ms, self._replay_bytes_per_s)
         labels = (table_id.job, table_id.operator)
@@ -393,7 +393,7 @@ class Materializer:
         try:
             stored = await self._uploader.store(table_id, job_store, snapshot, base, folder, table.known)
         except DamagedFileError as error:
-            logger.error(  # noqa: TRY400 - the message says all
+            logger.error(  # noqa: TRY400 - the message is complete
                 "a local table is damaged, and will be restored anew", extra={**_names(table_id), "error": str(error)}
             )
             self.metrics.damaged.labels(*labels).inc()
@@ -407,7 +407,7 @@ class Materializer:
             self._give_up(table_id, table, own)
         else:
             if table.own is not own:
-                return  # let go of when the last object was on its way
+                return  # given up while the last object was uploaded
             now_ms = self._clock.monotonic_ms()
             own.stored = stored.handle
             table.schedule.completed(now_ms, stored.handle.size_bytes)
@@ -432,7 +432,7 @@ class Materializer:
     def _discard_folder(self, own: PendingSnapshot) -> None:
         folder, own.folder = own.folder, None
         if folder is not None:
-            # Not waited for: this may run while the service stops.
+            # Not awaited: this may run while the service stops.
             self._executor.submit(folder.remove)
 
     def _give_up(self, table_id: TableId, table: TrackedTable, own: PendingSnapshot) -> None:

@@ -1,7 +1,7 @@
 """
-What is known of a host's tables between a snapshot's announcement and the checkpoint that names it.
+State of a host's tables between a snapshot's announcement and the checkpoint that names it.
 
-Plain values of `materializer`, which decides what happens to them. No I/O.
+Plain values of `materializer`, which decides about them. No I/O.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from storage.model import MaterializationHandle
 @dataclass(frozen=True, slots=True)
 class Offer:
     """
-    What a restore tells its task.
+    The part of a restore's answer that concerns snapshots.
 
     Args:
-        materialize: Make a snapshot.
-        report: What the driver has to learn of the table's snapshot: its announcement, or the handle of a stored one.
+        materialize: Whether the task is to make a snapshot.
+        report: Report on the table's snapshot for the driver: its announcement, or the handle of a stored one.
     """
 
     materialize: bool = False
@@ -37,16 +37,16 @@ class Offer:
 @dataclass(slots=True)
 class PendingSnapshot:
     """
-    A table's snapshot on its way: announced, handed over and listed, in either order, then stored.
+    A pending snapshot of a table: announced, then handed over and listed in either order, then stored.
 
     Args:
-        announcement: As which it is announced; with a new uid for each base, until a checkpoint lists it.
-        since_ms: When it was begun.
+        announcement: Its announcement; with a new uid for each base, until a checkpoint lists it.
+        since_ms: When it began.
         path: The folder that a task named.
         folder: The same, opened.
-        listed_at: The checkpoint that was first seen to list it. Before, nothing of it may be put.
+        listed_at: The checkpoint first seen to list it. Before that, no object of it may be put.
         storing: The upload.
-        stored: Its handle, when all of it is there.
+        stored: Its handle once it is stored completely.
     """
 
     announcement: Announcement
@@ -63,7 +63,7 @@ class PendingSnapshot:
         return self.announcement.snapshot.uid
 
     def report(self, want: CheckpointRef) -> dict[str, Any] | None:
-        """Return what the checkpoint after `want` is to be told."""
+        """Return the report to the checkpoint after `want`, or None."""
         if self.stored is not None:
             return self.stored.to_dict()
         is_for_next = self.listed_at is None and self.announcement.base == want
@@ -72,7 +72,7 @@ class PendingSnapshot:
 
 @dataclass(slots=True)
 class ForeignSnapshot:
-    """A listed snapshot of a table that another process announced: it may be at it, or dead."""
+    """A listed snapshot of a table that another process announced, which may be storing it or dead."""
 
     uid: str
     since_ms: int
@@ -81,10 +81,10 @@ class ForeignSnapshot:
 
 class TableHistory(NamedTuple):
     """
-    To which checkpoints what is known of a table belongs.
+    The history that a table's state belongs to.
 
-    Of a job that was deleted, or behind a rewind, ids come again: what was counted up to an id, or waits for one, tells
-    nothing of those.
+    Checkpoint ids repeat after a job's deletion or a rewind: counts up to an id, and waits for one, do not apply to
+    another history.
     """
 
     job_uid: str
@@ -92,20 +92,20 @@ class TableHistory(NamedTuple):
 
     @classmethod
     def of(cls, job_store: JobStore, ref: CheckpointRef) -> TableHistory:
-        """Return that of a checkpoint."""
+        """Return a checkpoint's history."""
         return cls(job_store.job_uid, Place.of(ref.id, ref.generation).branch)
 
 
 @dataclass(slots=True)
 class TrackedTable:
-    """What is known of one table of this host."""
+    """State of one table of this host."""
 
     history: TableHistory
     schedule: Schedule
     patience_ms: int
-    """How long another process's snapshot is waited for; longer each time, or two hosts would undo each other's."""
+    """How long to wait for another process's snapshot; it grows, or two hosts would undo each other's."""
     known: KnownFiles = field(default_factory=KnownFiles)
     own: PendingSnapshot | None = None
     foreign: ForeignSnapshot | None = None
     is_damaged: bool = False
-    """A snapshot showed that its files on the local disk are not what was written."""
+    """A snapshot showed that files on the local disk are damaged."""

@@ -1,10 +1,10 @@
 """
 A snapshot as a task hands it over: a folder on this host with hard links to a table's files.
 
-What comes from a client is a path, so it is only used if it leads to a real folder of this process's own user that
-holds nothing but regular files with the names of a table's files; files are opened below the checked folder, never by
-path again. While a folder is held it is locked (shared), which tells the owner of the table that it is still needed;
-the lock goes with the process. Blocking I/O.
+The client sends a path, so it is used only if it leads to a real folder of this process's own user that holds nothing
+but regular files with the names of a table's files. Files are opened below the checked folder, never by path again.
+While a folder is held it is locked (shared), which tells the owner of the table that it is still needed; the lock ends
+with the process. Blocking I/O.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class SnapshotFolder:
     @classmethod
     def open(cls, path: str, root: Path | None) -> SnapshotFolder:
         """
-        Take a folder over.
+        Take over a folder.
 
         Args:
-            path: What the client said.
-            root: The folder must lie below this one, if given.
+            path: The path that the client sent.
+            root: If given, the folder must lie below this one.
 
         Raises:
-            InvalidInputError: The folder may not be read by this service; says why.
+            InvalidInputError: The folder is not acceptable; says why.
         """
         if not os.path.isabs(path) or os.path.normpath(path) != path or "\0" in path:
-            raise _refused(path, "it must be an absolute path without '.', '..' and doubled '/'")
+            raise _refused(path, "it must be an absolute path without '.', '..' or '//'")
         if root is not None and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
-            raise _refused(path, "it does not lie below the root that this service is set to (materialization root)")
+            raise _refused(path, "it is not below the root that this service is configured with (materialization root)")
         try:
             fd = os.open(path, _DISK | os.O_DIRECTORY)
         except OSError as error:
@@ -75,14 +75,14 @@ class SnapshotFolder:
 
     def files(self) -> list[FoundFile]:
         """
-        Return what is in the folder.
+        Return the files in the folder.
 
         Raises:
-            InvalidInputError: Something is that no snapshot has.
+            InvalidInputError: The folder holds an entry that no snapshot has, or is not a snapshot.
         """
         names = sorted(os.listdir(self._fd))
         if len(names) > _FILES_MAX or "CURRENT" not in names:
-            raise _refused(self.path, "it is no snapshot of a table")
+            raise _refused(self.path, "it is not a snapshot of a table")
         found = []
         for name in names:
             info = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
@@ -96,8 +96,8 @@ class SnapshotFolder:
         Return a file's bytes.
 
         Raises:
-            DamagedFileError: The local disk has lost it.
-            UnavailableError: It is gone or has changed, or cannot be read for another reason.
+            DamagedFileError: The local disk has lost the file's bytes.
+            UnavailableError: The file is gone or has changed, or cannot be read for another reason.
         """
         try:
             fd = os.open(file.name, _DISK, dir_fd=self._fd)
@@ -111,17 +111,17 @@ class SnapshotFolder:
         return data
 
     def remove(self) -> None:
-        """Delete the files and the folder, as far as that goes, and close it."""
+        """Delete the files and the folder, as far as possible, and close it."""
         try:
             for name in os.listdir(self._fd):
                 os.unlink(name, dir_fd=self._fd)
             os.rmdir(self.path)
-        except OSError:  # who opens the table next removes what is left
+        except OSError:  # the next open of the table removes the rest
             pass
         self.close()
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

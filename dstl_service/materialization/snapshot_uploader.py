@@ -1,14 +1,13 @@
 """
-Stores a snapshot: hashes its files, uploads those that its parent does not have, and writes the index behind them.
+Stores a snapshot: hashes its files, uploads those that its parent does not have, then writes the index.
 
-A file is uploaded only if it is as RocksDB wrote it (`dstl_service.materialization.table_file_check`): of one that the
-local disk had damaged, a hash would make valid state, for which the log is cut off. The very bytes that are hashed are
-verified.
+A file is uploaded only if it is as RocksDB wrote it (`dstl_service.materialization.table_file_check`): a hash of a file
+that the local disk had damaged would make it valid state, for which the log is truncated. The very bytes that are
+hashed are verified.
 
-Whoever calls this has seen a completed manifest that lists the snapshot's uid as under way, so that the garbage
-collector knows whatever is put (I11, see `dstl_service.formats.under_way`). All keys carry the uid: nothing that was
-ever there is put again. A file counts as stored without an upload only if a materialization of the checkpoint's state
-names it.
+The caller has seen a completed manifest that lists the snapshot's uid as under way, so that the garbage collector keeps
+all objects put here (I11, see `dstl_service.formats.under_way`). All keys carry the uid, so no deleted key is ever put
+again. A file counts as stored without an upload only if a materialization of the checkpoint's state names it.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _RETRY_DELAY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TableId:
-    """Whose table it is."""
+    """Identity of a table."""
 
     job: str
     operator: str
@@ -58,15 +57,15 @@ class TableId:
 
 @dataclass(slots=True)
 class KnownFiles:
-    """What one process knows of a table's files from earlier snapshots: a cache."""
+    """Cache of what a process knows of a table's files from earlier snapshots."""
 
     checksums: dict[tuple[int, ...], str] = field(default_factory=dict)
-    """By a file's identity; hard links of one file share it. Of the files of the last snapshot only."""
+    """By a file's identity, which hard links share; only files of the last snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
-    """A snapshot that is stored, and what it cost."""
+    """A stored snapshot, with the bytes uploaded and reused."""
 
     handle: MaterializationHandle
     uploaded_bytes: int
@@ -74,14 +73,14 @@ class StoredSnapshot:
 
 
 class BandwidthLimiter:
-    """Spreads bytes over time; without a limit it lets all through. No clock: the caller says the time, and waits."""
+    """Spreads bytes over time; 0 means no limit. No clock: the caller passes the time, and waits."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
         self._free_ms = 0.0
 
     def delay_ms(self, size_bytes: int, now_ms: int) -> float:
-        """Return how long to wait before sending so many bytes; they count as sent."""
+        """Return how long to wait before sending `size_bytes`; they count as sent."""
         if not self._bytes_per_s:
             return 0.0
         begin_ms = max(float(now_ms), self._free_ms)
@@ -94,8 +93,8 @@ class SnapshotUploader:
     Stores snapshots of all tables of a host.
 
     Args:
-        settings: How fast, and how often an upload is tried.
-        store: Where snapshots go.
+        settings: Bandwidth, threads and attempts.
+        store: Receives the snapshots.
         clock: For delays.
         executor: Runs blocking calls; one that hangs must not take a thread from others.
     """
@@ -127,20 +126,20 @@ class SnapshotUploader:
         Store a snapshot.
 
         Args:
-            table: Of which it is.
+            table: The snapshot's table.
             job_store: Its job.
-            snapshot: What the checkpoint `base` lists as under way.
-            base: A completed checkpoint; what its state has of the table is built upon.
-            folder: Where the files are.
-            known: Cache of the table's.
+            snapshot: The snapshot, which the checkpoint `base` lists as under way.
+            base: A completed checkpoint; files of the table's snapshot in its state are reused.
+            folder: Holds the files.
+            known: The table's cache.
 
         Raises:
-            DamagedFileError: It is not stored, as the local disk has damaged the table.
-            DstlError: It is not stored as a whole for another reason. Nothing names what is.
+            DamagedFileError: Not stored, since the local disk has damaged the table.
+            DstlError: Not stored completely for another reason. Nothing names the objects already put.
         """
         parent = await self._in_thread(_parent, self._store, job_store, table, base)
         found = {file.name: file for file in await self._in_thread(folder.files)}
-        # A table's next snapshot shares files with this one; what is not in this one never comes again.
+        # A table's next snapshot shares files with this one; files not in this one never return.
         here = {file.identity for file in found.values()}
         known.checksums = {identity: checksum for identity, checksum in known.checksums.items() if identity in here}
         shared = {(file.checksum, file.size_bytes): file.object_key for file in parent.files} if parent else {}
@@ -180,7 +179,7 @@ class SnapshotUploader:
         known: KnownFiles,
         shared: Mapping[tuple[str, int], str],
     ) -> SnapshotFile:
-        """Return how a file is called in the store; only files that are new here are read for it."""
+        """Return a file's entry for the index; only files new to this process are read."""
         checksum = known.checksums.get(file.identity)
         if checksum is None:
             async with self._slots.held(table.job):
@@ -209,7 +208,7 @@ class SnapshotUploader:
     def _put_file(self, folder: SnapshotFolder, found: FoundFile, file: SnapshotFile) -> None:
         data = folder.read(found)
         if checksum128(data) != file.checksum:
-            raise DamagedFileError(f"file {file.name} of snapshot {folder.path} has changed, which nobody may write")
+            raise DamagedFileError(f"file {file.name} of snapshot {folder.path} has changed since it was hashed")
         self._store.put(file.object_key, data)
 
     async def _put_index(self, table: TableId, index: MaterializationIndex) -> None:
@@ -223,7 +222,7 @@ class SnapshotUploader:
 def _verified(
     folder: SnapshotFolder, names: Collection[str], stored: Collection[tuple[str, int]], file: FoundFile
 ) -> str:
-    """Return the checksum of a file that is as it was written; what the parent has was verified for that."""
+    """Return the checksum of a file that is as RocksDB wrote it; content that the parent has is already verified."""
     data = folder.read(file)
     checksum = checksum128(data)
     if (checksum, file.size_bytes) not in stored:
@@ -234,12 +233,12 @@ def _verified(
 def _parent(
     store: ObjectStore, job_store: JobStore, table: TableId, base: CheckpointRef
 ) -> MaterializationIndex | None:
-    """Return the materialization of the same table that the checkpoint's state has, or None."""
+    """Return the same table's materialization in the checkpoint's state, or None."""
     found: Iterable[MaterializationHandle] = job_store.state(base).materializations
     for handle in found:
         if (handle.operator, handle.key_groups) == (table.operator, table.key_groups):
             try:
                 return read_index(store, handle)
-            except CorruptDataError:  # it cannot be built upon; the new one replaces it
+            except CorruptDataError:  # its files cannot be reused; the new one replaces it
                 return None
     return None

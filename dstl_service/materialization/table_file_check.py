@@ -1,20 +1,19 @@
 """
 Verifies the files of a table's snapshot by the checksums that RocksDB wrote into them with the data.
 
-A hash taken of a file when it is stored only proves that it stays as it is. Whether the local disk had damaged it
-before, only these checksums tell: RocksDB computes them in memory, before anything is on a disk. Every byte of a file
-is covered by one of them, and must be: what lies between two blocks is damage, too.
+A hash taken when a file is stored only proves that it does not change afterwards. Only these checksums show whether the
+local disk had damaged it before: RocksDB computes them in memory, before anything is on a disk. Every byte of a file
+must be covered by one of them: bytes between two blocks are damage, too.
 
     SST         `[data block]... [filter] [index] [properties] [metaindex] footer`, of format 6; each block with a
                 trailer of its kind of compression and the XXH3 of both
     MANIFEST    a log of records with a CRC-32C each
     CURRENT     the name of the MANIFEST
 
-Tables are written in just these forms (`backend_client.table.files`). Of any other one nothing can be told, so it is
+Tables are written in exactly these forms (`backend_client.table.files`). Any other form cannot be verified, so it is
 refused like damage. Pure.
 
-A disk that has lost a file's bytes may say so itself, by an error when they are read: that is damage, too. A full disk
-is not.
+A disk that has lost a file's bytes may report an error when they are read: that is damage, too. A full disk is not.
 """
 
 from __future__ import annotations
@@ -53,32 +52,32 @@ _LOST = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA})
 
 
 class DamagedFileError(CorruptDataError):
-    """A file of a table is not what RocksDB wrote. A local table is of no use then; its state is stored elsewhere."""
+    """A file of a table is not as RocksDB wrote it. The local table is useless; its state is in the store."""
 
 
 def is_lost(error: OSError) -> bool:
     """
-    Say whether the system reports that a file's bytes are lost, as it read them from a disk.
+    Return whether a read error means that a file's bytes on disk are lost.
 
-    They do not come back, so that whoever waited for them would wait for ever. Other errors may pass: too many open
-    files, too little memory, a disk or a quota that is full.
+    Retrying such a read never succeeds. Other errors are transient: too many open files, too little memory, a full disk
+    or quota.
     """
     return error.errno in _LOST
 
 
 class _NotAsWrittenError(Exception):
-    """Says where."""
+    """The message says where."""
 
 
 class _Block(NamedTuple):
-    """Where a block lies, without its trailer."""
+    """Position of a block, without its trailer."""
 
     offset: int
     size: int
 
     @property
     def end(self) -> int:
-        """Where the next one begins."""
+        """Offset of the next block."""
         return self.offset + self.size + _TRAILER.size
 
 
@@ -87,12 +86,12 @@ def check_table_file(name: str, data: BytesLike, names: Collection[str]) -> None
     Verify a file of a snapshot.
 
     Args:
-        name: The file's; it is one that snapshots have.
-        data: All of it.
+        name: The file's name, one that snapshots have.
+        data: Its whole content.
         names: All files of the snapshot.
 
     Raises:
-        DamagedFileError: It is not as RocksDB wrote it, or in a form that cannot be verified.
+        DamagedFileError: The file is not as RocksDB wrote it, or in a form that cannot be verified.
     """
     try:
         if name.endswith(".sst"):
@@ -101,7 +100,7 @@ def check_table_file(name: str, data: BytesLike, names: Collection[str]) -> None
             _check_current(bytes(data), names)
         else:
             _check_log(bytes(data))
-    # What has no valid form may fail anywhere on the way.
+    # Parsing an invalid form may fail anywhere.
     except (_NotAsWrittenError, struct.error, IndexError, OverflowError, pa.ArrowInvalid, OSError) as error:
         raise DamagedFileError(f"file {name} of a table is damaged: {error}") from error
 
@@ -129,7 +128,7 @@ def _check_sst(data: memoryview) -> None:
 
 
 def _check_data(data: memoryview, sizes: Iterable[int], base: int) -> int:
-    """Verify the data blocks, which follow each other from the start of the file on; return where they end."""
+    """Verify the data blocks, which are contiguous from the start of the file; return where they end."""
     offset, trailer_size = 0, _TRAILER.size
     for size in sizes:
         _check_block(data, _Block(offset, size), base)
@@ -142,18 +141,18 @@ def _check_footer(footer: memoryview, base: int, offset: int) -> None:
     blank[_FOOTER_CHECKSUM] = bytes(_U32.size)
     (stored,) = _U32.unpack(footer[_FOOTER_CHECKSUM])
     if _checksum(memoryview(blank)[:-1], blank[-1], base, offset) != stored:
-        raise _NotAsWrittenError("the checksum of its footer does not fit")
+        raise _NotAsWrittenError("the checksum of its footer does not match")
 
 
 def _check_block(data: memoryview, block: _Block, base: int) -> None:
     compression, stored = _TRAILER.unpack_from(data, block.offset + block.size)
     content = data[block.offset : block.offset + block.size]
     if _checksum(content, compression, base, block.offset) != stored:
-        raise _NotAsWrittenError(f"the checksum of the block at {block.offset} does not fit")
+        raise _NotAsWrittenError(f"the checksum of the block at {block.offset} does not match")
 
 
 def _checksum(content: memoryview, last_byte: int, base: int, offset: int) -> int:
-    """Return what is stored for bytes at a place; `base` and the place are in it, so that no block passes elsewhere."""
+    """Return the checksum stored for bytes; it includes `base` and the offset, so no block is valid elsewhere."""
     own = (checksum64(content) & _U32_MASK) ^ (last_byte * _LAST_BYTE_FACTOR & _U32_MASK)
     place = base ^ ((offset & _U32_MASK) + (offset >> 32) & _U32_MASK) if base else 0
     return own + place & _U32_MASK
@@ -170,14 +169,14 @@ def _content(data: memoryview, block: _Block, base: int) -> bytes:
         return stored
     size, start = _varint(stored, 0)
     if compression != _LZ4 or size > _LZ4_RATIO_MAX * len(stored):
-        raise _NotAsWrittenError(f"the block at {block.offset} is compressed in another way than by LZ4")
+        raise _NotAsWrittenError(f"the block at {block.offset} is not compressed with LZ4")
     return pa.Codec("lz4_raw").decompress(stored[start:], size, asbytes=True)  # type: ignore[no-any-return]
 
 
 def _metaindex(content: bytes) -> Iterator[tuple[bytes, _Block]]:
     """Yield the names and places of the blocks that hold no data."""
     for start in _restarts(content)[0]:
-        name_size, position = _varint(content, start + 1)  # before it stands how much of the name before it has: 0
+        name_size, position = _varint(content, start + 1)  # the byte before is the shared prefix length: 0
         _, position = _varint(content, position)
         name = content[position : position + name_size]
         offset, position = _varint(content, position + name_size)
@@ -188,8 +187,8 @@ def _data_sizes(content: bytes) -> Iterator[int]:
     """
     Yield the sizes of the data blocks; each is the last number of its entry in the index.
 
-    It is read backwards, as the highest bit is set in all of a number's bytes but its last one: the keys before it,
-    and where the block begins, need not be read.
+    The number is read backwards, since the highest bit is set in all its bytes but the last: the key and the block's
+    offset before it need not be parsed.
     """
     starts, end = _restarts(content)
     if not end:
@@ -203,14 +202,14 @@ def _data_sizes(content: bytes) -> Iterator[int]:
 
 
 def _restarts(content: bytes) -> tuple[tuple[int, ...], int]:
-    """Return where the entries of a block begin, of which each is a restart point, and where the last one ends."""
+    """Return the offsets of a block's entries, each a restart point, and the end of the last one."""
     (count,) = _U32.unpack_from(content, len(content) - _U32.size)
     end = len(content) - _U32.size * (count + 1)
     return struct.unpack_from(f"<{count}I", content, end), end
 
 
 def _varint(content: bytes, position: int) -> tuple[int, int]:
-    """Return the number at a place, and where it ends."""
+    """Return the varint at a position, and its end."""
     value = shift = 0
     while True:
         byte = content[position]
@@ -227,7 +226,7 @@ def _check_current(data: bytes, names: Collection[str]) -> None:
 
 
 def _check_log(data: bytes) -> None:
-    """Verify all records; RocksDB itself takes one that is cut off at the end for one that was never finished."""
+    """Verify all records; RocksDB itself would take a truncated last record for an unfinished one."""
     position, is_open = 0, False
     while position < len(data):
         left = _LOG_BLOCK_BYTES - position % _LOG_BLOCK_BYTES
@@ -239,15 +238,15 @@ def _check_log(data: bytes) -> None:
         stored, size, kind = _RECORD.unpack_from(data, position)
         end = position + _RECORD.size + size
         if size + _RECORD.size > left or end > len(data):
-            raise _NotAsWrittenError(f"the record at {position} is cut off")
+            raise _NotAsWrittenError(f"the record at {position} is truncated")
         crc = _crc32c(data[end - size - 1 : end])
         if ((crc >> 15 | crc << 17) + _CRC_MASK_DELTA) & _U32_MASK != stored:
-            raise _NotAsWrittenError(f"the checksum of the record at {position} does not fit")
+            raise _NotAsWrittenError(f"the checksum of the record at {position} does not match")
         if is_open is not (kind in (_MIDDLE, _LAST)) or not _FULL <= kind <= _LAST:
             raise _NotAsWrittenError(f"the record at {position} is out of place")
         is_open, position = kind in (_FIRST, _MIDDLE), end
     if is_open or not data:
-        raise _NotAsWrittenError("its last record is cut off")
+        raise _NotAsWrittenError("its last record is truncated")
 
 
 def _crc32c_table() -> tuple[int, ...]:

@@ -1,1 +1,1 @@
-"""The metrics that the service exports."""
+"""Metrics exported by the service."""

@@ -1,4 +1,4 @@
-"""The metrics of queries: what their drivers tell of each finished batch, in the registry of the coordinator."""
+"""Metrics of queries, which drivers report to their coordinator after each batch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dstl_service.wire import BatchFigures
 _SECONDS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _COUNTS = {
     "rows": "Input rows of stateful operators.",
-    "keys": "Keys that were visited, counted once for each batch.",
-    "changes": "Changes of state.",
+    "keys": "Visited keys, counted once per batch.",
+    "changes": "State changes.",
     "state_reads": "Reads of tables.",
     "log_bytes": "Bytes of change sets that checkpoints name.",
 }
@@ -18,10 +18,10 @@ _PHASES = ("state", "function", "checkpoint", "upload", "manifest")
 
 
 class BatchMetrics:
-    """Counts and times of batches, by job."""
+    """Counts and durations of batches, by job."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._batches = Counter("dstl_batches", "Batches whose checkpoint exists.", ["job"], registry=registry)
+        self._batches = Counter("dstl_batches", "Batches whose checkpoint was completed.", ["job"], registry=registry)
         self._repeated = Counter(
             "dstl_batches_repeated", "Executions of batches beyond the first.", ["job"], registry=registry
         )
@@ -36,11 +36,11 @@ class BatchMetrics:
             registry=registry,
         )
         self._table_bytes = Gauge(
-            "dstl_batch_table_bytes", "Size of the tables that a job's tasks opened last.", ["job"], registry=registry
+            "dstl_batch_table_bytes", "Size of the tables that a job's last batch opened.", ["job"], registry=registry
         )
 
     def observe(self, job: str, figures: BatchFigures) -> None:
-        """Count a batch."""
+        """Count a finished batch."""
         self._batches.labels(job).inc()
         self._repeated.labels(job).inc(figures.tries - 1)
         for name, counter in self._counts.items():

@@ -1,4 +1,4 @@
-"""The metrics of checkpoints."""
+"""Metrics of checkpoints."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dstl_service.metrics.buckets import SECONDS
 
 
 class CheckpointMetrics:
-    """How many exist, and how long they took."""
+    """Number and duration of completed checkpoints."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.checkpoints = Counter("dstl_checkpoints_completed", "Checkpoints that exist.", ["job"], registry=registry)
+        self.checkpoints = Counter("dstl_checkpoints_completed", "Checkpoints completed.", ["job"], registry=registry)
         self.checkpoint_seconds = Histogram(
             "dstl_checkpoint_seconds",
-            "Time from the request to complete a checkpoint to its manifest.",
+            "Time from the request to complete a checkpoint until its manifest exists.",
             buckets=SECONDS,
             registry=registry,
         )

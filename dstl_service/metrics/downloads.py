@@ -1,4 +1,4 @@
-"""What a cache of downloads reports, and metrics show."""
+"""Figures of the download cache, shown as metrics."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class DownloadFigures:
     """
-    The figures of one cache of downloads, which alone changes them.
+    The figures of one download cache, which alone updates them.
 
     Args:
-        hits: Reads that a download on disk or on its way served.
+        hits: Reads served by a finished or running download.
         misses: Objects downloaded from the store.
-        failures: Downloads that the disk lost or refused.
+        failures: Downloads that failed on the local disk.
         bytes_kept: Bytes of downloads on disk.
     """
 

@@ -1,4 +1,4 @@
-"""The metrics of change sets on their way in and on to durability."""
+"""Metrics of change sets from arrival to durability."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SIZES = (1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9)
 
 
 class IntakeMetrics:
-    """Counts of sets and of uploads, and how large and slow these were."""
+    """Counts of change sets and uploads; sizes and durations of uploads."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.change_sets = Counter(
@@ -22,10 +22,10 @@ class IntakeMetrics:
         self.refused = Counter(
             "dstl_change_sets_refused", "Change sets answered with back-pressure.", registry=registry
         )
-        self.uploads = Counter("dstl_uploads", "Batches whose upload was begun.", ["job"], registry=registry)
+        self.uploads = Counter("dstl_uploads", "Batches whose upload began.", ["job"], registry=registry)
         self.upload_failures = Counter(
             "dstl_upload_failures",
-            "Batches whose every attempt failed; they are sent again.",
+            "Batches whose upload failed; they are uploaded again.",
             ["job"],
             registry=registry,
         )
@@ -37,12 +37,12 @@ class IntakeMetrics:
         )
         self.batch_sets = Histogram(
             "dstl_batch_change_sets",
-            "Change sets that share an object.",
+            "Change sets per segment object.",
             buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 1024),
             registry=registry,
         )
         self.upload_attempts = Histogram(
-            "dstl_upload_attempts", "Attempts begun for an upload.", buckets=(1, 2, 3, 5, 10), registry=registry
+            "dstl_upload_attempts", "Attempts begun per upload.", buckets=(1, 2, 3, 5, 10), registry=registry
         )
         self.winning_attempt = Histogram(
             "dstl_upload_winning_attempt",

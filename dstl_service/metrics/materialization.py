@@ -1,4 +1,4 @@
-"""The metrics of materialization, in the registry of the service: what was done, and what shows a stuck one."""
+"""Metrics of materialization: counts of what was done, and gauges that show a stuck one."""
 
 from __future__ import annotations
 
@@ -13,42 +13,40 @@ _GAUGES = {
     "materialization_log_bytes": "Log of this host's tables since their last materialization.",
     "materialization_table_bytes": "Size of this host's tables when they were last materialized.",
     "materializations_running": "Snapshots that are being stored.",
-    "materialization_running_seconds": "How long the longest of them runs by now.",
-    "materialization_success_age_seconds": "Time since the last success, of the table for which it is longest.",
-    "materialization_consecutive_failures": "Failures in a row, of the table that has most.",
+    "materialization_running_seconds": "Time for which the oldest running snapshot is being stored.",
+    "materialization_success_age_seconds": "Time since the last success, of the table with the longest.",
+    "materialization_consecutive_failures": "Consecutive failures, of the table with most.",
 }
 
 GaugeValues = dict[tuple[str, str], dict[str, float]]
-"""By (job, operator): the value of each gauge."""
+"""The value of each gauge, by (job, operator)."""
 
 
 class MaterializationMetrics:
-    """Counts and gauges of one service process."""
+    """Counters and gauges of one service process."""
 
     def __init__(self, registry: CollectorRegistry, gauges: Callable[[], GaugeValues]) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"dstl_{name}", text, ["job", "operator", *labels], registry=registry)
 
-        self.started = counter("materializations_started", "Snapshots whose storing was begun.")
-        self.completed = counter("materializations_completed", "Snapshots that are stored.")
-        self.failed = counter("materializations_failed", "Snapshots that were not made or not stored.")
+        self.started = counter("materializations_started", "Snapshots whose upload began.")
+        self.completed = counter("materializations_completed", "Snapshots stored.")
+        self.failed = counter("materializations_failed", "Snapshots that could not be taken or stored.")
         self.damaged = counter(
-            "tables_damaged", "Snapshots that were not stored as the local disk had damaged the table's files."
+            "tables_damaged", "Snapshots not stored because the local disk had damaged the table's files."
         )
-        self.skipped = counter("materializations_skipped", "Times when one was due and none was needed or could begin.")
+        self.skipped = counter("materializations_skipped", "Materializations due but not needed, or not begun.")
         self.failures_reported = counter("materialization_failures_reported", "Tables that failed too often in a row.")
-        self.triggered = counter("materializations_triggered", "Why snapshots were asked for.", "trigger")
-        self.named = counter("materializations_named", "Materializations that a checkpoint took into its state.")
+        self.triggered = counter("materializations_triggered", "Snapshots requested, by reason.", "trigger")
+        self.named = counter("materializations_named", "Materializations that checkpoints took into their state.")
         self.refused = Counter(
             "dstl_materializations_refused",
-            "Materializations that did not belong to a checkpoint's state.",
+            "Materializations refused because they did not belong to a checkpoint's state.",
             ["job"],
             registry=registry,
         )
-        self.uploaded_bytes = counter("materialization_uploaded_bytes", "Bytes of snapshots written to the store.")
-        self.reused_bytes = counter(
-            "materialization_reused_bytes", "Bytes of snapshots that were in the store already."
-        )
+        self.uploaded_bytes = counter("materialization_uploaded_bytes", "Bytes of snapshots uploaded to the store.")
+        self.reused_bytes = counter("materialization_reused_bytes", "Bytes of snapshots that the store had already.")
         self.seconds = Histogram(
             "dstl_materialization_seconds", "Time to store a snapshot.", buckets=_SECONDS, registry=registry
         )

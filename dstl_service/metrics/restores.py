@@ -1,4 +1,4 @@
-"""The metrics of restores: how many run, and how far they are."""
+"""Metrics of restores: how many run, and their progress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
 class RestoreMetrics:
-    """Running restores, and the bytes that they are to send and have sent."""
+    """Running restores, and bytes planned and sent."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.restores_running = Gauge(
@@ -14,7 +14,7 @@ class RestoreMetrics:
         )
         self.restore_planned_bytes = Counter(
             "dstl_restore_planned_bytes",
-            "Bytes of segments and snapshots that restores begun so far were to send to tables.",
+            "Bytes of segments and snapshots that begun restores planned to send to tables.",
             ["job"],
             registry=registry,
         )

@@ -1,8 +1,8 @@
 """
-Every metric of the service: its name, unit and labels, in Prometheus form at ``/metrics``.
+All metrics of the service, in Prometheus' format at ``/metrics``.
 
-Names follow Flink's changelog metrics where there is one (upload requests, failures, attempts, sizes, latencies, batch
-sizes); units are in the names. Each service has a registry of its own, so that tests do not share counts.
+Names follow Flink's changelog metrics where one exists (upload requests, failures, attempts, sizes, latencies, batch
+sizes); units are in the names. Each service has a registry of its own, so tests do not share counts.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class CacheFigures(Protocol):
-    """What the cache of segments in memory tells of itself."""
+    """Figures of the in-memory segment cache."""
 
     @property
     def hits(self) -> int:
-        """Segments restored from memory."""
+        """Number of segments restored from memory."""
 
     @property
     def misses(self) -> int:
-        """Segments read from elsewhere."""
+        """Number of segments read from the store or from downloads."""
 
     @property
     def bytes_kept(self) -> int:
@@ -40,7 +40,7 @@ class CacheFigures(Protocol):
 
 
 class ServiceMetrics:
-    """The metrics of one service process, by area; each part gets its own area only."""
+    """The metrics of one service process, by area; each part gets only its own area."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -59,33 +59,33 @@ class ServiceMetrics:
         downloads: DownloadFigures,
     ) -> None:
         """
-        Show what is asked for when metrics are read; called once.
+        Register gauges whose values are computed when metrics are read; call once.
 
         Args:
-            in_flight_bytes: Bytes received and not yet durable.
-            queued_change_sets: Sets that are neither durable nor on their way.
-            attempts_running: Attempts of uploads that run, late ones too.
-            cache: What the cache of segments in memory reports.
-            downloads: What the cache of downloads reports.
+            in_flight_bytes: Bytes in flight, plus bytes reserved for arriving bodies.
+            queued_change_sets: Number of sets that are neither durable nor being uploaded.
+            attempts_running: Number of running upload attempts, late ones included.
+            cache: Figures of the in-memory segment cache.
+            downloads: Figures of the download cache.
         """
         for name, text, ask in (
             (
                 "dstl_in_flight_bytes",
-                "Bytes that arrive, are not durable, or are held by attempts.",
+                "Bytes reserved for arriving bodies, not yet durable, or held by upload attempts.",
                 in_flight_bytes,
             ),
-            ("dstl_queued_change_sets", "Change sets that wait for an upload to begin.", queued_change_sets),
-            ("dstl_upload_attempts_running", "Attempts that run, late ones too.", attempts_running),
+            ("dstl_queued_change_sets", "Change sets whose upload has not begun.", queued_change_sets),
+            ("dstl_upload_attempts_running", "Running upload attempts, late ones included.", attempts_running),
             ("dstl_cache_hits", "Segments restored from memory.", lambda: cache.hits),
             ("dstl_cache_misses", "Segments restored from the store or from downloads.", lambda: cache.misses),
             ("dstl_cache_bytes", "Bytes of segments in memory.", lambda: cache.bytes_kept),
-            ("dstl_download_cache_hits", "Reads that a download on disk or on its way served.", lambda: downloads.hits),
+            ("dstl_download_cache_hits", "Reads served by a finished or running download.", lambda: downloads.hits),
             ("dstl_download_cache_misses", "Objects downloaded from the store.", lambda: downloads.misses),
             ("dstl_download_cache_bytes", "Bytes of downloads on disk.", lambda: downloads.bytes_kept),
-            ("dstl_download_cache_failures", "Downloads that the disk lost or refused.", lambda: downloads.failures),
+            ("dstl_download_cache_failures", "Downloads that failed on the local disk.", lambda: downloads.failures),
         ):
             Gauge(name, text, registry=self.registry).set_function(ask)
 
     def render(self) -> bytes:
-        """Return all metrics in Prometheus' text form."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)

@@ -1,1 +1,1 @@
-"""The sidecars of other hosts: where they are, and what is asked of them."""
+"""The sidecars of other hosts: their addresses, and calls to them."""

@@ -1,8 +1,7 @@
 """
-When calls to other services run: in threads of their own, so many for a host and in all, which jobs share.
+Calls to other services: each in a thread, bounded per host and overall; jobs share both bounds.
 
-A host that takes a connection and never answers holds up those who wait for it, for a while, and nobody else. Owned by
-the event loop.
+A host that accepts connections and never answers delays only the calls to it. Owned by the event loop.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from storage.model import SegmentHandle
 
 class PeerCalls:
     """
-    Asks the services of other hosts.
+    Calls the services of other hosts.
 
     Args:
-        client: Talks to one.
-        registry: Says who may be asked.
-        threads: Runs calls; a thread each.
-        calls_max: Calls that run at a time, of which a job has at most half; see `dstl_service.process.shares`.
-        calls_per_host_max: Those to one address, of which a job has at most half as well.
-        patience_s: How long a call may wait for its turn.
+        client: Performs a call.
+        registry: Decides which addresses may be called.
+        threads: Runs each call in a thread of its own.
+        calls_max: Calls that run at the same time; a job has at most half of them, see `dstl_service.process.shares`.
+        calls_per_host_max: Calls to one address that run at the same time; a job has at most half of them.
+        patience_s: Longest wait of a call for its turn.
     """
 
     def __init__(
@@ -48,11 +47,11 @@ class PeerCalls:
         self._threads = threads
         self._of_jobs = FairSlots(calls_max)
         self._calls_per_host_max = calls_per_host_max
-        self._of_hosts: WeakValueDictionary[str, FairSlots] = WeakValueDictionary()  # there while they are of use
+        self._of_hosts: WeakValueDictionary[str, FairSlots] = WeakValueDictionary()  # dropped when unused
         self._patience_s = patience_s
 
     async def origin_of(self, job: str, url: str) -> str:
-        """Return the address of a peer; see `PeerRegistry.check`."""
+        """Return the origin of a peer's URL if it may be called; see `PeerRegistry.check`."""
         return await self._registry.check(job, url)
 
     async def persist(
@@ -62,7 +61,7 @@ class PeerCalls:
         Have a peer persist sets and a note; see `PeerClient.persist`.
 
         Raises:
-            UnavailableError: So many calls are under way that it was not asked; nothing is lost, ask again.
+            UnavailableError: No slot became free in time, so the peer was not called; nothing is lost, ask again.
         """
         of_host = self._of_hosts.setdefault(origin, FairSlots(self._calls_per_host_max))
         try:
@@ -70,22 +69,22 @@ class PeerCalls:
                 await self._take_places(of_host, job)
         except TimeoutError:
             raise UnavailableError(
-                f"service {origin} was not asked: other calls to it, or of job {job!r}, have waited for "
+                f"service {origin} was not called: other calls to it, or of job {job!r}, took all slots for "
                 f"{self._patience_s:g} s; ask again",
                 job=job,
             ) from None
         ask = partial(self._client.persist, origin, job, refs, wait=wait, note=note)
         try:
             call = asyncio.get_running_loop().run_in_executor(self._threads, ask)
-        except BaseException:  # a system may have no thread left
+        except BaseException:  # the system may be out of threads
             self._give_places_back(of_host, job)
             raise
-        # The places are the thread's: who waited for it may be gone long before it ends.
+        # The slots belong to the thread, which may outlive its cancelled caller.
         call.add_done_callback(lambda _: self._give_places_back(of_host, job))
         return await asyncio.shield(call)
 
     async def _take_places(self, of_host: FairSlots, job: str) -> None:
-        """Take both places together: who waits for one keeps the other from nobody."""
+        """Take both slots together; a call that waits for one does not hold the other."""
         while True:
             await of_host.acquire(job)
             if self._of_jobs.acquire_at_once(job):

@@ -1,9 +1,9 @@
 """
-Calls between services: the coordinator asks the sidecars of other hosts to make their sets durable.
+Calls between services: a coordinator has the sidecars of other hosts persist their change sets.
 
-Blocking; `calls` calls it in threads. The standard library's client is enough: a call per host and checkpoint.
-Nothing of what a peer answers but handles and the kind of its error is handed on: who asks for a call to an address
-shall not read by it what is said there.
+Blocking; `calls` runs it in threads. The standard library's client suffices: one call per host and checkpoint.
+Only handles and the kind of an error are passed on from a peer's answer: a client that names an address must not be
+able to read answers from there.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from storage.errors import DstlError, ErrorKind, LostChangesError, UnavailableEr
 from storage.model import SegmentHandle
 
 CONNECT_TIMEOUT_S = 3.0
-"""A host that does not take a connection within this time is taken to be gone, with the sets that only it held."""
+"""A host that does not accept a connection within this time counts as gone, and the sets that only it held as lost."""
 
 _ASK_TIMEOUT_S = 10.0
-"""How long a request may take that only starts something."""
+"""Longest time of a request that does not wait for uploads."""
 
-# An answer may take minutes; a host that is gone is noticed in ten seconds.
+# An answer may take minutes; keep-alive detects a dead host in ten seconds.
 _ALIVE_AFTER_S, _ALIVE_EVERY_S, _ALIVE_PROBES, _UNREAD_S = 4, 2, 3, 10
 
 _ANSWER_BYTES_MAX = 64 << 20
@@ -42,13 +42,13 @@ logger = logging.getLogger("dstl_service")
 
 class PeerClient:
     """
-    Talks to other services with this service's own token.
+    Calls other services with this service's own token.
 
     Args:
-        own_token: Asked before each call: the token to show, or None.
-        timeout_s: How long a call may take, whatever is said meanwhile.
-        ca_file: Certificates by which services are known; None: those of the system.
-        tls: Asked before each call over TLS for what it needs, in place of `ca_file`.
+        own_token: Called before each request; returns the token to send, or None.
+        timeout_s: Longest time of a call, even if bytes keep arriving.
+        ca_file: CA certificates in PEM that sign other services' certificates; None: those of the system.
+        tls: Called before each request over TLS; returns its context. Replaces `ca_file`.
     """
 
     def __init__(
@@ -67,12 +67,13 @@ class PeerClient:
         self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
     ) -> list[SegmentHandle]:
         """
-        Have the service at `url` persist `refs` and a note; return the handles in order, or nothing without `wait`.
+        Have the service at `url` persist `refs` and a note; return the handles in order, or none without `wait`.
 
         Raises:
-            LostChangesError: That service does not hold a set, cannot be reached, or does not answer in time: its sets
-                count as lost.
-            DstlError: It refused, with an error of this kind.
+            LostChangesError: The service lacks a set, cannot be reached, or does not answer in time: its sets count as
+                lost.
+            UnavailableError: The answer cannot be read.
+            DstlError: The service refused, with an error of this kind.
         """
         body = json.dumps(asdict(PersistRequest(max(ref.epoch for ref in refs), list(refs), wait, note))).encode()
         headers = {"content-type": "application/json"}
@@ -91,15 +92,15 @@ class PeerClient:
                 return [SegmentHandle.from_dict(handle) for handle in answer["handles"]]
             reported = error_from_dict(answer)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise UnavailableError(f"service {url} answered {status} and no more that can be read") from None
+            raise UnavailableError(f"service {url} answered with status {status} and an unreadable body") from None
         raise _without_its_words(url, reported)
 
     def _ask(self, url: str, path: str, body: bytes, headers: dict[str, str], timeout_s: float) -> tuple[int, bytes]:
         """
         Return status and body of the answer.
 
-        Services talk to each other directly, whatever proxy the environment names for the outside, and go nowhere else:
-        an answer that sends the token to another address is not followed.
+        Services call each other directly: proxies of the environment are ignored, and redirects are not followed, as
+        they could send the token elsewhere.
         """
         parts = urlsplit(url)
         if parts.scheme == "https":
@@ -122,11 +123,11 @@ class PeerClient:
 
 @contextmanager
 def _ended_after(timeout_s: float, connection: socket.socket) -> Iterator[None]:
-    """Break a connection off at a moment, for a time-out of the socket begins anew with every byte."""
+    """Shut a connection down after a total time; a socket's own time-out restarts with every byte."""
 
     def end() -> None:
         try:
-            socket.socket.shutdown(connection, socket.SHUT_RDWR)  # TLS would say goodbye first
+            socket.socket.shutdown(connection, socket.SHUT_RDWR)  # bypasses TLS, whose shutdown may block
         except OSError:
             return
 
@@ -142,21 +143,21 @@ def _ended_after(timeout_s: float, connection: socket.socket) -> Iterator[None]:
 def _read(response: http.client.HTTPResponse) -> bytes:
     data = response.read(_ANSWER_BYTES_MAX + 1)
     if len(data) > _ANSWER_BYTES_MAX:
-        raise http.client.HTTPException(f"an answer of more than {_ANSWER_BYTES_MAX} bytes")
+        raise http.client.HTTPException(f"the answer has more than {_ANSWER_BYTES_MAX} bytes")
     if response.length:
         raise http.client.IncompleteRead(b"", response.length)
     return data
 
 
 def _without_its_words(url: str, reported: DstlError) -> DstlError:
-    """Return an error of the same kind that hands on nothing of what the peer said; the log has it."""
+    """Return an error of the same kind without the peer's message, which only the log gets."""
     if reported.kind is not ErrorKind.LOST_CHANGES:
         words = reported.message[:_LOGGED_CHARS_MAX]
         logger.warning("peer refused", extra={"peer": url, "kind": reported.kind.value, "error": words})
     text = {
         ErrorKind.LOST_CHANGES: "lacks a change set: it was received by a process that is gone, or its checkpoint was "
-        "given up; the batch must be executed again",
+        "aborted; the batch must be executed again",
         ErrorKind.UNAVAILABLE: "could not store its change sets now; nothing is lost, ask again",
-        ErrorKind.UNAUTHORIZED: "does not accept this service's token; all services of a cluster share one",
+        ErrorKind.UNAUTHORIZED: "does not accept this service's token; give all services of the cluster the same token",
     }.get(reported.kind, f"refused with {reported.kind.value}; see this service's log")
     return type(reported)(f"service {url} {text}")

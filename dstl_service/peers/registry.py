@@ -1,10 +1,10 @@
 """
-Which addresses belong to services of this storage, so that a caller cannot have the service's token sent elsewhere.
+Addresses of the services of a storage, so that a client cannot have the service's token sent elsewhere.
 
-A service that other hosts reach says so in the store, at its start and every hour; whoever can write there is trusted
-with all state anyway. A coordinator asks only addresses that are there, or that its operator has listed. It looks for
-the one that it was told, so entries of services that are gone cost nobody a call. Of those that were renewed last the
-store keeps `ENTRIES_MAX`: their number is bounded, and no age decides who is asked.
+A service with an advertised URL announces it in the store, at its start and every hour; a writer of the store is
+trusted with all state anyway. A coordinator calls only announced addresses, or those that its operator lists. It looks
+up the one address that it was given, so stale entries cause no calls. The store keeps the `ENTRIES_MAX` entries that
+were renewed last: their number is bounded, and an entry does not expire by age.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from storage.errors import DstlError, InvalidInputError, NotFoundError
 from storage.object_store import ObjectStore
 
 FOLDER = "@services"
-"""Where services say who they are; no job can have this name."""
+"""Folder of announced addresses; no job can have this name."""
 
 ENTRIES_MAX = 10_000
-"""Far more than the services of a cluster; what was renewed longer ago than so many others goes."""
+"""Most entries, far more than a cluster has services; the least recently renewed ones are deleted."""
 
 _AGAIN_MS = 5_000
 _RENEWED_MS = 3_600_000
@@ -40,10 +40,10 @@ logger = logging.getLogger("dstl_service")
 
 def origin_of(url: str) -> str:
     """
-    Return the part of a URL that says whom it reaches: scheme, host and port.
+    Return the origin of a URL: scheme, host and port.
 
     Raises:
-        InvalidInputError: It is no address of a service.
+        InvalidInputError: The URL is not the address of a service.
     """
     try:
         parts = urlsplit(url)
@@ -52,16 +52,18 @@ def origin_of(url: str) -> str:
         host = port = None
         parts = urlsplit("")
     if not host or parts.scheme not in _PORTS or parts.username is not None:
-        raise InvalidInputError(f"{url[:200]!r} is no address of a service: http://host:port or https://host:port")
+        raise InvalidInputError(
+            f"{url[:200]!r} is not a service's address; the form is http://host:port or https://host:port"
+        )
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{_PORTS[parts.scheme] if port is None else port}"
 
 
 def parse_allowed(text: str) -> list[str]:
     """
-    Return the patterns of a list of addresses.
+    Return the patterns in a list of addresses, separated by commas.
 
     Raises:
-        InvalidInputError: One of them can be no address.
+        InvalidInputError: A pattern cannot match an address.
     """
     patterns = [pattern.strip().lower().rstrip("/") for pattern in text.split(",")]
     for pattern in patterns:
@@ -70,12 +72,12 @@ def parse_allowed(text: str) -> list[str]:
 
 
 def encode_entry(origin: str) -> tuple[str, bytes]:
-    """Return key and content of the object by which a service says that it is reached there."""
+    """Return key and content of the object that announces an origin."""
     return f"{FOLDER}/{checksum64(origin.encode()):016x}.json", json.dumps({"format": 1, "url": origin}).encode()
 
 
 def announce(store: ObjectStore, origin: str) -> None:
-    """Say in the store that a service is reached there, and bring the entries down to their number. Blocking."""
+    """Announce an origin in the store, and delete the oldest entries above `ENTRIES_MAX`. Blocking."""
     store.put(*encode_entry(origin))
     entries = list(store.list(f"{FOLDER}/"))
     if len(entries) > ENTRIES_MAX:
@@ -85,15 +87,15 @@ def announce(store: ObjectStore, origin: str) -> None:
 
 class Announcement:
     """
-    The address of this service, which it gives out when the store has it; until then tasks do without.
+    The address of this service, given out once the store has it; until then tasks make their sets durable themselves.
 
-    It is announced anew while it is given out.
+    The announcement is renewed every hour while the address is in use.
 
     Args:
-        url: Where other hosts reach this service, or None.
-        store: Where it is told.
+        url: URL for other hosts, or None.
+        store: Takes the announcement.
         in_thread: Runs a blocking call.
-        clock: Tells when to try again.
+        clock: Tells when to announce again.
     """
 
     def __init__(
@@ -109,13 +111,13 @@ class Announcement:
 
     @property
     def url(self) -> str | None:
-        """The address, once others accept it. Called on the event loop."""
+        """The address, once it is announced; None before. Called on the event loop."""
         if self._url is not None:
             self.begin()
         return self._url if self._is_known else None
 
     def begin(self) -> None:
-        """Tell the store, unless that was done within the hour, or was tried in vain just now."""
+        """Start an announcement, unless one runs, succeeded within the hour, or failed within five seconds."""
         if self._url is None or self._running is not None or self._clock.monotonic_ms() < self._again_ms:
             return
         self._running = asyncio.get_running_loop().create_task(self._tell())
@@ -137,15 +139,14 @@ class Announcement:
 
 class PeerRegistry:
     """
-    Decides whether an address may be asked, with this service's token. Owned by the event loop.
+    Decides whether an address may be called with this service's token. Owned by the event loop.
 
     Args:
-        allowed: Addresses that the operator lists, with ``*`` for any text, separated by commas; None: those that the
-            store knows.
-        store: Where services say who they are.
-        look: Runs a blocking call for a job, of which only so many run at a time.
-        clock: Tells when to look again.
-        needs_tls: Whether others are asked over TLS only.
+        allowed: Addresses that the operator lists, separated by commas, with ``*`` for any text; None: announced ones.
+        store: Holds the announcements.
+        look: Runs a job's blocking call; bounds how many run at a time.
+        clock: Tells when to look an address up again.
+        needs_tls: Whether only https addresses may be called.
     """
 
     def __init__(
@@ -166,26 +167,28 @@ class PeerRegistry:
 
     async def check(self, job: str, url: str) -> str:
         """
-        Return the address at which a peer may be asked.
+        Return the origin of a peer's URL if it may be called.
 
         Raises:
-            InvalidInputError: It is none of this cluster's, or would be asked in the clear.
+            InvalidInputError: The address is neither listed nor announced, or is not https although TLS is needed.
         """
         origin = origin_of(url)
         if self._needs_tls and not origin.startswith("https:"):
             raise InvalidInputError(
-                f"{origin} would be told the token in the clear; services with TLS ask over https only"
+                f"{origin} would receive the token unencrypted; a service with TLS calls others over https only"
             )
         if not await self._is_peer(job, origin):
             raise InvalidInputError(
-                f"{origin} is no service of this storage: list it in peers.allowed, or start it with this storage and "
-                f"that advertised_url"
+                f"{origin} is not a known service of this storage; list it in peers.allowed, or start it with this "
+                f"storage and that advertised_url"
             )
         return origin
 
     async def _is_peer(self, job: str, origin: str) -> bool:
         if self._allowed is not None:
-            return any(fnmatchcase(origin, pattern) for pattern in self._allowed)
+            return any(
+                fnmatchcase(origin, pattern.replace("[", "[[]")) for pattern in self._allowed
+            )  # of an IPv6 address
         now_ms = self._clock.monotonic_ms()
         if self._known.get(origin, now_ms) <= now_ms:
             if not await self._look(job, self._is_stored, origin):

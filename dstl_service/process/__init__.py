@@ -1,1 +1,1 @@
-"""What concerns the process as a whole: its log lines, memory, TCP connections and idle time."""
+"""Process-wide facilities: logs, memory, threads and slots that jobs share, TCP keep-alive, idle exit."""

@@ -1,5 +1,5 @@
 """
-Places that jobs share by the rule of `shares`: who wants all of them leaves some, and keeps nobody waiting for long.
+Slots that jobs share by the rule of `shares`: no job can take all of them, or keep others waiting for long.
 
 Owned by the event loop.
 """
@@ -16,12 +16,12 @@ from dstl_service.process.shares import shares_of
 
 class FairSlots:
     """
-    At most `total` holders at a time; a free place goes to the key, such as a job, that holds fewest.
+    At most `total` holders at a time; a free slot goes to the waiting key, such as a job, that holds fewest.
 
-    Of keys that hold as many, it goes to the one that was given none for longest.
+    Among keys that hold equally many, it goes to the one that was served least recently.
 
     Args:
-        total: Places in all.
+        total: Number of slots.
     """
 
     def __init__(self, total: int) -> None:
@@ -32,7 +32,7 @@ class FairSlots:
 
     @asynccontextmanager
     async def held(self, key: str) -> AsyncIterator[None]:
-        """Hold a place within this context."""
+        """Hold a slot within this context."""
         await self.acquire(key)
         try:
             yield
@@ -40,7 +40,7 @@ class FairSlots:
             self.release(key)
 
     async def acquire(self, key: str) -> None:
-        """Wait for a place; `release` gives it back."""
+        """Wait for a slot; `release` gives it back."""
         if self.acquire_at_once(key):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -55,14 +55,14 @@ class FairSlots:
             raise
 
     def acquire_at_once(self, key: str) -> bool:
-        """Take a place if there is one, and say whether there was."""
-        may_hold = self._may_hold(key)  # whoever waits while a place is free has its share
+        """Take a slot if the key may have one now; say whether it was taken."""
+        may_hold = self._may_hold(key)  # keys that wait while a slot is free hold their share already
         if may_hold:
             self._take(key)
         return may_hold
 
     def release(self, key: str) -> None:
-        """Give a place back."""
+        """Give a slot back."""
         self._free += 1
         self._held[key] -= 1
         if not self._held[key]:
@@ -82,7 +82,7 @@ class FairSlots:
             turns = self._waiting.pop(key)
             turn = turns.popleft()
             if turns:
-                self._waiting[key] = turns  # behind the others, or many short calls of one key would keep them waiting
+                self._waiting[key] = turns  # re-queued last: many short calls of one key must not keep others waiting
             if not turn.cancelled():
                 self._take(key)
                 turn.set_result(None)

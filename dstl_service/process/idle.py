@@ -1,4 +1,4 @@
-"""Stops a process that nobody needs for a while: the embedded sidecar goes away with its job."""
+"""Stops an idle process: an embedded sidecar ends after its job."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 class IdleWatch:
     """
-    Calls `stop_process` after `idle_exit_s` seconds in which no request ran and nothing was done in the background.
+    Calls `stop_process` after at least `idle_exit_s` seconds without requests and background work.
 
-    Owned by the event loop.
+    The check runs every `idle_exit_s`, so the stop comes within twice that time. Owned by the event loop.
 
     Args:
-        idle_exit_s: 0 never stops.
-        stop_process: What is called.
-        is_busy: Tells whether something is done in the background.
+        idle_exit_s: Idle time in seconds; 0 never stops.
+        stop_process: Stops the process.
+        is_busy: Says whether background work runs.
     """
 
     def __init__(
@@ -29,21 +29,21 @@ class IdleWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the watch."""
         if self._idle_exit_s > 0:
             self._timer = asyncio.get_running_loop().call_later(self._idle_exit_s, self._check)
 
     def request_began(self) -> None:
-        """Record a request; costs next to nothing, so that it can be done for each."""
+        """Record the start of a request; cheap enough for every request."""
         self._running += 1
 
     def request_ended(self) -> None:
-        """Record its end, which of a restore may be long after its beginning."""
+        """Record the end of a request; a restore may run for long."""
         self._running -= 1
         self._touched = True
 
     def stop(self) -> None:
-        """End the watch."""
+        """Stop the watch."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -1,5 +1,5 @@
 """
-Threads that jobs share: slow calls of some jobs leave threads to every other, see `shares`.
+Threads that jobs share: slow calls of some jobs leave threads for all others, see `shares`.
 
 Owned by the event loop.
 """
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 
 NO_JOB = ""
-"""Stands for the service itself among the jobs."""
+"""Job name for calls of the service itself."""
 
 
 class RunInThread(Protocol):
@@ -32,11 +32,11 @@ class RunInThread(Protocol):
 
 class JobThreads:
     """
-    Runs blocking calls of jobs; half of the threads are the most that one job has.
+    Runs blocking calls of jobs; one job has at most half of the threads.
 
     Args:
-        total: Threads in all.
-        name: Of the threads.
+        total: Number of threads.
+        name: Prefix of the threads' names.
     """
 
     def __init__(self, total: int, name: str) -> None:
@@ -45,38 +45,38 @@ class JobThreads:
 
     async def run(self, job: str, function: Callable[[*_Args], _T], *args: *_Args) -> _T:
         """
-        Run a call in a thread, when it is this job's turn.
+        Run a call in a thread when it is the job's turn; return or raise what the call does.
 
         Raises:
-            RuntimeError: The call raised `StopIteration`, which no coroutine may.
+            RuntimeError: The call raised `StopIteration`, which a coroutine cannot raise.
         """
         await self._slots.acquire(job)
         try:
             call = asyncio.get_running_loop().run_in_executor(self._threads, _called, function, args)
-        except BaseException:  # a system may have no thread left
+        except BaseException:  # the system may be out of threads
             self._slots.release(job)
             raise
-        # The place is the thread's: who waited for it may be gone long before it ends.
+        # The slot belongs to the thread, which may outlive its cancelled caller.
         call.add_done_callback(partial(self._ended, job))
         return await asyncio.shield(call)
 
     async def each(self, job: str, pieces: Iterator[_T]) -> AsyncIterator[_T]:
-        """Yield what takes a thread to come by; between two pieces none is kept."""
+        """Yield pieces, each computed in a thread; no thread is held between two pieces."""
         while taken := await self.run(job, lambda: list(islice(pieces, 1))):
             yield taken[0]
 
     def close(self) -> None:
-        """Give the threads back when their calls have ended; begin no other."""
+        """Release the threads after their running calls; cancel queued ones. Does not wait."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _ended(self, job: str, call: asyncio.Future[Any]) -> None:
         self._slots.release(job)
         if not call.cancelled():
-            call.exception()  # nobody may be left to ask
+            call.exception()  # marks it as retrieved: the caller may have been cancelled
 
 
 def _called(function: Callable[[*_Args], _T], args: tuple[*_Args]) -> _T:
     try:
         return function(*args)
-    except StopIteration as error:  # a future takes none: whoever waits would wait for ever
-        raise RuntimeError(f"{function} found nothing where something was due") from error
+    except StopIteration as error:  # a future rejects it, so its waiter would hang for ever
+        raise RuntimeError(f"{function} raised StopIteration, which a future cannot hold") from error

@@ -1,4 +1,4 @@
-"""Log lines as JSON documents, one a line, with the fields that an event carries (job, checkpoint_id, epoch, …)."""
+"""Log records as JSON, one document per line, with the event's fields (job, checkpoint_id, epoch, …)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON document; what was given as ``extra`` become fields of it."""
+    """Formats a record as one JSON document; the entries of ``extra`` become its fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the record's JSON line."""
         document: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -36,11 +36,11 @@ class JsonFormatter(logging.Formatter):
 
 class LogLimiter:
     """
-    Lets one line through in an interval, for events that may come by the thousand.
+    Allows one log line per interval, for events that may occur thousands of times.
 
     Args:
         clock: Tells when the interval is over.
-        interval_ms: How long after a line there is no other one.
+        interval_ms: Time after a line without another one.
     """
 
     def __init__(self, clock: Clock, interval_ms: int = 1_000) -> None:
@@ -50,7 +50,7 @@ class LogLimiter:
         self._count = 0
 
     def count(self) -> int:
-        """Count an event; return how many the line stands for that is due, or 0 if none is."""
+        """Count an event; return how many events the line now due stands for, or 0 if none is due."""
         self._count += 1
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._again_ms:
@@ -61,9 +61,10 @@ class LogLimiter:
 
 class RotatingLog(RotatingFileHandler):
     """
-    A log file that is begun anew when it is full; the last few full ones are kept beside it.
+    A log file that is rotated when full; the last three full ones are kept beside it.
 
-    Standard error follows: what crashes or libraries write there must neither be lost nor keep a full file open.
+    Standard error is redirected to the current file: output of crashes and libraries must not be lost, nor keep a
+    rotated file open.
     """
 
     def __init__(self, path: Path, bytes_max: int) -> None:
@@ -76,10 +77,10 @@ class RotatingLog(RotatingFileHandler):
 
 
 def configure_logging(level: str = "INFO", file: Path | None = None, file_bytes_max: int = 0) -> None:
-    """Write the log records of this process from `level` on as JSON lines: to standard error, or to a rotated file."""
+    """Write log records from `level` on as JSON lines to standard error, or to a file rotated at `file_bytes_max`."""
     handler: logging.Handler = logging.StreamHandler() if file is None else RotatingLog(file, file_bytes_max)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler])
-    # What libraries tell in detail may hold credentials and bodies.
+    # Detailed records of these libraries may hold credentials and bodies.
     for name in ("boto3", "botocore", "urllib3", "s3transfer"):
         logging.getLogger(name).setLevel(logging.WARNING)

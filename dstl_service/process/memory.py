@@ -1,8 +1,8 @@
 """
-How this process treats memory: what it has freed, and what it never frees.
+Tuning of the allocator and the garbage collector of this process.
 
-Change sets come and go by the megabyte. The C library would give each large buffer back to the system and ask for a new
-one, and the first touch of every page of that costs several times more than copying the bytes into it.
+Change sets are buffers of megabytes that live briefly. By default, glibc returns each large buffer to the system and
+maps a new one, and the page faults of a new buffer cost several times more than copying the bytes into it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 
 _LARGE_BYTES = 32 * 1024 * 1024
-"""Larger buffers, which are rare, still go back at once; glibc takes no higher limit."""
+"""Larger buffers, which are rare, are still unmapped at once; glibc accepts no higher limit."""
 
 _KEPT_BYTES = 64 * 1024 * 1024
-"""At most so much free memory is kept at the end of the heap."""
+"""Most free memory kept at the end of the heap."""
 
 
 class _Collector:
-    """The garbage collector of this process, which is off while anybody wants it to be."""
+    """The garbage collector of this process; disabled while at least one `off` context is open."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,15 +53,15 @@ _collector = _Collector()
 
 def without_collections() -> AbstractContextManager[None]:
     """
-    Have no garbage collected in this process meanwhile; for a second of work that makes many objects and no cycles.
+    Disable garbage collection within this context; for about a second of work that makes many objects without cycles.
 
-    The collector would look through all of them again and again, and no other thread runs while it does.
+    The collector would traverse all of them repeatedly, and no other thread runs meanwhile.
     """
     return _collector.off()
 
 
 def reuse_freed_memory() -> None:
-    """Have buffers taken from memory that was freed before; does nothing where the C library is not glibc."""
+    """Make the allocator reuse freed memory for large buffers; no effect if the C library is not glibc."""
     try:
         set_option = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -72,9 +72,9 @@ def reuse_freed_memory() -> None:
 
 def freeze_heap() -> None:
     """
-    Leave all that exists now out of the garbage collector's searches, each of which stops the process for a while.
+    Exclude all present objects from garbage collection, each run of which pauses the process.
 
-    To be called once, when the program has been loaded.
+    Call once, after the program was loaded.
     """
     gc.collect()
     gc.freeze()

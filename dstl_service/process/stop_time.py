@@ -1,7 +1,7 @@
 """
-How the time that a stop may take is shared.
+Shares of the time that a stop may take.
 
-At `ANSWERED_BY` requests that still wait are told to ask again; at `STORED_BY` what could not be stored is given up.
+At `ANSWERED_BY`, waiting requests get 503; at `STORED_BY`, change sets that are not durable are given up.
 """
 
 ANSWERED_BY = 0.8

@@ -1,7 +1,7 @@
 """
-TCP connections whose other end vanished without a word, as a host does that loses its power.
+TCP keep-alive: detects peers that vanished without closing, as a host does that loses power.
 
-The kernel asks now and then whether it is there, and gives the connection up without a sign of it.
+The kernel probes a silent connection, and drops it if no probe is answered.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ def keep_alive(
     connection: socket.socket, after_s: int, every_s: int, probes: int, *, unread_s: int | None = None
 ) -> None:
     """
-    Have a connection given up when its other end is gone; those that a listener accepts inherit it.
+    Enable keep-alive on a socket; connections that a listener accepts inherit it.
 
     Args:
         connection: A TCP socket.
-        after_s: How long it is silent before the other end is asked.
-        every_s: How long each question waits for its answer.
-        probes: How many questions are asked.
-        unread_s: How long what was sent may wait to be taken; None where the other end may be slow to read.
+        after_s: Silence before the first probe, in seconds.
+        every_s: Seconds between probes.
+        probes: Number of unanswered probes after which the connection is dropped.
+        unread_s: Longest time for which sent data may stay unacknowledged; None where the peer may read slowly.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     times = {
@@ -30,5 +30,5 @@ def keep_alive(
         **({} if unread_s is None else {"TCP_USER_TIMEOUT": 1000 * unread_s}),
     }
     for name, value in times.items():
-        if hasattr(socket, name):  # else the system's own times hold
+        if hasattr(socket, name):  # otherwise the system's defaults apply
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

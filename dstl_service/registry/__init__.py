@@ -1,1 +1,1 @@
-"""A job's metadata on the object store: how manifests, epochs, savepoints and lives come to be, and are read."""
+"""A job's metadata on the object store: creation and reading of manifests, epochs, savepoints and lives."""

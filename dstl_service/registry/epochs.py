@@ -1,8 +1,8 @@
 """
-A job's epochs: who owns it, decided by create-if-absent of the next number.
+A job's epochs: ownership, decided by create-if-absent of the next number.
 
-The number of requests does not grow with the number of epochs: a hint tells about where they end. What a listing shows
-is never taken for the end of them, since a mounted file system may show an old one: the next number is asked for.
+The number of requests does not grow with the number of epochs: a hint tells roughly where they end. A listing alone
+never decides where they end, since a mounted file system may serve a stale one: the next number is always read.
 Blocking I/O.
 """
 
@@ -30,7 +30,7 @@ class EpochStore:
         Return the newest epoch's record, or None.
 
         Raises:
-            CorruptDataError: It cannot be read.
+            CorruptDataError: The record cannot be read.
         """
         number = self._last_listed()
         newest = self.load(number) if number else None
@@ -41,7 +41,7 @@ class EpochStore:
 
     @property
     def first(self) -> int:
-        """The number that the first epoch has, begun or not."""
+        """The number of the life's first epoch, begun or not."""
         return first_epoch(self._folder.life)
 
     def load(self, epoch: int) -> EpochRecord:
@@ -51,14 +51,14 @@ class EpochStore:
 
     def begin(self, record: EpochRecord) -> bool:
         """
-        Begin an epoch; say whether it was this call that did it, and nobody else was quicker.
+        Begin an epoch; return whether this call created it, and no other caller was quicker.
 
         Raises:
-            UnavailableError: The life of the job has had all of its epochs.
+            UnavailableError: The job's life has used up its epochs.
         """
         if life_of(record.epoch) != self._folder.life:
             raise UnavailableError(
-                f"job {self._folder.job!r} was taken over {EPOCHS_OF_LIFE} times: go on under another name",
+                f"job {self._folder.job!r} was taken over {EPOCHS_OF_LIFE} times, the maximum: use another name",
                 job=self._folder.job,
             )
         try:
@@ -69,14 +69,14 @@ class EpochStore:
         return True
 
     def has_newer(self, epoch: int) -> bool:
-        """Say whether another epoch has begun since; one request."""
+        """Return whether a newer epoch has begun; one request."""
         return self._find(epoch + 1) is not None
 
     def check_newest(self, epoch: int) -> None:
-        """Raise `FencedError` if another epoch has begun since."""
+        """Raise `FencedError` if a newer epoch has begun."""
         if self.has_newer(epoch):
             raise FencedError(
-                f"job {self._folder.job!r} was taken over by epoch {epoch + 1} while epoch {epoch} was at it",
+                f"job {self._folder.job!r} was taken over by epoch {epoch + 1} while epoch {epoch} was running",
                 epoch=epoch,
                 newer_epoch=epoch + 1,
             )
@@ -88,10 +88,10 @@ class EpochStore:
             return None
 
     def _last_listed(self) -> int:
-        """Return the highest number that a listing shows, from where the hint says on; 0 if there is none."""
+        """Return the highest number that a listing shows, starting at the hint; 0 if there is none."""
         seen = self._seen or max(read_hint(self._store, self._folder.path, _HINT), default=0)
         listed = self._listed(seen) if seen > 0 else 0
-        return listed or self._listed(0)  # a hint of a job that was deleted since may tell of more than there are
+        return listed or self._listed(0)  # the hint of a deleted job may exceed the newest epoch
 
     def _listed(self, first: int) -> int:
         after = epoch_key(self._folder.path, first - 1) if first > 0 else ""

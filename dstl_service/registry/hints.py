@@ -1,9 +1,8 @@
 """
 Numbers that save requests: kept beside a job's registry, overwritten without a condition, never relied upon.
 
-A hint may be missing, unreadable or older than what it tells of; who reads one gets the same answer without it, only
-with more requests. That holds within one history of a job; a rebuild begins another one, and forgets them. Blocking
-I/O.
+A hint may be missing, unreadable or out of date; a reader gets the same answer without it, only with more requests.
+That holds within one history of a job; a rebuild begins another one and deletes the hints. Blocking I/O.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from storage.object_store import ObjectStore
 
 
 def read_hint(store: ObjectStore, folder: str, name: str) -> tuple[int, ...]:
-    """Return a hint's numbers; none if there is no such hint, or none that can be read."""
+    """Return a hint's numbers; none if the hint is missing or unreadable."""
     try:
         numbers = json.loads(store.get(hint_key(folder, name)))
         return tuple(int(number) for number in numbers)
@@ -25,10 +24,10 @@ def read_hint(store: ObjectStore, folder: str, name: str) -> tuple[int, ...]:
 
 
 def write_hint(store: ObjectStore, folder: str, name: str, *numbers: int) -> None:
-    """Leave a hint for whoever comes next."""
+    """Write a hint for later readers."""
     store.put(hint_key(folder, name), json.dumps(numbers).encode())
 
 
 def forget_hints(store: ObjectStore, folder: str) -> None:
-    """Remove what tells of a history that does not count any more; no owner of the job may be at work."""
+    """Delete the hints of a history that is no longer valid; no owner of the job may be running."""
     store.delete([info.key for info in store.list(hints_prefix(folder))])

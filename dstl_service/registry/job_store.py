@@ -30,11 +30,11 @@ from storage.object_store import ObjectStore, exists
 MAX_PARALLELISM_DEFAULT = 128
 _SWEPT_HINT = "swept"
 _SWEPT_MIN = 50
-"""So many ids with nothing but fences are looked at by each collection before a hint leads past them."""
+"""Ids with nothing but fences that each collection reads before a hint skips them."""
 
 
 class JobStore(OwnedJob):
-    """Reads and writes what belongs to one life of a job: the current one when it is first asked for anything."""
+    """Reads and writes the objects of one life of a job: the life that is current at the first access."""
 
     def __init__(self, store: ObjectStore, job: str, clock: Clock, ids: IdSource) -> None:
         super().__init__(store, job, clock, ids)
@@ -48,29 +48,29 @@ class JobStore(OwnedJob):
 
         Raises:
             InvalidInputError: `max_parallelism` is out of bounds or differs from the stored one, which never changes.
-            CorruptDataError: ``job.json`` cannot be read, or the end of an earlier life is lost.
-            NotFoundError: This was opened before, and the job was deleted since.
+            CorruptDataError: ``job.json`` cannot be read, or the end record of an earlier life is lost.
+            NotFoundError: This instance was opened before, and the job was deleted since.
         """
         wanted = MAX_PARALLELISM_DEFAULT if max_parallelism is None else max_parallelism
         if not 1 <= wanted <= KEY_GROUP_MAX + 1:
-            raise InvalidInputError(f"max_parallelism must be within 1..{KEY_GROUP_MAX + 1}, it is {wanted}")
+            raise InvalidInputError(f"max_parallelism must be within 1..{KEY_GROUP_MAX + 1}, got {wanted}")
         life, uid, wanted = self._create_or_read(wanted)
         self._folder.enter(life)
         if max_parallelism is not None and wanted != max_parallelism:
             raise InvalidInputError(
                 f"job {self._job!r} was created with max_parallelism {wanted}, not "
-                f"{max_parallelism}; it is fixed for the life of a job: leave the option out, or name another job"
+                f"{max_parallelism}; it is fixed for the life of a job: omit the option, or use another job name"
             )
         self.job_uid = self._log.job_uid = uid
         self.max_parallelism = wanted
 
     def open_life(self, life: int) -> None:
         """
-        Go by the job of one life, whether or not that has ended; creates nothing.
+        Bind to the job of one life, whether or not that has ended; creates nothing.
 
         Raises:
-            NotFoundError: There is no ``job.json`` of it.
-            CorruptDataError: It cannot be read.
+            NotFoundError: The life has no ``job.json``.
+            CorruptDataError: ``job.json`` cannot be read.
         """
         key = record_key(self._job, life)
         uid, self.max_parallelism = decode_job(self._store.get(key), key)
@@ -79,9 +79,9 @@ class JobStore(OwnedJob):
 
     def _create_or_read(self, max_parallelism: int) -> tuple[int, str, int]:
         """
-        Return the current life, and what its ``job.json`` says.
+        Return the current life, and the uid and max_parallelism in its ``job.json``.
 
-        That the life has not ended is asked behind it: a record that was put for one that had is nobody's.
+        Whether the life has ended is checked after the put: a record put into an ended life belongs to no job.
         """
         lives = Lives(self._store, self._job)
         while True:
@@ -93,14 +93,14 @@ class JobStore(OwnedJob):
             except ConflictError:
                 try:
                     uid, wanted = decode_job(self._store.get(key), key)
-                except NotFoundError:  # deleted since, so that life has ended
+                except NotFoundError:  # deleted since, so the life has ended
                     continue
             if not lives.has_ended(life):
                 return life, uid, wanted
             self._store.delete([key])
 
     def _check_last(self, lives: Lives, life: int) -> None:
-        """Take back what was created in front of a later life; see `Lives.check_last`."""
+        """Delete the ``job.json`` just created if a later life exists; see `Lives.check_last`."""
         try:
             lives.check_last(life)
         except CorruptDataError:
@@ -108,41 +108,41 @@ class JobStore(OwnedJob):
             raise
 
     def exists(self) -> bool:
-        """Say whether there is a job of this name now, whichever was opened."""
+        """Return whether a job of this name exists now, whichever was opened."""
         return Lives(self._store, self._job).has_job()
 
     def has_ended(self) -> bool:
-        """Say whether the job was deleted since it was opened: its name is free, or another job's. One request."""
+        """Return whether the job was deleted since it was opened: its name is free or another job's. One request."""
         return self._folder.has_ended
 
     def enter_life_of(self, epoch: int) -> None:
         """
-        Go by the life of an epoch from now on, before anything else is asked for. Never waits.
+        Bind to the life of an epoch; called before any other access. Never blocks.
 
         Raises:
-            NotFoundError: This is of another life already, which is a newer one, or has ended.
+            NotFoundError: This instance is bound to another life: a newer one, or one that has ended.
         """
         self._folder.enter(life_of(epoch))
 
     def check_not_ended(self) -> None:
         """Raise `NotFoundError` if the job was deleted since it was opened; see `has_ended`."""
         if self.has_ended():
-            raise NotFoundError(f"job {self._job!r} was deleted meanwhile; start the query anew", job=self._job)
+            raise NotFoundError(f"job {self._job!r} was deleted meanwhile; restart the query", job=self._job)
 
     def has_epoch(self, epoch: int) -> bool:
-        """Say whether this epoch has ever begun."""
+        """Return whether this epoch has ever begun."""
         return exists(self._store, epoch_key(life_folder(self._job, life_of(epoch)), epoch))
 
     def create(self, manifest: Manifest) -> tuple[Manifest, int]:
         """
-        Make a checkpoint exist; return it with the generation it got, and the size of its object.
+        Store a checkpoint's manifest; return it with its generation, and the size of its object in bytes.
 
-        A repeated call with the same `uid` returns what the first one made: a response that was lost is no conflict.
+        A repeated call with the same `uid` returns the first call's manifest: a lost response is no conflict.
 
         Raises:
             FencedError: A newer epoch has begun.
-            ConflictError: The checkpoint is completed already, with another uid. The fence of a newer epoch
-                stands behind that one, so it could not stop a second (I4).
+            ConflictError: The checkpoint is already complete with another uid. The fence of a newer epoch lies after
+                that one, so it could not stop a second (I4).
         """
         place = self._first_place(manifest)
         while True:
@@ -166,7 +166,7 @@ class JobStore(OwnedJob):
         return manifest if manifest is not None and manifest.uid == uid and is_checkpoint(manifest) else None
 
     def newest_of(self, checkpoint_id: int) -> Manifest | None:
-        """Return the checkpoint of this id that the newest one goes back to, or None."""
+        """Return the checkpoint of this id on the newest checkpoint's chain, or None."""
         newest = self.newest()
         for manifest in self.stored_chain(newest.ref) if newest else ():
             if manifest.id <= checkpoint_id:
@@ -175,17 +175,17 @@ class JobStore(OwnedJob):
 
     def make_savepoint(self, name: str, checkpoint_id: int | None) -> Manifest:
         """
-        Keep a checkpoint under a name, without an id the newest; see `SavepointStore.create`.
+        Keep a checkpoint under a name, the newest if no id is given; see `SavepointStore.create`.
 
         Raises:
-            NotFoundError: There is no such checkpoint, or it was subsumed meanwhile.
+            NotFoundError: The checkpoint does not exist, or was subsumed meanwhile.
             ConflictError: The name is taken by another checkpoint.
         """
         manifest = self.newest() if checkpoint_id is None else self.newest_of(checkpoint_id)
         if manifest is None:
             raise NotFoundError(
-                f"job {self._job!r} has no checkpoint{'' if checkpoint_id is None else f' {checkpoint_id}'} that a "
-                "savepoint could keep; `dstl checkpoints` lists what is retained",
+                f"job {self._job!r} has no checkpoint{'' if checkpoint_id is None else f' {checkpoint_id}'} for a "
+                "savepoint to keep; `dstl checkpoints` lists the retained ones",
                 job=self._job,
             )
         return self.keep(name, manifest)
@@ -194,7 +194,7 @@ class JobStore(OwnedJob):
         """
         Delete manifests that no retained checkpoint needs; their objects must still be there.
 
-        The newest goes first: a process that dies in between leaves no manifest whose chain breaks off.
+        The newest is deleted first, so a process that dies in between leaves no manifest with a broken chain.
         """
         self._log.delete(refs)
         if self._swept is not None:
@@ -202,7 +202,7 @@ class JobStore(OwnedJob):
             self._swept = None
 
     def manifests(self) -> Iterator[Manifest]:
-        """Yield all checkpoints that are stored, also those that the job was set back from, as they were written."""
+        """Yield all stored checkpoints in key order, those of branches that a rewind gave up included."""
         self._newest_epoch()
         for place, _ in self._log.last_places():
             manifest = self.load(place.id, place.generation)
@@ -210,18 +210,18 @@ class JobStore(OwnedJob):
                 yield manifest
 
     def completed(self) -> Iterator[Manifest]:
-        """Yield the newest checkpoint and those before it as far as they are stored, oldest first."""
+        """Yield the newest checkpoint and its stored predecessors, oldest first."""
         newest = self.newest()
         yield from reversed(list(self.stored_chain(newest.ref)) if newest else [])
 
     def subsumed(self, kept: Collection[CheckpointRef]) -> Iterator[tuple[CheckpointRef, ObjectInfo]]:
         """
-        Yield all stored checkpoints but those to keep, of which there is one, and what is newer.
+        Yield all stored checkpoints except `kept`, which is not empty, and anything newer than those.
 
-        What the job was set back from is among them.
+        Checkpoints that a rewind gave up are included.
 
-        Fences stay for ever: a driver that was paused for long would find its place free, and believe it owns the job
-        (I4). Where only fences are left, a hint leads past them.
+        Fences stay for ever: without them a driver that was paused for long would find its place free and take itself
+        for the owner (I4). A hint skips ids that hold nothing but fences.
         """
         keeping = {Place.of(ref.id, ref.generation) for ref in kept}
         newest = max(keeping)
@@ -240,23 +240,23 @@ class JobStore(OwnedJob):
             self._swept = oldest
 
     def _swept_before(self) -> Place | None:
-        """Return the place in front of which there are only fences, if this job has a hint of that."""
+        """Return the place before which there are only fences, if this job has a hint of it."""
         *place, uid_number = read_hint(self._store, self._folder.path, _SWEPT_HINT) or (0,)
         return Place(*place) if (len(place), uid_number) == (len(Place._fields), self._uid_number) else None
 
     @property
     def _uid_number(self) -> int:
-        """The job's uid as a number, for a hint; one of the job that was here before a rebuild may come late."""
+        """The job's uid as a number, for a hint: a late one may be of the job that was here before a rebuild."""
         return checksum64(self.job_uid.encode())
 
     def _first_place(self, manifest: Manifest) -> Place:
-        """Return where a checkpoint goes, if nobody was there before: behind its epoch's fence, if that is in front."""
+        """Return the first place to try: after the epoch's own fence if that has the same id, else number 0."""
         place = Place(_branch_of(manifest.base), manifest.id, 0)
         epoch, fence = self._own_fence or (0, place)
         return fence.behind(is_fence=True) if epoch == manifest.epoch and fence[:2] == place[:2] else place
 
     def _last_behind(self, taken: Place, epoch: int) -> Manifest:
-        """Return what lies last at the id of a place that is taken; of fences that pile up, only the last is read."""
+        """Return the last manifest at the id of a taken place; of several fences, only the last is read."""
         first = taken
         if taken.number == 0 and (tail := self._tail_of(epoch)) is not None and tail[:2] == taken[:2]:
             first = tail
@@ -270,12 +270,12 @@ class JobStore(OwnedJob):
             return None
 
     def _check_may_follow(self, manifest: Manifest, there: Manifest) -> None:
-        """Refuse a checkpoint where something lies last that it cannot follow."""
+        """Raise if a checkpoint must not follow the last manifest at its id."""
         if there.epoch > manifest.epoch:
             raise FencedError.taken_over(self._job, manifest.epoch, there.epoch)
         if is_checkpoint(there):
             raise ConflictError(
-                f"checkpoint {manifest.id} was completed already, as {there.ref.to_text()}", epoch=manifest.epoch
+                f"checkpoint {manifest.id} is already complete, as {there.ref.to_text()}", epoch=manifest.epoch
             )
 
 

@@ -1,4 +1,4 @@
-"""The jobs of a storage as a whole: which there are, and the end of one. Blocking I/O."""
+"""The jobs of a storage: listing their names, and deleting one. Blocking I/O."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from storage.object_store import ObjectStore
 
 _DELETED_AT_ONCE = 1000
 _WITH_FENCES = ("/checkpoints/", "/epochs/")
-_BEHIND_SLASH = "0"  # the next character: behind all keys of a folder, before all that follow
+_BEHIND_SLASH = "0"  # the character after "/": sorts after all keys of a folder, before all that follow
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What was deleted of a job or, unless it `is_written`, would be."""
+    """What was deleted of a job or, unless `is_written`, would be."""
 
     job: str
     objects: int
@@ -27,7 +27,7 @@ class Removal:
 
 
 def job_names(store: ObjectStore) -> Iterator[str]:
-    """Yield the names of all jobs of a storage, as their keys are ordered; asks the store three times for most."""
+    """Yield the names of all jobs of a storage, in key order; three requests for most jobs."""
     after = ""
     while (info := next(iter(store.list("", start_after=after)), None)) is not None:
         name, slash, _ = info.key.partition("/")
@@ -37,33 +37,32 @@ def job_names(store: ObjectStore) -> Iterator[str]:
 
 
 def has_leftovers(store: ObjectStore, job: str) -> bool:
-    """Say whether there is anything below a job's name."""
+    """Return whether any object lies below a job's name."""
     return next(iter(store.list(f"{job}/")), None) is not None
 
 
 def delete_job(store: ObjectStore, job: str, *, life: int | None = None, write: bool = False) -> Removal:
     """
-    Delete all objects of a job, its savepoints too, and end its life, so that its name is free.
+    Delete all objects of a job, its savepoints too, and end its life, which frees the name.
 
-    Who calls this has fenced the job's owners, see `dstl_service.collection.tombstones`. Their fences stay until the
-    end of the life is on record: until then they keep a checkpoint from being completed whose objects are gone (I4),
-    and from then on no batch begins. Manifests stay as long, for they lie at places as well. A batch that began before
-    the end, and puts its manifest behind the last step here, may be acknowledged; it lies in a folder that nobody
-    reads any more.
+    The caller has fenced the job's owners, see `dstl_service.collection.tombstones`. Fences stay until the end of the
+    life is on record: until then they prevent completing a checkpoint whose objects are gone (I4); from then on no
+    batch begins. Manifests stay as long, since they occupy places too. A batch that began before the end and puts its
+    manifest after the last step here may be acknowledged; the manifest lies in a folder that is never read again.
 
-    However long this is paused, it deletes nothing of a later job of this name (I11, see
-    `dstl_service.registry.lives`): what was listed is deleted only if the life had not ended behind the listing.
-    ``job.json`` goes last, so that a deletion which was interrupted can be repeated. What lies there without one is
-    deleted, too; who has that done sees to it that no job is created meanwhile.
+    However long it is paused, a deletion removes nothing of a later job of this name (I11, see
+    `dstl_service.registry.lives`): listed objects are deleted only if the life had not ended after the listing.
+    ``job.json`` is deleted last, so an interrupted deletion can be repeated. Objects below a name without ``job.json``
+    are deleted too; the caller then ensures that no job is created meanwhile.
 
     Args:
-        store: Holds it.
+        store: Holds the job.
         job: Its name.
-        life: The job's; the current one if nobody says.
-        write: Do it; without it only count.
+        life: The life to delete; None for the current one.
+        write: Delete; if false, only count.
 
     Raises:
-        NotFoundError: There is nothing of this name.
+        NotFoundError: No object of this name exists.
     """
     lives = Lives(store, job)
     life = lives.current() if life is None else life
@@ -85,7 +84,7 @@ def delete_job(store: ObjectStore, job: str, *, life: int | None = None, write: 
         size_bytes += sum(info.size_bytes for info in infos)
     if write:
         lives.end(life)
-    # What lies in the folder of a life that has ended is nobody's, also what somebody put there since it was listed.
+    # Nothing in the folder of an ended life is needed, including objects put there after the listing.
     for prefix in registry_prefixes(job, life) if write else fences:
         for infos in _portions(info for info in store.list(prefix) if info.key != proof):
             if write:
@@ -98,7 +97,7 @@ def delete_job(store: ObjectStore, job: str, *, life: int | None = None, write: 
 
 
 def _may_name_a_job(folder: str) -> bool:
-    """Say whether a folder may be a job's: those of the service's own, such as ``@deleted``, have other names."""
+    """Return whether a folder may be a job's; the service's own, such as ``@deleted``, are not valid job names."""
     try:
         validate_name("job", folder)
     except InvalidInputError:

@@ -1,8 +1,8 @@
 """
-What the indexes of one job's materializations say, read once: an index never changes while anybody may name it.
+Caches the indexes of one job's materializations: an index never changes while a manifest may name it.
 
-The coordinator reads an index when a checkpoint is to take its snapshot, and its garbage collector asks here again, so
-a collection in a running job costs no request for it. Safe for threads; reads block.
+The coordinator reads an index when a checkpoint is to take its snapshot. Its garbage collector reads from the same
+cache, so a collection in a running job costs no request for it. Thread-safe; reads block.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from storage.model import MaterializationHandle
 from storage.object_store import ObjectReader
 
 _KEYS_MAX = 400_000
-"""Keys of files that are remembered: of 1,000 tables with 400 files each, in some 80 MB."""
+"""File keys kept in memory: 1,000 tables with 400 files each, about 80 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownIndex:
-    """What counts of a `MaterializationIndex` where its files are not read."""
+    """The part of a `MaterializationIndex` that is needed where its files are not read."""
 
     job_uid: str
     version: CheckpointRef
@@ -33,11 +33,11 @@ class KnownIndex:
 
 class KnownIndexes:
     """
-    Reads indexes, and remembers those that were asked for last.
+    Reads indexes and keeps the most recently used ones.
 
     Args:
-        store: Holds them.
-        keys_max: How many keys of files are remembered.
+        store: Holds the indexes.
+        keys_max: File keys kept in memory; the newest index stays even if it alone has more.
     """
 
     def __init__(self, store: ObjectReader, keys_max: int = _KEYS_MAX) -> None:
@@ -48,16 +48,16 @@ class KnownIndexes:
         self._keys = 0
 
     def knows(self, handle: MaterializationHandle) -> bool:
-        """Say whether `read` would take no request."""
+        """Return whether `read` needs no request."""
         with self._lock:
             return handle in self._known
 
     def read(self, handle: MaterializationHandle) -> KnownIndex:
         """
-        Return what the index says that a handle points at.
+        Return the content of the index that a handle points at.
 
         Raises:
-            CorruptDataError: It is missing, damaged, or of another materialization; names the object.
+            CorruptDataError: The index is missing, damaged, or of another materialization; names the object.
         """
         with self._lock:
             known = self._known.get(handle)
@@ -80,7 +80,7 @@ class KnownIndexes:
         Return the keys of all objects that these materializations consist of.
 
         Raises:
-            CorruptDataError: An index cannot be read, so nobody knows what it names: delete nothing.
+            CorruptDataError: An index cannot be read, so the objects it names are unknown: delete nothing.
         """
         named: set[str] = set()
         for handle in handles:

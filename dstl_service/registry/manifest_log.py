@@ -1,10 +1,10 @@
 """
-A job's manifests and fences as what they are: sequences to which owners append (see `registry_format.Place`).
+A job's manifests and fences: sequences to which owners append (see `dstl_service.formats.keys.Place`).
 
-Nothing is ever overwritten. An owner writes behind the last thing that it saw, with create-if-absent: if somebody was
-quicker, the place is taken. Only checkpoints are deleted, long after others were appended; fences stay for ever, since
-a freed place would admit an owner that was paused in front of it (I4). Of all that lies at one id of a branch only the
-last can be a checkpoint, so fences that pile up need not be read. Blocking I/O.
+Nothing is ever overwritten. An owner writes after the last entry that it saw, with create-if-absent: if another writer
+was quicker, the place is taken. Only checkpoints are deleted, long after others were appended. Fences stay for ever,
+since a freed place would admit an owner that was paused before it (I4). Of all entries at one id of a branch only the
+last can be a checkpoint, so accumulated fences need not be read. Blocking I/O.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Stand:
     Args:
         branch: The branch.
         latest: Its newest checkpoint, or None.
-        last: What lies at the last place, a fence or the newest checkpoint; None if nothing does.
+        last: The last entry, a fence or the newest checkpoint; None if the branch is empty.
     """
 
     branch: int
@@ -49,22 +49,22 @@ class Stand:
 
     @property
     def next_place(self) -> Place:
-        """Where to write next."""
+        """The place to write next."""
         if self.last is None:
             return Place(self.branch, 0, 0)
         return place_of_manifest(self.last).behind(is_fence=self.last.kind is ManifestKind.FENCE)
 
 
 class ManifestLog:
-    """Reads and appends to ``checkpoints/`` in the folder of a job's life; may be used by many threads."""
+    """Reads and appends to ``checkpoints/`` in the folder of a job's life; thread-safe."""
 
     def __init__(self, store: ObjectStore, folder: LifeFolder) -> None:
         self.job_uid = ""
         """
-        Set when it is known; what lies at a place must be of it.
+        Set when known; every manifest read must carry it.
 
-        Nobody who runs can bring about that it is not, however long it was paused: the manifests of another life lie
-        elsewhere (`dstl_service.registry.lives`). Only who copies objects, or replaces ``job.json``, can.
+        No running process can violate that, however long it was paused: the manifests of another life lie elsewhere
+        (`dstl_service.registry.lives`). Only copying objects by hand or replacing ``job.json`` can.
         """
         self._store = store
         self._folder = folder
@@ -73,17 +73,17 @@ class ManifestLog:
         self._loads: dict[Place, Future[Manifest]] = {}
 
     def forget(self) -> None:
-        """Keep nothing in memory; loads that were begun before this call leave nothing there either."""
+        """Clear the cache; loads begun before this call do not fill it either."""
         with self._lock:
             self._cache.clear()
             self._loads.clear()
 
     def append(self, manifest: Manifest) -> int:
         """
-        Write a manifest at its place, and return the size of its object.
+        Write a manifest at its place; return the size of its object in bytes.
 
         Raises:
-            ConflictError: Something else lies there.
+            ConflictError: The place is taken.
         """
         data = encode_manifest(manifest)
         self._store.put(place_key(self._folder.path, place_of_manifest(manifest)), data, if_absent=True)
@@ -91,7 +91,7 @@ class ManifestLog:
         return len(data)
 
     def delete(self, refs: Sequence[CheckpointRef]) -> None:
-        """Delete manifests, the last first: a process that dies in between leaves none whose chain breaks off."""
+        """Delete manifests, the last first: a process that dies in between leaves none with a broken chain."""
         places = sorted((Place.of(ref.id, ref.generation) for ref in refs), reverse=True)
         self._store.delete([place_key(self._folder.path, place) for place in places])
         with self._lock:
@@ -100,11 +100,11 @@ class ManifestLog:
 
     def load(self, place: Place) -> Manifest:
         """
-        Return what lies at a place, from memory if it was seen before; one request, however many ask at once.
+        Return the manifest at a place, from the cache if it is there; concurrent calls share one request.
 
         Raises:
-            NotFoundError: Nothing lies there.
-            CorruptDataError: It cannot be read.
+            NotFoundError: The place is free.
+            CorruptDataError: The manifest cannot be read, or is of another place or job.
         """
         with self._lock:
             cached = self._cache.get(place)
@@ -118,47 +118,47 @@ class ManifestLog:
         return self._fetch(place, mine) if running is None else running.result()
 
     def find(self, place: Place) -> Manifest | None:
-        """Return what lies at a place, or None if nothing does any more."""
+        """Return the manifest at a place, or None if there is none."""
         try:
             return self.load(place)
         except NotFoundError:
             return None
 
     def load_anew(self, place: Place) -> Manifest:
-        """Return what lies at a place now: what was seen there may be deleted."""
+        """Return the manifest at a place, read from the store: a cached one may be deleted."""
         with self._lock:
             self._cache.pop(place, None)
         return self.load(place)
 
     def remembered(self, place: Place) -> Manifest | None:
-        """Return what lies at a place if it is in memory. Never waits."""
+        """Return the manifest at a place if it is cached. Never blocks."""
         with self._lock:
             return self._cache.get(place)
 
     def places(self, branch: int, first: Place | None = None) -> list[Place]:
-        """Return what is taken in a branch, from a place on."""
+        """Return the taken places of a branch, from `first` on."""
         prefix = branch_prefix(self._folder.path, branch)
         found: list[Place] = []
         for info in self._store.list(prefix, start_after=_in_front_of(self._folder.path, first) if first else ""):
             place = place_of(info.key)
-            if place.branch != branch:  # of branch 0, others come behind
+            if place.branch != branch:  # other branches sort after branch 0
                 break
             found.append(place)
         return found
 
     def first_of(self, branch: int) -> Place | None:
-        """Return the first place that is taken in a branch of a rewind."""
+        """Return the first taken place in the branch of a rewind, or None."""
         infos = self._store.list(branch_prefix(self._folder.path, branch))
         return next((place_of(info.key) for info in infos), None)
 
     def last_at(self, branch: int, checkpoint_id: int, first: Place | None = None) -> Place | None:
-        """Return the last place that is taken at an id, from a place on; only there a checkpoint can lie."""
+        """Return the last taken place at an id, from `first` on, or None; only there a checkpoint can lie."""
         after = _in_front_of(self._folder.path, first) if first else ""
         infos = self._store.list(place_prefix(self._folder.path, branch, checkpoint_id), start_after=after)
         return max((place_of(info.key) for info in infos), default=None)
 
     def last_places(self, first: Place | None = None) -> Iterator[tuple[Place, ObjectInfo]]:
-        """Yield the last place of each id in each branch, from a place on: where checkpoints can lie."""
+        """Yield the last place of each id in each branch, from `first` on: where checkpoints can lie."""
         before: tuple[Place, ObjectInfo] | None = None
         after = _in_front_of(self._folder.path, first) if first else ""
         for info in self._store.list(manifests_prefix(self._folder.path), start_after=after):
@@ -178,20 +178,21 @@ class ManifestLog:
         Args:
             branch: The branch.
             latest: The newest checkpoint that was seen, up to `tail`.
-            tail: A place behind which to look.
-            taken: Places known to be taken, though a mounted file system's listing may not show them yet.
+            tail: The place at which the listing starts.
+            taken: Places known to be taken that a mounted file system's listing may not show yet.
+
+        Raises:
+            UnavailableError: Manifests were deleted while they were read, five times in a row.
         """
         for _ in range(_LOOKS_MAX):
             try:
                 return self._look(branch, latest, tail, taken)
-            except NotFoundError:  # deleted since, so there is something newer
+            except NotFoundError:  # deleted since, so a newer one exists
                 latest = tail = None
-        raise UnavailableError(
-            f"the manifests of job {self._folder.job!r} change faster than they can be read; ask again"
-        )
+        raise UnavailableError(f"the manifests of job {self._folder.job!r} change faster than they can be read; retry")
 
     def beyond(self, stand: Stand) -> Stand:
-        """Return where a branch ends, also if what lies last was found by a listing that was old; one request more."""
+        """Return where a branch ends even if `stand` is from a stale listing; one more request if it is not."""
         while stand.last is not None and (following := self.find(stand.next_place)) is not None:
             latest = stand.latest if following.kind is ManifestKind.FENCE else following
             stand = Stand(stand.branch, latest, following)
@@ -207,18 +208,18 @@ class ManifestLog:
         return Stand(branch, self.load(latest) if latest else None, last)
 
     def _fetch(self, place: Place, mine: Future[Manifest]) -> Manifest:
-        """Read a manifest for all who wait for it."""
+        """Read a manifest for all waiting callers."""
         key = place_key(self._folder.path, place)
         try:
             manifest = decode_manifest(self._store.get(key), key)
             if place_of_manifest(manifest) != place:
-                raise CorruptDataError(f"manifest {key} is that of {manifest.ref.to_text()}", object_key=key)
+                raise CorruptDataError(f"manifest {key} is a copy of {manifest.ref.to_text()}", object_key=key)
             if self.job_uid and manifest.job_uid != self.job_uid:
                 raise CorruptDataError(
-                    f"manifest {key} is of a job of uid {manifest.job_uid}, and {self._folder.path}/job.json says "
+                    f"manifest {key} is of a job of uid {manifest.job_uid}, but {self._folder.path}/job.json says "
                     f"{self.job_uid}: no service writes that, so one of the two was copied or replaced by hand. If "
-                    "job.json is the wrong one, put the former one back; else move the manifest out of the folder, and "
-                    "see `dstl fsck` for others",
+                    "job.json is the wrong one, restore the former one; else move the manifest out of the folder, and "
+                    "run `dstl fsck` to find others",
                     object_key=key,
                 )
         except BaseException as error:
@@ -233,7 +234,7 @@ class ManifestLog:
         return manifest
 
     def _end(self, place: Place, mine: Future[Manifest]) -> bool:
-        """End a load; say whether its result may be kept, which it may not if all was forgotten meanwhile."""
+        """End a load; return whether its result may be cached: not if `forget` ran meanwhile."""
         if self._loads.get(place) is not mine:
             return False
         del self._loads[place]
@@ -255,5 +256,5 @@ def place_of_manifest(manifest: Manifest) -> Place:
 
 
 def _in_front_of(folder: str, place: Place) -> str:
-    """Return a key behind all places before this one, and before it."""
+    """Return a key that sorts after all earlier places and before this one."""
     return place_key(folder, place)[:-1]

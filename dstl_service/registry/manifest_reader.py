@@ -1,5 +1,5 @@
 """
-Reads a job's manifests one by one and along their chains, and remembers what it saw: manifests never change.
+Reads a job's manifests one by one and along their chains, and caches them: manifests never change.
 
 Blocking I/O; the service calls it in threads.
 """
@@ -20,7 +20,7 @@ from storage.errors import CorruptDataError, NotFoundError
 from storage.object_store import ObjectStore, exists
 
 _VIEWS_CACHED = 4
-_BASES_KNOWN = 50_000  # a day at two checkpoints a second, in some megabytes
+_BASES_KNOWN = 50_000  # seven hours at two checkpoints a second, in some megabytes
 
 
 class ManifestReader:
@@ -38,7 +38,7 @@ class ManifestReader:
         self.job_uid = ""
 
     def forget(self) -> None:
-        """Keep nothing in memory of what is stored; it is read again when it is needed."""
+        """Clear all caches; stored manifests are read again when needed."""
         self._log.forget()
         with self._lock:
             self._views.clear()
@@ -46,11 +46,11 @@ class ManifestReader:
 
     def load(self, checkpoint_id: int, generation: int) -> Manifest:
         """
-        Return one manifest, from memory if it was seen before: manifests never change.
+        Return one manifest, from the cache if it is there: manifests never change.
 
         Raises:
-            NotFoundError: There is none at this place.
-            CorruptDataError: It cannot be read, or belongs to another job.
+            NotFoundError: There is no manifest at this place.
+            CorruptDataError: The manifest cannot be read, or belongs to another job.
         """
         manifest = self._log.load(Place.of(checkpoint_id, generation))
         if self.job_uid and manifest.job_uid != self.job_uid:
@@ -63,7 +63,7 @@ class ManifestReader:
         return manifest
 
     def remembered(self, ref: CheckpointRef) -> Manifest | None:
-        """Return the manifest that `ref` names if it is in memory. Never waits."""
+        """Return the manifest that `ref` names if it is cached. Never blocks."""
         manifest = self._log.remembered(Place.of(ref.id, ref.generation))
         return manifest if manifest is not None and manifest.ref == ref else None
 
@@ -72,7 +72,7 @@ class ManifestReader:
         Return the manifest that `ref` names.
 
         Raises:
-            NotFoundError: There is none, or one with another uid stands in its place.
+            NotFoundError: There is none, or its place holds a fence or a checkpoint with another uid.
         """
         manifest = self.load(ref.id, ref.generation)
         if manifest.uid != ref.uid:
@@ -109,10 +109,10 @@ class ManifestReader:
 
     def state(self, ref: CheckpointRef) -> StateView:
         """
-        Return all that a checkpoint's state consists of; in a running job from what the one before consists of.
+        Return everything a checkpoint's state consists of; in a running job built on the previous checkpoint's view.
 
         Raises:
-            NotFoundError: There is no such checkpoint.
+            NotFoundError: The checkpoint does not exist.
             CorruptDataError: Its chain cannot be read back to a complete manifest.
         """
         newest_first: list[Manifest] = []
@@ -135,15 +135,15 @@ class ManifestReader:
         return view
 
     def is_stored(self, ref: CheckpointRef) -> bool:
-        """Say whether a manifest is still there, whatever this process remembers of it."""
+        """Return whether a manifest still exists in the store, whatever is cached."""
         return exists(self._store, manifest_key(self._folder.path, ref.id, ref.generation))
 
     def is_ancestor(self, older: CheckpointRef, ref: CheckpointRef) -> bool:
         """
-        Tell whether a checkpoint lies on the way from `ref` back to the first; both being one counts.
+        Return whether `older` is on the chain from `ref` back to the first checkpoint; true if they are the same.
 
         Raises:
-            NotFoundError: That cannot be told: a manifest in between is deleted, and this process never saw it.
+            NotFoundError: Unknown: a manifest in between is deleted, and this process never read it.
         """
         step: CheckpointRef | None = ref
         while step is not None and step.id > older.id:
@@ -162,5 +162,5 @@ class ManifestReader:
 
 
 def is_checkpoint(manifest: Manifest) -> bool:
-    """Say whether a manifest is that of a checkpoint, not a fence."""
+    """Return whether a manifest is a checkpoint's, not a fence."""
     return not manifest.is_fence

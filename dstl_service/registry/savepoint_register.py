@@ -1,14 +1,14 @@
 """
-The register of a job's savepoints: which there are, for whoever deletes, also where listings are old.
+The register of a job's savepoints: their names, for every deletion, even where listings are stale.
 
-    savepoints-made/<20 digits>.claim   who writes the entry of this number, and the entry; put if absent
-    savepoints-made/<20 digits>.json    the entry: all names behind this change; empty until it is made
+    savepoints-made/<20 digits>.claim   decides the content of this number's entry; put if absent
+    savepoints-made/<20 digits>.json    the entry: all names after this change; empty until it is filled
 
-A mounted file system may serve listings, and answers that a name does not exist, from its cache. What it does not is
-the content of an object that exists, also where that was replaced, and a put that creates. So whoever looks reads
-objects only that exist: each number's object is there, empty, before the number before it is filled. It is overwritten
-once, with what its claim says, which all who find the claim may do. What is filled never changes again, however late
-somebody puts the same again. See ``docs/decisions/0023-savepoints-on-cached-listings.md``. Blocking I/O.
+A mounted file system may serve listings, and answers that a name does not exist, from its cache. It never caches the
+content of an existing object, even of a replaced one, nor the result of a put that creates. So a reader reads only
+objects that exist: each number's object exists, empty, before the number before it is filled. It is overwritten once,
+with the content of its claim, which every finder of the claim may do. A filled entry never changes again, however late
+the same content is put again. See ``docs/decisions/0023-savepoints-on-cached-listings.md``. Blocking I/O.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Names = frozenset[str]
 
 
 class SavepointRegister:
-    """Knows the names of one life's savepoints, as far as they were made with a register; safe for threads."""
+    """Knows the names of one life's savepoints, as far as they were made with a register; thread-safe."""
 
     def __init__(self, store: ObjectStore, folder: LifeFolder) -> None:
         self._store = store
@@ -40,11 +40,11 @@ class SavepointRegister:
 
     def names(self, *, begin: bool = True) -> _Names:
         """
-        Return the names that are on the register now; one request, but for a process's first time.
+        Return the names on the register now; one request after the process's first call.
 
         Args:
-            begin: Begin the register of a job that has none, as whoever is about to delete has to: that it has none
-                may be an old answer. Without it nothing is written.
+            begin: Create the register of a job that has none. Required before a deletion, since the answer that there
+                is none may be stale. If false, nothing is written.
 
         Raises:
             CorruptDataError: An entry cannot be read: delete nothing.
@@ -53,7 +53,7 @@ class SavepointRegister:
             return self._look(begin=begin)[1]
 
     def add(self, name: str) -> None:
-        """Put a name on the register; who looks behind this call sees it."""
+        """Put a name on the register; every read that starts after this call sees it."""
         self._change(lambda names: names | {name})
 
     def remove(self, name: str) -> None:
@@ -75,7 +75,7 @@ class SavepointRegister:
         return self._change(lambda names: names - {name} | {other} if name in names else names)
 
     def _change(self, change: Callable[[_Names], _Names], *, always: bool = False) -> bool:
-        """Make an entry of what is to be changed, if anything is, or always; say whether there is one."""
+        """Make an entry of what is to be changed, if anything is, or always; return whether it made one."""
         with self._lock:
             while True:
                 number, names = self._look(begin=True)
@@ -87,7 +87,7 @@ class SavepointRegister:
                     return True
 
     def _fill(self, number: int, entry: bytes) -> bool:
-        """Fill a number's entry: with this one, or with that of a quicker call that may have died; say if this one."""
+        """Fill a number's entry: with this one, or with that of a quicker writer; return whether this one."""
         claim, is_own = f"{self._prefix}{number:020d}.claim", True
         try:
             self._store.put(claim, entry, if_absent=True)
@@ -103,14 +103,14 @@ class SavepointRegister:
             self._store.put(self._key(number), _EMPTY, if_absent=True)
 
     def _look(self, *, begin: bool) -> tuple[int, _Names]:
-        """Return the first number that is not filled, and the names behind the one before."""
+        """Return the first number that is not filled, and the names in the entry before it."""
         number, names = self._next, self._names
         if number is None:
             number, names = max(read_hint(self._store, self._folder.path, _HINT), default=0), frozenset()
         try:
             found = self._entry(number)
         except NotFoundError:
-            number, names = 0, frozenset()  # there is none, or it was put back by hand since
+            number, names = 0, frozenset()  # there is none, or it was restored by hand since
             if begin:
                 self._begin(0)
             elif not exists(self._store, self._key(0)):
@@ -120,10 +120,10 @@ class SavepointRegister:
             number, names = number + 1, found
             try:
                 found = self._entry(number)
-            except NotFoundError as error:  # it was there before the one in front of it was filled
+            except NotFoundError as error:  # it existed before its predecessor was filled
                 if not begin:
-                    raise UnavailableError(f"{self._key(number)} is not seen yet; ask again") from error
-                self._begin(number)  # a copy may lack it; what is there is met by this, and seen then
+                    raise UnavailableError(f"{self._key(number)} is not visible yet; retry") from error
+                self._begin(number)  # a copy may lack it; if it exists, this put conflicts and makes it visible
                 found = self._entry(number)
         self._next, self._names = number, names
         return number, names
@@ -136,8 +136,8 @@ class SavepointRegister:
             return None if found is None else frozenset(map(str, found))
         except (ValueError, TypeError, AttributeError) as error:
             raise CorruptDataError(
-                f"{key} cannot be read, so nobody knows all savepoints of job {self._folder.job!r}: write into it what "
-                "its `.claim` says, or move the whole folder away while no service of the job runs",
+                f"{key} cannot be read, so the savepoints of job {self._folder.job!r} are unknown: replace its "
+                "content by that of its `.claim`, or move the whole folder away while no service of the job runs",
                 object_key=key,
             ) from error
 

@@ -1,5 +1,5 @@
 """
-Savepoints: complete manifests under a name, which keep all that they name until they are deleted.
+Savepoints: complete manifests under a name, which keep all objects that they name until they are deleted.
 
 A savepoint is a copy of a checkpoint's manifest, so a table is restored from it as from the checkpoint, whether or not
 the checkpoint itself was subsumed meanwhile.
@@ -53,7 +53,7 @@ class SavepointStore:
 
     def create(self, name: str, manifest: Manifest, before: StateView | None, call_uid: str) -> Manifest:
         """
-        Keep a checkpoint under a name; the same checkpoint under the same name again changes nothing.
+        Keep a checkpoint under a name; idempotent for the same checkpoint and name.
 
         Fifteen requests, three more for a job's first, however many tables there are. They suffice (I11) because a
         deletion goes from manifests - all that are stored and not needed - to a look at the savepoints, to objects that
@@ -70,7 +70,7 @@ class SavepointStore:
         Args:
             name: See `storage.model.validate_name`.
             manifest: The checkpoint's own.
-            before: What its base consists of; None for a complete manifest and for a job's first.
+            before: The state of its base; None for a complete manifest and for a job's first.
             call_uid: Names this call, and its pins.
 
         Raises:
@@ -86,13 +86,13 @@ class SavepointStore:
 
     def copy(self, name: str, copied: str, call_uid: str) -> Manifest:
         """
-        Keep under another name what a savepoint holds; the same call again changes nothing.
+        Copy a savepoint under another name; idempotent.
 
         As in `create`, with the other savepoint in place of the manifest: while it is there, so are its objects. Its
         name may be that of another checkpoint by then, so it is read again.
 
         Raises:
-            NotFoundError: There is none of this name, or it was deleted meanwhile.
+            NotFoundError: There is no savepoint of this name, or it was deleted meanwhile.
         """
         savepoint = replace(self.load(copied), kept_by=call_uid)
         return self._create(name, savepoint, lambda: self._ref_of(copied) == savepoint.ref)
@@ -103,17 +103,18 @@ class SavepointStore:
             if self._make(name, f"{name}{_PIN}{savepoint.kept_by}-{number}", savepoint, is_whole):
                 return savepoint
         raise UnavailableError(
-            f"savepoint {name!r} of job {self._job!r} is made and deleted all the time; ask again", job=self._job
+            f"savepoint {name!r} of job {self._job!r} is made and deleted all the time; retry", job=self._job
         )
 
     def _make(self, name: str, pin: str, savepoint: Manifest, is_whole: Callable[[], bool]) -> bool:
-        """Make a savepoint; say whether something kept its objects all the time, and it was there in the end."""
+        """Make a savepoint; return whether its objects were kept throughout, and it was there at the end."""
         self._store.put(self._key(pin), encode_manifest(savepoint), if_absent=True)
         try:
             self.register.add(pin)
             if not is_whole():
                 raise NotFoundError(
-                    f"checkpoint {savepoint.id} of job {self._job!r} was subsumed while the savepoint was made",
+                    f"checkpoint {savepoint.id} of job {self._job!r} was subsumed while the savepoint was made; "
+                    "choose a newer one",
                     name=name,
                 )
             if not self._put(name, savepoint):
@@ -128,14 +129,14 @@ class SavepointStore:
         return is_made
 
     def _put(self, name: str, savepoint: Manifest) -> bool:
-        """Create a savepoint's object, unless it is there, of the same checkpoint; say if it is not gone since."""
+        """Create a savepoint's object, unless it is there, of the same checkpoint; return whether it was there."""
         with suppress(ConflictError):
             self._store.put(self._key(name), encode_manifest(savepoint), if_absent=True)
             return True
         there = self._ref_of(name)
         if there is not None and there != savepoint.ref:
             raise ConflictError(
-                f"savepoint {name!r} of job {self._job!r} exists already, of checkpoint {there.id}; "
+                f"savepoint {name!r} of job {self._job!r} already exists, of checkpoint {there.id}; "
                 "delete it first, or choose another name"
             )
         return there is not None
@@ -151,9 +152,9 @@ class SavepointStore:
         Return a savepoint; never a pin, whose checkpoint may have been subsumed before it was looked for.
 
         Raises:
-            NotFoundError: There is none of this name.
-            CorruptDataError: It cannot be read.
-            InvalidInputError: This is no name of a savepoint, or that of a pin.
+            NotFoundError: There is no savepoint of this name.
+            CorruptDataError: The savepoint cannot be read.
+            InvalidInputError: The name is not allowed, or is that of a pin.
         """
         return self._load(validate_name("savepoint", name))
 
@@ -174,31 +175,31 @@ class SavepointStore:
         Yield all savepoints and pins by name, as they were at one moment of the call.
 
         Raises:
-            CorruptDataError: One cannot be read.
-            UnavailableError: They are made and deleted faster than they can be read.
+            CorruptDataError: A savepoint cannot be read.
+            UnavailableError: Savepoints are made and deleted faster than they can be read.
         """
         for _ in range(_LOOKS_MAX):
-            # One that vanished may have been copied under a name that was not listed.
+            # A savepoint that vanished may have been copied under a name that was not listed.
             with suppress(NotFoundError):
                 yield from [(name, self._load(name)) for name in self.names()]
                 return
-        raise UnavailableError(f"savepoints of job {self._job!r} change faster than they can be read; ask again")
+        raise UnavailableError(f"savepoints of job {self._job!r} change faster than they can be read; retry")
 
     def delete(self, name: str) -> None:
-        """Delete a savepoint, or a pin; what only it named becomes an orphan. `NotFoundError` if there is none."""
+        """Delete a savepoint or a pin; objects that only it named become orphans. `NotFoundError` if there is none."""
         for part in name.split(_PIN, 1):
             validate_name("savepoint", part)
         key = self._key(name)
         if not exists(self._store, key) and name not in self.register.names():
             raise NotFoundError(f"job {self._job!r} has no savepoint {name!r}", job=self._job)
         self.discard(name)
-        # One that was made meanwhile went with the other one, if it was on the register before this came to delete.
+        # One made meanwhile was deleted with the other, if it was registered before this call deleted.
         while name in self.register.names() and not exists(self._store, key):
             self.discard(name)
 
     def discard(self, name: str) -> None:
         """
-        Delete a savepoint that may be gone already; it goes off the register first, or it would be missed there.
+        Delete a savepoint if it exists, off the register first: a name there without its object stops deletions.
 
         For names that are never used again: another savepoint that has the name by now is deleted, too.
         """
@@ -207,21 +208,21 @@ class SavepointStore:
 
     def _all_for_deletion(self, *, begin: bool = True) -> list[tuple[str, Manifest]]:
         """
-        Return all savepoints by name, also those that no listing shows yet.
+        Return all savepoints by name, including those that no listing shows yet.
 
         Raises:
-            UnavailableError: One on the register cannot be read, or not yet: delete nothing.
+            UnavailableError: A savepoint on the register is not found, or not yet: delete nothing.
         """
         missing = ""
         for _ in range(_LOOKS_MAX):
             names = sorted({*self.names(), *self.register.names(begin=begin)})
             try:
                 return [(missing := name, self._load(name)) for name in names]
-            except NotFoundError:  # deleted since, or copied under a name that was not seen
+            except NotFoundError:  # deleted since, or copied under a name not listed
                 continue
         raise UnavailableError(
-            f"savepoint {missing!r} of job {self._job!r} is on the register, and is not found: one that was just made "
-            f"is found later; if it is lost, `dstl savepoints --delete {missing}` takes it off the register",
+            f"savepoint {missing!r} of job {self._job!r} is on the register but not found: if it was just made, retry "
+            f"later; if it is lost, `dstl savepoints --delete {missing}` takes it off the register",
             job=self._job,
         )
 
@@ -238,17 +239,17 @@ class SavepointStore:
         """
         Return the keys of all objects that savepoints name, those of their snapshots too.
 
-        A snapshot whose index is gone can be restored by nobody, so its files are nobody's. Such a savepoint was left
-        by a process that died before it saw that its checkpoint was gone, or came back with a file system's loss of
-        power. It is reported, and keeps what else it names; it must not keep all garbage for ever.
+        A snapshot without its index cannot be restored, so its files are not kept. Such a savepoint was left by a
+        process that died before it saw that its checkpoint was gone, or came back with a file system's loss of power.
+        It is logged, and keeps the other objects that it names; it must not keep all garbage for ever.
 
         Args:
-            indexes: Reads the indexes of snapshots, and remembers them.
-            begin: Whether the register is begun where there is none; see `SavepointRegister.names`.
+            indexes: Reads and caches the indexes of snapshots.
+            begin: Whether to create a missing register; see `SavepointRegister.names`.
 
         Raises:
-            UnavailableError: One cannot be read yet: delete nothing.
-            CorruptDataError: A savepoint, or an index that is there, cannot be read: delete nothing.
+            UnavailableError: A savepoint on the register is not found, or not yet: delete nothing.
+            CorruptDataError: A savepoint, or an index that exists, cannot be read: delete nothing.
         """
         named: set[str] = set()
         for name, manifest in self._all_for_deletion(begin=begin):

@@ -1,17 +1,17 @@
 """
-Who owns a job: epochs, the fences that end those of older drivers, and rewinds, which begin with an epoch.
+Ownership of a job: epochs, the fences that end those of older drivers, and rewinds, which begin with an epoch.
 
 How an older driver is kept out (I4): a new owner first claims the next epoch, then puts a *fence* at the place of the
-next manifest. If that place is taken, the older driver was quicker: its checkpoint stands, and the fence moves one on.
-The claim ends when its fence is what lies last. From then on every later write of the older driver collides with it.
-No clock and no lock takes part.
+next manifest. If that place is taken, the older driver was quicker: its checkpoint remains valid, and the fence moves
+to the next place. The claim ends when its fence is the last entry. From then on every later write of the older driver
+conflicts with it. Neither a clock nor a lock takes part.
 
-How a job is set back: the epoch's record names what to, so that is decided with the epoch, and a new branch of
-manifests begins (`dstl_service.formats.keys.Place`). First a fence ends the branch before, then what the job is set
-back to is written as the first manifest of the new one. Each of these steps can be done again by anyone, whoever died
-or pauses: who claims next, sets the job back next, or collects garbage does what is left. So of two that do it at once,
-one wins each put, and the other goes on from what it finds. What lies behind the target in the branch before is never
-touched: it is no longer part of the job because no newer manifest leads to it, and retention deletes it.
+How a rewind works: the epoch's record names the target, so the target is decided with the epoch, and a new branch of
+manifests begins (`dstl_service.formats.keys.Place`). First a fence ends the branch before, then the target is written
+as the first manifest of the new one. Every process may repeat each of these steps after another died or paused: the
+next claim, rewind or garbage collection completes the rest. Of two that run at once, one wins each put, and the other
+continues from what it finds. Manifests after the target in the old branch are never touched: they left the job because
+no newer manifest leads to them, and retention deletes them.
 
 Blocking I/O; the service calls it in threads.
 """
@@ -37,7 +37,7 @@ from storage.segment_format import encode_object
 
 
 class OwnedJob(ManifestReader):
-    """A job that drivers take over from each other, and set back."""
+    """A job that drivers take over from each other, and rewind."""
 
     def __init__(self, store: ObjectStore, job: str, clock: Clock, ids: IdSource) -> None:
         super().__init__(store, job)
@@ -50,13 +50,13 @@ class OwnedJob(ManifestReader):
 
     def claim(self, owner: str) -> tuple[int, Manifest | None]:
         """
-        Take the job over: return the new epoch and the manifest to go on from (None: none was ever completed).
+        Take the job over: return the new epoch and the manifest to continue from (None: none was ever completed).
 
-        What a rewind left undone is done first.
+        An unfinished rewind is finished first.
 
         Raises:
             FencedError: A newer epoch began meanwhile.
-            CorruptDataError: Epochs are lost: manifests are of a newer one than there are.
+            CorruptDataError: Epochs are lost: manifests are of a newer epoch than the newest record.
         """
         record = self._begin_epoch(owner, None)
         stand, fence = self._end_branch(record, record.branch, record.latest, record.tail)
@@ -66,18 +66,18 @@ class OwnedJob(ManifestReader):
 
     def begin_rewind(self, owner: str, savepoint: str, target: int) -> EpochRecord:
         """
-        Decide that the job is set back to what a savepoint holds; `finish_rewind` does it, or whoever comes next.
+        Decide that the job is rewound to a savepoint; `finish_rewind` does it, or the next claim, rewind or collection.
 
         Args:
-            owner: Who does it, for people.
-            savepoint: Holds a checkpoint's manifest; is deleted when that is the job's newest.
+            owner: The caller, for people.
+            savepoint: Holds the target's manifest until the rewind is done; then it is deleted.
             target: The checkpoint's id.
         """
         return self._begin_epoch(owner, (savepoint, target))
 
     def finish_rewind(self, record: EpochRecord) -> Manifest:
         """
-        Return the first manifest of a rewind's branch, doing what is left to be done until it is there.
+        Return the first manifest of a rewind's branch, completing the rewind if necessary.
 
         Raises:
             NotFoundError: The savepoint that holds the target was deleted by hand.
@@ -88,24 +88,24 @@ class OwnedJob(ManifestReader):
         try:
             parent, _ = self._end_branch(record, record.rewind.parent, record.latest, record.tail)
             if parent.latest is None:
-                raise NotFoundError(f"job {self._job!r} has nothing left of what it is set back from", job=self._job)
+                raise NotFoundError(f"job {self._job!r} has no checkpoint left to be rewound from", job=self._job)
             self.keep(before_rewind(parent.latest.ref), parent.latest)
             target = self._target_of(record.rewind)
             restored = self._restored(target, record, parent.latest.ref)
             self._log.append(replace(restored, note=self._noted(restored)))
         except (NotFoundError, ConflictError, CorruptDataError):
-            # Another one has done it, and the job went on so far that what this one wanted to read is deleted.
+            # Another process finished the rewind, and the job went on so far that manifests read here were deleted.
             if self._first_of_branch(record) is None:
                 raise
         return self.finish_rewind(record)
 
     def settled_epoch(self) -> int:
         """
-        Return the newest epoch's number; a rewind that was begun is done before.
+        Return the newest epoch's number; an unfinished rewind is finished first.
 
-        Who is going to delete asks this first, then reads what is named, and asks `has_newer_epoch` before it deletes
-        objects. A rewind to something that was not named then pins it by a savepoint, begins an epoch, and lets the
-        savepoint go at its end: so who deletes sees the one, or the other (I11).
+        A collector calls this first, then reads which objects are named, and calls `has_newer_epoch` before it deletes
+        objects. A rewind to a checkpoint that was not named then pins it by a savepoint, begins an epoch, and releases
+        the savepoint at its end: so the collector sees one or the other (I11).
         """
         record = self._newest_epoch()
         if record is None:
@@ -115,11 +115,11 @@ class OwnedJob(ManifestReader):
         return record.epoch
 
     def has_newer_epoch(self, epoch: int) -> bool:
-        """Say whether another epoch began since; one request."""
+        """Return whether a newer epoch began; one request."""
         return self._epochs.has_newer(epoch)
 
     def check_still_newest(self, epoch: int) -> None:
-        """Raise `FencedError` if another epoch began since."""
+        """Raise `FencedError` if a newer epoch began."""
         self._epochs.check_newest(epoch)
 
     def keep(self, name: str, manifest: Manifest) -> Manifest:
@@ -138,7 +138,7 @@ class OwnedJob(ManifestReader):
         return stand.latest, stand.epoch
 
     def _begin_epoch(self, owner: str, back_to: tuple[str, int] | None) -> EpochRecord:
-        """Claim the next epoch; what an unfinished rewind left to be done is done before it."""
+        """Claim the next epoch; finish an unfinished rewind first."""
         while True:
             newest = self._newest_epoch()
             if newest is not None and newest.rewind is not None:
@@ -164,10 +164,10 @@ class OwnedJob(ManifestReader):
         self, record: EpochRecord, branch: int, latest: Place | None, tail: Place | None
     ) -> tuple[Stand, Place]:
         """
-        Put an epoch's fence where a branch ends; return where that is, and the fence's place.
+        Put an epoch's fence at the end of a branch; return the branch's end and the fence's place.
 
-        It is there when it lies last. A put alone does not show that: the place may have been one of a checkpoint
-        that the older driver completed, retained for a while, and deleted, while this call was paused.
+        The fence counts once it is the last entry. A successful put alone does not prove that: the place may have held
+        a checkpoint that the older driver completed, retained for a while, and deleted, while this call was paused.
         """
         taken: list[Place] = []
         while True:
@@ -176,8 +176,8 @@ class OwnedJob(ManifestReader):
                 if stand.epoch > record.epoch:
                     self.check_still_newest(record.epoch)
                     raise CorruptDataError(
-                        f"epochs of job {self._job!r} are lost: manifests tell of epoch {stand.epoch}; "
-                        "`dstl fsck --rebuild` brings them back",
+                        f"epochs of job {self._job!r} are lost: a manifest is of epoch {stand.epoch}, which has no "
+                        "record; `dstl fsck --rebuild` restores them",
                         job=self._job,
                     )
                 if stand.last.kind is ManifestKind.FENCE:
@@ -189,7 +189,7 @@ class OwnedJob(ManifestReader):
                 self._log.append(self._fence(stand.next_place, record.epoch))
 
     def _fence(self, place: Place, epoch: int) -> Manifest:
-        """Return what keeps older epochs from a manifest's place."""
+        """Return the fence that keeps older epochs from a place."""
         return Manifest(
             kind=ManifestKind.FENCE,
             job_uid=self.job_uid,
@@ -205,14 +205,14 @@ class OwnedJob(ManifestReader):
             return self.savepoints.load(rewind.savepoint)
         except NotFoundError as error:
             raise NotFoundError(
-                f"job {self._job!r} is being set back to savepoint {rewind.savepoint!r}, and that was deleted: make it "
-                f"again with `dstl savepoints --create {rewind.savepoint} --checkpoint {rewind.target}`, or of another "
-                "checkpoint",
+                f"job {self._job!r} is being rewound to savepoint {rewind.savepoint!r}, which was deleted: create it "
+                f"again with `dstl savepoints --create {rewind.savepoint} --checkpoint {rewind.target}`, or from "
+                "another checkpoint",
                 job=self._job,
             ) from error
 
     def _restored(self, target: Manifest, record: EpochRecord, newest: CheckpointRef) -> Manifest:
-        """Return what begins a rewind's branch: nothing that is under way belongs to it."""
+        """Return the first manifest of a rewind's branch, without anything under way."""
         return replace(
             target,
             kind=ManifestKind.COMPLETE,
@@ -226,7 +226,7 @@ class OwnedJob(ManifestReader):
         )
 
     def _noted(self, restored: Manifest) -> SegmentHandle:
-        """Store the note of what begins a rewind's branch, in an object of its own; return where it is."""
+        """Store the note of a rewind's first manifest in an object of its own; return its handle."""
         segment = note_of_rewind(self._job, self.max_parallelism, restored).to_segment()
         buffers, (entry,) = encode_object([segment])
         key = f"{self._job}/segments/rewind/{self._ids.unique_id()}.seg"
@@ -234,7 +234,7 @@ class OwnedJob(ManifestReader):
         return SegmentHandle(key, sum(map(len, buffers)), entry)
 
     def _first_of_branch(self, record: EpochRecord) -> Manifest | None:
-        """Return what a rewind's branch begins with, as far as it is stored; None while it is empty."""
+        """Return the oldest stored manifest of a rewind's branch; None while it is empty."""
         assert record.rewind is not None
         first = self._log.find(Place(record.branch, record.rewind.target, 0))
         if first is None and (place := self._log.first_of(record.branch)) is not None:
@@ -242,7 +242,7 @@ class OwnedJob(ManifestReader):
         return first
 
     def _stand(self, record: EpochRecord | None) -> Stand:
-        """Return where the job stands; while a rewind is not done, where it stood before."""
+        """Return the end of the job's branch; until a rewind is done, that of the branch before it."""
         if record is None:
             return self._log.stand(0)
         if record.rewind is None:
@@ -252,7 +252,7 @@ class OwnedJob(ManifestReader):
         return self._log.stand(record.rewind.parent, record.latest, record.tail)
 
     def _newest_epoch(self) -> EpochRecord | None:
-        """Return the newest epoch's record. What was remembered before it may be gone, or be another job's."""
+        """Return the newest epoch's record. A new one clears the caches, which may be stale or another job's."""
         record = self._epochs.newest()
         number = record.epoch if record else 0
         if number != self._epoch_seen:
@@ -262,5 +262,5 @@ class OwnedJob(ManifestReader):
 
 
 def before_rewind(newest: CheckpointRef) -> str:
-    """Return the name of the savepoint that keeps what a job is set back from."""
+    """Return the name of the savepoint that keeps the checkpoint a job is rewound from."""
     return f"before-rewind-{newest.id}-{newest.uid[:8]}"

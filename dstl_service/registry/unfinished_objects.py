@@ -1,8 +1,9 @@
 """
-Which objects of change sets a later checkpoint may still come to name, as their indexes say.
+Change-set objects that a later checkpoint may still name, according to their indexes.
 
-A batch may take hours, and its job is collected again and again meanwhile: what an index says, which never changes, is
-remembered of the objects that the last collection kept. Safe for threads; reads block.
+A batch may take hours, with many collections of its job meanwhile. Indexes never change, so those of the objects that
+the last collection kept are cached. An object whose index cannot be read is spared once: the read may have failed, not
+the object. If the next collection cannot read it either, no checkpoint can name it. Thread-safe; reads block.
 """
 
 from __future__ import annotations
@@ -15,45 +16,49 @@ from storage.object_store import ObjectReader
 from storage.segment_reader import read_index
 
 _OBJECTS_MAX = 50_000
-"""Objects that are remembered, in some 20 MB; of more, the rest costs a request each in every collection."""
+"""Objects that are cached, about 20 MB; each further one costs a request in every collection."""
 
 
 class UnfinishedObjects:
     """
-    Tells them from orphans.
+    Tells unfinished objects from orphans.
 
     Args:
         store: Holds the objects.
-        objects_max: How many are remembered.
+        objects_max: How many are cached.
     """
 
     def __init__(self, store: ObjectReader, objects_max: int = _OBJECTS_MAX) -> None:
         self._store = store
         self._objects_max = objects_max
         self._known: dict[ObjectInfo, frozenset[tuple[int, int]]] = {}
+        self._unreadable: set[ObjectInfo] = set()
 
     def among(self, objects: Iterable[ObjectInfo], newest_id: int, epoch: int) -> set[ObjectInfo]:
         """
-        Return those that hold sets of a later checkpoint from a driver that may still complete it.
+        Return those that hold change sets of a later checkpoint from a driver that may still complete it.
 
         Args:
             objects: Objects of change sets.
-            newest_id: Of the newest checkpoint.
-            epoch: The one that may complete the next checkpoint: no older one can (I4).
+            newest_id: Id of the newest checkpoint.
+            epoch: The epoch that may complete the next checkpoint: no older one can (I4).
         """
-        known, found = self._known, {}
+        known, found, unreadable = self._known, {}, set()
         for info in objects:
             held = known[info] if info in known else self._held(info)
-            if any(checkpoint_id > newest_id and writer >= epoch for checkpoint_id, writer in held):
+            if held is None:
+                unreadable.add(info)
+            elif any(checkpoint_id > newest_id and writer >= epoch for checkpoint_id, writer in held):
                 found[info] = held
-        # What was collected or named since is not asked about again.
+        # Objects collected or named since are not checked again.
         self._known = dict(list(found.items())[: self._objects_max])
-        return set(found)
+        spared, self._unreadable = unreadable - self._unreadable, unreadable
+        return found.keys() | spared
 
-    def _held(self, info: ObjectInfo) -> frozenset[tuple[int, int]]:
-        """Return of which checkpoints and epochs an object holds sets."""
+    def _held(self, info: ObjectInfo) -> frozenset[tuple[int, int]] | None:
+        """Return the (checkpoint id, epoch) pairs of an object's change sets; None if its index cannot be read."""
         try:
             entries = read_index(self._store, info.key, info.size_bytes)
-        except (CorruptDataError, NotFoundError):  # no checkpoint can name it
-            return frozenset()
+        except (CorruptDataError, NotFoundError):
+            return None
         return frozenset((entry.id.checkpoint_id, entry.id.writer.epoch) for entry in entries)

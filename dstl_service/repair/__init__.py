@@ -1,1 +1,1 @@
-"""Checks what is stored, and rebuilds the registry from the segments alone."""
+"""Verifies stored state, and rebuilds the registry from the segments alone."""

@@ -1,9 +1,9 @@
 """
-Verifies a job's stored state (I10): its registry, and every byte of what its newest chain and savepoints name.
+Verifies a job's stored state (I10): its registry, and every byte that its newest chain and savepoints name.
 
-Tables' files have two checksums: that of the object, and those that RocksDB wrote into the file. Both are verified.
+Table files have two kinds of checksums: the object's, and those that RocksDB wrote into the file. Both are verified.
 
-Reads only; damage is collected, not raised, so that one report tells all of it. Blocking I/O.
+Reads only; damage is collected, not raised, so that one report has all of it. Blocking I/O.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from storage.segment_format import decode_object
 
 @dataclass(slots=True)
 class FsckReport:
-    """What was looked at, and what is wrong; `problems` each name an object."""
+    """Counts of verified items, and the problems found, each with the name of an object."""
 
     job: str
     checkpoints: int = 0
@@ -34,15 +34,15 @@ class FsckReport:
 
 def check_job(store: ObjectStore, job: str) -> FsckReport:
     """
-    Read a job's registry and all that its newest chain and savepoints name, and compare it with its checksums.
+    Read a job's registry and all objects that its newest chain and savepoints name, and verify their checksums.
 
     Raises:
-        NotFoundError: There is nothing of such a job.
+        NotFoundError: The job has no object.
         UnavailableError: The store does not answer.
     """
     registry = read_registry(store, job)
     if registry.is_empty and next(iter(store.list(f"{job}/segments/")), None) is None:
-        raise NotFoundError(f"there is no job {job!r} in {store.url}", job=job)
+        raise NotFoundError(f"job {job!r} does not exist in {store.url}", job=job)
     report = FsckReport(job, problems=[*registry.problems(), *registry.damaged_savepoints.values()])
     chain = _chain(registry)
     report.checkpoints = len(chain)
@@ -63,10 +63,10 @@ def check_job(store: ObjectStore, job: str) -> FsckReport:
 
 def check_object(store: ObjectStore, key: str, handles: Iterable[SegmentHandle]) -> int:
     """
-    Read a segment object, verify every byte of it and that it holds what `handles` state; return its size.
+    Read a segment object, verify every byte and that it holds the segments of `handles`; return its size in bytes.
 
     Raises:
-        CorruptDataError: It is missing, damaged, or another object.
+        CorruptDataError: The object is missing, damaged, or another one.
     """
     try:
         data = store.get(key)
@@ -75,17 +75,17 @@ def check_object(store: ObjectStore, key: str, handles: Iterable[SegmentHandle])
     stored = {entry for entry, _ in decode_object(data, key)}
     missing = [handle for handle in handles if handle.entry not in stored or handle.object_size_bytes != len(data)]
     if missing:
-        raise CorruptDataError(f"object {key} does not hold {len(missing)} of the segments named in it", object_key=key)
+        raise CorruptDataError(f"object {key} lacks {len(missing)} segments that a checkpoint names", object_key=key)
     return len(data)
 
 
 def _chain(registry: Registry) -> list[Manifest]:
-    """Return as much of the newest chain as is there; where it breaks is among the registry's problems."""
+    """Return the intact part of the newest chain; the break is among the registry's problems."""
     found: list[Manifest] = []
     try:
         if registry.newest is not None:
             for manifest in registry.chain(registry.newest):
-                found.append(manifest)  # noqa: PERF402 - what came before the break counts
+                found.append(manifest)  # noqa: PERF402 - keeps the manifests before the break
     except CorruptDataError:
         pass
     return found

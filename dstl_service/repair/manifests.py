@@ -1,4 +1,4 @@
-"""The manifests that a recovery writes, as decisions. No I/O."""
+"""Decides which manifests a recovery writes. No I/O."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from storage.model import SegmentHandle
 
 def manifests_of(plan: RecoveryPlan, registry: Registry, job_uid: str, stored: Stored) -> list[Manifest]:
     """
-    Return the manifests that are to be written, oldest first, so that the chosen checkpoint can be restored.
+    Return the manifests to write, oldest first, so that the chosen checkpoint can be restored.
 
-    The oldest one is complete, so nothing before it is needed. What a sound manifest says already is not said again.
+    The oldest is complete, so nothing before it is needed. A sound manifest is not written again.
     """
     newest = plan.path[0].manifest
     if newest is not None and _is_restorable(registry, newest):
@@ -59,9 +59,9 @@ def manifests_of(plan: RecoveryPlan, registry: Registry, job_uid: str, stored: S
 
 
 def state_of(plan: RecoveryPlan, stored: Stored) -> StateView:
-    """Return all that the chosen checkpoint consists of, oldest first."""
+    """Return the whole state of the chosen checkpoint, oldest first."""
     oldest = plan.path[-1].start
-    assert oldest is not None  # a path ends where the start is known
+    assert oldest is not None  # a path ends at a known start
     log = [_require(stored, NotedSet(handle.entry.id, handle.entry.checksum)) for handle in oldest.log]
     log += [_require(stored, noted) for one in reversed(plan.path) for noted in one.sets]
     return StateView(oldest.materializations, log)
@@ -69,19 +69,19 @@ def state_of(plan: RecoveryPlan, stored: Stored) -> StateView:
 
 def _require(stored: Stored, noted: NotedSet) -> SegmentHandle:
     handle = find_set(stored, noted)
-    assert handle is not None  # a path leads only over what is there
+    assert handle is not None  # a path has only stored sets
     return handle
 
 
 def _first_generation(one: CheckpointCandidate, before: CheckpointRef | None) -> int:
-    """Return the first generation of the branch in which a checkpoint follows another, or which a rewind began."""
+    """Return the first generation of the branch that a rewind began, or in which a checkpoint follows another."""
     if one.rewound_from is not None:
         return Place(one.epoch, one.id, 0).generation
     return Place.of(0, before.generation)._replace(number=0).generation if before is not None else 0
 
 
 def _free_generation(registry: Registry, checkpoint_id: int, wanted: int) -> int:
-    """Return the generation that others name, if it is free and no sound checkpoint of the id stands behind it."""
+    """Return the `wanted` generation if it is free and after every sound checkpoint of the id; else a free one."""
     taken = {generation for there, generation in registry.manifests if there == checkpoint_id}
     floor = max((manifest.generation for manifest in registry.checkpoints if manifest.id == checkpoint_id), default=-1)
     if wanted > floor and wanted not in taken:

@@ -1,15 +1,15 @@
 """
-Which checkpoint a job can be brought back to, from notes, manifests and the segments that are there. No I/O.
+Decides to which checkpoint a job can be restored, from notes, manifests and stored segments. No I/O.
 
-Segments and notes of candidates that never became a checkpoint lie among the others. What decides:
+Segments and notes of candidates that never became a checkpoint lie among the others. The rules:
 
-1. A checkpoint that a manifest or a savepoint stands for, or that another one names as its base, came to exist: it is
-   *proven*. So did one that a job was set back to, as its note tells: that is stored behind the decision.
+1. A checkpoint with a manifest or a savepoint, or named by another one as its base, existed: it is *proven*. So is the
+   first of a rewind's branch, which its note tells: the note is stored after the decision.
 2. Other candidates at the id of a proven one were given up.
-3. Where a higher epoch began, all that lower ones did from that id on was given up: they were fenced (I4).
-4. Of what is left, the newest checkpoint wins whose sets are all there with the right checksums, and so on back to the
-   first checkpoint, or to one of which it is written down in one place all that it consists of. Of several at one id:
-   a proven one, then the higher epoch, then the one whose note was stored last.
+3. From the id at which a higher epoch began, all candidates of lower epochs were given up: they were fenced (I4).
+4. Among the rest, the newest checkpoint wins whose sets are all stored with the right checksums, and likewise its
+   predecessors back to the first checkpoint, or to one whose whole state is recorded in one place. Among several at one
+   id: a proven one, then the higher epoch, then the one whose note was stored last.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from storage.errors import CorruptDataError
 from storage.model import ChangeSetId, SegmentHandle, SegmentKind
 
 Stored = Mapping[ChangeSetId, Sequence[SegmentHandle]]
-"""The segments that are there; a set whose upload was repeated is there more than once."""
+"""The stored segments; a set whose upload was repeated is stored more than once."""
 
 _Key = tuple[int, str]
 
@@ -33,23 +33,23 @@ _Key = tuple[int, str]
 @dataclass(frozen=True, slots=True)
 class CheckpointCandidate:
     """
-    A try at a checkpoint, as its note or its manifest tells.
+    A try at a checkpoint, according to its note or manifest.
 
     Args:
-        id: The checkpoint's.
-        uid: Tells apart candidates at one id.
-        epoch: Of the driver that tried.
-        stored_as: Name of the object with its note; names ascend with time, also after objects were copied.
-        created_ms: When it was stored, as far as is known.
+        id: The checkpoint's id.
+        uid: Distinguishes candidates at one id.
+        epoch: Epoch of the driver that tried.
+        stored_as: Name of the object with its note; names ascend with time, even after objects were copied.
+        created_ms: When it was stored, as far as known.
         base: The checkpoint before.
-        query_id: Spark's.
-        offsets: Spark's.
+        query_id: Spark's query id.
+        offsets: Spark's offsets entry.
         operators: As in a manifest.
-        sets: What the checkpoint added.
-        start: All that came before, if that is told.
+        sets: The sets that the checkpoint added.
+        start: All earlier state, if recorded.
         manifest: The readable manifest, if there is one.
-        note: Where its note is, if that is known.
-        is_kept: A savepoint keeps it, or the job was set back to it, so it came to exist.
+        note: Handle of its note, if known.
+        is_kept: A savepoint keeps it, or the job was rewound to it, so it existed.
         closed_ms: As in the manifest.
         rewound_from: As in the manifest.
     """
@@ -73,12 +73,12 @@ class CheckpointCandidate:
 
     @property
     def key(self) -> _Key:
-        """What other candidates know it by; a generation may change by a rebuild."""
+        """Its key for other candidates; a rebuild may change the generation, so that is not part of it."""
         return self.id, self.uid
 
     @classmethod
     def of_note(cls, note: CheckpointRecord, handle: SegmentHandle, stored_ms: int) -> CheckpointCandidate:
-        """Return what a note tells that lies at `handle`."""
+        """Return the candidate of the note at `handle`."""
         return cls(
             id=note.checkpoint_id,
             uid=note.uid,
@@ -99,7 +99,7 @@ class CheckpointCandidate:
 
     @classmethod
     def of_manifest(cls, manifest: Manifest) -> CheckpointCandidate:
-        """Return what a manifest tells."""
+        """Return the candidate of a manifest."""
         is_start = manifest.starts_chain
         return cls(
             id=manifest.id,
@@ -121,20 +121,20 @@ class CheckpointCandidate:
 
     @classmethod
     def of_savepoint(cls, savepoint: Manifest) -> CheckpointCandidate:
-        """Return what a savepoint tells: as a manifest, but it stands in no checkpoint's place."""
+        """Return the candidate of a savepoint: like a manifest, but it occupies no checkpoint's place."""
         return replace(cls.of_manifest(savepoint), manifest=None, is_kept=True)
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
     """
-    What a job can be brought back to.
+    The checkpoint to which a job can be restored.
 
     Args:
         path: The chosen checkpoint and those before it, newest first, back to one whose `start` is known; empty if no
             checkpoint is whole.
         is_proven: Whether the chosen one is known to have been completed.
-        lost: Tries that are newer, with the reason why they cannot be brought back.
+        lost: Newer tries, with the reason why they cannot be restored.
     """
 
     path: tuple[CheckpointCandidate, ...]
@@ -143,7 +143,7 @@ class RecoveryPlan:
 
 
 def join_candidates(candidates: Iterable[CheckpointCandidate]) -> list[CheckpointCandidate]:
-    """Join what notes and manifests tell of one candidate; the latest manifest knows best, then the latest note."""
+    """Join the notes and manifests of one candidate; the latest manifest has precedence, then the latest note."""
     joined: dict[_Key, CheckpointCandidate] = {}
     for one in sorted(candidates, key=lambda one: (one.manifest.generation if one.manifest else -1, one.stored_as)):
         known = joined.get(one.key)
@@ -156,7 +156,7 @@ def join_candidates(candidates: Iterable[CheckpointCandidate]) -> list[Checkpoin
 
 
 def proven_keys(candidates: Iterable[CheckpointCandidate]) -> set[_Key]:
-    """Return the candidates that came to exist (rule 1)."""
+    """Return the keys of the candidates that existed (rule 1)."""
     candidates = list(candidates)
     named = {(one.base.id, one.base.uid) for one in candidates if one.base is not None}
     return named | {one.key for one in candidates if one.manifest is not None or one.is_kept}
@@ -170,14 +170,14 @@ def choose(
     up_to: int | None = None,
 ) -> RecoveryPlan:
     """
-    Choose the checkpoint to bring back.
+    Choose the checkpoint to restore.
 
     Args:
         candidates: All of one life of the job, joined.
-        registry: What is readable of the registry; its fences tell where epochs began.
-        stored: The segments that are there and sound.
-        missing_indexes: Keys of materializations' indexes that are not there.
-        up_to: Take no newer checkpoint.
+        registry: The readable part of the registry; its fences tell where epochs began.
+        stored: The sound stored segments.
+        missing_indexes: Keys of materializations' indexes that are missing.
+        up_to: Choose no newer checkpoint.
     """
     current = not_fenced(candidates, registry)
     proven = proven_keys(current)
@@ -196,7 +196,7 @@ def choose(
 
 
 class _Walk:
-    """Walks from checkpoints to where they begin, and remembers where that is not possible."""
+    """Walks from checkpoints back to a known start, and caches failures."""
 
     def __init__(
         self, candidates: Mapping[_Key, CheckpointCandidate], stored: Stored, missing_indexes: frozenset[str]
@@ -207,9 +207,9 @@ class _Walk:
         self._broken: dict[_Key, str] = {}
 
     def path(self, one: CheckpointCandidate) -> tuple[CheckpointCandidate, ...] | None:
-        """Return the way from `one` back to a known start, or None if something on it is missing."""
+        """Return the path from `one` back to a known start, or None if something on it is missing."""
         path: list[CheckpointCandidate] = []
-        reasons: list[str] = []  # the first one is nearest to what was asked for
+        reasons: list[str] = []  # the first one is nearest to `one`
         step: CheckpointCandidate | None = one
         while step is not None:
             path.append(step)
@@ -226,14 +226,14 @@ class _Walk:
             if step.base is not None:
                 before = self._candidates.get((step.base.id, step.base.uid))
                 if before is None:
-                    reasons.append(f"nothing tells what checkpoint {step.base.to_text()} consists of")
+                    reasons.append(f"neither note nor manifest of checkpoint {step.base.to_text()} is stored")
             step = before
         for passed in path:
             self._broken.setdefault(passed.key, reasons[0])
         return None
 
     def reason(self, one: CheckpointCandidate) -> str:
-        """Return why there is no way from `one`."""
+        """Return why there is no path from `one`."""
         return self._broken[one.key]
 
     def _missing_sets(self, one: CheckpointCandidate) -> str | None:
@@ -251,7 +251,7 @@ class _Walk:
 
 
 def not_fenced(candidates: Sequence[CheckpointCandidate], registry: Registry) -> list[CheckpointCandidate]:
-    """Return the candidates without those that a higher epoch has overtaken (rule 3)."""
+    """Return the candidates without those that a higher epoch fenced (rule 3)."""
     began: dict[int, int] = {}
     for epoch, place in [(one.epoch, one.id) for one in candidates] + [
         (manifest.epoch, manifest.id) for manifest in registry.manifests.values()
@@ -267,7 +267,7 @@ def not_fenced(candidates: Sequence[CheckpointCandidate], registry: Registry) ->
 
 
 def find_set(stored: Stored, noted: NotedSet) -> SegmentHandle | None:
-    """Return where a change set is stored with the checksum that its note names, or None."""
+    """Return the handle of a stored change set with the noted checksum, or None."""
     for handle in stored.get(noted.id, ()):
         if handle.entry.checksum == noted.checksum:
             return handle
@@ -277,7 +277,7 @@ def find_set(stored: Stored, noted: NotedSet) -> SegmentHandle | None:
 
 
 def describe_missing(noted: NotedSet) -> str:
-    """Return what is said of a change set that is not there."""
+    """Return the message for a missing change set."""
     return (
         f"change set {noted.id.sqn} of partition {noted.id.partition} of {noted.id.operator!r}, checkpoint "
         f"{noted.id.checkpoint_id}, attempt {noted.id.writer.attempt}, is missing or damaged"
@@ -289,7 +289,7 @@ def _ends_chain(manifest: Manifest) -> bool:
 
 
 def _is_restorable(registry: Registry, newest: Manifest) -> bool:
-    """Say whether the newest checkpoint's manifests are all there as they are."""
+    """Return whether the newest checkpoint's manifests are all sound."""
     if registry.newest != newest:
         return False
     try:

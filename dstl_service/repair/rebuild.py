@@ -1,10 +1,10 @@
 """
 Rebuilds a job's registry - ``job.json``, epochs and manifests - from its segment objects, after it was lost or damaged.
 
-What is sound stays as it is: new objects are only created, and damaged ones are moved to ``<job>/damaged/`` to make
-place. A registry without a defect is never written to. A rebuild that was interrupted is simply repeated.
+Sound objects stay as they are: new ones are only created, and damaged ones are moved to ``<job>/damaged/`` to free
+their keys. A registry without a defect is never written. An interrupted rebuild is repeated.
 
-What is decided is in `dstl_service.repair.plan`; here is the blocking I/O.
+Decisions are in `dstl_service.repair.plan`; this module does the blocking I/O.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from storage.model import SegmentHandle
 from storage.object_store import ObjectStore
 
 _CAUSES_MAX = 3
-"""An error names the first few of each kind; the report has all."""
+"""An error names the first few lost checkpoints and object problems; the report has all."""
 
 
 @dataclass(slots=True)
 class RebuildReport:
     """
-    What a rebuild found and did.
+    Result of a rebuild, or of a dry run.
 
     Args:
         job: Name of the job.
-        is_written: Whether the registry was written; else this is what would be.
+        is_written: Whether the registry was written; else this was a dry run.
         registry_problems: Why the registry needs to be rebuilt; empty for a sound one.
         object_problems: Segment objects that cannot be read.
-        objects: Segment objects looked at.
+        objects: Segment objects listed.
         notes: Notes found in them.
         checkpoint: The newest checkpoint that can be restored, as ``id.generation.uid``.
         is_proven: Whether this checkpoint is known to have been completed. If not, Spark's ``commits`` folder tells.
-        query_id: Spark's id of its query.
-        epoch: The epoch with which the job is taken from older drivers.
+        query_id: Spark's query id of this checkpoint.
+        epoch: The new epoch, which fences older drivers.
         lost: Newer checkpoints that cannot be restored, with the reason.
-        manifests: Keys of the manifests that are new.
+        manifests: Keys of the new manifests.
         moved: Keys of damaged objects that were moved away.
     """
 
@@ -78,7 +78,7 @@ def rebuild_registry(
     store: ObjectStore, job: str, clock: Clock, ids: IdSource, *, up_to: int | None = None, write: bool = False
 ) -> RebuildReport:
     """
-    Find the newest checkpoint that can be restored and, with `write`, make it exist again.
+    Find the newest checkpoint that can be restored and, with `write`, restore its manifests.
 
     No query of the job may run meanwhile; one that does is fenced at the end.
 
@@ -87,19 +87,20 @@ def rebuild_registry(
         job: Its name.
         clock: For the new epoch's record.
         ids: Likewise.
-        up_to: Take no newer checkpoint: leaves out one that was never completed.
-        write: Write the registry; without it only say what would be done.
+        up_to: Choose no newer checkpoint: excludes one that was never completed.
+        write: Write the registry; if false, only report.
 
     Raises:
-        NotFoundError: There is nothing of such a job.
-        CorruptDataError: No checkpoint can be restored from what is there.
-        InvalidInputError: The registry is sound, or has a sound manifest that is newer than what can be restored.
+        NotFoundError: The job has no object.
+        CorruptDataError: No checkpoint can be restored.
+        InvalidInputError: With `write`: the registry is sound, or has a sound manifest newer than the checkpoint found.
+        ConflictError: Another process wrote to the job meanwhile; repeat the rebuild.
     """
     survey = Survey(store, job)
     survey.read()
     registry = read_registry(store, job, max((life_of(note.epoch) for note, _, _ in survey.notes), default=0))
     if registry.is_empty and not survey.objects:
-        raise NotFoundError(f"there is no job {job!r} in {store.url}", job=job)
+        raise NotFoundError(f"job {job!r} does not exist in {store.url}", job=job)
     life = _choose_life(registry, survey.notes)
     candidates = join_candidates(
         [
@@ -128,7 +129,7 @@ def rebuild_registry(
     manifests = manifests_of(plan, registry, life, survey.stored)
     newest = plan.path[0]
     made = manifests[-1] if manifests else newest.manifest
-    assert made is not None  # no manifest is needed only where there is one
+    assert made is not None  # no manifest is written only if one exists
     report.checkpoint = made.ref.to_text()
     report.is_proven, report.query_id = plan.is_proven, newest.query_id
     report.manifests = [manifest_key(registry.folder, manifest.id, manifest.generation) for manifest in manifests]
@@ -153,12 +154,12 @@ def describe_rebuild(report: RebuildReport) -> str:
         number = report.checkpoint.partition(".")[0]
         lines.append(
             f"Nothing proves that checkpoint {number} was completed. If commits/{number} is missing in the Spark "
-            f"checkpoint of query {report.query_id or 'unknown'}, leave it out with --up-to {int(number) - 1}"
+            f"checkpoint of query {report.query_id or 'unknown'}, exclude it with --up-to {int(number) - 1}"
         )
     if report.is_written:
         lines.append(f"the registry was written; the job is at epoch {report.epoch}")
     elif report.registry_problems:
-        lines.append("nothing was written; --write does it")
+        lines.append("nothing was written; pass --write to do it")
     else:
         lines.append("the registry is sound: there is nothing to rebuild")
     return "\n".join(lines)
@@ -174,14 +175,14 @@ def _write(
     clock: Clock,
     ids: IdSource,
 ) -> None:
-    """Write what is missing; ``job.json``, by which others see that the job exists, after the manifests."""
+    """Write the missing objects; ``job.json``, which makes the job visible, after the manifests."""
     job = registry.job
     for ended in range(registry.ended, registry.life):
         Lives(store, job).end(ended)
     for key in report.moved:
         store.put(f"{job}/damaged/{ids.unique_id()}/{key.removeprefix(f'{job}/')}", store.get(key))
         store.delete([key])
-    # Checkpoints that come back may lie in front of what hints tell to be passed over.
+    # Restored checkpoints may lie before the places that hints skip to.
     forget_hints(store, registry.folder)
     for manifest in manifests:
         key = manifest_key(registry.folder, manifest.id, manifest.generation)
@@ -193,12 +194,12 @@ def _write(
     store.put(epoch_key(registry.folder, epoch), record.encode(), if_absent=True)
     if registry.uid is None:
         store.put(registry.record_key, encode_job(uid, max_parallelism), if_absent=True)
-    # As any new owner does: fences who may still run, and shows that the registry can be read again.
+    # Like any new owner: fences drivers that may still run, and proves that the registry is readable again.
     jobs = JobStore(store, job, clock, ids)
     jobs.open(None)
     report.epoch, latest = jobs.claim("fsck --rebuild")
     if latest is None or latest.ref.to_text() != report.checkpoint:
-        raise ConflictError(f"job {job!r} was written to by somebody else during the rebuild; repeat it", job=job)
+        raise ConflictError(f"another process wrote to job {job!r} during the rebuild; repeat it", job=job)
     report.is_written = True
 
 
@@ -211,8 +212,8 @@ def _check_writable(
     if newest is not None and newest.id > chosen.id:
         key = manifest_key(folder, newest.id, newest.generation)
         raise InvalidInputError(
-            f"manifest {key} is sound, and newer than checkpoint {chosen.id}, the one to bring back: "
-            f"restore what it lacks, or move this manifest away yourself ({'; '.join(_causes(report))})"
+            f"manifest {key} is sound, and newer than checkpoint {chosen.id}, the one to restore: "
+            f"bring back the objects it lacks, or move this manifest away ({'; '.join(_causes(report))})"
         )
 
 
@@ -222,11 +223,11 @@ def _causes(report: RebuildReport) -> Iterator[str]:
         found = True
         yield cause
     if not found:
-        yield "there are no notes"
+        yield "no notes were found"
 
 
 def _choose_life(registry: Registry, notes: Sequence[tuple[CheckpointRecord, SegmentHandle, int]]) -> str:
-    """Return the uid of the job to rebuild; without ``job.json``, that of what was stored last in the last life."""
+    """Return the uid in ``job.json``, else of the newest manifest or savepoint, else of the newest note."""
     if registry.uid is not None:
         return registry.uid
     newest = max((*registry.checkpoints, *registry.savepoints.values()), key=lambda m: m.created_ms, default=None)
@@ -243,19 +244,19 @@ def _max_parallelism(
     counts = Counter(note.max_parallelism for note, _, _ in notes if note.job_uid == life)
     if not counts:
         raise CorruptDataError(
-            f"{registry.record_key} is lost, and no note tells the job's max_parallelism", job=registry.job
+            f"{registry.record_key} is lost, and no note has the job's max_parallelism", job=registry.job
         )
     return counts.most_common(1)[0][0]
 
 
 def _newest_manifest(current: Sequence[CheckpointCandidate]) -> Manifest | None:
-    """Return the newest manifest of those that no higher epoch has overtaken, as by setting the job back."""
+    """Return the newest manifest of those that no higher epoch fenced, for instance by a rewind."""
     manifests = [one.manifest for one in current if one.manifest is not None]
     return max(manifests, key=lambda one: Place.of(one.id, one.generation), default=None)
 
 
 def _lost_manifests(current: Sequence[CheckpointCandidate]) -> list[str]:
-    """Return a problem if a checkpoint that came to exist is newer than all manifests."""
+    """Return a problem if a proven checkpoint is newer than all manifests."""
     newest = _newest_manifest(current)
     newest_id = -1 if newest is None else newest.id
     proven_id = max((checkpoint_id for checkpoint_id, _ in proven_keys(current)), default=-1)

@@ -1,8 +1,8 @@
 """
-A job's registry - ``job.json``, epochs and manifests - read as a whole, as far as it can be read.
+Reads a job's whole registry - ``job.json``, epochs and manifests - as far as it is readable.
 
-`JobStore` reads what it needs and stops at the first damage; this module reads all and collects what is wrong, for
-those who verify and rebuild. `read_registry` does blocking I/O; what a registry says is decided without any.
+`JobStore` reads what it needs and stops at the first damage; this module reads everything and collects the problems,
+for verification and rebuilds. `read_registry` does blocking I/O; `Registry` does none.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from storage.object_store import ObjectStore
 @dataclass(slots=True)
 class Registry:
     """
-    What could be read of a job's registry.
+    The readable part of a job's registry.
 
     Args:
         job: Name of the job.
-        life: Which life of the name was read: the current one, or the last that is stored if the current one has no
-            job, as where the ends of lives were lost.
+        life: The life of the name that was read: the current one, or the last that is stored if the current one has no
+            job, for instance because end records of lives were lost.
         ended: How many lives are known to have ended.
         uid: The job's uid, or None if ``job.json`` is missing or damaged.
         max_parallelism: Likewise.
@@ -35,7 +35,7 @@ class Registry:
         manifests: All readable manifests by place (id, generation), fences too.
         savepoints: All readable savepoints by name.
         damaged: Keys of objects that cannot be read, with the reason.
-        damaged_savepoints: Likewise; nothing but their deletion repairs them, which is their owner's to decide.
+        damaged_savepoints: Likewise; only their deletion repairs them, which the user decides.
     """
 
     job: str
@@ -51,7 +51,7 @@ class Registry:
 
     @property
     def folder(self) -> str:
-        """Where it lies."""
+        """Its folder."""
         return life_folder(self.job, self.life)
 
     @property
@@ -61,7 +61,7 @@ class Registry:
 
     @property
     def is_empty(self) -> bool:
-        """Say whether nothing at all is there, readable or not."""
+        """Whether nothing is stored, readable or not."""
         return self.uid is None and not (self.epochs or self.manifests or self.savepoints or self.damaged)
 
     @property
@@ -76,15 +76,15 @@ class Registry:
 
     @property
     def epoch_max(self) -> int:
-        """The highest epoch that any object tells of; 0 if there is none."""
+        """The highest epoch of any record or manifest; 0 if there is none."""
         return max((*self.epochs, *(manifest.epoch for manifest in self.manifests.values())), default=0)
 
     def chain(self, manifest: Manifest) -> Iterator[Manifest]:
         """
-        Yield the manifest and its predecessors, newest first, as far as they are kept.
+        Yield the manifest and its stored predecessors, newest first.
 
         Raises:
-            CorruptDataError: One is missing before a complete one was met, so that the state is not known.
+            CorruptDataError: One is missing before a complete one was reached, so the state is unknown.
         """
         is_known = False
         step: Manifest | None = manifest
@@ -98,14 +98,14 @@ class Registry:
                 if step is None or step.uid != base.uid or step.is_fence:
                     if not is_known:
                         key = manifest_key(self.folder, base.id, base.generation)
-                        raise CorruptDataError(f"manifest {key} is missing, on which the newest checkpoint builds")
+                        raise CorruptDataError(f"manifest {key} is missing, which the newest checkpoint builds on")
                     step = None
 
     def problems(self) -> list[str]:
-        """Return what is wrong, each with the object's name; nothing for a sound registry."""
+        """Return the problems, each with the object's name; empty for a sound registry."""
         found = list(self.damaged.values())
         if self.life > self.ended:
-            found.append(f"what tells below @lives/{self.job}/ that lives up to {self.life - 1} have ended is missing")
+            found.append(f"below @lives/{self.job}/ end records of lives up to {self.life - 1} are missing")
         if self.uid is None and self.record_key not in self.damaged:
             found.append(f"{self.record_key} is missing")
         in_manifests = max((manifest.epoch for manifest in self.manifests.values()), default=0)
@@ -130,10 +130,10 @@ def read_registry(store: ObjectStore, job: str, life_min: int = 0) -> Registry:
     Args:
         store: Holds the job.
         job: Its name.
-        life_min: The last life that other objects tell of.
+        life_min: The last life known from other objects.
 
     Raises:
-        InvalidInputError: A manifest is of a newer version of this program, which alone may judge it.
+        InvalidInputError: A manifest was written by a newer version, which must be used instead.
         UnavailableError: The store does not answer.
     """
     lives = Lives(store, job)
@@ -182,10 +182,10 @@ def _objects(store: ObjectStore, prefix: str) -> Iterator[tuple[str, bytes]]:
 
 def _check_belongs(manifest: Manifest, place: tuple[int, int], uid: str | None, key: str) -> None:
     if (manifest.id, manifest.generation) != place:
-        raise CorruptDataError(f"manifest {key} is that of {manifest.ref.to_text()}", object_key=key)
+        raise CorruptDataError(f"manifest {key} is a copy of {manifest.ref.to_text()}", object_key=key)
     if uid is not None and manifest.job_uid != uid:
         raise CorruptDataError(
-            f"manifest {key} is of another job, of uid {manifest.job_uid}, not {uid}", object_key=key
+            f"manifest {key} is of another job, with uid {manifest.job_uid}, not {uid}", object_key=key
         )
 
 

@@ -1,8 +1,8 @@
 """
 Verifies the stored snapshots of tables (I10): each file is read once, however many snapshots share it.
 
-The checksum in an index shows that an object is what was stored. That it was a sound table when it was stored, only the
-checksums show that RocksDB wrote into the file itself. Blocking I/O.
+The checksum in an index shows that an object is unchanged since it was stored. Only the checksums that RocksDB wrote
+into the file itself show that it was sound when it was stored. Blocking I/O.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from storage.object_store import ObjectReader
 
 def check_snapshots(store: ObjectReader, handles: Iterable[MaterializationHandle]) -> Iterator[tuple[int, str | None]]:
     """
-    Yield for each index that cannot be read, and for each file, how many sound bytes were read and what is wrong.
+    Yield for each unreadable index, and for each file, the number of sound bytes read and the problem, or None.
 
-    A damaged file hides no other one, and is told once; its bytes do not count.
+    A damaged file hides no other one, and is reported once; its bytes do not count.
 
     Raises:
         UnavailableError: The store does not answer.
@@ -47,9 +47,9 @@ def _check_file(store: ObjectReader, file: SnapshotFile, names: Collection[str])
     except CorruptDataError as error:
         return 0, error.message
     if checksum128(data) != file.checksum:
-        return 0, f"object {file.object_key} is damaged: it is not what was stored"
+        return 0, f"object {file.object_key} is damaged: its checksum does not match"
     try:
         check_table_file(file.name, data, names)
     except CorruptDataError as error:
-        return 0, f"object {file.object_key} was stored of a damaged table: {error.message}"
+        return 0, f"object {file.object_key} was stored from a damaged table: {error.message}"
     return file.size_bytes, None

@@ -1,4 +1,4 @@
-"""What a job's segment objects hold, for a rebuild of its registry. Blocking I/O."""
+"""Surveys a job's segment objects, for a rebuild of its registry. Blocking I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READ_AT_ONCE = 16
 
 
 class Survey:
-    """What the segment objects of a job hold, as their indexes tell; payloads are verified when they are chosen."""
+    """The content of a job's segment objects by their indexes; payloads are verified when they are chosen."""
 
     def __init__(self, store: ObjectStore, job: str) -> None:
         self._store = store
@@ -45,7 +45,7 @@ class Survey:
     def choose_verified(
         self, candidates: Sequence[CheckpointCandidate], registry: Registry, up_to: int | None
     ) -> RecoveryPlan:
-        """Choose, read all that was chosen, and choose again without what is damaged, until all is sound."""
+        """Choose, verify every chosen object, and choose again without the damaged ones, until all are sound."""
         missing_indexes = self._missing_indexes(candidates)
         while True:
             plan = choose(candidates, registry, self.stored, missing_indexes, up_to)

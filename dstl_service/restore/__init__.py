@@ -1,1 +1,1 @@
-"""From a manifest to the bytes that a table is restored from, and the caches on the way."""
+"""Restores: from a manifest to the bytes that a table is restored from, and the caches between them."""

@@ -1,11 +1,11 @@
 """
-Files of immutable objects on this host's disk, so that tables which are restored together share downloads.
+Caches immutable objects in files on this host's disk, so that tables restored together share downloads.
 
-When a host takes over partitions, each of their tables needs its part of the same segment objects. Here an object is
-read from the store once: whoever comes while it is on its way waits for it, whoever comes later reads the file.
+When a host takes over partitions, each of their tables needs its part of the same segment objects. An object is read
+from the store once: readers wait for a running download, later readers read the file.
 
-Best effort (I16): what is read from a file is compared with checksums kept in memory, and a file that is damaged, gone
-or could never be written only costs a read from the store. Safe to use from several threads.
+Best effort (I16): data read from a file is verified by checksums kept in memory, and a file that is damaged, gone or
+could never be written only costs a read from the store. Thread-safe.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from storage.object_store import ObjectReader
 from storage.private_folder import OWN, Trust
 
 OBJECT_BYTES_MAX = 64 * 1024 * 1024
-"""Larger objects are never held in memory as a whole."""
+"""Larger objects are never held in memory completely."""
 PIECE_BYTES = 16 * 1024 * 1024
-"""In pieces of this size a larger file of a snapshot is downloaded."""
+"""A larger file of a snapshot is downloaded in pieces of this size."""
 _SIZES_KNOWN = 100_000
 
 
@@ -58,14 +58,14 @@ class DownloadCache:
     Reads objects of `store`; immutable ones through files below `folder`.
 
     Args:
-        store: Where the objects are.
-        folder: The files are kept in a folder of this user's in it; None for the system's temporary folder.
-        bytes_max: How much they may take; 0 keeps none, but downloads are still shared.
-        idle_s: After this time without a read a file is removed.
-        clock: Tells when that is.
+        store: Holds the objects.
+        folder: Parent of this user's folder with the files; None for the system's temporary folder.
+        bytes_max: Total size of the files; 0 keeps none, but downloads are still shared.
+        idle_s: A file is removed after this time without a read.
+        clock: For `idle_s`.
         ids: Names this process's part of the folder.
-        trust: Whose folders may lie on the way to the files.
-        figures: Where it counts what it does; by default its own.
+        trust: Owners whose folders may be on the path to the files.
+        figures: Counters to update; its own by default.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class DownloadCache:
             part = self._from_file(key, offset, size)
             if part is not None:
                 return part
-            # Most of an object will be wanted by somebody.
+            # Other readers will want most of the object.
             object_bytes = self._size_of(key)
             if object_bytes <= OBJECT_BYTES_MAX:
                 data = self._shared(key)
@@ -135,7 +135,7 @@ class DownloadCache:
         return self._store.head(key)
 
     def sweep(self) -> None:
-        """Remove files that were not read for a while."""
+        """Remove files not read for `idle_s`."""
         before_ms = self._clock.monotonic_ms() - self._idle_s * 1000
         with self._lock:
             idle = [(key, file) for key, file in self._files.items() if file.used_ms <= before_ms]
@@ -143,7 +143,7 @@ class DownloadCache:
             self._drop(key, file)
 
     def close(self) -> None:
-        """Remove all files; the store stays open. May be called twice, and reads go on without files."""
+        """Remove all files; the store stays open. May be called twice; reads continue without files."""
         self._closed.set()
         with self._lock:
             files, self._files = list(self._files.items()), OrderedDict()
@@ -153,7 +153,7 @@ class DownloadCache:
         self._leave_folder()
 
     def _size_of(self, key: str) -> int:
-        """Return the size of an object, which never changes; asks the store once."""
+        """Return the size of an object, which never changes; cached after one request."""
         with self._lock:
             known = self._sizes.get(key)
         if known is None:
@@ -165,10 +165,10 @@ class DownloadCache:
         return known
 
     def _shared(self, key: str) -> bytes | None:
-        """Download an object, or wait for the one who does; None if that one had no success."""
+        """Download an object, or wait for a running download; None if that one failed."""
 
         def download() -> bytes:
-            # Somebody may have finished it since this reader looked for the file.
+            # Another reader may have finished it since this one looked for the file.
             data = self._from_file(key, 0, None)
             if data is None:
                 self._count(misses=1)
@@ -179,7 +179,7 @@ class DownloadCache:
         return self._led(key, download)
 
     def _shared_file(self, key: str, size_bytes: int) -> None:
-        """Download a large object into a file, or wait for the one who does; that it failed only costs requests."""
+        """Download a large object into a file, or wait for a running download; a failure only costs requests."""
 
         def download() -> None:
             with self._lock:
@@ -191,7 +191,7 @@ class DownloadCache:
         self._led(key, download)
 
     def _led(self, key: str, act: Callable[[], bytes | None]) -> bytes | None:
-        """Do something for an object as the first of those who want it, or wait for that one and get what it got."""
+        """Run `act` for an object as its first reader, or wait for that reader and return its result."""
         with self._lock:
             download = self._downloads.get(key)
             leads = download is None
@@ -230,12 +230,12 @@ class DownloadCache:
         return data
 
     def _keep(self, key: str, data: bytes) -> None:
-        """Write a file, if there is room and the disk takes it."""
+        """Write a file, if there is room and the disk accepts it."""
         if len(data) <= min(self._bytes_max, OBJECT_BYTES_MAX) and is_sound_object(key, data):
             self._write(key, len(data), [data])
 
     def _download_pieces(self, key: str, size_bytes: int) -> None:
-        """Download a file of a snapshot piece by piece; it is kept if it came through whole."""
+        """Download a file of a snapshot piece by piece; keep it if its checksum matches."""
         hasher = running_checksum128()
 
         def pieces() -> Iterator[bytes]:
@@ -249,7 +249,7 @@ class DownloadCache:
     def _write(
         self, key: str, size_bytes: int, pieces: Iterable[bytes], is_sound: Callable[[], bool] = lambda: True
     ) -> None:
-        """Write a file, if there is room and the disk takes it. All pieces but the last are of whole blocks."""
+        """Write a file, if there is room and the disk accepts it. All pieces but the last have whole blocks."""
         if self._closed.is_set() or not self._reserve(size_bytes):
             return
         path: Path | None = None
@@ -266,7 +266,7 @@ class DownloadCache:
             )
         except OSError as error:
             self._failed("write", error)
-            if path is not None and not path.parent.exists():  # somebody cleaned up; the next file gets a new one
+            if path is not None and not path.parent.exists():  # the folder was deleted; the next file gets a new one
                 self._leave_folder()
         finally:
             if not is_kept:
@@ -276,7 +276,7 @@ class DownloadCache:
                     remove_file(path)
 
     def _add(self, key: str, file: DownloadedFile) -> bool:
-        """Let others read a file; say whether that is still wanted."""
+        """Publish a file to readers; return false if the cache is closed."""
         with self._lock:
             if self._closed.is_set():
                 return False
@@ -285,7 +285,7 @@ class DownloadCache:
         return True
 
     def _reserve(self, size_bytes: int) -> bool:
-        """Make room by removing what was not read for longest; say whether there is room now."""
+        """Make room by removing the least recently read files; return whether there is room now."""
         surplus = []
         with self._lock:
             excess = self.figures.bytes_kept + size_bytes - self._bytes_max

@@ -1,11 +1,11 @@
 """
-The files of a cache of downloads, and the folder of the process that keeps them. Blocking I/O.
+The files of the download cache, and the folder of the process that keeps them. Blocking I/O.
 
-    <folder>/dstl-downloads-<uid>/      this user's alone, and what is in it follows no link
+    <folder>/dstl-downloads-<uid>/      owned by this user alone; links in it are not followed
       part-<id>.lock                    locked while its process lives
-      part-<id>/                        the files of one process, for they are of no use to another one
+      part-<id>/                        the files of one process, useless to another
 
-Nothing else is ever removed than parts of dead processes: a part is known by its name and its lock.
+Only parts of dead processes are removed: a part is identified by its name and its lock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PART_LOCK = re.compile(r"(part-[0-9a-f]{32})\.lock")
 
 @dataclass(slots=True)
 class DownloadedFile:
-    """An object that is kept on disk, and the checksums of its blocks."""
+    """An object kept on disk, with the checksums of its blocks."""
 
     path: Path
     size_bytes: int
@@ -42,7 +42,7 @@ class DownloadedFile:
 
 
 def is_sound_object(key: str, data: bytes) -> bool:
-    """Say whether an object came through whole, as far as can be told; the next reader may have more luck."""
+    """Return whether an object's checksums match, as far as it has any; else the next reader downloads it again."""
     if key.endswith(".seg"):
         try:
             decode_object(data, key)
@@ -52,13 +52,13 @@ def is_sound_object(key: str, data: bytes) -> bool:
 
 
 def blocks_of(data: bytes) -> Sequence[memoryview]:
-    """Return the parts of an object that have checksums of their own."""
+    """Return the blocks of an object, each with a checksum of its own."""
     view = memoryview(data)
     return [view[begin : begin + _BLOCK_BYTES] for begin in range(0, len(view), _BLOCK_BYTES)]
 
 
 def read_verified(file: DownloadedFile, offset: int, end: int) -> bytes:
-    """Read a part of a file, whole blocks of which are compared with their checksums; `OSError` for a damaged one."""
+    """Read a part of a file and verify all blocks that it touches; `OSError` for a damaged one."""
     first = offset // _BLOCK_BYTES
     begin = first * _BLOCK_BYTES
     with open(file.path, "rb") as stream:
@@ -72,7 +72,7 @@ def read_verified(file: DownloadedFile, offset: int, end: int) -> bytes:
 
 
 def open_part(home: Path, unique_id: str, trust: Trust) -> tuple[Path, int]:
-    """Make this process's part of the folder, and remove those of dead ones; `OSError` if that cannot be done."""
+    """Create this process's part of the folder, and remove those of dead processes; `OSError` if creation fails."""
     try:
         make_folder(home, trust)
     except UntrustedFolderError as error:
@@ -92,7 +92,7 @@ def open_part(home: Path, unique_id: str, trust: Trust) -> tuple[Path, int]:
 
 
 def _remove_stale(home: Path) -> None:
-    """Remove the parts whose lock nobody holds; a part is made after its lock and removed before it."""
+    """Remove the parts whose lock is free; a part is created after its lock and removed before it."""
     for name in os.listdir(home):
         mark = _PART_LOCK.fullmatch(name)
         if mark is None:
@@ -100,7 +100,7 @@ def _remove_stale(home: Path) -> None:
         with suppress(OSError):
             lock = open_lock(home / name, 0)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error if its process lives
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if its process lives
                 remove_part(home, mark[1])
             finally:
                 os.close(lock)
@@ -119,5 +119,5 @@ def remove_file(path: Path) -> None:
 
 
 def is_immutable(key: str) -> bool:
-    """Say whether the object of this key never changes."""
+    """Return whether the object of this key never changes."""
     return key.endswith(".seg") or "/materialized/" in key

@@ -1,10 +1,10 @@
 """
-What a table lacks: from its version and a checkpoint to the snapshots and segments that lead from one to the other.
+Plans restores: the snapshots and segments that bring a table from its version to a checkpoint.
 
 A table whose version is an ancestor of the checkpoint gets only the change sets in between; any other table gets the
-materializations of its key groups and the log behind them, and must be emptied first. Only what checkpoints name is
-read (I2), and every byte is verified (I10): segments here, files of snapshots by the client, which knows when it has
-them whole.
+materializations of its key groups and the log after them, and must be emptied first. Only objects that checkpoints name
+are read (I2), and every byte is verified (I10): segments here, files of snapshots by the client, which knows when they
+are complete.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from storage.segment_reader import read_segments
 
 @dataclass(frozen=True, slots=True)
 class PlannedMaterialization:
-    """A snapshot that a restore needs, and the key groups for which it counts."""
+    """A snapshot that a restore needs, and the key groups to read from it."""
 
     handle: MaterializationHandle
     counted: KeyGroups
@@ -39,9 +39,9 @@ class PlannedMaterialization:
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
     """
-    `is_full` tells that the table must be empty before the rest is applied.
+    The steps of a restore; with `is_full` the table must be emptied first.
 
-    First come `materializations`, then `handles` in this order. What counts of them lies within `key_groups`.
+    `materializations` are applied first, then `handles` in order, both within `key_groups` only.
     """
 
     is_full: bool
@@ -60,7 +60,7 @@ class RestorePlan:
         return self.log_bytes + sum(item.handle.size_bytes for item in self.materializations)
 
     def counted(self, handle: SegmentHandle) -> KeyGroups:
-        """Return the key groups for which a segment of the plan counts."""
+        """Return the key groups to apply from a segment of the plan."""
         return key_groups_of_segment(handle, (item.handle for item in self.materializations), self.key_groups)
 
 
@@ -74,7 +74,7 @@ def plan_restore(
     job_store: JobStore, operator: str, key_groups: KeyGroupRange, have: CheckpointRef | None, want: CheckpointRef
 ) -> RestorePlan:
     """
-    Decide what leads from `have` to `want`.
+    Plan the restore of a table from `have` (None: empty) to `want`.
 
     Raises:
         NotFoundError: `want` does not exist.
@@ -89,7 +89,7 @@ def plan_restore(
         except NotFoundError:
             if complete_at is None:
                 raise
-            break  # the table is older than what is kept of the chain
+            break  # the table is older than the stored part of the chain
         if manifest is None:
             break
         if have is not None and manifest.ref == have:
@@ -115,7 +115,7 @@ def plan_restore(
 def plan_step(
     job_store: JobStore, operator: str, key_groups: KeyGroupRange, have: CheckpointRef | None, want: CheckpointRef
 ) -> RestorePlan | None:
-    """Return the plan of a table that stands right before `want`, if that is in memory; the usual case. Never waits."""
+    """Return the plan for a table at the base of `want`, the usual case; None if not, or not cached. Never blocks."""
     manifest = job_store.remembered(want) if have is not None else None
     if manifest is None or manifest.base != have or manifest.is_fence:
         return None
@@ -124,10 +124,10 @@ def plan_step(
 
 def read_plan(plan: RestorePlan, store: ObjectReader, cache: SegmentCache) -> Iterator[tuple[SegmentHandle, BytesLike]]:
     """
-    Yield the payloads of a plan's segments in order, from memory where they are there.
+    Yield the payloads of a plan's segments in order, from the cache where possible.
 
     Raises:
-        CorruptDataError: An object is missing, damaged or cut off; names it.
+        CorruptDataError: An object is missing, damaged or truncated; names it.
     """
     return read_handles(plan.handles, store, cache)
 
@@ -138,8 +138,8 @@ def read_handles(
     """
     Yield these segments in the order given; see `read_plan`.
 
-    Each payload is got when it is asked for, so that of those that were taken none is held, and of those that wait at
-    most what shares an object with one that was taken.
+    Payloads load lazily: a consumed payload is not held, and a waiting one only if it shares an object with a consumed
+    one.
     """
     for _, group in groupby(wanted, key=lambda handle: handle.entry.id.checkpoint_id):
         handles = list(group)
@@ -150,7 +150,7 @@ def read_handles(
                 yield next(stored)
             elif (payload := cache.peek(handle)) is not None:
                 yield handle, payload
-            else:  # dropped from memory since
+            else:  # evicted since
                 yield from read_segments(store, [handle])
 
 

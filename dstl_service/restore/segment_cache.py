@@ -1,8 +1,8 @@
 """
-Payloads of recent segments, kept in memory: the next batch's tables advance from here, not from the store.
+In-memory cache of recent segments' payloads: the next batch's tables advance from here, not from the store.
 
-Best effort and bounded (I16): the job that takes most of the memory gives its least recently used payloads first, so
-that one with much traffic does not drive out all others. Safe to use from several threads.
+Best effort and bounded (I16): the job with the most bytes loses its least recently used payloads first, so that one
+with much traffic does not evict all others. Thread-safe.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from storage.model import SegmentHandle
 
 @dataclass(slots=True)
 class _Share:
-    """What one job keeps."""
+    """Payloads of one job."""
 
     payloads: OrderedDict[tuple[str, int], BytesLike] = field(default_factory=OrderedDict)
     size_bytes: int = 0
 
 
 class SegmentCache:
-    """Maps a handle's place to its verified payload; holds at most `bytes_max` bytes."""
+    """Maps a handle's object key and offset to its verified payload; holds at most `bytes_max` bytes."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -36,7 +36,7 @@ class SegmentCache:
         self.misses = 0
 
     def put(self, handle: SegmentHandle, payload: BytesLike) -> None:
-        """Keep a payload; one larger than the whole cache is not kept."""
+        """Cache a payload; one larger than the whole cache is ignored."""
         if len(payload) > self._bytes_max:
             return
         key = (handle.object_key, handle.entry.offset_bytes)
@@ -48,7 +48,7 @@ class SegmentCache:
             self._drop_to(self._bytes_max)
 
     def leave_room(self, bytes_taken: int) -> None:
-        """Drop what does not fit beside bytes that others hold: together they stay below the cache's limit."""
+        """Evict payloads until the cache and `bytes_taken` together stay within the cache's limit."""
         with self._lock:
             self._drop_to(self._bytes_max - bytes_taken)
 
@@ -75,13 +75,13 @@ class SegmentCache:
             return payload
 
     def peek(self, handle: SegmentHandle) -> BytesLike | None:
-        """Return the payload, or None, as `get` does, and let that count for nothing."""
+        """Return the payload, or None, like `get`, without counting a hit or updating the order."""
         with self._lock:
             share = self._shares.get(handle.entry.id.job)
             return share.payloads.get((handle.object_key, handle.entry.offset_bytes)) if share is not None else None
 
     def holds(self, handles: Iterable[SegmentHandle]) -> bool:
-        """Say whether all of these are here just now."""
+        """Return whether all of these are cached now."""
         with self._lock:
             for handle in handles:
                 share = self._shares.get(handle.entry.id.job)

@@ -1,14 +1,14 @@
 """
-What of a state still counts once tables were materialized: the log is cut off behind the snapshots. No I/O.
+Truncation: the part of a state that still counts after tables were materialized. No I/O.
 
-A materialization stands for its operator's key groups up to its checkpoint. So for a key group
-1. the newest materialization that holds it counts, no other;
-2. of the log, what is newer than that materialization counts, and nothing older: applied to the snapshot, an old
-   change would bring an old value back;
-3. a segment of kind BASE is all that there was at its checkpoint, and tells nothing of what was deleted before. Where
-   one is newer than a materialization, the materialization does not count.
-A segment whose key groups are all materialized at or behind its checkpoint is dropped from the state; one that is
-materialized in part stays for the rest. What is dropped from a state is deleted when no checkpoint names it any more.
+A materialization holds its operator's key groups up to its checkpoint. So for a key group
+1. only the newest materialization that holds it counts;
+2. only the log newer than that materialization counts: applied to the snapshot, an older change would restore an old
+   value;
+3. a segment of kind BASE holds everything that existed at its checkpoint, but no deletions. A materialization older
+   than one does not count.
+A segment whose key groups are all materialized at or after its checkpoint is dropped from the state; one that is
+materialized in part stays for the rest. Dropped objects are deleted when no checkpoint names them any more.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle, S
 
 def truncate(view: StateView, made: Iterable[MaterializationHandle]) -> StateView:
     """
-    Return the same state with new materializations in it, and without what they replace.
+    Return the state with new materializations, without the parts that they replace.
 
-    Without new ones it is the very same view. One that is no newer than what the state has of its key groups does not
+    Without new ones it returns the same object. One that is no newer than the state's own for its key groups does not
     enter it, so a repetition is harmless.
     """
     made = list(made)
@@ -39,7 +39,7 @@ def truncate(view: StateView, made: Iterable[MaterializationHandle]) -> StateVie
     beside: dict[tuple[str, KeyGroupRange], list[MaterializationHandle]] = {}
     log = []
     for segment in view.log:
-        # A partition's segments share their range, so most of a long log asks for the same few materializations.
+        # A partition's segments share their range, so most of a long log needs the same few materializations.
         operator, key_groups = segment.entry.id.operator, segment.entry.key_groups
         if (operator, key_groups) not in beside:
             found = kept.get(operator, ())
@@ -54,12 +54,12 @@ def truncate(view: StateView, made: Iterable[MaterializationHandle]) -> StateVie
 
 
 def would_count(view: StateView, handle: MaterializationHandle) -> bool:
-    """Tell whether a state would use a materialization: it has nothing newer for all of its key groups."""
+    """Return whether a state would use a materialization: for some of its key groups it has nothing newer."""
     return Counting(view).would_count(handle)
 
 
 class Counting:
-    """Tells of many materializations whether a state would use them; looks through the state once."""
+    """Checks many materializations against a state; one pass over the state."""
 
     def __init__(self, view: StateView) -> None:
         self._materializations: defaultdict[str, list[MaterializationHandle]] = defaultdict(list)
@@ -90,7 +90,7 @@ def bases_of(log: Iterable[SegmentHandle], operator: str) -> list[SegmentHandle]
 def key_groups_of_segment(
     segment: SegmentHandle, materializations: Iterable[MaterializationHandle], wanted: KeyGroupRange
 ) -> KeyGroups:
-    """Return the key groups within `wanted` for which a segment counts, beside materializations of its operator."""
+    """Return the key groups within `wanted` for which a segment counts, given materializations of its operator."""
     checkpoint_id = segment.entry.id.checkpoint_id
     covers = (item.key_groups for item in materializations if item.checkpoint_id >= checkpoint_id)
     return within(without_all(segment.entry.key_groups, covers), wanted)
@@ -100,14 +100,14 @@ def key_groups_by_materialization(
     materializations: Iterable[MaterializationHandle], bases: Sequence[SegmentHandle], wanted: KeyGroupRange
 ) -> list[tuple[MaterializationHandle, KeyGroups]]:
     """
-    Return the materializations that count for some of the wanted key groups, newest first, and for which.
+    Return the materializations that count for some of the wanted key groups, newest first, with those key groups.
 
     Args:
         materializations: Those of one operator.
         bases: The operator's segments of kind BASE.
         wanted: The key groups of a table.
     """
-    # Of two at one checkpoint the one made first counts: what names it already stays as it is.
+    # Of two at one checkpoint the one made first counts: references to it stay valid.
     by_uid = sorted(materializations, key=lambda handle: handle.uid)
     left: KeyGroups = (wanted,)
     counted: list[tuple[MaterializationHandle, KeyGroups]] = []

@@ -1,1 +1,1 @@
-"""Uploads of segment objects: batched, hedged and retried."""
+"""Uploads of segment objects, hedged and retried."""

@@ -1,14 +1,14 @@
 """
-Stores batches: each becomes one segment object, put by attempts that may overlap.
+Uploads batches: each becomes one segment object, put by attempts that may overlap.
 
-An attempt that has not finished in time goes on while the next one starts; the first to finish wins, and since all
-write the same bytes to the same key, a loser needs no clean-up (I6). Errors are retried after a delay, except those
-that will not go away. A handle exists only after the store acknowledged the close of the object (I5).
+An attempt that exceeds its time-out goes on while the next one starts; the first to finish wins. All write the same
+bytes to the same key, so a loser needs no clean-up (I6). Errors are retried after a delay, except those that cannot
+pass. Handles are given out only after the store acknowledged the close of the object (I5).
 
-What a store that hangs can take from others is bounded: an upload gives its slot back as soon as an attempt is late,
-and only so many attempts run at once, of one job and of all, each of which the store's own time-outs end at last. What
-an upload's attempts hold in memory they hold until `Upload.ended`, and an attempt that succeeds after its upload was
-given up still counts.
+A hung store cannot starve other uploads: an upload releases its slot as soon as an attempt is late, and the attempts
+that run at once are bounded, for each job and over all; the store's own time-outs end each of them. The attempts of an
+upload hold its payloads in memory until `Upload.ended`. An attempt that succeeds after its upload was given up still
+counts.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from storage.retry_policy import RetryPolicy, is_retryable
 from storage.segment_format import encode_object
 
 ATTEMPTS_RUNNING_MAX = 96
-"""Attempts, and so threads, that may run at once; far more than the slots need unless the store hangs."""
+"""Most attempts, and thus threads, that run at once; far more than the slots need unless the store hangs."""
 
 
 def slots_in_all(slots: int) -> int:
-    """Return how many uploads run at the same time where those of one job are so many; see `process.shares`."""
+    """Return the number of upload slots over all jobs if one job may have `slots`; see `process.shares`."""
     return 2 * slots
 
 
 class ThreadPerCall(Executor):
     """
-    Runs every call in a thread of its own: one that hangs for ever takes no place from others (I6).
+    Runs every call in a thread of its own: a hung call blocks no other (I6).
 
-    The threads are daemons, so a hung call does not keep a stopping process alive either.
+    The threads are daemons, so a hung call does not keep a stopping process alive.
     """
 
     def __init__(self, name: str) -> None:
@@ -56,7 +56,7 @@ class ThreadPerCall(Executor):
         def run() -> None:
             try:
                 result = function(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+            except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
                 future.set_exception(error)
             else:
                 future.set_result(result)
@@ -71,12 +71,12 @@ class Uploader:
     Stores batches of change sets as segment objects of one host. Owned by the event loop.
 
     Args:
-        store: Where they go.
-        executor: Runs attempts, and must have room for all of them.
-        policy: When an attempt is late, and how many there may be.
+        store: Takes the objects.
+        executor: Runs attempts, and must never queue them.
+        policy: When an attempt is late, and how many attempts there are.
         ids: Names the objects.
-        host_id: Goes into their keys.
-        slots: Uploads of one job that run at the same time, those with a late attempt not counted; see `slots_in_all`.
+        host_id: Part of the object keys.
+        slots: Uploads of one job that run at the same time, without those with a late attempt; see `slots_in_all`.
         attempts_running_max: Attempts that run at the same time; one job has at most half of them.
     """
 
@@ -102,7 +102,7 @@ class Uploader:
 
     @property
     def attempts_running(self) -> int:
-        """Attempts that run now, of all jobs."""
+        """Number of running attempts, of all jobs."""
         return self._running.total()
 
     def begin(self, job: str, segments: Sequence[Segment], name: str | None = None) -> Upload:
@@ -110,9 +110,9 @@ class Uploader:
         Encode the sets as one object; `Upload.stored` puts it.
 
         Args:
-            job: Whose sets they are.
+            job: Name of the sets' job.
             segments: The sets.
-            name: Of the object in its host's folder, never used before; without it a new id.
+            name: Name of the object in its host's folder, never used before; by default a new id.
 
         Raises:
             DstlError: The sets cannot be encoded.
@@ -124,7 +124,7 @@ class Uploader:
         return Upload(self, job, key, buffers, handles)
 
     def attempt(self, job: str, key: str, buffers: Sequence[BytesLike]) -> asyncio.Future[str | None]:
-        """Begin to put an object; the result is None or, for an error that may pass, its text."""
+        """Start to put an object; the result is None or the text of a retryable error; other errors are raised."""
         loop = asyncio.get_running_loop()
         of_job, in_all = self._running[job], self.attempts_running
         if not self._attempts.admits(of_job, 1, self._attempts.total - in_all):
@@ -142,7 +142,7 @@ class Uploader:
         except DstlError as error:
             if not is_retryable(error):
                 raise
-            return str(error)  # not the error: its traceback would keep the bytes in memory
+            return str(error)  # not the error: its traceback would keep the payloads in memory
         return None
 
     def _attempt_ended(self, job: str, attempt: asyncio.Future[str | None]) -> None:
@@ -150,20 +150,20 @@ class Uploader:
         if not self._running[job]:
             del self._running[job]
         if not attempt.cancelled():
-            attempt.exception()  # a loser's outcome is nobody's question
+            attempt.exception()  # marks it as retrieved: a loser's outcome is not awaited
 
 
 class Upload:
-    """One object on its way. Made by `Uploader.begin`; first `stored`, then `ended`."""
+    """The upload of one object. Made by `Uploader.begin`; call `stored`, then `ended`."""
 
     def __init__(
         self, uploader: Uploader, job: str, key: str, buffers: Sequence[BytesLike], handles: list[SegmentHandle]
     ) -> None:
         self.handles = handles
         self.attempts = 0
-        """How many were begun."""
+        """Number of attempts begun."""
         self.winner = 0
-        """Number of the attempt that stored the object, 1 for the first; 0 while there is none."""
+        """Number of the attempt that stored the object, 1 for the first; 0 while none has."""
         self._uploader = uploader
         self._job = job
         self._key = key
@@ -175,7 +175,8 @@ class Upload:
         Put the object; return its handles, in the order of the sets.
 
         Raises:
-            DstlError: All attempts failed or are late; nothing of the batch counts as stored.
+            UnavailableError: All attempts failed or are late; nothing of the batch counts as stored.
+            DstlError: An attempt failed with an error that cannot pass; nothing of the batch counts as stored.
         """
         await self._uploader.slots.acquire(self._job)
         has_slot = True
@@ -191,13 +192,13 @@ class Upload:
                         f"object {self._key} could not be stored in {self.attempts} attempts: {last_error}"
                     )
                 done = await self._end_of_some(policy.timeout_ms / 1000)
-                errors = [attempt.result() for attempt in done]  # raises one that will not pass
+                errors = [attempt.result() for attempt in done]  # raises an error that cannot pass
                 if self.winner:
                     return self.handles
                 if errors:
                     last_error = errors[-1]
                 elif has_slot:
-                    # Late: from now on it waits beside the others, not before them.
+                    # Late: from now on this upload does not hold up others.
                     self._uploader.slots.release(self._job)
                     has_slot = False
                 if not done and self.attempts >= policy.attempts_max:
@@ -212,7 +213,7 @@ class Upload:
                 self._uploader.slots.release(self._job)
 
     async def ended(self) -> bool:
-        """Wait until no attempt runs any more; tell whether a late one has stored the object after all."""
+        """Wait until no attempt runs any more; say whether a late one stored the object after all."""
         was_stored = self.winner > 0
         while self._running:
             await self._end_of_some(None)
@@ -220,7 +221,7 @@ class Upload:
         return self.winner > 0 and not was_stored
 
     async def _end_of_some(self, timeout_s: float | None) -> set[asyncio.Future[str | None]]:
-        """Wait for the end of attempts, if there are some in time; return them, and note the winner."""
+        """Wait until an attempt ends or the time is over; return the ended ones, and note the winner."""
         done, _ = await asyncio.wait(self._running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for attempt in done:
             number = self._running.pop(attempt)

@@ -1,10 +1,9 @@
 """
-What client and service say to each other: request and response values, and the frames of a restore stream.
+The protocol between client and service: requests, responses, and the frames of a restore stream.
 
-Plain dataclasses of JSON types, so that the client needs neither FastAPI nor pydantic; FastAPI validates the same
-classes with their limits and describes them in the OpenAPI document.
-Binary bodies (change sets, restored segments) are never put into JSON.
-No I/O.
+Plain dataclasses of JSON types, so the client needs neither FastAPI nor pydantic; FastAPI validates the same classes
+with their limits and describes them in the OpenAPI document. Binary bodies (change sets, restored segments) are never
+encoded as JSON. No I/O.
 """
 
 from __future__ import annotations

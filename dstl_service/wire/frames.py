@@ -1,7 +1,7 @@
 """
-The frames of a stream: a header in JSON, and a payload of bytes. What the headers of a restore say, `restore` knows.
+Framing of a stream: each frame is a JSON header and a binary payload. `restore` defines the headers.
 
-No I/O but reading from the stream that is given.
+No I/O except reading from a given stream.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def decode_frames(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes]]:
     Yield (header, payload) up to the frame whose kind is ``end``.
 
     Raises:
-        CorruptDataError: The stream ends early or is no frame stream.
-        DstlError: What the service reported in an ``error`` frame is for the caller to raise.
+        CorruptDataError: The stream ends early or is not a frame stream. An ``error`` frame is yielded like any other;
+            the caller raises its error.
     """
     while True:
         (size,) = _FRAME.unpack(_read_exactly(stream, _FRAME.size))
@@ -47,9 +47,9 @@ def _frame_header(data: bytes) -> dict[str, Any]:
     try:
         header = json.loads(data)
     except ValueError as error:
-        raise CorruptDataError(f"a restore frame's header is no JSON: {error}") from error
+        raise CorruptDataError(f"a restore frame's header is not JSON: {error}") from error
     if not isinstance(header, dict) or type(header.get("size")) is not int or not isinstance(header.get("kind"), str):
-        raise CorruptDataError(f"a restore frame has no size or no kind: {data[:100]!r}")
+        raise CorruptDataError(f"a restore frame's header has no size or no kind: {data[:100]!r}")
     if header["size"] < 0:
         raise CorruptDataError(f"a restore frame claims a payload of {header['size']} bytes")
     return header

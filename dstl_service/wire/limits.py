@@ -1,4 +1,4 @@
-"""Names, bounds and types of fields that requests and responses share. No I/O."""
+"""Names, bounds and field types shared by requests and responses. No I/O."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from storage.model import KEY_GROUP_MAX, NAME_CHARS_MAX, NUMBER_MAX, validate_na
 
 NOTE_OPERATOR = "_note"
 """
-Names the segments by which a segment object says which checkpoint its sets belong to; see
+Operator name of notes: segments that record which checkpoint the sets of a segment object belong to; see
 `dstl_service.formats.checkpoint_record`.
 """
 
 NOTE_CHARS_MAX = 8 << 20
-"""The longest note that is sent to another service."""
+"""Length of the longest note that is sent to another service."""
 
 JSON_BYTES_MAX = 32 << 20
-"""The largest body of a request that is read as a whole."""
+"""Largest body of a request that is read as a whole."""
 REFS_MAX = 100_000
-"""The most change sets that one request may name: three for each of the most partitions."""
+"""Most change sets in one request: three for each partition at the highest parallelism."""
 NAME = f"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{NAME_CHARS_MAX - 1}}}"
 NAME_PATTERN = f"^{NAME}$"
 UID_PATTERN = r"^[0-9A-Za-z_-]{1,64}$"
 URL_PATTERN = r"^https?://[A-Za-z0-9._:\[\]-]{1,300}(/[A-Za-z0-9._~/-]{0,300})?$"
-"""Where a service is reached: without user, query or fragment."""
+"""URL of a service: without user, query or fragment."""
 
 
 class Limits:
     """
-    Bounds of a field: checked by the service, shown in the OpenAPI document, and free of charge for the client.
+    Bounds of a field: checked by the service, shown in the OpenAPI document, without cost for the client.
 
     Args:
-        bounds: In the words of pydantic's core schemas: `ge`, `le`, `min_length`, `max_length`, `pattern`, `strict`;
-            `fail_fast` for what may be long: the errors of all items take minutes, and the first one tells.
+        bounds: Keys of pydantic's core schemas: `ge`, `le`, `min_length`, `max_length`, `pattern`, `strict`;
+            `fail_fast` for long lists: collecting the errors of all items takes minutes, and the first one suffices.
     """
 
     def __init__(self, **bounds: Any) -> None:
@@ -56,9 +56,9 @@ ShortText: TypeAlias = Annotated[str, Limits(max_length=1000)]
 
 
 def validate_operator(name: Any) -> str:
-    """Return `name` if an operator may have it; `InvalidInputError` for a malformed or a reserved one."""
+    """Return `name` if it is a valid operator name; `InvalidInputError` if it is malformed or reserved."""
     if validate_name("operator", name).startswith(NOTE_OPERATOR):
         raise InvalidInputError(
-            f"operator name {name!r} is reserved: choose one that does not begin with {NOTE_OPERATOR}"
+            f"operator name {name!r} is reserved; choose one that does not begin with {NOTE_OPERATOR}"
         )
     return str(name)

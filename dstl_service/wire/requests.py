@@ -1,4 +1,4 @@
-"""What clients, and services among each other, ask for. No I/O."""
+"""Requests of clients, and of services to each other. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service answers. No I/O."""
+"""Responses of a service. No I/O."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """
-The frames of a restore, and of change sets that are given back: written by the service, read by tables.
+The frames of a restore and of change sets that are read back: written by the service, read by tables.
 
-Each kind of frame is one class here, which writes its header and reads it. `PlanFrame` comes first, `EndFrame` last;
-in between come each `SnapshotFrame` with its `FileFrame`s, then `SegmentFrame`s. Instead of the rest there may be
-one `ErrorFrame` or `GoneFrame`. Change sets that are given back are `SetFrame`s.
+Each kind of frame is one class, which writes and reads its header. `PlanFrame` is first, `EndFrame` last; between them
+come each `SnapshotFrame` with its `FileFrame`s, then the `SegmentFrame`s. One `ErrorFrame` or `GoneFrame` may replace
+the rest before `EndFrame`. Change sets that are read back are `SetFrame`s.
 
-A field that only tells people, or programs that watch, may be missing when a frame is read. No I/O.
+Fields that are only informative may be missing when a frame is read. No I/O.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from storage.model import KeyGroupRange
 @dataclass(frozen=True, slots=True)
 class PlanFrame:
     """
-    What is going to come.
+    The plan of a restore.
 
     Args:
         is_full: The table must be emptied first.
-        materialize: A snapshot is to be made of the table when it stands at the checkpoint.
-        materialized: What to report to the driver of the table's snapshot: the announcement of one, the handle of a
-            stored one, or None.
-        snapshots: How many come.
-        segments: How many change sets come.
-        size_bytes: How many bytes they have together.
+        materialize: The task must take a snapshot of the table once it is at the checkpoint.
+        materialized: What the task reports to the driver about the table's snapshot: an announcement, the handle of a
+            stored snapshot, or None.
+        snapshots: Number of snapshots that follow.
+        segments: Number of change sets that follow.
+        size_bytes: Bytes of all of them.
     """
 
     KIND: ClassVar = "plan"
@@ -46,7 +46,7 @@ class PlanFrame:
     size_bytes: int = 0
 
     def header(self) -> dict[str, Any]:
-        """Return what `read` reads."""
+        """Return the header that `read` parses."""
         return {
             "kind": self.KIND,
             "full": self.is_full,
@@ -59,7 +59,7 @@ class PlanFrame:
 
     @classmethod
     def read(cls, header: dict[str, Any]) -> PlanFrame:
-        """Read what `header` wrote."""
+        """Parse a header from `header`."""
         return cls(
             bool(header["full"]),
             header.get("materialize") is True,
@@ -73,14 +73,14 @@ class PlanFrame:
 @dataclass(frozen=True, slots=True)
 class SnapshotFrame:
     """
-    A snapshot, whose files follow.
+    A snapshot; its files follow.
 
     Args:
-        index_key: Of its index, for messages.
-        version: The checkpoint at which its table stood.
-        key_groups: What it holds.
-        counted: What of it is to be taken.
-        files: How many it has.
+        index_key: Key of its index, for messages.
+        version: The checkpoint of the table at the snapshot.
+        key_groups: Key groups that it holds.
+        counted: Key groups to take from it.
+        files: Number of its files.
     """
 
     KIND: ClassVar = "snapshot"
@@ -92,7 +92,7 @@ class SnapshotFrame:
     files: int
 
     def header(self) -> dict[str, Any]:
-        """Return what `read` reads."""
+        """Return the header that `read` parses."""
         return {
             "kind": self.KIND,
             "index": self.index_key,
@@ -105,7 +105,7 @@ class SnapshotFrame:
 
     @classmethod
     def read(cls, header: dict[str, Any]) -> SnapshotFrame:
-        """Read what `header` wrote."""
+        """Parse a header from `header`."""
         return cls(header["index"], header["version"], *_key_groups(header), header["files"])
 
 
@@ -115,10 +115,10 @@ class FileFrame:
     A piece of a snapshot's file; the payload is its bytes.
 
     Args:
-        name: RocksDB's name for the file.
-        object_key: Where it is stored, for messages.
-        offset: Of the piece.
-        size_bytes: Of the whole file.
+        name: RocksDB's name of the file.
+        object_key: Key of the stored file, for messages.
+        offset: Offset of the piece in the file, in bytes.
+        size_bytes: Size of the whole file.
         checksum: XXH3-128 of the whole file, as 32 hexadecimal digits.
     """
 
@@ -131,7 +131,7 @@ class FileFrame:
     checksum: str
 
     def header(self) -> dict[str, Any]:
-        """Return what `read` reads."""
+        """Return the header that `read` parses."""
         return {
             "kind": self.KIND,
             "name": self.name,
@@ -143,7 +143,7 @@ class FileFrame:
 
     @classmethod
     def read(cls, header: dict[str, Any]) -> FileFrame:
-        """Read what `header` wrote."""
+        """Parse a header from `header`."""
         name, object_key, checksum = (str(header[field]) for field in ("name", "object", "checksum"))
         return cls(name, object_key, header["offset"], int(header["file_size"]), checksum)
 
@@ -151,10 +151,10 @@ class FileFrame:
 @dataclass(frozen=True, slots=True)
 class SetFrame:
     """
-    A change set that is given back before its checkpoint exists; the payload is its bytes.
+    A change set that is read back before its checkpoint exists; the payload is its bytes.
 
     Args:
-        source: What it is, for messages.
+        source: The change set's id, for messages.
         checksum: XXH3-64 of the payload, as 16 hexadecimal digits.
     """
 
@@ -164,12 +164,12 @@ class SetFrame:
     checksum: str
 
     def header(self) -> dict[str, Any]:
-        """Return what `read` reads."""
+        """Return the header that `read` parses."""
         return {"kind": self.KIND, "object": self.source, "checksum": self.checksum}
 
     @classmethod
     def read(cls, header: dict[str, Any]) -> SetFrame:
-        """Read what `header` wrote, or that of a `SegmentFrame`."""
+        """Parse a header from `header`, of this class or of `SegmentFrame`."""
         if "counted" in header:
             return SegmentFrame(
                 str(header["object"]),
@@ -184,13 +184,13 @@ class SetFrame:
 @dataclass(frozen=True, slots=True)
 class SegmentFrame(SetFrame):
     """
-    A change set of the log; the payload is its bytes, and `source` the object where it is stored.
+    A change set of the log; the payload is its bytes, and `source` the key of its object.
 
     Args:
-        key_groups: What it holds.
-        counted: What of it is to be applied.
-        checkpoint_id: Of which it is.
-        count: How many changes it has.
+        key_groups: Key groups that it holds.
+        counted: Key groups to apply from it.
+        checkpoint_id: Id of its checkpoint.
+        count: Number of its changes.
     """
 
     key_groups: KeyGroupRange
@@ -199,7 +199,7 @@ class SegmentFrame(SetFrame):
     count: int = 0
 
     def header(self) -> dict[str, Any]:
-        """Return what `SetFrame.read` reads."""
+        """Return the header that `SetFrame.read` parses."""
         return {
             "kind": self.KIND,
             "object": self.source,
@@ -214,56 +214,56 @@ class SegmentFrame(SetFrame):
 
 @dataclass(frozen=True, slots=True)
 class ErrorFrame:
-    """Why nothing more comes; `error` is as `DstlError.to_dict` wrote it."""
+    """The error that ended the restore; `error` is in the form of `DstlError.to_dict`."""
 
     KIND: ClassVar = "error"
 
     error: dict[str, Any]
 
     def header(self) -> dict[str, Any]:
-        """Return what `read` reads."""
+        """Return the header that `read` parses."""
         return {"kind": self.KIND, "error": self.error}
 
     @classmethod
     def read(cls, header: dict[str, Any]) -> ErrorFrame:
-        """Read what `header` wrote."""
+        """Parse a header from `header`."""
         return cls(dict(header["error"]))
 
     @property
     def exception(self) -> DstlError:
-        """The error, to be raised."""
+        """The error as an exception, for the caller to raise."""
         return error_from_dict(self.error)
 
 
 @dataclass(frozen=True, slots=True)
 class GoneFrame:
-    """What led from the table's version is no longer stored: the table must be emptied, and all asked for."""
+    """The changes since the table's version are no longer stored: empty the table, and restore in full."""
 
     KIND: ClassVar = "gone"
 
     def header(self) -> dict[str, Any]:
-        """Return what `read` reads."""
+        """Return the header that `read` parses."""
         return {"kind": self.KIND}
 
     @classmethod
     def read(cls, _header: dict[str, Any]) -> GoneFrame:
-        """Read what `header` wrote."""
+        """Parse a header from `header`."""
         return cls()
 
 
 @dataclass(frozen=True, slots=True)
 class EndFrame:
-    """Nothing more comes."""
+    """The end of the stream."""
 
     KIND: ClassVar = "end"
 
     def header(self) -> dict[str, Any]:
-        """Return what `read` reads."""
+        """Return the header that `read` parses."""
         return {"kind": self.KIND}
 
     @classmethod
     def read(cls, _header: dict[str, Any]) -> EndFrame:
-        """Read what `header` wrote."""
+        """Parse a header from `header`."""
         return cls()
 
 
@@ -281,10 +281,10 @@ def write_frame(frame: RestoreFrame, payload: BytesLike = b"") -> bytes:
 
 def read_frame(header: dict[str, Any]) -> RestoreFrame:
     """
-    Return what a header says.
+    Return the frame of a header.
 
     Raises:
-        CorruptDataError: It is of no known kind, or says too little.
+        CorruptDataError: The kind is unknown, or a field is missing or invalid.
     """
     kind = header["kind"]
     try:
@@ -294,7 +294,7 @@ def read_frame(header: dict[str, Any]) -> RestoreFrame:
 
 
 def read_frames(frames: Iterable[tuple[dict[str, Any], bytes]]) -> Iterator[tuple[RestoreFrame, bytes]]:
-    """Yield what the headers say, with the payloads; see `read_frame`."""
+    """Yield frames with their payloads; see `read_frame`."""
     return ((read_frame(header), payload) for header, payload in frames)
 
 

@@ -1,4 +1,4 @@
-"""The tokens by which callers are known, as they lie in files. No I/O."""
+"""Parsing of token files. No I/O."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _TOKEN = re.compile(r"[!-~]+")
 
 def parse_tokens(text: str) -> list[str]:
     """
-    Return the tokens of a token file, one a line: the first is sent, every one is accepted.
+    Return the tokens of a token file, one per line: the first is sent, all are accepted.
 
     Raises:
-        InvalidInputError: There is none, or one cannot stand in a header; no token is part of the message.
+        InvalidInputError: There is none, or one is not valid in a header; the message contains no token.
     """
     tokens = [line.strip() for line in text.splitlines() if line.strip()]
     if not tokens:
-        raise InvalidInputError("there is no token; write one into it")
+        raise InvalidInputError("there is no token; add one")
     if any(len(token) > TOKEN_CHARS_MAX or not _TOKEN.fullmatch(token) for token in tokens):
-        raise InvalidInputError("a token has only visible ASCII characters, and one line")
+        raise InvalidInputError("a token must be one line of at most 4096 visible ASCII characters")
     return tokens

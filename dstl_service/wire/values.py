@@ -1,4 +1,4 @@
-"""What requests and responses speak of: checkpoints, change sets, operators and their state. No I/O."""
+"""Values in requests and responses: checkpoints, change sets, operators and their state. No I/O."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ class CheckpointRef:
     uid: Uid
 
     def to_text(self) -> str:
-        """Return ``id.generation.uid``, the form used in query strings and in a table's version."""
+        """Return ``id.generation.uid``, the form of query strings and of a table's version."""
         return f"{self.id}.{self.generation}.{self.uid}"
 
     @classmethod
     def parse(cls, text: str) -> CheckpointRef:
         """
-        Read the form that `to_text` writes.
+        Parse the form that `to_text` returns.
 
         Raises:
             InvalidInputError: The text has another form.
         """
         match = _REF.fullmatch(text)
         if match is None:
-            raise InvalidInputError(f"{text!r} is no checkpoint reference; the form is <id>.<generation>.<uid>")
+            raise InvalidInputError(f"{text!r} is not a checkpoint reference; the form is <id>.<generation>.<uid>")
         return cls(int(match[1]), int(match[2]), match[3])
 
 
@@ -86,7 +86,7 @@ class OperatorInfo:
 
 @dataclass(frozen=True, slots=True)
 class LogTarget:
-    """Whose changes a writer logs."""
+    """The partition and attempt whose changes a writer logs."""
 
     job: str
     operator: str
@@ -96,7 +96,7 @@ class LogTarget:
     partition: int
     key_groups: KeyGroupRange
     job_uid: str = ""
-    """Tells the job from others that had or will have its name; a sidecar may remember an earlier one."""
+    """Distinguishes the job from earlier and later jobs of its name; a sidecar may still hold an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class ChangeSetRef:
         )
 
     def to_json(self) -> bytes:
-        """Return what the function of this name returns, in a fifth of the time; names need no escapes."""
+        """Return the same bytes as `requests.to_json` in a fifth of the time; names need no escapes."""
         return (
             f'{{"operator":"{self.operator}","checkpoint_id":{self.checkpoint_id},"epoch":{self.epoch},'
             f'"attempt":{self.attempt},"partition":{self.partition},"sqn":{self.sqn},"size_bytes":{self.size_bytes},'

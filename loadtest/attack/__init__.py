@@ -1,1 +1,1 @@
-"""Hostile requests to a service, its neighbours and its host, as a suite that can be repeated: ``make attack``."""
+"""Hostile requests to a service, its neighbours and its host, as a repeatable suite: ``make attack``."""

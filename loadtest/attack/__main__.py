@@ -1,9 +1,9 @@
 """
 ``python -m loadtest.attack``: runs all cases against real service processes and prints a table of the groups.
 
-Writes ``reports/attack.json`` and, with the state of the service behind each case, ``reports/attack-cases.json``.
-SHORT=1 leaves out what takes long and differs little from another case, STRICT=1 fails on any miss, ``--only`` names
-groups by a part of them.
+Writes ``reports/attack.json`` and, with the service's state after each case, ``reports/attack-cases.json``. SHORT=1
+omits slow cases that differ little from another one, STRICT=1 fails on any miss, ``--only`` selects groups by a part of
+their names.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _each(cases: Sequence[Case], target: Attacked) -> Iterator[Result]:
 
 
 def _together(cases: Sequence[Case], target: Attacked, *, workers: int) -> list[Result]:
-    """Run cases at the same time, for they wait; what they cost the service is that of all of them."""
+    """Run cases in parallel, since they wait; their cost for the service is measured for all together."""
     if not cases:
         return []
     target.begin()
@@ -98,18 +98,18 @@ def _together(cases: Sequence[Case], target: Attacked, *, workers: int) -> list[
         started = time.monotonic()
         try:
             found = case.run(target)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the case did not hold
+        except Exception as error:  # noqa: BLE001 - after any error the case did not hold
             found = f"{type(error).__name__}: {error}"
         return Result(case, time.monotonic() - started, target.state(case.known), [found] if found else [])
 
     with ThreadPoolExecutor(workers) as pool:
         results = list(pool.map(one, cases))
-    whole = judge(Case(cases[0].group, "behind all of these", lambda _: None), target)
+    whole = judge(Case(cases[0].group, "after all of these", lambda _: None), target)
     return [*results, replace(whole, state=results[-1].state)]
 
 
 def figures(results: Sequence[Result], seconds: float, *, is_whole: bool) -> list[Figure]:
-    """Return what was shown."""
+    """Return the figures of the results."""
     found = [Figure("cases", len(results), "cases", Goal(">=", CASES_MIN) if is_whole else None)]
     for group in dict.fromkeys(result.case.group for result in results):
         missed = sum(1 for result in results if result.case.group == group and result.misses)
@@ -161,7 +161,7 @@ def _print(results: Sequence[Result]) -> None:
         for miss in result.misses:
             sys.stdout.write(f"missed: {result.case.group}: {result.case.name}: {miss}\n")
     if not IS_ROOT:
-        sys.stdout.write(f"{users.GROUP}: not run, only root can be two users\n")
+        sys.stdout.write(f"{users.GROUP}: not run: only root can act as two users\n")
 
 
 if __name__ == "__main__":

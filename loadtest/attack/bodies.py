@@ -1,4 +1,4 @@
-"""Bodies that are larger than they look, or never end: what they may hold of the service's memory is bounded."""
+"""Bodies that are larger than they look, or never end: their share of the service's memory is bounded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _chunked(path: str, *headers: str, method: str = "POST") -> bytes:
 def _pouring(
     name: str, head: bytes, piece: bytes, count: int, *, growth_max: int = 32 * _MIB, is_cut: bool = True
 ) -> Case:
-    """Send a head, then a piece many times: the service must hold little of it, and cut off what `is_cut` says."""
+    """Send a head, then a piece many times: the service must hold little of it, and with `is_cut` disconnect."""
 
     def run(target: Attacked) -> str | None:
         answer = ask(target.address, head, *([piece] * count), wait_s=8.0)
@@ -45,7 +45,7 @@ def _pouring(
             return None
         if answer.sent_bytes < len(head) + len(piece) * count or answer.is_closed or answer.is_refused:
             return None
-        return f"took in {answer.sent_bytes >> 20} MiB without a word"
+        return f"accepted {answer.sent_bytes >> 20} MiB without an answer"
 
     return Case(_GROUP, name, run, rss_growth_max=growth_max)
 
@@ -68,7 +68,7 @@ def _sending(name: str, data: bytes, *, growth_max: int = 48 * _MIB) -> Case:
 
 
 def _claiming(name: str, size: int, count: int) -> Case:
-    """Claim much, send four bytes and wait: other jobs go on."""
+    """Claim a large body, send four bytes and wait: other jobs continue."""
 
     def run(target: Attacked) -> str | None:
         place = Job(target, "claimer").place_of_sets()
@@ -97,7 +97,7 @@ def _unfinished(target: Attacked) -> str | None:
 
 
 def _pipelined(target: Attacked) -> str | None:
-    """A right request behind a body of 100 KB is answered."""
+    """A valid request after a body of 100 KB is answered."""
     body = json.dumps({"owner": "a", "unknown": "x" * 100_000}).encode()
     first = request("POST", "/v1/jobs/neighbour/nothing", body, {"connection": "keep-alive"})
     answer: Answer = ask(target.address, first + request("GET", "/health"))
@@ -119,7 +119,7 @@ print(pa.default_memory_pool().max_memory())
 
 
 def _bomb(target: Attacked) -> str | None:
-    """A change set of some KB that says it is half a GiB is refused before it is that in memory."""
+    """A change set of some KB that unpacks to half a GiB is refused before it takes that much memory."""
     del target
     with tempfile.TemporaryDirectory() as folder:
         path, sink = Path(folder) / "bomb", pa.BufferOutputStream()
@@ -137,7 +137,7 @@ def _bomb(target: Attacked) -> str | None:
 
 
 def _append_bomb(target: Attacked) -> str | None:
-    """A compressed body is not unpacked on its way in."""
+    """A compressed body is not unpacked on receipt."""
     body = gzip.compress(bytes(200 * _MIB), 9)
     return refused(ask(target.address, request("POST", _JSON, body, {"content-encoding": "gzip"}), wait_s=10.0))
 
@@ -146,9 +146,9 @@ def cases() -> list[Case]:
     """Return the cases of this group."""
     return [
         _pouring("trailers of 25 MB", *_trailers(_JSON)),
-        _pouring("trailers of 25 MB behind an open path", *_trailers("/health", "GET")),
-        _pouring("trailers of 25 MB behind no path", *_trailers("/nothing")),
-        _pouring("trailers of 25 MB behind a change set", *_trailers(_SET)),
+        _pouring("trailers of 25 MB after an open path", *_trailers("/health", "GET")),
+        _pouring("trailers of 25 MB after no path", *_trailers("/nothing")),
+        _pouring("trailers of 25 MB after a change set", *_trailers(_SET)),
         _pouring("many short trailers", _chunked(_JSON) + b"2\r\n{}\r\n0\r\n", b"x: a\r\n" * 1000, 2000),
         _pouring("chunk extension of 25 MB", _chunked(_JSON) + b"1;x=", b"a" * 65_536, 400),
         _pouring("chunk size of a million zeros", _chunked(_JSON), b"0" * 65_536, 64, is_cut=False),
@@ -166,7 +166,7 @@ def cases() -> list[Case]:
         _sending("change set without a length", _chunked(_SET) + b"1\r\na\r\n0\r\n\r\n"),
         _sending("change set of another checksum", request("POST", _SET, b"a" * _MIB)),
         Case(_GROUP, "100,000 chunks of one byte", _small_chunks),
-        Case(_GROUP, "right request behind a body of 100 KB", _pipelined),
+        Case(_GROUP, "valid request after a body of 100 KB", _pipelined),
         Case(_GROUP, "compressed JSON of 200 MB", _append_bomb, rss_growth_max=48 * _MIB),
         Case(_GROUP, "change set that unpacks to 512 MiB", _bomb, neighbour_ms_max=60_000.0),
         _claiming("claimed 100 MiB, sent four bytes", 100 * _MIB, 1),

@@ -1,4 +1,4 @@
-"""What a case of the suite is, and how it is judged: by its answer, and by what it did to the service behind it."""
+"""A case of the suite, and its verdict: from its answer, and from its effect on the service."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from loadtest.attack.raw import Answer
 from loadtest.attack.target import Attacked, State
 
 RSS_GROWTH_MAX = 96 << 20
-"""What a case may cost the service in memory; above what it may hold for requests that are under way."""
+"""Memory that a case may cost the service; more than it may hold for requests in progress."""
 NEIGHBOUR_MS_MAX = 5_000.0
-"""How long a batch of another job may take beside it."""
+"""How long a batch of another job may take meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """
-    One attack. `run` returns what it has found wrong, None if nothing.
+    One attack. `run` returns the defect found, or None.
 
-    `known` are jobs that it creates as anybody may; objects of others are a miss.
+    `known` are jobs that it may create; new objects of other jobs are a miss.
     """
 
     group: str
@@ -31,12 +31,12 @@ class Case:
     rss_growth_max: int = RSS_GROWTH_MAX
     neighbour_ms_max: float = NEIGHBOUR_MS_MAX
     is_short: bool = True
-    """Whether it is in the short form, too."""
+    """Whether the short form includes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a case, with the state of the service while it ran; no `misses`: it held."""
+    """Result of a case, with the service's state while it ran; without `misses` it held."""
 
     case: Case
     seconds: float
@@ -45,12 +45,12 @@ class Result:
 
 
 def judge(case: Case, target: Attacked, subject: Any = None) -> Result:
-    """Run a case against a service and say what it has missed; `subject` is what it gets instead of the service."""
+    """Run a case against a service and return its result; `subject` replaces the service as its argument."""
     target.begin()
     started, misses = time.monotonic(), []
     try:
         found = case.run(target if subject is None else subject)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the case did not hold
+    except Exception as error:  # noqa: BLE001 - after any error the case did not hold
         found = f"{type(error).__name__}: {error}"
     seconds = time.monotonic() - started
     alive = target.answers(5.0)
@@ -72,19 +72,19 @@ def judge(case: Case, target: Attacked, subject: Any = None) -> Result:
 
 
 def refused(answer: Answer) -> str | None:
-    """Find it wrong that a request was not refused."""
+    """Return a defect if a request was not refused."""
     return None if answer.is_refused else _told(answer, "was not refused")
 
 
 def no_bug(answer: Answer) -> str | None:
-    """Find it wrong that a request met a bug, or was left without an answer on an open connection."""
+    """Return a defect if a request met a bug, or got no answer on an open connection."""
     if answer.status >= 500 and answer.status != 503:
         return _told(answer, "met a bug")
     return None if answer.statuses or answer.is_closed else _told(answer, "got no answer")
 
 
 def with_status(answer: Answer, *statuses: int) -> str | None:
-    """Find it wrong that an answer has another status."""
+    """Return a defect if an answer has another status."""
     return None if answer.status in statuses else _told(answer, f"should be one of {statuses}")
 
 

@@ -1,4 +1,4 @@
-"""Handles, epochs and folders that are not what they say: nothing of another job is touched, nothing is believed."""
+"""Forged handles, epochs and folders: none is trusted, and nothing of another job is touched."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIGURES = {field.name: 1 for field in fields(BatchFigures)}
 
 
 class Job:
-    """A job of the attacker's own, opened as anybody may."""
+    """A job of the attacker's own, opened like any other."""
 
     def __init__(self, target: Attacked, name: str = "forged") -> None:
         self.target, self.name = target, name
@@ -38,11 +38,11 @@ class Job:
         return self.target.ask("POST", place_of_sets(job or self.name, epoch, **(checksum | changed)), payload)
 
     def place_of_sets(self) -> str:
-        """Return where a set of this job is sent, by one who has the right to."""
+        """Return the path to which a legitimate set of this job is sent."""
         return place_of_sets(self.name, self.epoch)
 
     def works(self) -> str | None:
-        """Find it wrong that the job's own driver is fenced."""
+        """Return a defect if the job's own driver is fenced."""
         begun = self.post("checkpoints/0/begin", {"epoch": self.epoch})
         return with_status(begun, 200) or with_status(self.append(self.epoch), 200)
 
@@ -51,7 +51,7 @@ class Job:
         return self.post("checkpoints/0/complete", {**complete_body(self.epoch, 0, None, refs), **changed})
 
     def checkpoint(self) -> str:
-        """Complete a checkpoint as one should; return its reference."""
+        """Complete a valid checkpoint; return its reference."""
         self.post("checkpoints/0/begin", {"epoch": self.epoch})
         ref = _json(self.append(self.epoch))
         made = _json(self.post("checkpoints/0/complete", complete_body(self.epoch, 0, None, [ref])))["ref"]
@@ -78,7 +78,7 @@ class Job:
 
 
 def place_of_sets(job: str, epoch: int, **changed: Any) -> str:
-    """Return where a set is sent."""
+    """Return the path to which a set is sent."""
     values = {"operator": "op", "checkpoint_id": 0, "epoch": epoch, "attempt": 1, "partition": 0, "sqn": 1}
     values |= {"first_key_group": 0, "last_key_group": 127, "count": 1, "checksum": "0" * 16}
     return f"/v1/jobs/{job}/change-sets?{urlencode(values | changed)}"
@@ -88,7 +88,7 @@ _Attack = Callable[[Job], str | None]
 
 
 def _case(name: str, attack: _Attack) -> Case:
-    job = "forged-" + re.sub(r"\W+", "-", name)[:40]  # for each its own: what fences one shall not fence the others
+    job = "forged-" + re.sub(r"\W+", "-", name)[:40]  # one each, so that a fence affects one case only
     return Case(_GROUP, name, lambda target: attack(Job(target, job)), known=(job,))
 
 

@@ -1,4 +1,4 @@
-"""Other hosts' services that accept and never answer, or are not what they say: nobody else waits for them."""
+"""Peers that accept and never answer, or lie: no other request waits for them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from loadtest.attack.target import TOKEN, Attacked, complete_body
 
 _GROUP = "hung and lying peers"
 _ANSWER_S = 4.0
-"""How soon the service has to answer others meanwhile."""
+"""Deadline of the service's answers to other requests meanwhile."""
 _WATCHED_S = 2.0
 _KNOWN_GROWTH_MAX = 192 << 20
-"""Two answers of the greatest size that those who are asked may give."""
+"""Two answers of the maximum size that a peer may send."""
 _MARK = b"mark-of-the-peer"
 
 _Behaviour = Callable[[socket.socket], None]
 
 
 class Peer:
-    """Listens where another host's service would, does as it is told with each connection, and keeps what it got."""
+    """Listens like another host's service, applies a behaviour to each connection, and keeps the received bytes."""
 
     def __init__(self, behaviour: _Behaviour | None = None) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -40,7 +40,7 @@ class Peer:
         threading.Thread(target=self._run, daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening and hang up."""
+        """Stop listening and close all connections."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -74,7 +74,7 @@ def _peers(count: int, behaviour: _Behaviour | None = None) -> Iterator[list[Pee
 
 
 def _watch(target: Attacked, requests: Sequence[Callable[[], object]]) -> str | None:
-    """Send requests that may hang, and see whether others are answered meanwhile."""
+    """Send requests that may hang, and check that others are answered meanwhile."""
     threads = [threading.Thread(target=_quietly, args=(send,), daemon=True) for send in requests]
     for thread in threads:
         thread.start()
@@ -99,7 +99,7 @@ def _quietly(send: Callable[[], object]) -> None:
 
 
 def _asking(name: str, peers: int, refs: int, behaviour: _Behaviour | None = None, *, is_known: bool = False) -> Case:
-    """Name sets of such peers in checkpoints, of a job for each; the token is not for those that are not known."""
+    """Name sets of such peers in checkpoints, one job each; unknown peers must not get the token."""
 
     def run(target: Attacked) -> str | None:
         with _peers(peers, behaviour) as started:
@@ -151,7 +151,7 @@ def _reset(connection: socket.socket) -> None:
 
 
 def _token_case(name: str, path: str) -> Case:
-    """A caller with a token cannot have the service send its own to a place that the caller chooses."""
+    """A caller with a token cannot make the service send its own to an address of the caller's choice."""
 
     def run(target: Attacked) -> str | None:
         with _peers(1, _lie) as (peer,):
@@ -168,13 +168,13 @@ def _token_case(name: str, path: str) -> Case:
 
 
 def _stopped(target: Attacked) -> str | None:
-    """A sidecar of the same storage that is stopped in mid-life holds up its own job only."""
+    """A sidecar of the same storage that is suspended while in use delays its own job only."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         other = Attacked(Path(folder) / "other", beside=target)
         stack.enter_context(other)
         job = Job(target, "hung0")
         job.post("checkpoints/0/begin", {"epoch": job.epoch})
-        handed = Job(other, "hung1")  # any job of its own, so that it lives
+        handed = Job(other, "hung1")  # a job of its own, so that it keeps running
         query = handed.append(handed.epoch)
         ref = json.loads(query.data.partition(b"\r\n\r\n")[2])
         refs = [job.ref(service_id=ref["service_id"], service_url=other.url, sqn=sqn) for sqn in range(40)]
@@ -186,7 +186,7 @@ def _stopped(target: Attacked) -> str | None:
 
 
 KNOWN = {"DSTL_PEERS_ALLOWED": "http://127.0.0.1:*"}
-"""Settings of a service for which the peers of these cases are no strangers."""
+"""Settings of a service that knows the peers of these cases."""
 
 
 def _behaviours(*, is_known: bool) -> list[Case]:
@@ -207,7 +207,7 @@ def of_known_peers() -> list[Case]:
 
 
 def cases() -> list[Case]:
-    """Return the cases of this group, for a service that asks for a token."""
+    """Return the cases of this group, for a service that requires a token."""
     return [
         *_behaviours(is_known=False),
         _token_case("token for a stranger: complete", "checkpoints/0/complete"),

@@ -1,4 +1,4 @@
-"""What it takes to play another user of the same host: folders of theirs, programs that run as they, and a service."""
+"""Helpers to act as another user of the same host: their folders, programs run as that user, and a service."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import os, socket, sys
 os.setgroups([])
 os.setgid({NOBODY})
 os.setuid({NOBODY})
-"""  # within the program, for the interpreter's own folder may be closed to others
+"""  # within the program, since the interpreter's folder may be closed to others
 CALL = """
 connection = socket.socket(socket.AF_UNIX)
 connection.settimeout(5)
@@ -52,7 +52,7 @@ LIST = "print(os.listdir(sys.argv[1]))"
 
 @contextmanager
 def folder_of(owner: int = 0, mode: int = 0o700) -> Iterator[Path]:
-    """Give a folder of a user with a short path, as sockets need it."""
+    """Yield a folder of a user with a short path, as sockets need."""
     path = Path(tempfile.mkdtemp(prefix="da"))
     os.chown(path, owner, owner)
     path.chmod(mode)
@@ -63,7 +63,7 @@ def folder_of(owner: int = 0, mode: int = 0o700) -> Iterator[Path]:
 
 
 def as_nobody(program: str, *arguments: str) -> str:
-    """Run a program of Python as the other user; return what it prints, errors too."""
+    """Run a Python program as the other user; return its output, errors included."""
     done = subprocess.run(
         [sys.executable, "-c", _BECOME_NOBODY + program, *arguments],
         cwd="/",
@@ -83,7 +83,7 @@ def service_on(
     environment: Mapping[str, str] | None = None,
     storage: Path | None = None,
 ) -> Iterator[str]:
-    """Start a service on a Unix socket; give the end of its log when it answers or has ended."""
+    """Start a service on a Unix socket; yield the end of its log once it answers or has ended."""
     with tempfile.TemporaryDirectory() as own, tempfile.TemporaryFile() as log:
         command = [sys.executable, "-m", "dstl_service", "serve", "--storage", f"file://{storage or own}/s"]
         command += ["--socket", str(socket_path), *arguments]
@@ -113,7 +113,7 @@ def _listens(path: Path) -> bool:
 
 @contextmanager
 def impostor(path: Path) -> Iterator[Callable[[], str]]:
-    """Listen on a socket as the other user; give what ends that and returns all that was received."""
+    """Listen on a socket as the other user; yield a function that stops it and returns all received data."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", _BECOME_NOBODY + LISTEN, str(path)],
         cwd="/",

@@ -1,4 +1,4 @@
-"""What a web page in a browser on the same host could send to a service without a token on the loopback address."""
+"""Requests that a web page in a local browser could send to a service without a token on the loopback address."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _case(name: str, method: str, path: str, headers: dict[str, str], host: str 
     def run(target: Attacked) -> str | None:
         answer = ask(target.address, request(method, path, body, headers, host=host))
         if b"access-control-allow" in answer.data.lower():
-            return f"pages are let in: {answer.data[:200]!r}"
+            return f"web pages are admitted: {answer.data[:200]!r}"
         return refused(answer)
 
     return Case("web pages", name, run)

@@ -1,4 +1,4 @@
-"""Names that lead elsewhere: out of the storage, to another job, past a check."""
+"""Names that lead out of the storage, to another job, or past a check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests as bytes, for a client's library would not send them, and what comes back."""
+"""Requests as raw bytes, since client libraries would not send them, and their answers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 _QUIET_S = 0.12
-"""A connection that was answered and says nothing for so long will say nothing more."""
+"""An answered connection that is silent for this long will send nothing more."""
 
 Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back on a connection."""
+    """The data received on a connection."""
 
     data: bytes
     is_closed: bool
@@ -29,24 +29,24 @@ class Answer:
 
     @property
     def statuses(self) -> list[int]:
-        """The statuses of all responses, in their order."""
+        """The statuses of all responses, in order."""
         return [int(text) for text in _STATUS.findall(self.data)]
 
     @property
     def status(self) -> int:
-        """That of the first response, 0 without one."""
+        """The status of the first response, 0 without one."""
         return self.statuses[0] if self.statuses else 0
 
     @property
     def is_refused(self) -> bool:
-        """Whether nothing was done: an error of the caller, another address, back-pressure, or a connection cut off."""
+        """Whether the request was refused: a caller's error, a redirect, back-pressure, or a closed connection."""
         return 300 <= self.status < 500 or self.status == 503 or (not self.statuses and self.is_closed)
 
 
 def request(
     method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None, *, host: str = "127.0.0.1"
 ) -> bytes:
-    """Return a well-formed request; `headers` replace and add."""
+    """Return a well-formed request; `headers` replace or extend the default ones."""
     fields = {"host": host, "connection": "close"}
     if body or method in ("POST", "PUT"):
         fields |= {"content-length": str(len(body)), "content-type": "application/json"}
@@ -56,15 +56,15 @@ def request(
 
 
 def ask(address: Address, *pieces: bytes, wait_s: float = 5.0, tls: ssl.SSLContext | None = None) -> Answer:
-    """Send pieces on a connection of their own and return what comes back within a time."""
+    """Send pieces on a new connection and return the answer received within `wait_s`."""
     with connected(address) as plain, _secured(plain, tls) as connection:
         return talk(connection, pieces, wait_s)
 
 
 def talk(connection: socket.socket, pieces: Iterable[bytes], wait_s: float = 5.0) -> Answer:
-    """Send pieces, as far as they are taken, and return what comes back within a time."""
+    """Send pieces, as far as they are accepted, and return the answer received within `wait_s`."""
     started, sent = time.monotonic(), 0
-    with suppress(OSError):  # a service may answer and close before all is sent
+    with suppress(OSError):  # a service may answer and close before everything is sent
         connection.settimeout(wait_s)
         for piece in pieces:
             connection.sendall(piece)
@@ -75,7 +75,7 @@ def talk(connection: socket.socket, pieces: Iterable[bytes], wait_s: float = 5.0
 
 @contextmanager
 def connected(address: Address) -> Iterator[socket.socket]:
-    """Give a connection."""
+    """Yield a connection."""
     with socket.create_connection(address, timeout=5.0) as connection:
         yield connection
 
@@ -97,7 +97,7 @@ def _is_closed(connection: socket.socket) -> bool:
     connection.setblocking(False)
     try:
         while data := connection.recv(65536):
-            del data  # an answer before the end
+            del data  # an answer before the close
     except BlockingIOError:
         return False
     except OSError:

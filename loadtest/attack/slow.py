@@ -1,4 +1,4 @@
-"""Clients that are slow or say nothing, and more of them than there is room for: they go, and others are served."""
+"""Slow and silent clients, and more of them than there is room for: they are dropped, and others are served."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SETTINGS = {
     "DSTL_HTTP_IDLE_TIMEOUT_S": "3",
     "DSTL_HTTP_BODY_GRACE_S": "3",
 }
-"""Deadlines of the service under attack, much shorter than by default."""
+"""Deadlines of the attacked service, much shorter than by default."""
 CUT_WITHIN_S = 15.0
 """How long a client that makes no progress may stay."""
 FILES_MAX = 96
 _HALF_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
-"""A record of 512 bytes of which the first come."""
+"""The first bytes of a record of 512 bytes."""
 _OPEN = "/v1/jobs/claimer/epochs"
 
 _Data = Callable[[Attacked], bytes]
 
 
 def _silent(make: _Data, drip: bytes = b"", every_s: float = 0.5) -> Callable[[Attacked], str | None]:
-    """Send something, then a byte now and then or nothing, on some connections: the service must close them."""
+    """Send `make`'s data, then single bytes or nothing, on some connections: the service must close them."""
 
     def run(target: Attacked) -> str | None:
         data = make(target)
@@ -42,7 +42,7 @@ def _silent(make: _Data, drip: bytes = b"", every_s: float = 0.5) -> Callable[[A
             with _dripping(connections, drip, every_s):
                 closed = closed_within(connections, CUT_WITHIN_S)
         return (
-            None if closed == len(connections) else f"{len(connections) - closed} of {len(connections)} are still there"
+            None if closed == len(connections) else f"{len(connections) - closed} of {len(connections)} are still open"
         )
 
     return run
@@ -93,7 +93,7 @@ def _health(target: Attacked) -> bytes:
 
 
 def together() -> list[Case]:
-    """Return the cases that wait for a deadline, and can do so at the same time."""
+    """Return the cases that wait for a deadline, and can run in parallel."""
     attacks = {
         "says nothing": _silent(_text(b"")),
         "half a line": _silent(_text(b"GET /hea")),
@@ -131,14 +131,14 @@ def _crowd(count: int, make: _Data) -> Callable[[Attacked], str | None]:
             end = time.monotonic() + 2.0
             while time.monotonic() < end:
                 if not target.answers(2.0):
-                    return f"nobody else was answered beside {count} connections"
+                    return f"no other client was answered beside {count} connections"
         return None
 
     return run
 
 
 def _never_reading(target: Attacked) -> str | None:
-    """Ask and never read: what waits to be sent is bounded."""
+    """Send requests and never read: the pending answers are bounded."""
     data = request("GET", "/openapi.json", headers={"connection": "keep-alive"}) * 50
     with ExitStack() as stack:
         for connection in _open_many(target.address, 20, stack):
@@ -151,7 +151,7 @@ def _never_reading(target: Attacked) -> str | None:
 
 
 def _resetting(target: Attacked) -> str | None:
-    """Connect and hang up, as fast as it goes."""
+    """Connect and disconnect at full speed."""
     for _ in range(500):
         with suppress(OSError), connected(target.address) as connection:
             connection.sendall(b"GET /health HTTP/1.1\r\n")
@@ -160,20 +160,20 @@ def _resetting(target: Attacked) -> str | None:
 
 
 def alone() -> list[Case]:
-    """Return the cases that take much of the service, one behind the other."""
+    """Return the cases that load the service heavily, to run one after the other."""
     attacks = {
         "400 idle connections": _crowd(400, _text(b"")),
         "400 half heads": _crowd(400, _text(b"GET /health HTTP/1.1\r\nhost: ")),
         "400 bodies that never come": _crowd(400, _json(100_000)),
         "400 change sets that never come": _crowd(400, _set(100_000)),
-        "answers that nobody reads": _never_reading,
+        "answers that are never read": _never_reading,
         "500 connections that are reset": _resetting,
     }
     return [Case(GROUP, name, attack, known=("claimer",)) for name, attack in attacks.items()]
 
 
 def _out_of_files(target: Attacked) -> str | None:
-    """At the limit of open files requests with a token are answered again soon, and the log says why they waited."""
+    """At the limit of open files, requests with a token are soon answered again, and the log says why they waited."""
     with ExitStack() as stack:
         _open_many(target.address, 3 * FILES_MAX, stack)
         end = time.monotonic() + CUT_WITHIN_S
@@ -183,7 +183,7 @@ def _out_of_files(target: Attacked) -> str | None:
     if not answered:
         return "no request with a token was answered"
     said = any(words in log for words in ("too many open files", "connections"))
-    return None if said else "the log says nothing of connections or files"
+    return None if said else "the log mentions neither connections nor files"
 
 
 def of_handshakes() -> list[Case]:
@@ -195,7 +195,7 @@ def of_handshakes() -> list[Case]:
 
 
 def _handshakes(data: bytes) -> Callable[[Attacked], str | None]:
-    """Begin three times as many handshakes as there are files, and end none: others are served all the time."""
+    """Begin three times as many handshakes as there are files, and finish none: others are always served."""
 
     def run(target: Attacked) -> str | None:
         with ExitStack() as stack:
@@ -205,7 +205,7 @@ def _handshakes(data: bytes) -> Callable[[Attacked], str | None]:
                 with suppress(OSError):
                     connections[-1].send(data)
                 if number % 32 == 0 and not (_asked(target) and target.answers(2.0)):
-                    return f"nobody else was answered beside {number} handshakes"
+                    return f"no other client was answered beside {number} handshakes"
             if (files := target.open_files()) > FILES_MAX * 3 // 4:
                 return f"{files} of {FILES_MAX} files are open"
             closed = closed_within(connections, CUT_WITHIN_S)

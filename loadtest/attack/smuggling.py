@@ -1,4 +1,4 @@
-"""Requests that two readers may take for different ones: the one hidden in them must never be executed."""
+"""Requests that two parsers may read differently: the request hidden in them must never be executed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _get(*lines: bytes, rest: bytes = b"", start: bytes = b"GET /health HTTP/1.1
 
 _END = b"0\r\n\r\n"
 
-# Two lengths, or none that is one: nothing behind the head may be executed.
+# Two lengths, or an invalid one: nothing after the head may be executed.
 _AMBIGUOUS: dict[str, bytes] = {
     "length and chunks": _post(b"content-length: 5", b"transfer-encoding: chunked", body=_END + _HIDDEN),
     "chunks and length": _post(b"transfer-encoding: chunked", b"content-length: 5", body=_END + _HIDDEN),
@@ -57,7 +57,7 @@ _AMBIGUOUS: dict[str, bytes] = {
     "line without colon": _post(b"no colon here", body=_HIDDEN),
 }
 
-# Odd, or of another protocol: whatever is answered, no bug, and what is hidden is part of a body or nothing.
+# Odd, or of another protocol: any answer but a bug; the hidden request is part of a body or ignored.
 _ODD: dict[str, bytes] = {
     "carriage return in a value": _post(b"x-a: a\rcontent-length: 0", b"content-length: 141", body=_HIDDEN),
     "line feed alone in a value": _post(b"x-a: a", b"content-length: %d" % len(_HIDDEN), body=_HIDDEN),

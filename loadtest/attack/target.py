@@ -1,8 +1,8 @@
 """
-The services under attack, each with a neighbour: a job that goes on all the time and must not notice.
+The attacked services, each with a neighbour: a job that runs all the time and must not be affected.
 
-What an attack did is read from outside: the memory of the process, the neighbour's latency, and the objects of jobs
-other than the neighbour's in the storage.
+The effect of an attack is measured from outside: the memory of the process, the neighbour's latency, and the objects of
+jobs other than the neighbour's in the storage.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ from storage.model import KeyGroupRange
 from tools.servers.programs import ServerError, end_process
 
 NEIGHBOUR = "neighbour"
-TOKEN = "the-token-of-the-attacked-service"  # noqa: S105 - of a service that lives for seconds
+TOKEN = "the-token-of-the-attacked-service"  # noqa: S105 - for a service that lives for seconds
 _READY_S = 60.0
 _SETTLE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How a service was while an attack ran."""
+    """State of a service during an attack."""
 
     rss_growth_bytes: int
     neighbour_ms_max: float
     neighbour_errors: int
     neighbour_error: str
-    """The last of them."""
+    """The last error."""
     stored: tuple[str, ...]
-    """Objects that came to be and are of no known job."""
+    """New objects that belong to no known job."""
 
 
 class Attacked:
     """
-    A service process on a port of the loopback address, ready when entered, gone when left.
+    A service process on a loopback port, ready on enter, stopped on exit.
 
     Args:
-        folder: Of its own: storage, log and token file are below it.
+        folder: Its own folder for storage, log and token file.
         environment: Settings.
         token: Whether requests need `TOKEN`.
-        limit: Commands of a shell before it starts, such as a limit of open files.
-        beside: Another service, whose storage and token it shares; it has no neighbour of its own then.
+        limit: Shell commands to run before it starts, such as a limit of open files.
+        beside: Another service, whose storage and token it shares; then it has no neighbour of its own.
         tls: Whether it has a certificate.
     """
 
@@ -133,7 +133,7 @@ class Attacked:
         return self._process.pid
 
     def answers(self, within_s: float) -> bool:
-        """Say whether the process is alive and says so in time."""
+        """Return whether the process runs and answers in time."""
         try:
             return ask(self.address, request("GET", "/health"), wait_s=within_s, tls=self._trust).status == 200
         except OSError:
@@ -149,19 +149,19 @@ class Attacked:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def begin(self) -> None:
-        """Measure from now on."""
+        """Start measuring."""
         self._watch.begin()
         if self.neighbour is not None:
             self.neighbour.begin()
         self._before = self._objects()
 
     def settle(self) -> None:
-        """Wait until what was done to the neighbour has shown."""
+        """Wait until all effects on the neighbour have been measured."""
         if self.neighbour is not None:
             self.neighbour.settle(_SETTLE_S)
 
     def state(self, known: Sequence[str] = ()) -> State:
-        """Return what was measured since; objects of the jobs that are `known` count as no trace."""
+        """Return the measurements since `begin`; objects of `known` jobs are not reported."""
         self._own_jobs |= set(known)
         stored = traces(self._objects() - self._before, (NEIGHBOUR, *known), self._own_jobs)
         seen = self.neighbour
@@ -169,8 +169,8 @@ class Attacked:
         return State(self._watch.growth(), *beside, stored)
 
     def _certified(self, folder: Path) -> str:
-        """Have a certificate made for it; return the file of who vouches for it."""
-        import trustme  # of the tests: only this needs it
+        """Create a certificate for it; return the file of the CA's certificate."""
+        import trustme  # a test dependency, needed only here
 
         authority = trustme.CA()
         pem = folder / "service.pem"
@@ -183,25 +183,24 @@ class Attacked:
         if not self.storage.exists():
             return set()
         files = (path.relative_to(self.storage) for path in self.storage.rglob("*") if path.is_file())
-        return {str(path) for path in files if path.parts[0] != ".tmp"}  # what a put is about to rename
+        return {str(path) for path in files if path.parts[0] != ".tmp"}  # files that a put will rename
 
 
 def traces(stored: Collection[str], known: Collection[str], own_jobs: Collection[str]) -> tuple[str, ...]:
     """
-    Return which of these objects a case has left where it should not, in order.
+    Return the objects that a case must not have created, in order.
 
     Args:
-        stored: Keys of what came to be meanwhile.
-        known: Jobs of which objects may come to be.
-        own_jobs: Those, and the jobs of earlier cases: what these did is put on record while a later case runs, as
-            nobody waits for the record.
+        stored: Keys of new objects.
+        known: Jobs that may have new objects.
+        own_jobs: Those, and the jobs of earlier cases, whose audit records may be written while a later case runs.
     """
     own = [f"/{job}/" for job in known] + [f"/@audit/{job}/" for job in own_jobs]
     return tuple(sorted(key for key in stored if not any(place in f"/{key}" for place in own)))
 
 
 class _Watch:
-    """Looks at a process's memory all the time."""
+    """Samples a process's memory continuously."""
 
     def __init__(self, process: psutil.Process) -> None:
         self._process = process
@@ -229,7 +228,7 @@ class _Watch:
 
 
 class Neighbour:
-    """A job that hands over a small set and completes a checkpoint some times a second, and measures how long."""
+    """A job that appends a small set and completes a checkpoint several times a second, and measures the latency."""
 
     def __init__(self, url: str, token: str | None, ca_file: str | None = None) -> None:
         self._client = ServiceClient(url, token, patience_s=60.0, ca_file=ca_file)
@@ -252,24 +251,24 @@ class Neighbour:
         return self._base
 
     def begin(self) -> None:
-        """Measure from now on."""
+        """Start measuring."""
         with self._lock:
             self._ms_max, self.errors = 0.0, 0
 
     def ms_max(self) -> float:
-        """Return the longest that a batch took, the one that runs included."""
+        """Return the longest duration of a batch, the running one included."""
         with self._lock:
             running = 0.0 if self._started_s is None else (time.monotonic() - self._started_s) * 1000
             return max(self._ms_max, running)
 
     def settle(self, timeout_s: float) -> None:
-        """Wait until a batch has ended that began after this call, so that all that was done to it has shown."""
+        """Wait until a batch that began after this call has ended, so that all earlier effects are measured."""
         with self._lock:
             wanted = self._batches + 2
             self._lock.wait_for(lambda: self._batches >= wanted, timeout_s)
 
     def stop(self) -> None:
-        """End it; a batch that hangs is left behind."""
+        """Stop it; a hung batch is abandoned."""
         self._ended.set()
         self._thread.join(5.0)
         self._client.close()
@@ -294,7 +293,7 @@ class Neighbour:
         return int(self._client.post(f"{self._path}/epochs", {"owner": "neighbour"})["epoch"])
 
     def _take_back(self) -> None:
-        """Go on behind an error, which was counted, so that the next case is judged by itself."""
+        """Recover after a counted error, so that the next case is judged by itself."""
         with suppress(DstlError, OSError):
             self.epoch = self._open()
             latest = self._client.get(self._path)["latest"]
@@ -312,7 +311,7 @@ class Neighbour:
 
 
 def append(client: ServiceClient, job: str, epoch: int, checkpoint_id: int, payload: bytes) -> dict[str, Any]:
-    """Hand a set over; return its reference."""
+    """Append a set; return its reference."""
     target = LogTarget(job, "op", checkpoint_id, epoch, 1, 0, KeyGroupRange(0, 127))
     return asdict(client.append(target, 1, payload, checksum64(payload), 1, preemptive=False))
 
@@ -320,7 +319,7 @@ def append(client: ServiceClient, job: str, epoch: int, checkpoint_id: int, payl
 def complete_body(
     epoch: int, checkpoint_id: int, base: dict[str, Any] | None, refs: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the request that makes a checkpoint of these sets exist."""
+    """Return the request that completes a checkpoint of these sets."""
     return {
         "epoch": epoch,
         "uid": f"e{epoch}c{checkpoint_id}",

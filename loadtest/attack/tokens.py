@@ -1,4 +1,4 @@
-"""Requests without the token, or with something like it, against a service that asks for one."""
+"""Requests without the token, or with something like it, against a service that requires one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WRONG: dict[str, str | None] = {
 _PATHS = ("/v1/info", "/metrics", "/ready", "/openapi.json", "/docs", "/v1/jobs/neighbour", "/nothing/here")
 _BYPASSES = {
     "two slashes": "//v1/info",
-    "behind the open path": "/health/../v1/info",
+    "through the open path": "/health/../v1/info",
     "open path, encoded": "/health%2f..%2fv1/info",
     "open path with a parameter": "/health;/v1/info",
     "open path in capitals": "/HEALTH",
@@ -57,7 +57,7 @@ def _without(name: str, method: str, path: str, headers: dict[str, str] | None =
     def run(target: Attacked) -> str | None:
         answer = ask(target.address, request(method, path, headers=headers))
         return with_status(answer, 400, 401, 403, 404, 405, 307, 421) or (
-            "it was let in" if b"service_id" in answer.data else None
+            "it was admitted" if b"service_id" in answer.data else None
         )
 
     return Case("tokens", name, run)
@@ -66,7 +66,7 @@ def _without(name: str, method: str, path: str, headers: dict[str, str] | None =
 def _twice(target: Attacked) -> str | None:
     data = request("GET", "/v1/info", headers={"authorization": f"Bearer x\r\nauthorization: Bearer {TOKEN}"})
     answer = ask(target.address, data)
-    return with_status(answer, 200, 400, 401)  # who has the token may say more
+    return with_status(answer, 200, 400, 401)  # a holder of the token may send more
 
 
 def _on_kept_connection(target: Attacked) -> str | None:
@@ -76,7 +76,7 @@ def _on_kept_connection(target: Attacked) -> str | None:
 
 
 def _timing(target: Attacked) -> str | None:
-    """The time does not depend on how much of a token is right."""
+    """The response time does not depend on how much of a token is correct."""
     near = request("GET", "/v1/info", headers={"authorization": f"Bearer {TOKEN[:-1]}x"})
     far = request("GET", "/v1/info", headers={"authorization": f"Bearer x{TOKEN[1:]}"})
     times: dict[bytes, list[float]] = {near: [], far: []}
@@ -91,7 +91,7 @@ def _timing(target: Attacked) -> str | None:
 
 
 def _log(target: Attacked) -> str | None:
-    """Neither tokens nor lines of strangers' making are in the log, and a thousand refusals are few lines."""
+    """Neither tokens nor lines forged by strangers are in the log, and 300 refusals are few lines."""
     before = target.log_path.stat().st_size
     for number in range(300):
         ask(target.address, request("GET", f"/v1/info?{'a' * 5000}{number}", headers={"authorization": "Bearer wrong"}))

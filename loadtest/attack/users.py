@@ -1,4 +1,4 @@
-"""Another user of the same host, as root can play one: at sockets, folders, locks and caches."""
+"""Another user of the same host, played by root: at sockets, folders, locks and caches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _closed_socket(_: Attacked) -> str | None:
 
 
 def _opened_socket(_: Attacked) -> str | None:
-    """Even where the socket's mode lets another user in, the kernel says whose process it is."""
+    """Even if the socket's mode admits another user, the kernel tells whose process it is."""
     with folder_of(mode=0o755) as folder, service_on(folder / "s"):
         (folder / "s").chmod(0o777)
         said = as_nobody(CALL, str(folder / "s"))
@@ -65,7 +65,7 @@ def _impostor_hands_nothing_out(_: Attacked) -> str | None:
 def _refused_folder(owner: int, mode: int) -> Callable[[Attacked], str | None]:
     def run(_: Attacked) -> str | None:
         with folder_of(owner, mode) as folder:
-            return _is_refused(folder) or ("something was put there" if list(folder.iterdir()) else None)
+            return _is_refused(folder) or ("something was written there" if list(folder.iterdir()) else None)
 
     return run
 
@@ -91,7 +91,7 @@ def _stop(service: EmbeddedService) -> None:
 
 
 def _linked_folder(_: Attacked) -> str | None:
-    """Whoever planted a link in the folder's place does not get the sidecar into a folder of theirs."""
+    """A planted link in place of the folder does not redirect the sidecar into an attacker's folder."""
     with folder_of(NOBODY, 0o777) as theirs, folder_of(0, 0o1777) as shared:
         link = shared / "dstl"
         link.symlink_to(theirs)
@@ -106,7 +106,7 @@ def _folder_below_a_writable_one(_: Attacked) -> str | None:
 
 
 def _own_folder_is_closed(_: Attacked) -> str | None:
-    """What the sidecar keeps is closed to others whatever the umask."""
+    """The sidecar's files are closed to others whatever the umask."""
     before = os.umask(0)
     try:
         with folder_of(0, 0o755) as folder, tempfile.TemporaryDirectory() as storage:
@@ -153,7 +153,7 @@ def _file_in_the_sockets_place(_: Attacked) -> str | None:
 
 
 def _cache_folder(plant: Callable[[Path, Path], None]) -> Callable[[Attacked], str | None]:
-    """Start a service whose cache folder holds what is not its own; all of it stays."""
+    """Start a service whose cache folder holds foreign files; all of them stay."""
 
     def run(_: Attacked) -> str | None:
         with folder_of(0, 0o755) as folder, folder_of(0, 0o755) as cache:
@@ -168,7 +168,7 @@ def _cache_folder(plant: Callable[[Path, Path], None]) -> Callable[[Attacked], s
                 _restore(folder / "s", ref)
             missing = sorted(set(before) - {str(path) for path in cache.rglob("*")})
             if not (precious / "deep" / "file").exists():
-                return "what a link led to was deleted"
+                return "a link's target was deleted"
             return f"{missing[0]} was deleted" if missing else None
 
     return run
@@ -182,11 +182,11 @@ def _checkpoint(socket_path: Path) -> dict[str, Any]:
 
 
 def _restore(socket_path: Path, ref: dict[str, Any]) -> None:
-    """Have a service that has nothing in memory read a job's state, which is when it prepares its folder."""
-    with suppress(DstlError):  # it may well refuse to use such a folder
+    """Make a service with empty caches read a job's state, which makes it prepare its folder."""
+    with suppress(DstlError):  # it may refuse to use such a folder
         job = LoadJob(f"unix://{socket_path}", "cached", patience_s=20.0)
         if job.restored(ref) != [b"payload"]:
-            raise InternalError("the restore gave something else")
+            raise InternalError("the restore returned other data")
         job.client.close()
 
 
@@ -225,7 +225,7 @@ _LONG = {"umask 000 and the socket", "planted a file as socket", "cache folder w
 
 
 def cases() -> list[Case]:
-    """Return the cases of this group; none without root, who alone can be two users."""
+    """Return the cases of this group; none without root, who alone can act as two users."""
     if not IS_ROOT:
         return []
     attacks: dict[str, Callable[[Attacked], str | None]] = {

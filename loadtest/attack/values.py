@@ -1,4 +1,4 @@
-"""Hostile JSON and numbers: refused as what they are, never a bug, and never something that is stored."""
+"""Hostile JSON and numbers: refused as invalid, never a bug, and never stored."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _BODIES: dict[str, tuple[str, bytes]] = {
     "half a surrogate as a name": (_COMPLETE, b'{"epoch":1,"uid":"\\ud800"}'),
     "NUL as a name": (_COMPLETE, b'{"epoch":1,"uid":"\\u0000"}'),
     "two documents": (_OPEN, b"{}{}"),
-    "comma behind": (_OPEN, b'{"owner":"a",}'),
+    "trailing comma": (_OPEN, b'{"owner":"a",}'),
     "parallelism of 5,000 digits": (_OPEN, b'{"owner":"a","max_parallelism":' + _DIGITS.encode() + b"}"),
     "parallelism of zero": (_OPEN, b'{"owner":"a","max_parallelism":0}'),
     "a million references": (

@@ -1,9 +1,9 @@
 """
 Run the workloads: ``python -m loadtest.bench [--only NAME,NAME] [--short] [--strict]``.
 
-Each line runs the same work over the same rows on both sides, one behind the other, on the same disk: first
-Spark's operator (RocksDB state store with changelog), then this backend. Both are warmed up for the same time; the
-median of the batches behind that counts. Prints the table and writes ``reports/bench.json``.
+Each line runs the same work over the same rows on both sides, one after the other, on the same disk: first Spark's
+operator (RocksDB state store with changelog), then this backend. Both are warmed up for the same time; the median of
+the later batches counts. Prints the table and writes ``reports/bench.json``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEASURED_S = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for; return the exit code."""
+    """Run the selected workloads; return the exit code."""
     names = [workload.name for workload in WORKLOADS]
     parser = argparse.ArgumentParser(description="Compare with Spark's own transformWithState.")
     parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(names)}; without it, all")
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     wanted = options.only.split(",") if options.only else names
     if unknown := sorted(set(wanted) - set(names)):
-        parser.error(f"there is no workload {', '.join(unknown)}; there are {', '.join(names)}")
+        parser.error(f"unknown workload {', '.join(unknown)}; choose from {', '.join(names)}")
     report, exit_code = TargetReport("bench", strict=options.strict), 0
     folder = Path(tempfile.mkdtemp(prefix="dstl-bench-"))
     spark = new_session(folder)
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     figures += compare(
                         spark, workload, comparison, folder / workload.name, known=known, short=options.short
                     )
-                    exit_code = report.write(figures)  # after each, so that a failure later leaves what is known
+                    exit_code = report.write(figures)  # after each one, so that a later failure keeps the known figures
     finally:
         spark.stop()
         shutil.rmtree(folder, ignore_errors=True)
@@ -72,9 +72,9 @@ def compare(
     short: bool,
 ) -> list[Figure]:
     """
-    Run one comparison and print its line; what fails is a figure that was not measured.
+    Run one comparison and print its line; a failure becomes a figure without a value.
 
-    `known` are the medians of the workload's earlier comparisons, which are not measured again.
+    `known` holds the medians of the workload's earlier comparisons, which are not measured again.
     """
     spark.conf.set("spark.sql.shuffle.partitions", str(workload.partitions))
     medians: dict[str, float | None] = {}
@@ -83,7 +83,7 @@ def compare(
             try:
                 times = _times(spark, workload, run, folder / f"{side}-{len(known)}", side=side, short=short)
                 known[side, run] = statistics.median(times)
-            except Exception:  # noqa: BLE001 - whatever it is, the other lines are still wanted
+            except Exception:  # noqa: BLE001 - after any error the other lines still run
                 traceback.print_exc()
                 known[side, run] = None
         medians[side] = known[side, run]

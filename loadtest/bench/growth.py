@@ -1,9 +1,9 @@
 """
-What large state and large batches cost: ``python -m loadtest.bench.growth [--only growth,memory] [--short]``.
+The cost of large state and large batches: ``python -m loadtest.bench.growth [--only growth,memory] [--short]``.
 
-Growth: one query whose state grows from 100,000 to 10 million keys; at each size batches of 200,000 rows touch 100,000
-keys that are spread evenly over the table, so that only the size differs. Memory: one batch of 5 million rows in one
-partition, among them a key with a million rows, with 1 GB for the Python worker.
+Growth: one query whose state grows from 100,000 to 10 million keys; at each size, batches of 200,000 rows touch 100,000
+keys spread evenly over the table, so that only the size differs. Memory: one batch of 5 million rows in one partition,
+among them a key with a million rows, with 1 GB for the Python worker.
 
 Prints the curve and writes ``reports/bench-growth.json`` and ``reports/bench-growth.html``.
 """
@@ -45,7 +45,7 @@ PARTITIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A run of batches: `keys` are added behind `first_key`, or if there are none, existing ones are touched."""
+    """A run of batches: `keys` are added from `first_key` on, or if there are none, existing ones are touched."""
 
     first_batch: int
     batches: int
@@ -55,7 +55,7 @@ class Stage:
 
 
 def stages(sizes: Sequence[int], rows: int, measured: int) -> list[Stage]:
-    """Return what fills the state up to each size, and what measures there."""
+    """Return the stages that fill the state up to each size, and those that measure there."""
     result: list[Stage] = []
     batch = size = 0
     for wanted in sizes:
@@ -67,7 +67,7 @@ def stages(sizes: Sequence[int], rows: int, measured: int) -> list[Stage]:
 
 
 def key_of(plan: Sequence[Stage], rows: int, touched: int) -> str:
-    """Return the SQL of a row's key, of the number `value` that the source gives it."""
+    """Return the SQL expression of a row's key, from the source's number `value`."""
     cases = []
     for stage in plan:
         number = f"(value - {stage.first_batch * rows})"
@@ -109,15 +109,15 @@ def growth(
 
 
 class Counting(StatefulProcessor):
-    """Keeps a list with an element per row, and yields how large the worker has become."""
+    """Keeps a list with an element per row, and yields the worker's peak memory."""
 
     def init(self, handle: Any) -> None:
-        """Ask for the state."""
+        """Declare the state."""
         self._count = handle.getValueState("count", "n long")
         self._seen = handle.getListState("seen", "v double")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
-        """Append every row of the large key, and count all."""
+        """Append every row of the large key, and count all rows."""
         n = 0
         for row in rows:
             n += 1
@@ -131,7 +131,7 @@ class Counting(StatefulProcessor):
 
 
 def memory(spark: SparkSession, folder: Path, rows: int, key_rows: int) -> list[Figure]:
-    """Run one batch of so many rows in one partition, so many of them of one key; return the worker's peak."""
+    """Run one batch of `rows` in one partition, `key_rows` of them of one key; return the worker's peak memory."""
     rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2).load()
     key = f"if(value % {rows // key_rows} = 0, 0, cast(value as int))"
     stream = rate.select(F.expr(key).alias("k"), F.col("value").cast("double").alias("v"))
@@ -156,14 +156,14 @@ def memory(spark: SparkSession, folder: Path, rows: int, key_rows: int) -> list[
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for; return the exit code."""
+    """Run the selected measurements; return the exit code."""
     parser = argparse.ArgumentParser(description="Measure the cost of large state and large batches.")
     parser.add_argument("--only", default="growth,memory", help="growth, memory or both")
     parser.add_argument("--short", action="store_true", default=is_set("SHORT"))
     options = parser.parse_args(arguments)
     wanted = options.only.split(",")
     if unknown := sorted(set(wanted) - {"growth", "memory"}):
-        parser.error(f"there is no {', '.join(unknown)}; there are growth and memory")
+        parser.error(f"unknown measurement {', '.join(unknown)}; choose from growth and memory")
     scale = 100 if options.short else 1
     report = TargetReport("bench-growth")
     folder = Path(tempfile.mkdtemp(prefix="dstl-growth-"))

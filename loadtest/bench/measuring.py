@@ -1,4 +1,4 @@
-"""What benchmarks of operators share: a session, a stream, a backend, and how the batches of a query are timed."""
+"""Shared parts of operator benchmarks: a session, a stream, a backend, and the timing of a query's batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BATCH_TIMEOUT_S = 300
 
 @contextmanager
 def open_backend(folder: Path, partitions: int) -> Iterator[ChangelogStateBackend]:
-    """Give a backend with a sidecar of its own, which is stopped behind it."""
+    """Yield a backend with a sidecar of its own, which is stopped afterwards."""
     local = tempfile.mkdtemp(prefix="dstl-b-")  # short enough for a Unix socket
     backend = ChangelogStateBackend(f"file://{folder}/store", job="bench", local_dir=local, parallelism=partitions)
     try:
@@ -60,9 +60,9 @@ def new_session(folder: Path) -> SparkSession:
 
 def new_stream(spark: SparkSession, rows: int, keys: int, *, with_time: bool = False) -> DataFrame:
     """
-    Return a stream of batches of so many rows: key `k` and number `v`.
+    Return a stream of batches of `rows` rows: key `k` and number `v`.
 
-    `with_time` adds the event time `timestamp`, which goes on by a second per batch.
+    `with_time` adds the event time `timestamp`, which advances by a second per batch.
     """
     rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2)
     rate = rate.option("startTimestamp", 1_000_000).option("advanceMillisPerBatch", 1000)
@@ -71,7 +71,7 @@ def new_stream(spark: SparkSession, rows: int, keys: int, *, with_time: bool = F
     return rate.load().select(key.alias("k"), F.col("value").cast("double").alias("v"), *["timestamp"] * with_time)
 
 
-class _Measured(Exception):  # noqa: N818 - no error: it ends a query between two batches
+class _Measured(Exception):  # noqa: N818 - not an error: it ends a query between two batches
     """Enough batches were measured."""
 
 
@@ -88,12 +88,12 @@ def measure(
     Run a query into the noop sink; return the trigger times (ms) of the batches that count.
 
     Args:
-        writer: Of the query.
-        folder: For its checkpoints.
-        warm_up: At least so many batches come before those that count.
-        measured: So many count.
-        warm_up_s: Before those that count, batches run for so long.
-        measured_s: After so long, `MEASURED_MIN` batches are enough.
+        writer: Writer of the query.
+        folder: Folder of its checkpoints.
+        warm_up: Minimum number of batches before those that count.
+        measured: Number of batches that count.
+        warm_up_s: Minimum time before the batches that count.
+        measured_s: After this time, `MEASURED_MIN` batches suffice.
 
     Raises:
         TimeoutError: The batches took too long.
@@ -109,7 +109,7 @@ def measure(
         elif counting and batch_id >= counting.start + MEASURED_MIN and elapsed_s >= measured_s:
             counting = range(counting.start, batch_id)
         if counting and batch_id >= counting.stop:
-            raise _Measured  # stopped from outside, a query would leave its last batch running for a while
+            raise _Measured  # a stop from outside would leave the last batch running for a while
         batch.write.format("noop").mode("overwrite").save()
 
     query: StreamingQuery = writer.foreachBatch(save).option("checkpointLocation", str(folder / "checkpoint")).start()

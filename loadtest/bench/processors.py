@@ -1,4 +1,4 @@
-"""What the workloads run: processors for Spark's interface, the same class on both sides."""
+"""The workloads' processors for Spark's interface, the same class on both sides."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ class Timers(_Processor):
     """Registers a timer per key and batch, which expires with the next batches."""
 
     def init(self, handle: Any) -> None:
-        """Keep the handle, and a state, without which Spark keeps no key."""
+        """Keep the handle, and declare a state, without which Spark keeps no key."""
         self._handle = handle
         self._count = handle.getValueState("count", "n long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
-        """Register a timer behind the newest row."""
+        """Register a timer after the newest row."""
         newest = max(row.timestamp for row in rows)
         self._handle.registerTimer(int(newest.timestamp() * 1000) + 500)
         return iter(())

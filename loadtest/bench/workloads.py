@@ -1,4 +1,4 @@
-"""The workloads: which rows, which operators on which side, and which ratio is asked for."""
+"""The workloads: rows, operators of both sides, and the required ratios."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from loadtest.bench.processors import (
 
 Side = Literal["Spark", "DSTL"]
 Run = Callable[[DataFrame, ChangelogStateBackend | None], Any]
-"""Puts operators on a stream: the backend's, or without one Spark's own; the result has a ``writeStream``."""
+"""Applies operators to a stream: the backend's, or without one Spark's own; the result has a ``writeStream``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One API of Spark's, and what of this backend is compared with it; without a goal it is only reported."""
+    """One of Spark's APIs, and the one of this backend compared with it; without a goal it is only reported."""
 
     name: str
     spark: Run
@@ -39,7 +39,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A line of the table: a name for ONLY=, what it is, rows and keys of a batch, partitions, and what is compared."""
+    """A line of the table: a name for ONLY=, a title, rows and keys of a batch, partitions, and comparisons."""
 
     name: str
     title: str
@@ -64,7 +64,7 @@ def rows(processor: Callable[[], Any], output: str, time_mode: str = "None", mod
 
 
 def pandas(frame: DataFrame, backend: ChangelogStateBackend | None) -> Any:
-    """Put count and sum of the pandas API on a stream."""
+    """Apply count and sum in the pandas API to a stream."""
     grouped = frame.groupBy("k")
     if backend is None:
         return grouped.transformWithStateInPandas(PandasTotals(), TOTALS, "Update", "None")
@@ -72,18 +72,18 @@ def pandas(frame: DataFrame, backend: ChangelogStateBackend | None) -> Any:
 
 
 def columns(frame: DataFrame, backend: ChangelogStateBackend | None) -> Any:
-    """Put count and sum of the columnar API on a stream."""
+    """Apply count and sum in the columnar API to a stream."""
     assert backend is not None
     return backend.transform_columns(frame.groupBy("k"), Aggregate(Count(name="n"), Sum("v", name="s")))
 
 
 def timers(frame: DataFrame, backend: ChangelogStateBackend | None) -> Any:
-    """Put timers on a stream with a watermark."""
+    """Apply timers to a stream with a watermark."""
     return rows(Timers, OUTPUT, "EventTime")(frame.withWatermark("timestamp", "0 seconds"), backend)
 
 
 def chain(frame: DataFrame, backend: ChangelogStateBackend | None) -> Any:
-    """Put two operators on a stream, one behind the other."""
+    """Apply a chain of two operators to a stream."""
     first = rows(Totals, TOTALS, mode="Append")(frame, backend)
     return rows(Sizes, OUTPUT, mode="Append")(first.withColumn("k", (F.col("k") % 1000).cast("int")), backend)
 
@@ -94,7 +94,7 @@ def _row_api(processor: Callable[[], Any], output: str, goal: float) -> Comparis
 
 
 def _totals(row_goal: float, pandas_goal: float) -> tuple[Comparison, ...]:
-    """Count and sum: ours against both of Spark's APIs; and the two pandas APIs, which both wait for pandas mostly."""
+    """Count and sum: ours against both of Spark's APIs; and the two pandas APIs, which mostly wait for pandas."""
     run = rows(Totals, TOTALS)
     return (
         Comparison("Row API", run, run, row_goal),

@@ -1,1 +1,1 @@
-"""The service under kills: drivers with a model of what they were told, and the comparison with what is stored."""
+"""The service under kills: drivers with a model of the answers they got, and the comparison with the stored state."""

@@ -1,10 +1,10 @@
 """
-A driver with its tasks, as far as the service sees them, which knows what its job's state must be.
+A driver with its tasks, as far as the service sees them, with a model of its job's state.
 
-It executes batches by a seeded script: several operators and partitions, losing attempts, pre-emptive sets, sets sent
-twice, early persists, aborts, take-overs with a new epoch, restores, garbage collections, and rewinds that may be
-interrupted. The service may be killed or hang at any moment; the driver does what a real one does then. What it was
-told, it keeps, and `Violation` is raised at once when the service contradicts it.
+It runs batches by a seeded script: several operators and partitions, losing attempts, pre-emptive sets, sets sent
+twice, early persists, aborts, takeovers with a new epoch, restores, garbage collections, and rewinds that may be
+interrupted. The service may be killed or hang at any moment; the driver then reacts like a real one. It remembers every
+answer, and raises `Violation` at once when the service contradicts one.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from storage.key_groups import key_group_range
 from storage.model import KeyGroupRange
 
 PATIENCE_S = 8.0
-"""How long one request waits: less than a hung service hangs."""
+"""Timeout of one request, shorter than a hang of the service."""
 TRIES_MAX = 20
-"""How often a driver starts again in a row before it counts as stopped by the service."""
+"""Consecutive restarts of a driver after which the service counts as gone."""
 STATES_KEPT = 20
 REWIND_STOPPED_WITHIN_S = 0.08
 
 
 class Driver(threading.Thread):
     """
-    One job. Runs until `stop`; `failure` is what ended it before.
+    The driver of one job. Runs until `stop`; `failure` is the error that ended it before.
 
     Args:
         job: Its name.
-        address: Where the service is, whichever process serves it.
+        address: Address of the service, whichever process serves it.
         seed: Decides the script.
-        phases: Where requests are announced.
-        rewinding: Begins to set the job back to a checkpoint, given its id.
+        phases: Is told of requests.
+        rewinding: Starts a rewind of the job to a checkpoint id.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Driver(threading.Thread):
         self._tries: dict[str, State] = {}
 
     def run(self) -> None:
-        """Execute batches until told to stop."""
+        """Run batches until stopped."""
         try:
             self._insist(self.take_over)
             while not self._stopped.is_set():
                 self._execute()
             self._end_suspended()
-            self._execute()  # the last batch meets no kill, and every job has a checkpoint
-        except BaseException as error:  # noqa: BLE001 - reported by whoever started the thread
+            self._execute()  # the last batch runs without kills, so that every job has a checkpoint
+        except BaseException as error:  # noqa: BLE001 - reported by the thread's starter
             self.failure = error
         finally:
             if self._suspended is not None:
@@ -104,27 +104,27 @@ class Driver(threading.Thread):
         self._stopped.set()
 
     def expected(self, checkpoint_id: int) -> State:
-        """Return what the state is at a checkpoint."""
+        """Return the expected state at a checkpoint."""
         return self.states[checkpoint_id]
 
     def take_over(self) -> None:
-        """Begin a new epoch and go on from the newest checkpoint, as a driver does that was started again."""
+        """Begin a new epoch and continue from the newest checkpoint, like a restarted driver."""
         with self._phases.request("open"):
             body = {"owner": self.job, "max_parallelism": MAX_PARALLELISM}
             opened = self._client.post(f"{self._path}/epochs", body)
         if opened["epoch"] <= self._epoch:
-            raise Violation(f"{self.job}: epoch {opened['epoch']} was given after epoch {self._epoch}")
+            raise Violation(f"{self.job}: got epoch {opened['epoch']} after epoch {self._epoch}")
         self._epoch = opened["epoch"]
         latest = CheckpointRef(**opened["latest"]["ref"]) if opened["latest"] else None
         if latest != self.base and not self._was_set_back(latest, opened["latest"]):
             # The answer to a `complete` may have been lost with the process.
             if latest is None or latest.id != self._next_id or latest.uid not in self._tries:
-                raise Violation(f"{self.job}: the newest checkpoint is {latest}, and was {self.base}")
+                raise Violation(f"{self.job}: the newest checkpoint is {latest}, but was {self.base}")
             self._completed(latest)
         self._must_open = False
 
     def _was_set_back(self, latest: CheckpointRef | None, info: dict[str, Any] | None) -> bool:
-        """Take in that a rewind has happened which this driver began, and whose outcome it did not know."""
+        """Update the model if a rewind that this driver began, with unknown outcome, has happened."""
         if latest is None or info is None or latest.id not in self._targets or not info.get("rewound_from"):
             return False
         rewound_from = CheckpointRef(**info["rewound_from"])
@@ -146,18 +146,18 @@ class Driver(threading.Thread):
         return self.states[self.base.id] if self.base else {operator: {} for operator in OPERATORS}
 
     def _insist(self, act: Callable[[], object]) -> None:
-        """Do something until the service answers, starting again each time, as a driver does whose query failed."""
+        """Repeat an action until the service answers, restarting each time, like a driver whose query failed."""
         tries = 0
         while True:
             try:
                 act()
             except (UnavailableError, FencedError) as error:
-                # A request of this driver's own may reach a service that hung long after it was given up.
+                # This driver's own request may reach a hung service long after it was given up.
                 if isinstance(error, FencedError) and not self._targets and not self._phases.hangs:
                     raise
                 tries += 1
                 if tries == TRIES_MAX:
-                    raise Violation(f"{self.job}: the service did not come back: {error}") from error
+                    raise Violation(f"{self.job}: the service did not recover: {error}") from error
                 self._client.close()
                 self.restarted += 1
                 self._must_open = True
@@ -165,11 +165,11 @@ class Driver(threading.Thread):
                 return
 
     def _execute(self) -> None:
-        """Execute one batch, from the start if the service does not answer in time or a rewind takes the job over."""
+        """Run one batch, from the start if the service does not answer in time or a rewind takes the job over."""
         self._insist(self._execute_batch)
 
     def _execute_batch(self) -> None:
-        """Execute one batch, again if sets were lost."""
+        """Run one batch, again if sets were lost."""
         if self._chooses("rewind", 0.03):
             self._rewind()
         if self._must_open or self._chooses("open", 0.05):
@@ -199,7 +199,7 @@ class Driver(threading.Thread):
             self._post("collect garbage", "/garbage-collection?dry_run=false", {})
 
     def _run_task(self, operator: str, partition: int, parallelism: int, changes: Change) -> list[ChangeSetRef]:
-        """Send the change sets of one partition, sometimes those of an attempt that is not accepted before."""
+        """Send the change sets of one partition, sometimes after those of an attempt that is not accepted."""
         key_groups = key_group_range(partition, parallelism, MAX_PARALLELISM)
         if self._random.random() < 0.2:
             self._attempts += 1
@@ -226,10 +226,10 @@ class Driver(threading.Thread):
                 refs.append(
                     self._client.append(target, sqn, payload, checksum64(payload), len(own), preemptive=preemptive)
                 )
-        return refs[-1]  # the one that was sent again counts: another process may have taken it in
+        return refs[-1]  # the repeated one counts: another process may have received it
 
     def _make_durable(self, refs: list[ChangeSetRef]) -> list[ChangeSetRef]:
-        """Sometimes start the upload, and sometimes wait for it: whoever got handles can do without the process."""
+        """Sometimes start the upload, and sometimes wait for it: with handles the process is no longer needed."""
         if self._chooses("flush", 0.5):
             with self._phases.request("flush"):
                 self._client.persist(self.job, self._epoch, refs, wait=False)
@@ -252,7 +252,7 @@ class Driver(threading.Thread):
         try:
             answer = self._post("complete", f"/checkpoints/{checkpoint_id}/complete", asdict(request))
         except ConflictError:
-            # The write of a process that was killed came later than all answers: a new driver finds it.
+            # A killed process's write came later than all answers: a new driver finds it.
             self.take_over()
             if self._next_id == checkpoint_id:
                 raise
@@ -263,7 +263,7 @@ class Driver(threading.Thread):
             raise
         ref = CheckpointRef(**answer["ref"])
         if (ref.id, ref.uid) != (checkpoint_id, uid):
-            raise Violation(f"{self.job}: asked for {checkpoint_id}.{uid}, told {ref}")
+            raise Violation(f"{self.job}: requested {checkpoint_id}.{uid}, got {ref}")
         self._completed(ref)
 
     def _completed(self, ref: CheckpointRef) -> None:
@@ -273,7 +273,7 @@ class Driver(threading.Thread):
         self.checkpoints += 1
 
     def _rewind(self) -> None:
-        """Set the job back by a checkpoint or two; the process that does it may be killed or suspended half way."""
+        """Rewind the job by a checkpoint or two; the process that does it may be killed or suspended half way."""
         self._end_suspended()
         targets = [checkpoint_id for checkpoint_id in self.states if self.base and checkpoint_id < self.base.id][-2:]
         if not targets:
@@ -284,18 +284,18 @@ class Driver(threading.Thread):
             rewinding = self._rewinding(self.job, target)
             is_done = rewinding.meet(fate, self._random.uniform(0, REWIND_STOPPED_WITHIN_S))
         if fate is Fate.SUSPENDED:
-            self._suspended = rewinding  # at once: whatever fails from here on, it is ended
+            self._suspended = rewinding  # at once: it must be ended after any later failure
         self._must_open = True
         self.take_over()
         if is_done and self.base == before:
-            raise Violation(f"{self.job}: it was set back to checkpoint {target}, and stands at {before}")
+            raise Violation(f"{self.job}: it was rewound to checkpoint {target}, but is at {before}")
         self.rewinds[fate, self.base != before] += 1
         if fate is not Fate.SUSPENDED:
             self._targets.clear()
         self._check_restore()
 
     def _wake_suspended(self) -> None:
-        """Sometimes let a suspended rewind go on beside this driver; it either fences this driver or gives up."""
+        """Sometimes resume a suspended rewind beside this driver; it either fences this driver or gives up."""
         if self._suspended is None or self._random.random() < 0.7:
             return
         self._suspended.wake()
@@ -303,7 +303,7 @@ class Driver(threading.Thread):
             self._end_suspended()
 
     def _end_suspended(self) -> None:
-        """Let a suspended rewind come to its end, and look at what it did."""
+        """Let a suspended rewind finish, and check its outcome."""
         if self._suspended is not None:
             self._suspended.wake()
             self._suspended.end()
@@ -326,7 +326,7 @@ class Driver(threading.Thread):
                     if kills == self._phases.kills:
                         raise Violation(f"{self.job}: {operator} cannot be restored: {error}") from error
             if table != self._state[operator]:
-                raise Violation(f"{self.job}: {operator} was restored with other content at {self.base}")
+                raise Violation(f"{self.job}: {operator} was restored with wrong content at {self.base}")
 
     def _restore(self, operator: str) -> Table:
         assert self.base is not None

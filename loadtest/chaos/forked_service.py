@@ -1,8 +1,8 @@
 """
-A service process that is there in a fraction of a second: it is forked from one that has imported everything.
+A service process that starts in a fraction of a second: it is forked from one that has imported everything.
 
-Else a run of some hundred kills would mostly wait for imports. What is forked runs ``dstl serve`` as any other process,
-with a wall clock that the test sets.
+Otherwise a run of some hundred kills would mostly wait for imports. The forked process runs ``dstl serve`` like any
+other, with a wall clock that the test sets.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from tools.servers.socket_service import SocketService
 _STOP_TIMEOUT_S = 30.0
 
 context = multiprocessing.get_context("forkserver")
-"""Forks processes that have imported what ``dstl`` and the main program import; each would else import it anew."""
+"""Forks processes that have already imported the modules of ``dstl`` and the main program."""
 context.set_forkserver_preload(["dstl_service.cli", "storage.s3_store", "uvloop", "loadtest.chaos.verify", "boto3"])
 
 
 class ForkedService(SocketService):
     """
-    ``dstl serve`` on a Unix socket, ready when entered, gone when left.
+    ``dstl serve`` on a Unix socket, ready on enter, stopped on exit.
 
-    `socket_path` is a link to the socket of the process that was started last, so that a hung process can be replaced
-    while it still holds its own socket.
+    `socket_path` is a link to the socket of the newest process, so that a hung process can be replaced while it still
+    holds its own socket.
 
     Args:
         storage: URL of its storage.
-        environment: What its environment has beside this process's.
+        environment: Additional environment variables.
     """
 
     def __init__(self, storage: str, environment: Mapping[str, str]) -> None:
@@ -60,31 +60,31 @@ class ForkedService(SocketService):
         self._wait_until_ready(process.is_alive)
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """Kill it, like a crash."""
         if self._process is not None:
             _kill(self._process)
 
     def hang(self) -> None:
-        """Suspend it: its connections stay open, and nothing answers. `start` puts another process in its place."""
+        """Suspend it: its connections stay open without answers. `start` replaces it by another process."""
         process, self._process = self._process, None
         if process is not None and process.pid is not None:
             os.kill(process.pid, signal.SIGSTOP)
             self._hung.append(process)
 
     def resume(self) -> None:
-        """Let the processes that hang go on, beside the one in their place."""
+        """Resume the hung processes, beside the one that replaced them."""
         for process in self._hung:
             if process.pid is not None:
                 os.kill(process.pid, signal.SIGCONT)
 
     def kill_resumed(self) -> None:
-        """End the processes that hung."""
+        """Kill the processes that hung."""
         for process in self._hung:
             _kill(process)
         self._hung.clear()
 
     def stop(self) -> None:
-        """Tell it to stop, and wait until it has."""
+        """Stop it, and wait for its end."""
         self.kill_resumed()
         if self._process is not None:
             self._process.terminate()

@@ -1,8 +1,8 @@
 """
-A wall clock that another process sets: what a service's clock does when it is wrong, or is set right while it runs.
+A wall clock that another process sets: simulates a wrong clock, or one that is corrected while the service runs.
 
-The offset lies in a small file that both processes map, so that reading it costs no system call. The monotonic clock
-is left alone, as it is on a real host.
+The offset is in a small file that both processes map, so that reading it costs no system call. The monotonic clock is
+not changed, as on a real host.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class ClockOffset:
         path.write_bytes(_FORMAT.pack(0))
 
     def jump_to(self, offset_ms: int) -> None:
-        """Set the offset; it counts from the next look at the clock on."""
+        """Set the offset; it applies from the next reading of the clock on."""
         with self.path.open("r+b") as file:
             file.write(_FORMAT.pack(offset_ms))
 
 
 def install(path: Path) -> None:
-    """Make this process's `SystemClock` show its time with the offset of a `ClockOffset`."""
+    """Add the offset of a `ClockOffset` to this process's `SystemClock`."""
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), _FORMAT.size, prot=mmap.PROT_READ)
     true_now_ms = SystemClock.now_ms

@@ -1,4 +1,4 @@
-"""The model of a job's state under chaos: what its tables hold, and changes that tell the sets apart."""
+"""The model of a job's state under chaos: its tables' content, and changes that identify their set."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ State = dict[str, Table]
 Change = dict[bytes, bytes | None]
 
 
-class Violation(AssertionError):  # noqa: N818 - it is no error of this program but the service's
-    """The service said or did what it must not."""
+class Violation(AssertionError):  # noqa: N818 - an error of the service, not of this program
+    """The service violated a guarantee."""
 
 
 def draw_changes(chance: random.Random, table: Table, key_groups: KeyGroupRange, stamp: bytes) -> Change:
@@ -27,9 +27,9 @@ def draw_changes(chance: random.Random, table: Table, key_groups: KeyGroupRange,
 
     Args:
         chance: Draws them.
-        table: What the operator's table holds.
-        key_groups: Of the task.
-        stamp: Is in no other set.
+        table: Content of the operator's table.
+        key_groups: Key groups of the task.
+        stamp: Unique to the set.
     """
 
     def key(name: bytes) -> bytes:
@@ -48,7 +48,7 @@ def draw_changes(chance: random.Random, table: Table, key_groups: KeyGroupRange,
 
 
 def apply(table: Table, changes: Change) -> None:
-    """Bring changes into a table."""
+    """Apply changes to a table."""
     for key, value in changes.items():
         if value is None:
             table.pop(key, None)
@@ -57,7 +57,7 @@ def apply(table: Table, changes: Change) -> None:
 
 
 def applied(table: Table, changes: Change) -> Table:
-    """Return a table with changes brought into it."""
+    """Return a copy of a table with changes applied."""
     result = dict(table)
     apply(result, changes)
     return result
@@ -65,11 +65,11 @@ def applied(table: Table, changes: Change) -> Table:
 
 def table_of(frames: Iterable[tuple[Mapping[str, Any], bytes]], what: str) -> Table:
     """
-    Return the table that a restore gives.
+    Return the table that a restore returns.
 
     Args:
         frames: Headers and payloads of the answer.
-        what: Whose table it is, for the error.
+        what: Name of the table for the error.
 
     Raises:
         Violation: The answer ends with an error.

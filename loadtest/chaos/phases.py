@@ -1,7 +1,7 @@
 """
-What the drivers are doing right now, so that kills hit every kind of request.
+The drivers' current requests, so that kills hit every kind of request.
 
-Shared by the threads of the drivers, which say what they ask for, and the one that kills.
+Shared by the drivers' threads, which announce their requests, and the thread that kills.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Phases:
         self.kills = 0
         self.hangs = 0
         self.wanted: str | None = None
-        """What the one who kills waits for; drivers that have a choice do that."""
+        """The kind that the killer waits for; drivers with a choice send that."""
 
     @contextmanager
     def request(self, kind: str) -> Iterator[None]:
-        """Tell that a request of this kind runs."""
+        """Announce a running request of this kind."""
         with self._condition:
             self._running[kind] += 1
             self._begun[kind] += 1
@@ -53,7 +53,7 @@ class Phases:
                 self._running[kind] -= 1
 
     def wait_for_next(self, kind: str, count: int, timeout_s: float) -> bool:
-        """Wait until `count` more requests of a kind have begun; tell whether they have."""
+        """Wait until `count` more requests of a kind have begun; return whether they have."""
         with self._condition:
             self.wanted = kind
             goal = self._begun[kind] + count

@@ -1,7 +1,7 @@
 """
-Sets a job back with ``dstl rewind`` in a process of its own, which is killed or suspended in the middle if asked to.
+Rewinds a job with ``dstl rewind`` in a process of its own, which may be killed or suspended half way.
 
-What was interrupted may have happened or not, but nothing in between: whoever opens the job next finds out.
+An interrupted rewind has happened completely or not at all; the next open of the job shows which.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TIMEOUT_S = 60.0
 
 
 class Fate(enum.StrEnum):
-    """What happens to the process that sets a job back."""
+    """Fate of the process that rewinds a job."""
 
     ENDS = "ends"
     KILLED = "killed"
@@ -27,13 +27,13 @@ class Fate(enum.StrEnum):
 
 class Rewinding:
     """
-    One ``dstl rewind``, begun when made.
+    One ``dstl rewind``, started on construction.
 
     Args:
         storage: URL of the storage.
-        environment: What its environment has beside this process's.
+        environment: Additional environment variables.
         job: The job.
-        checkpoint_id: The checkpoint to which it is set back.
+        checkpoint_id: The checkpoint to which the job is rewound.
     """
 
     def __init__(self, storage: str, environment: Mapping[str, str], job: str, checkpoint_id: int) -> None:
@@ -42,9 +42,9 @@ class Rewinding:
         self._process.start()
 
     def meet(self, fate: Fate, after_s: float) -> bool:
-        """Let it run for a while, or to its end; tell whether it did what it was told to do."""
+        """Let it run for a while, or to its end; return whether it succeeded."""
         if fate is not Fate.ENDS:
-            time.sleep(after_s)  # the moment is the test's input
+            time.sleep(after_s)  # the delay is the test's input
             if self._process.is_alive() and self._process.pid is not None:
                 os.kill(self._process.pid, signal.SIGKILL if fate is Fate.KILLED else signal.SIGSTOP)
             if fate is Fate.SUSPENDED:
@@ -52,21 +52,21 @@ class Rewinding:
         return self.end()
 
     def wake(self) -> None:
-        """Let a suspended one go on."""
+        """Resume a suspended one."""
         if self.is_running() and self._process.pid is not None:
             os.kill(self._process.pid, signal.SIGCONT)
 
     def is_running(self) -> bool:
-        """Say whether it has not ended yet; a suspended one has not."""
+        """Whether it has not ended yet; true for a suspended one."""
         return self._process.is_alive()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         self._process.kill()
         self._process.join()
 
     def end(self) -> bool:
-        """Wait until it has ended; tell whether it did what it was told to do."""
+        """Wait until it has ended; return whether it succeeded."""
         self._process.join(_TIMEOUT_S)
         if self._process.is_alive():
             self.kill()

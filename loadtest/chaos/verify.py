@@ -1,7 +1,7 @@
 """
-Compares what is stored with what a driver was told, by the library's own view of what a checkpoint consists of.
+Compares the stored state with a driver's model, using the library's own view of a checkpoint's content.
 
-No service takes part: what is read here is what any later process would find.
+No service takes part: any later process would read the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _EVERYTHING = KeyGroupRange(0, MAX_PARALLELISM - 1)
 
 @dataclass(slots=True)
 class Findings:
-    """What was compared, and what was wrong."""
+    """Counts of compared items, and the defects found."""
 
     checkpoints: int = 0
     """Stored checkpoints whose whole state was restored and compared."""
@@ -41,11 +41,11 @@ class Findings:
     collected: int = 0
     """Orphans that the kills had left."""
     lost: list[str] = field(default_factory=list)
-    """Stored checkpoints that name what cannot be read."""
+    """Stored checkpoints that name unreadable objects."""
     different: list[str] = field(default_factory=list)
-    """Stored checkpoints whose state is not that of the model."""
+    """Stored checkpoints whose state differs from the model."""
     orphans: list[str] = field(default_factory=list)
-    """What is left after garbage collection although nothing names it."""
+    """Unnamed objects that garbage collection left."""
 
 
 def verify(storage: str, store: ObjectStore, driver: Driver, findings: Findings) -> None:
@@ -54,9 +54,9 @@ def verify(storage: str, store: ObjectStore, driver: Driver, findings: Findings)
 
     Args:
         storage: URL of the store, for ``dstl fsck``.
-        store: Where the job is.
-        driver: Knows what its state must be.
-        findings: What is found is added to it.
+        store: Holds the job.
+        driver: Knows the expected state.
+        findings: Is extended with the findings.
     """
     clock = SystemClock()
 
@@ -65,7 +65,7 @@ def verify(storage: str, store: ObjectStore, driver: Driver, findings: Findings)
         jobs.open(None)
         return jobs
 
-    _compare(store, opened(), driver, findings, newest_only=1)  # subsumed ones may be there in part
+    _compare(store, opened(), driver, findings, newest_only=1)  # subsumed ones may be incomplete
     findings.collected += len(collect_garbage(store, opened(), driver.job, clock, age_min_ms=0).orphans)
     _compare(store, opened(), driver, findings)
     findings.lost += _fsck(storage, driver.job)
@@ -97,7 +97,7 @@ def _compare(
 
 
 def _restored(store: ObjectStore, job_store: JobStore, operator: str, checkpoint_id: int) -> tuple[Table, int]:
-    """Return an operator's table as a cold start gets it, and how many segments came more than once."""
+    """Return an operator's table as restored by a cold start, and how many segments came more than once."""
     manifest = job_store.newest_of(checkpoint_id)
     assert manifest is not None
     plan = plan_restore(job_store, operator, _EVERYTHING, None, manifest.ref)
@@ -109,7 +109,7 @@ def _restored(store: ObjectStore, job_store: JobStore, operator: str, checkpoint
 
 
 def _fsck(storage: str, job: str) -> list[str]:
-    """Return what ``dstl fsck`` has to complain about; its last line is a summary."""
+    """Return the problems that ``dstl fsck`` reports; its last line is a summary."""
     with redirect_stdout(io.StringIO()) as output:
         code = main(["fsck", "--storage", storage, job])
     return (
@@ -120,7 +120,7 @@ def _fsck(storage: str, job: str) -> list[str]:
 
 
 def _unnamed(store: ObjectStore, job_store: JobStore, job: str) -> list[str]:
-    """Return the objects of the job that nothing names or lists, found without the garbage collector."""
+    """Return the job's objects that no manifest names or lists, found without the garbage collector."""
     named = set(job_store.savepoints.object_keys())
     listed: set[str] = set()
     for manifest in job_store.completed():

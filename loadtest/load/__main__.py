@@ -1,9 +1,9 @@
 """
-``make load`` and ``make load-web``: starts what is to be loaded, and locust on it.
+``make load`` and ``make load-web``: starts the service under load, and locust against it.
 
 Without SERVICE, a service process on a Unix socket, in front of a VersityGW of its own (STORAGE=s3, the default) or of
 a temporary folder (STORAGE=file). Locust's table goes to the terminal, its CSV files and its page to ``reports/load``,
-the figures to ``reports/load.json``.
+and the figures to ``reports/load.json``.
 
 Exit codes: 0; 1 if a request failed or, with STRICT=1, a goal was missed; 2 if it could not start.
 """
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--reports", type=Path, default=Path("reports"), help="folder for reports (default %(default)s)"
     )
     options = parser.parse_args(arguments)
-    report = TargetReport("load", options.reports).path  # written by locust's process
+    report = TargetReport("load", options.reports).path  # locust's process writes it
     try:
         settings = LoadSettings.of(os.environ)
         with ExitStack() as stack:
@@ -55,13 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Service(ExitStack):
-    """The service process that is loaded when there is no other, with its storage."""
+    """The service process under load unless SERVICE names one, with its storage."""
 
     def __init__(self, storage: str) -> None:
         super().__init__()
         self._storage = storage
         self.environment: dict[str, str] = {}
-        """By which locust's process finds it."""
+        """Environment variables by which locust's process finds it."""
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -97,7 +97,7 @@ def _run_locust(options: argparse.Namespace, settings: LoadSettings, variables: 
         environment[REPORT_VARIABLE] = str(report.absolute())
     with subprocess.Popen(command, env=environment) as process:
         while process.returncode is None:
-            with suppress(KeyboardInterrupt):  # locust gets it too, and stops by itself
+            with suppress(KeyboardInterrupt):  # locust receives it too, and stops itself
                 process.wait()
         return process.returncode
 
@@ -105,7 +105,7 @@ def _run_locust(options: argparse.Namespace, settings: LoadSettings, variables: 
 def _conclude(report: Path, locust_code: int) -> int:
     """Print the figures; return the exit code."""
     if not report.exists():
-        sys.stderr.write("load: it was stopped before its end, so there are no figures\n")
+        sys.stderr.write("load: stopped before its end, so there are no figures\n")
         return locust_code or 1
     rows = json.loads(report.read_text(encoding="utf-8"))
     for row in rows:

@@ -1,7 +1,7 @@
 """
 The simulated driver: owns the job by an epoch, runs batch after batch on the hosts, and completes their checkpoints.
 
-It also keeps the truth: what every table must hold at the newest completed checkpoint.
+It also keeps the expected content of every table at the newest completed checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from loadtest.load.workload import SimulatedTable, WrongDataError
 from storage.model import KeyGroupRange
 
 RESTART_EVERY = 100
-"""After so many checkpoints the driver is started anew: it takes the job over with a higher epoch."""
+"""After this many checkpoints the driver restarts: it takes the job over with a higher epoch."""
 
 _TASK_TIMEOUT_S = 90
 _QUERY_ID = "load-test"
@@ -29,7 +29,7 @@ _QUERY_ID = "load-test"
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A checkpoint that came to exist, and what it cost."""
+    """A completed checkpoint, and its cost."""
 
     checkpoint_id: int
     latency_ms: float
@@ -42,8 +42,8 @@ class SimulatedDriver:
     Runs the batches of one job.
 
     Args:
-        settings: Of the load test.
-        record: Where its requests are reported.
+        settings: The load test's.
+        record: Receives its requests.
     """
 
     def __init__(self, settings: LoadSettings, record: Record) -> None:
@@ -51,7 +51,7 @@ class SimulatedDriver:
         self._settings = settings
         self._record = record
         self._client = ServiceClient(settings.service, settings.token)
-        # The storage is the service's affair; what is said here is not used.
+        # Only the service uses the storage; this value is ignored.
         self._backend = BackendSettings(
             "file:///unused", settings.job, service=settings.service, max_parallelism=settings.max_parallelism
         )
@@ -65,7 +65,7 @@ class SimulatedDriver:
         Run the next batch on these hosts, with as many partitions as they have slots, and complete its checkpoint.
 
         Raises:
-            Exception: It failed and was reported as such; the next call is that of a driver started anew.
+            Exception: The batch failed and was reported; the next call acts like a restarted driver.
         """
         session = self._owned_session()
         checkpoint_id = session.base.id + 1 if session.base else 0
@@ -85,22 +85,22 @@ class SimulatedDriver:
         self._client.close()
 
     def _owned_session(self) -> JobSession:
-        """Take the job over, unless this driver has it; what is found must be what was completed."""
+        """Take the job over, unless this driver owns it; its newest checkpoint must be the last completed one."""
         if self._session is None:
             with measured(self._record, "open"):
                 session = JobSession.open(self._client, self._backend)
                 if _text(session) != self._truth.version and self._results:
-                    self._accept(session)  # its answer was lost, and the checkpoint exists
+                    self._accept(session)  # the answer was lost, but the checkpoint exists
                 if _text(session) != self._truth.version:
                     raise WrongDataError(
-                        f"the job stands at {_text(session)}, its last checkpoint {self._truth.version}"
+                        f"the job is at {_text(session)}, but its last checkpoint was {self._truth.version}"
                     )
             self._results = []
             self._session = session
         return self._session
 
     def _accept(self, session: JobSession) -> None:
-        """From now on, tables must hold the changes of the batch."""
+        """Add the batch's changes to the expected tables."""
         for result in self._results:
             self._truth.apply(result.changes)
         self._results = []

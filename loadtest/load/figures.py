@@ -10,11 +10,11 @@ from tools.reporting.figures import Figure, Goal, percentile
 
 REQUESTS = ("append", "persist", "restore")
 RATE_SHARE_MIN = 0.95
-"""Of the checkpoints that the rate asks for; the first second goes by with starting."""
+"""Share of the checkpoints that the rate requires; the first second is spent on starting."""
 
 
 class Samples:
-    """What was measured, request by request."""
+    """The measurements, request by request."""
 
     def __init__(self) -> None:
         self.elapsed_ms: defaultdict[str, list[float]] = defaultdict(list)
@@ -22,7 +22,7 @@ class Samples:
         self.failures = 0
 
     def add(self, name: str, elapsed_ms: float, error: Exception | None) -> None:
-        """Take one request in; the time of a failed one counts nowhere."""
+        """Add one request; the time of a failed one is ignored."""
         if error is None:
             self.elapsed_ms[name].append(elapsed_ms)
         else:
@@ -36,11 +36,11 @@ def figures_of(
     Return the figures of a run.
 
     Args:
-        samples: What was measured.
-        settings: What was asked for.
+        samples: The measurements.
+        settings: The load test's.
         elapsed_s: From the first batch to the end.
-        cpu_s: CPU time that this process took meanwhile; near `elapsed_s`, it measured itself.
-        service_cpu_s: CPU time that the service took, if that is known.
+        cpu_s: CPU time of this process meanwhile; if it is near `elapsed_s`, the generator limited the load.
+        service_cpu_s: CPU time of the service, if known.
     """
     made = samples.checkpoints
     latencies_ms = [checkpoint.latency_ms for checkpoint in made]

@@ -1,7 +1,7 @@
 """
-The simulated hosts: slots that restore, verify and append over HTTP, each over a connection of its own.
+The simulated hosts: slots that restore, verify and append over HTTP, each over its own connection.
 
-Written for gevent: every slot is a greenlet, and a slot that waits for the service lets the others work.
+Written for gevent: every slot is a greenlet, and a slot that waits for the service lets the others run.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from storage.model import KeyGroupRange
 
 OPERATOR = "load"
 ATTEMPTS_PER_TASK = 2
-"""One that Spark may not accept, and one that it accepts."""
+"""Attempts: one that Spark may not accept, and one that it accepts."""
 
 
 class HostGoneError(RuntimeError):
-    """The host left before it began its part of a batch; the batch is run again by the others. No failure."""
+    """The host left before it began its part of a batch; the others run the batch again. Not a failure."""
 
 
 class Record(Protocol):
-    """Where measured requests go."""
+    """Receives measured requests."""
 
     def __call__(self, name: str, elapsed_ms: float, size_bytes: int, error: Exception | None) -> None:
-        """Take one request of the kind `name`, failed if there is an error."""
+        """Record one request of the kind `name`; an `error` means that it failed."""
         ...
 
 
 @dataclass(slots=True)
 class Measured:
-    """What a measured block says of itself, and how long it took."""
+    """Data that a measured block reports, and its duration."""
 
     size_bytes: int = 0
     elapsed_ms: float = 0.0
@@ -53,7 +53,7 @@ class Measured:
 
 @contextmanager
 def measured(record: Record, name: str) -> Iterator[Measured]:
-    """Report the block as one request, with its error if it raises one; not at all if its host has left."""
+    """Report the block as one request, with its error if it raises one; report nothing if its host has left."""
     request = Measured()
     started_s = time.perf_counter()
     try:
@@ -69,7 +69,7 @@ def measured(record: Record, name: str) -> Iterator[Measured]:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """The receipt of a task that was accepted, and what its sets hold."""
+    """The receipt of an accepted task, and the content of its sets."""
 
     partition: int
     refs: list[ChangeSetRef]
@@ -78,7 +78,7 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the driver ships to the tasks of a batch; each puts its result, or its error, into `results`."""
+    """Input of a batch's tasks from the driver; each puts its result, or its error, into `results`."""
 
     checkpoint_id: int
     epoch: int
@@ -87,18 +87,18 @@ class Batch:
     parallelism: int
     max_parallelism: int
     truth: SimulatedTable
-    """What completed checkpoints hold, up to `base`."""
+    """Content of the completed checkpoints up to `base`."""
     results: Queue[TaskResult | Exception]
 
 
 class SimulatedHost:
     """
-    A host with slots, which serves the batches that the driver gives it.
+    A host with slots, which runs the batches that the driver gives it.
 
     Args:
-        settings: Of the load test.
-        slots: How many tasks run here at the same time.
-        record: Where its requests are reported.
+        settings: The load test's.
+        slots: Number of tasks that run here in parallel.
+        record: Receives its requests.
     """
 
     def __init__(self, settings: LoadSettings, slots: int, record: Record) -> None:
@@ -121,7 +121,7 @@ class SimulatedHost:
             self._give_back()
 
     def serve(self, timeout_s: float) -> None:
-        """Run the tasks of the next batch, if one comes in time."""
+        """Run the tasks of the next batch, if one arrives in time."""
         try:
             batch, partition_first = self._work.get(timeout=timeout_s)
         except Empty:
@@ -133,15 +133,15 @@ class SimulatedHost:
         self._plan_ahead(batch, self._partitions(batch, partition_first))
 
     def _plan_ahead(self, batch: Batch, partitions: range) -> None:
-        """Make the changes of the next batch, which are the generator's work, while the checkpoint is completed."""
+        """Generate the changes of the next batch while the checkpoint is completed."""
         self._ahead.clear()
         for partition in partitions:
-            gevent.sleep(0)  # the driver goes first
+            gevent.sleep(0)  # the driver runs first
             key = (batch.checkpoint_id + 1, partition, batch.parallelism)
             self._ahead[key] = self._workload.plan(*key)
 
     def close(self) -> None:
-        """Leave: give back what was not begun, and close all connections."""
+        """Leave: return the batches not begun, and close all connections."""
         self._is_closed = True
         self._give_back()
         for slot in self._slots:
@@ -161,12 +161,12 @@ class SimulatedHost:
         plan = self._ahead.pop(key, None) or self._workload.plan(*key)
         try:
             batch.results.put(slot.run(batch, partition, plan))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the driver must not wait for this task for ever
+        except Exception as error:  # noqa: BLE001 - after any error the driver must not wait for this task for ever
             batch.results.put(error)
 
 
 class _Slot:
-    """One task at a time, with the table that the task before left here."""
+    """Runs one task at a time, with the table that the previous task left here."""
 
     def __init__(self, client: ServiceClient, job: str, record: Record) -> None:
         self._client = client
@@ -175,7 +175,7 @@ class _Slot:
         self._table: SimulatedTable | None = None
 
     def run(self, batch: Batch, partition: int, plan: TaskPlan) -> TaskResult:
-        """Advance the table to the base, verify it, and log what the plan says."""
+        """Advance the table to the base, verify it, and log the planned changes."""
         key_groups = key_group_range(partition, batch.parallelism, batch.max_parallelism)
         if self._table is None or self._table.key_groups != key_groups or plan.is_table_lost:
             self._table = SimulatedTable(key_groups)
@@ -192,7 +192,7 @@ class _Slot:
             if plan.is_sent_twice and ref != self._append(
                 batch, partition, key_groups, attempt + 1, sqn, planned, preemptive=preemptive
             ):
-                raise WrongDataError(f"the same change set has two references: {ref}")
+                raise WrongDataError(f"the same change set got two references: {ref}")
             refs.append(ref)
         return TaskResult(partition, refs, plan.changes())
 
@@ -233,11 +233,11 @@ class _Slot:
 
 
 class _GoneError(Exception):
-    """What led from the table's version to the base was deleted meanwhile."""
+    """The change sets between the table's version and the base were deleted meanwhile."""
 
 
 def _restore(client: ServiceClient, job: str, table: SimulatedTable, to_checkpoint: str) -> int:
-    """Bring the table to `to_checkpoint`; return the bytes that came."""
+    """Bring the table to `to_checkpoint`; return the bytes received."""
     try:
         return _apply(client, job, table, to_checkpoint)
     except _GoneError:
@@ -255,7 +255,7 @@ def _apply(client: ServiceClient, job: str, table: SimulatedTable, to_checkpoint
                     table.clear()
             elif kind == "segment":
                 if f"{checksum64(payload):016x}" != header["checksum"]:
-                    raise WrongDataError(f"a segment of {header['object']} has another checksum than it says")
+                    raise WrongDataError(f"a segment of {header['object']} does not match its checksum")
                 table.apply(dict(decode_change_set(payload, str(header["object"]))))
                 size_bytes += len(payload)
             elif kind == "gone":
@@ -263,6 +263,6 @@ def _apply(client: ServiceClient, job: str, table: SimulatedTable, to_checkpoint
             elif kind == "error" and isinstance(error, dict):
                 raise error_from_dict(error)
             elif kind != "end":
-                raise WrongDataError(f"a restore has a frame of the kind {kind!r}")
+                raise WrongDataError(f"a restore has a frame of unexpected kind {kind!r}")
     table.version = to_checkpoint
     return size_bytes

@@ -1,8 +1,8 @@
 """
-Locust's view of the load test: one user per simulated host, one for the driver, and what is reported of them.
+Locust's view of the load test: one user per simulated host, one for the driver, and their reports.
 
-Beside the requests, two rows of the statistics count per checkpoint: ``checkpoint KiB`` and ``checkpoint objects``;
-where locust says milliseconds, they have KiB and objects.
+Besides the requests, two rows of the statistics count per checkpoint: ``checkpoint KiB`` and ``checkpoint objects``;
+their values are KiB and objects where locust prints milliseconds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _fire(kind: str, name: str, value: float, size_bytes: int, error: Exception 
 
 
 def _cpu_s() -> tuple[float, float | None]:
-    """Return the CPU time of this process, and that of the service, if its process is known."""
+    """Return the CPU time of this process, and that of the service if its process is known."""
     pid = os.environ.get(SERVICE_PID_VARIABLE)
     times = psutil.Process(int(pid)).cpu_times() if pid else None
     return time.process_time(), times.user + times.system if times else None
@@ -76,12 +76,12 @@ class Host(User):
 
 
 class Driver(User):
-    """The driver: begins a batch at every tick; if it falls behind, it catches up for a while."""
+    """The driver: begins a batch at every tick; if it is late, it catches up for a while."""
 
     fixed_count = 1
 
     def on_start(self) -> None:
-        """Connect; the first batch begins when the hosts are there."""
+        """Connect; the first batch begins when the hosts have joined."""
         self.driver = SimulatedDriver(SETTINGS, record)
         self._started_s: float | None = None
         self._started_cpu_s: tuple[float, float | None] = (0.0, None)
@@ -100,9 +100,9 @@ class Driver(User):
 
     @task
     def run_batch(self) -> None:
-        """Run one batch and complete its checkpoint; in a headless run, end it when its time is over."""
+        """Run one batch and complete its checkpoint; end a headless run when its time is over."""
         if self._is_over or not HOSTS or self.environment.runner.state != STATE_RUNNING:
-            return  # hosts are still joining, or leave
+            return  # hosts are still joining or leaving
         if self._started_s is None:
             self._started_s, self._started_cpu_s = time.monotonic(), _cpu_s()
         if REPORT_VARIABLE in os.environ and time.monotonic() >= self._started_s + SETTINGS.duration_s:
@@ -113,7 +113,7 @@ class Driver(User):
                 done = self.driver.run_batch(list(HOSTS))
         except HostGoneError:
             return
-        except Exception:  # noqa: BLE001 - it was reported; what follows is the next try, as that of a new driver
+        except Exception:  # noqa: BLE001 - reported; the next call acts like a new driver
             gevent.sleep(_PAUSE_AFTER_FAILURE_S)
             return
         SAMPLES.checkpoints.append(done)
@@ -128,5 +128,5 @@ class Driver(User):
         service_cpu_s = None if service_s is None or service_before_s is None else service_s - service_before_s
         figures = figures_of(SAMPLES, SETTINGS, elapsed_s, own_s - own_before_s, service_cpu_s)
         write_report_json(Path(os.environ[REPORT_VARIABLE]), figures)
-        # Locust writes its CSV files at intervals, and not once more at the end.
+        # Locust writes its CSV files at intervals, but not at the end.
         gevent.spawn_later(2 * locust_stats.CSV_STATS_INTERVAL_SEC, self.environment.runner.quit)

@@ -1,5 +1,5 @@
 """
-What a load test is told: by the variables of its environment, which are those of `make load`.
+Settings of a load test, from environment variables, which are those of `make load`.
 
 Values only. The program and the locust process that it starts read the same variables.
 """
@@ -14,20 +14,20 @@ from storage.errors import InvalidInputError
 from storage.model import KEY_GROUP_MAX
 
 MAX_PARALLELISM_MIN = 128
-"""Key groups of the job, unless there are more slots."""
+"""Minimum number of the job's key groups."""
 
 STORAGES = ("s3", "file")
 
 SERVICE_PID_VARIABLE = "DSTL_LOAD_SERVICE_PID"
-"""Names the process of the service, if the load test started it."""
+"""Variable with the service's process id, if the load test started it."""
 
 REPORT_VARIABLE = "DSTL_LOAD_REPORT"
-"""Names the file for the figures of a headless run, which ends by itself; without it, the web page ends it."""
+"""Variable with the file for the figures of a headless run, which ends by itself; unset, the web page ends the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """How many slots, how often, how long, and against what."""
+    """Slots, rate, duration and target of a load test."""
 
     slots: int = 100
     """Tasks of a batch: each checkpoint has change sets of all of them."""
@@ -36,27 +36,27 @@ class LoadSettings:
     rate: float = 5.0
     """Checkpoints per second of the one job."""
     duration_s: int = 60
-    """How long batches are begun."""
+    """For how long new batches begin, in seconds."""
     storage: str = "s3"
     """``s3``: a VersityGW of the test's own; ``file``: a temporary folder. Unused with `service`."""
     service: str | None = None
     """Address of a running service, ``unix:///path`` or ``http://host:port``; without it, the test starts one."""
     token: str | None = None
-    """Token of a service that asks for one."""
+    """Token, if the service requires one."""
     seed: int = 0
-    """What decides keys, values, sizes and faults."""
+    """Seed of keys, values, sizes and faults."""
     job: str = "load"
-    """Name of the job. In a store that lasts, take a new one for every run."""
+    """Name of the job. In a permanent store, use a new one for every run."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.hosts <= self.slots <= KEY_GROUP_MAX + 1:
             raise InvalidInputError(
-                f"HOSTS and SLOTS must be 1 <= HOSTS <= SLOTS <= {KEY_GROUP_MAX + 1}: {self.hosts}, {self.slots}"
+                f"HOSTS and SLOTS must be 1 <= HOSTS <= SLOTS <= {KEY_GROUP_MAX + 1}, got {self.hosts}, {self.slots}"
             )
         if not (0 < self.rate < math.inf and self.duration_s > 0):
-            raise InvalidInputError(f"RATE and DURATION must be positive: {self.rate}, {self.duration_s}")
+            raise InvalidInputError(f"RATE and DURATION must be positive, got {self.rate}, {self.duration_s}")
         if self.storage not in STORAGES:
-            raise InvalidInputError(f"STORAGE must be one of {', '.join(STORAGES)}: {self.storage!r}")
+            raise InvalidInputError(f"STORAGE must be one of {', '.join(STORAGES)}, got {self.storage!r}")
 
     @property
     def max_parallelism(self) -> int:
@@ -64,7 +64,7 @@ class LoadSettings:
         return max(MAX_PARALLELISM_MIN, 1 << (self.slots - 1).bit_length())
 
     def slots_of(self, host: int) -> int:
-        """Return how many slots the host of this number has; the first ones have what does not divide."""
+        """Return how many slots the host of this number has; the first ones get the remainder."""
         return self.slots // self.hosts + int(host < self.slots % self.hosts)
 
     @classmethod
@@ -73,7 +73,7 @@ class LoadSettings:
         Read SLOTS, HOSTS, RATE, DURATION (seconds), STORAGE, SERVICE, SEED, JOB and DSTL_TOKEN; empty is unset.
 
         Raises:
-            InvalidInputError: One has a value that it cannot have.
+            InvalidInputError: A value is invalid.
         """
         given = {name: value for name, value in environment.items() if value}
         default = cls()
@@ -93,5 +93,5 @@ class LoadSettings:
             raise
         except ValueError as error:
             raise InvalidInputError(
-                f"SLOTS, HOSTS, DURATION and SEED are whole numbers, RATE a number: {error}"
+                f"SLOTS, HOSTS, DURATION and SEED must be whole numbers, RATE a number: {error}"
             ) from None

@@ -1,8 +1,8 @@
 """
-What the tasks of a simulated job do, and what their tables must hold afterwards. No I/O.
+The workload of a simulated job's tasks, and the expected content of their tables. No I/O.
 
-Everything follows from the seed, the checkpoint and the partition, in whatever order tasks run. Keys are laid out as
-those of tables (key group first), so that ranges of key groups can be told apart.
+Everything follows from the seed, the checkpoint and the partition, in whatever order tasks run. Keys have the layout of
+tables (key group first), so that ranges of key groups can be distinguished.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _CHANGES_MEDIAN = 40
 _CHANGES_SIGMA = 0.6
 _VALUE_BYTES = (60, 160)
 _DELETED = 0.03
-_NOISE_BYTES = 8192  # from which values are cut: drawing each by itself would be half of what a task costs here
+_NOISE_BYTES = 8192  # values are slices of it: drawing each one would be half of a task's cost here
 _LARGE_CHANGES = 400
 _LARGE_VALUE_BYTES = (300, 700)
 
 LARGE = 0.005
-"""Share of tasks that send a set of about 150 KB ahead, pre-emptively, before their tail."""
+"""Share of tasks that send a set of about 150 KB pre-emptively, before their tail."""
 LOST = 0.004
 """Share of tasks that find no table and restore from nothing, as after a move to another host."""
 RESCALED = 0.004
@@ -42,12 +42,12 @@ REPEATED = 0.01
 
 
 class WrongDataError(AssertionError):
-    """A restore gave something else than what completed checkpoints hold."""
+    """A restore differs from the content of the completed checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedSet:
-    """A change set, and its bytes: made with the plan, while others wait for the storage."""
+    """A change set, and its bytes: made with the plan, while other slots wait for the storage."""
 
     changes: Changes
     payload: bytes
@@ -60,10 +60,10 @@ class PlannedSet:
 
 @dataclass(frozen=True, slots=True)
 class TaskPlan:
-    """What one task of a batch does besides advancing its table."""
+    """Work of one task of a batch besides advancing its table."""
 
     sets: list[PlannedSet]
-    """In the order in which they are sent; all but the last pre-emptively."""
+    """In sending order; all but the last are sent pre-emptively."""
     loser: PlannedSet | None
     """The set of an attempt that Spark does not accept, if there is one."""
     is_table_lost: bool
@@ -80,14 +80,14 @@ class TaskPlan:
 
 
 class Workload:
-    """Decides by a seed what tasks do."""
+    """Plans tasks by a seed."""
 
     def __init__(self, seed: int, max_parallelism: int) -> None:
         self._seed = seed
         self._max_parallelism = max_parallelism
 
     def plan(self, checkpoint_id: int, partition: int, parallelism: int) -> TaskPlan:
-        """Return what the task of this partition does in the batch of this checkpoint."""
+        """Return the plan of this partition's task in the batch of this checkpoint."""
         chance = random.Random(f"{self._seed}/{checkpoint_id}/{partition}/{parallelism}")
         key_groups = key_group_range(partition, parallelism, self._max_parallelism)
         sets = []
@@ -113,10 +113,10 @@ class Workload:
 @dataclass(slots=True)
 class SimulatedTable:
     """
-    A table as a task sees it: what it holds by key group, and its version.
+    A table as a task sees it: its content by key group, and its version.
 
-    Each key group has a digest of its keys and values that does not depend on their order and follows every change, so
-    that whole tables are compared at the price of the changes.
+    Each key group has an order-independent digest of its keys and values, updated with every change, so that comparing
+    whole tables costs no more than the changes.
     """
 
     key_groups: KeyGroupRange
@@ -131,7 +131,7 @@ class SimulatedTable:
         self.digests.clear()
 
     def apply(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """Take over what of the changes lies in the table's range."""
+        """Apply the changes within the table's range."""
         for key, value in changes.items():
             key_group = int.from_bytes(key[:2], "big")
             if not self.key_groups.contains(key_group):
@@ -147,10 +147,10 @@ class SimulatedTable:
 
     def check(self, truth: SimulatedTable) -> None:
         """
-        Compare with what completed checkpoints hold.
+        Compare with the content of the completed checkpoints.
 
         Raises:
-            WrongDataError: A key is missing, is there and should not be, or has another value.
+            WrongDataError: A key is missing, surplus, or has another value.
         """
         for key_group in range(self.key_groups.first, self.key_groups.last + 1):
             if self.digests.get(key_group, 0) == truth.digests.get(key_group, 0):

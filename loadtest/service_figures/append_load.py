@@ -1,10 +1,10 @@
 """
-Append load as lean as it can be made, for it runs on the processors that it measures.
+A minimal append load, since it runs on the same processors as the service that it measures.
 
-A *lane* is one query on a host: a process that appends the change sets of a checkpoint over several connections, asks
-for them to become durable, waits for their handles, and goes on with the next checkpoint. While one lane waits, the
-others append. Requests are written to raw sockets with payloads made beforehand; a connection has one request on its
-way, as a task's has. Nothing is decoded but what tells how long an answer is.
+A *lane* is one query on a host: a process that appends the change sets of a checkpoint over several connections,
+requests their upload, waits for their handles, and continues with the next checkpoint. While one lane waits, the others
+append. Requests are written to raw sockets with prepared payloads; a connection has one request in progress, like a
+task's. Only the length of an answer is decoded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What each lane sends: `sets` change sets of `set_bytes` per checkpoint, for at least `seconds`."""
+    """Load of each lane: `sets` change sets of `set_bytes` per checkpoint, for at least `seconds`."""
 
     set_bytes: int
     sets: int
@@ -39,7 +39,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What all lanes together made durable, and what it took."""
+    """Durable data of all lanes together, and its cost."""
 
     seconds: float
     sets: int
@@ -53,7 +53,7 @@ class LoadError(RuntimeError):
 
 
 def run_load(socket_path: str, load: Load) -> Outcome:
-    """Run the lanes side by side against the service at a Unix socket."""
+    """Run the lanes in parallel against the service at a Unix socket."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(load.lanes, mp_context=context) as pool:
         start_s = time.monotonic() + _START_DELAY_S
@@ -71,7 +71,7 @@ def run_load(socket_path: str, load: Load) -> Outcome:
 
 
 class Connection:
-    """One kept-open connection with at most one request on its way."""
+    """One persistent connection with at most one request in progress."""
 
     def __init__(self, socket_path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -81,14 +81,14 @@ class Connection:
         self.refused = 0
 
     def send(self, path: str, body: bytes) -> None:
-        """Begin a POST."""
+        """Send a POST without waiting for the answer."""
         head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
         kind = "application/json" if body[:1] == b"{" else "application/octet-stream"
         self._request = (f"{head}content-type: {kind}\r\n\r\n".encode(), body)
         self._write()
 
     def answer(self) -> bytes:
-        """Return the body of the answer; a request that met back-pressure is sent again after a pause."""
+        """Return the body of the answer; after back-pressure the request is sent again after a pause."""
         while True:
             head, body = self._read()
             if head.startswith(b"HTTP/1.1 200 "):
@@ -127,7 +127,7 @@ class Connection:
 
 
 def _run_lane(socket_path: str, job: str, load: Load, start_s: float) -> tuple[float, int, int]:
-    """Return when the lane ended, how many checkpoints it made durable, and how often it met back-pressure."""
+    """Return the lane's end time, its number of durable checkpoints, and how often it met back-pressure."""
     payload = os.urandom(load.set_bytes)
     query = f"first_key_group=0&last_key_group=127&count=1&checksum={checksum64(payload):016x}"
     connections = [Connection(socket_path) for _ in range(load.connections)]

@@ -1,10 +1,11 @@
 """
-How much is stored for a sliding window: windows of 10 s that begin every second, 2,000 keys, 10,000 rows a second.
+Storage used by a sliding window: windows of 10 s that begin every second, 2,000 keys, 10,000 rows a second.
 
 Each row changes the ten windows that it falls into, so that every checkpoint changes nearly the whole table, and every
-second 2,000 windows begin and 2,000 end. The same change sets go to two services at the same time, one that compacts
-the log and one that keeps it, as a log does that only a materialization shortens. Both retain one checkpoint.
-The table's size is that of its keys and values. Stored is all that lies in the storage, garbage included.
+second 2,000 windows begin and 2,000 end. The same change sets go to two services in parallel, one that compacts the log
+and one that keeps it, like a log that only a materialization shortens. Both retain one checkpoint.
+
+The table's size is that of its keys and values. The stored size is that of all objects, garbage included.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PARTITIONS = 4
 MAX_PARALLELISM = 128
 GOAL = 2.0
 
-# A small table's log is left alone by default, for its storage costs less than the requests that shorten it.
+# By default a small log is not compacted, since its storage costs less than the requests.
 _SETTINGS = {
     "DSTL_RETENTION_CHECKPOINTS_MAX": "1",
     "DSTL_RETENTION_DELAY_S": "0",
@@ -48,7 +49,7 @@ _ALL = KeyGroupRange(0, MAX_PARALLELISM - 1)
 
 
 class Windows:
-    """The workload: what each second changes, and the table that results."""
+    """The workload: the changes of each second, and the resulting table."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -61,7 +62,7 @@ class Windows:
         return sum(len(key) + len(value) for key, value in self.table.items())
 
     def second(self, now_s: int) -> dict[bytes, bytes | None]:
-        """Return what the rows of one second and its passing change."""
+        """Return the changes by the rows and the window ends of one second."""
         changes: dict[bytes, bytes | None] = {_key(user, now_s - WINDOW_S): None for user in range(KEYS)}
         for _ in range(ROWS_PER_SECOND):
             user, amount = self._chance.randrange(KEYS), self._chance.random() * 100
@@ -80,7 +81,7 @@ class Windows:
 
 
 class Side:
-    """One service and the job that is logged there."""
+    """One service and its job."""
 
     def __init__(self, name: str, folder: Path, stack: ExitStack, environment: dict[str, str]) -> None:
         self._storage = folder / name
@@ -113,11 +114,11 @@ class Side:
         self._base = CheckpointRef(**answer["ref"])
 
     def look(self) -> None:
-        """Note how much lies in the storage."""
+        """Record the stored size."""
         self.stored.append(sum(_sizes(self._storage)))
 
     def restored(self, folder: Path) -> dict[bytes, bytes]:
-        """Return the table that the newest checkpoint restores."""
+        """Return the table restored from the newest checkpoint."""
         assert self._base is not None
         table = StateTable.open(folder)
         try:
@@ -128,7 +129,7 @@ class Side:
 
 
 def measure(*, short: bool) -> list[Figure]:
-    """Run the workload in real time, one checkpoint a second; look at the storage ten times a second."""
+    """Run the workload in real time, one checkpoint a second; measure the storage ten times a second."""
     seconds = 12 if short else 60
     windows = Windows(seed=1)
     ratios: list[float] = []

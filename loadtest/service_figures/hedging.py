@@ -1,8 +1,8 @@
 """
-What hedged attempts do to the slowest persists: one PUT in a hundred takes five seconds longer.
+Effect of hedged attempts on the slowest persists: one PUT in a hundred takes five seconds longer.
 
-Several jobs persist side by side through the fault proxy, each its own objects; once with the service's defaults, once
-with a single attempt that has all the time it wants.
+Several jobs persist in parallel through the fault proxy, each its own objects; once with the service's defaults, once
+with a single attempt without a short timeout.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WITHOUT_HEDGING = {"DSTL_UPLOAD_ATTEMPTS_MAX": "1", "DSTL_UPLOAD_TIMEOUT_MS": "6
 
 
 def measure(*, short: bool = False) -> list[Figure]:
-    """Return p50, p99 and p99.9 of persist, with and without hedging; `short` shows only that it works."""
+    """Return p50, p99 and p99.9 of persist, with and without hedging; `short` only shows that it works."""
     persists = PERSISTS_SHORT if short else PERSISTS
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="dstl-hedging-") as folder, S3Server() as s3:

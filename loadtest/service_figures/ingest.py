@@ -1,10 +1,10 @@
 """
-Figure 4: how fast change sets that are sent over a Unix socket become durable.
+Figure 4: speed at which change sets sent over a Unix socket become durable.
 
-What the same machine does without the service is measured in the same run, in turn with it, for a disk's speed changes
-from minute to minute: files of 10 MB, written and flushed one after the other, and PUTs of 10 MB by plain boto3 from as
-many threads as the service has. The first round of each warms up and is not counted. Everything runs on the same
-processors: service, load and S3 server.
+The same run also measures the machine without the service, in alternating rounds, since a disk's speed changes from
+minute to minute: files of 10 MB, written and flushed one after the other, and PUTs of 10 MB by plain boto3 from as many
+threads as the service has. The first round of each warms up and is not counted. Service, load and S3 server share the
+same processors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tools.servers.service_process import ServiceProcess
 
 BUCKET = "ingest"
 OBJECT_BYTES = 10 * 1024 * 1024
-"""The service's batch size, so that both sides write objects of the same size."""
+"""The service's batch size: both sides write objects of the same size."""
 LARGE_BYTES = 1024 * 1024
 SMALL_BYTES = 4 * 1024
 UPLOAD_THREADS = 5
@@ -40,7 +40,7 @@ SMALL_APPENDS_PER_S_MIN = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How many rounds of how many seconds are counted, and how many go before them to warm up."""
+    """Number of counted rounds, their seconds, and the number of warm-up rounds before them."""
 
     warm_ups: int
     rounds: int
@@ -52,29 +52,29 @@ QUICK = Pace(0, 1, 0.3)
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The rounds of one load. Speeds are medians: a burst of something else on the machine spoils a round, not all."""
+    """The rounds of one load. Speeds are medians: a burst of other load on the machine spoils one round, not all."""
 
     outcomes: Sequence[Outcome]
     cpu_s: float
 
     @property
     def megabytes_per_s(self) -> float:
-        """Bytes that became durable."""
+        """Durable megabytes per second."""
         return statistics.median(outcome.megabytes / outcome.seconds for outcome in self.outcomes)
 
     @property
     def sets_per_s(self) -> float:
-        """Change sets that became durable."""
+        """Durable change sets per second."""
         return statistics.median(outcome.sets / outcome.seconds for outcome in self.outcomes)
 
     @property
     def cpu_s_per_gigabyte(self) -> float:
-        """Processor time of the service."""
+        """CPU time of the service per gigabyte."""
         return 1000 * self.cpu_s / sum(outcome.megabytes for outcome in self.outcomes)
 
     @property
     def cpu_us_per_set(self) -> float:
-        """Processor time of the service."""
+        """CPU time of the service per change set."""
         return 1e6 * self.cpu_s / sum(outcome.sets for outcome in self.outcomes)
 
 
@@ -92,7 +92,7 @@ def measure_disk(*, short: bool) -> list[Figure]:
     ):
 
         def clean() -> None:
-            # What is kept would be written back to the disk while the next round is measured.
+            # Remaining data would be written back to the disk during the next round.
             for path in Path(folder, "storage").glob("lane-*/segments"):
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -160,7 +160,7 @@ def _in_turn(
 
 
 def _write_files(folder: Path, seconds: float) -> float:
-    """Write and flush files one after the other; return MB/s."""
+    """Write and fsync files one after the other; return MB/s."""
     data = os.urandom(OBJECT_BYTES)
     folder.mkdir()
     count = 0
@@ -180,7 +180,7 @@ def _write_files(folder: Path, seconds: float) -> float:
 
 @contextmanager
 def _plain_boto3(server: S3Server, seconds: float) -> Iterator[Callable[[], float]]:
-    """Give a function that puts objects from UPLOAD_THREADS threads and returns MB/s; boto3 is as it comes."""
+    """Yield a function that puts objects from UPLOAD_THREADS threads and returns MB/s, with boto3's defaults."""
     data = os.urandom(OBJECT_BYTES)
     client = server.client()
 

@@ -1,4 +1,4 @@
-"""A job as its driver and its tasks see the service: append, persist, complete, and restore to compare."""
+"""A job from the view of its driver and tasks: append, persist, complete, and restore to compare."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class LoadJob:
     One job with an epoch of its own. Payloads are opaque to the service, so any bytes will do.
 
     Args:
-        address: Where the service listens.
-        name: Of the job.
-        patience_s: How long a request is repeated.
+        address: Address of the service.
+        name: Name of the job.
+        patience_s: How long a request is retried.
     """
 
     def __init__(self, address: str, name: str, patience_s: float = 120.0) -> None:
@@ -36,7 +36,7 @@ class LoadJob:
         self.epoch: int = self.client.post(f"/v1/jobs/{name}/epochs", {"owner": "load"})["epoch"]
 
     def new_client(self) -> ServiceClient:
-        """Return a client for a thread of its own."""
+        """Return a client for another thread."""
         return ServiceClient(self._address, patience_s=self._patience_s)
 
     def append(
@@ -49,12 +49,12 @@ class LoadJob:
         *,
         preemptive: bool = False,
     ) -> ChangeSetRef:
-        """Hand over a set of a partition's first attempt."""
+        """Append a set of a partition's first attempt."""
         target = LogTarget(self.name, OPERATOR, checkpoint_id, self.epoch, 1, partition, KEY_GROUPS)
         return client.append(target, sqn, payload, checksum64(payload), 1, preemptive=preemptive)
 
     def complete(self, checkpoint_id: int, base: dict[str, Any] | None, refs: list[ChangeSetRef]) -> dict[str, Any]:
-        """Make a checkpoint of these sets exist; return its reference."""
+        """Complete a checkpoint of these sets; return its reference."""
         body = {
             "epoch": self.epoch,
             "uid": f"e{self.epoch}c{checkpoint_id}",
@@ -69,7 +69,7 @@ class LoadJob:
         return ref
 
     def frames(self, ref: dict[str, Any]) -> list[tuple[dict[str, Any], bytes]]:
-        """Return the frames that lead an empty table to a checkpoint."""
+        """Return the frames that restore an empty table to a checkpoint."""
         want = CheckpointRef(**ref).to_text()
         with self.client.restore(self.name, OPERATOR, KEY_GROUPS, None, want) as frames:
             return list(frames)
@@ -80,7 +80,7 @@ class LoadJob:
 
 
 def read_metrics(socket_path: Path) -> dict[str, float]:
-    """Return what a service at a Unix socket counts: the sum over all labels, by the name of the sample."""
+    """Return the metrics of a service at a Unix socket: the sum over all labels, by sample name."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(socket_path))
         connection.sendall(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")

@@ -1,8 +1,8 @@
 """
-Figure 5: how many objects a checkpoint costs, counted at the S3 server when all is done.
+Figure 5: number of objects per checkpoint, counted at the S3 server at the end.
 
-The tasks of a host end at different times within the second; what they log shares objects all the same.
-Everything in the bucket counts: segment objects, manifests, and what belongs to the job as a whole.
+The tasks of a host end at different times within the second; their change sets share objects all the same. Everything
+in the bucket counts: segment objects, manifests, and the job's other objects.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _OPERATOR = OperatorInfo("op", PARTITIONS, "{}", {})
 
 
 def measure(*, short: bool) -> list[Figure]:
-    """Run checkpoints at their pace, then list the bucket."""
+    """Run checkpoints at a fixed interval, then list the bucket."""
     checkpoints, interval_s = (60, 0.2) if short else (60, 1.0)
     with S3Server() as server:
         server.create_bucket(BUCKET)
         with ServiceProcess(f"s3://{BUCKET}", server.env()) as service:
             complete_ms = run_checkpoints(service.address, checkpoints, interval_s)
-        # After the end of the service, which still might have written something.
+        # After the end of the service, which might have written more until then.
         objects = count_objects(server)
     return [
         Figure(
@@ -52,7 +52,7 @@ def measure(*, short: bool) -> list[Figure]:
 
 
 def run_checkpoints(address: str, checkpoints: int, interval_s: float) -> list[float]:
-    """Run a driver and its tasks; return how long each checkpoint took from its request to its manifest, in ms."""
+    """Run a driver and its tasks; return each checkpoint's time from its request to its manifest, in ms."""
     client = ServiceClient(address)
     epoch = client.post(f"/v1/jobs/{JOB}/epochs", asdict(OpenJob("load")))["epoch"]
     base: CheckpointRef | None = None
@@ -63,7 +63,7 @@ def run_checkpoints(address: str, checkpoints: int, interval_s: float) -> list[f
         client.post(f"{path}/begin", {"epoch": epoch})
         refs = []
         for partition in range(PARTITIONS):
-            # Spread over the first half of the interval; the second is for the checkpoint.
+            # Appends take the first half of the interval, the checkpoint the second.
             _wait_until(start_s + interval_s * (checkpoint_id + partition / PARTITIONS / 2))
             groups = KeyGroupRange(2 * partition, 2 * partition + 1)
             payload = os.urandom(SET_BYTES)
@@ -79,7 +79,7 @@ def run_checkpoints(address: str, checkpoints: int, interval_s: float) -> list[f
 
 
 def count_objects(server: S3Server) -> int:
-    """Return how many objects the server lists, whatever they are."""
+    """Return how many objects of any kind the server lists."""
     client = server.client()
     try:
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)

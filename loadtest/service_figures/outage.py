@@ -1,9 +1,9 @@
 """
-What 20 s without the object store cost: S3 answers 503, and tasks go on to append 200 change sets a second.
+Cost of 20 s without the object store: S3 answers 503 while tasks continue to append 200 change sets a second.
 
 One job is within a long batch: its tasks append all the time, more than the service may hold during the outage, so that
-back-pressure is met. Another one completes a checkpoint a second, as far as the store allows. At the end both are
-restored and compared with what was appended.
+they meet back-pressure. Another one completes a checkpoint a second, as far as the store allows. At the end both are
+restored and compared with the appended sets.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MB = 1e6
 
 
 def measure(*, short: bool = False) -> list[Figure]:
-    """Return what was lost, doubled and waited for; `short` shows only that it works."""
+    """Return the figures of lost and doubled sets and of waiting; `short` only shows that it works."""
     outage_s, after_s = (OUTAGE_SHORT_S, AFTER_SHORT_S) if short else (OUTAGE_S, AFTER_S)
     with tempfile.TemporaryDirectory(prefix="dstl-outage-") as folder, S3Server() as s3:
         s3.create_bucket("bucket")
@@ -91,7 +91,7 @@ def _measure(proxy: FaultProxy, service: ServiceProcess, outage_s: float, after_
 
 
 class Ticker:
-    """Completes checkpoints of one set, one a second where it can."""
+    """Completes checkpoints of one set each, one a second if possible."""
 
     def __init__(self, job: LoadJob) -> None:
         self.job = job
@@ -100,7 +100,7 @@ class Ticker:
         self.done_s: list[float] = []
 
     def run(self, end_s: float) -> None:
-        """Go on until the time, and complete what was begun."""
+        """Run until `end_s`, and complete the begun checkpoint."""
         base: dict[str, Any] | None = None
         while time.monotonic() < end_s:
             begun_s = time.monotonic()
@@ -114,7 +114,7 @@ class Ticker:
 
 
 class MemoryWatch:
-    """Notes how much memory a process has."""
+    """Records the memory of a process."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
@@ -122,13 +122,13 @@ class MemoryWatch:
         self.first_bytes = self.most_bytes = self._process.memory_info().rss
 
     def run(self) -> None:
-        """Watch until told to stop."""
+        """Record until stopped."""
         while not self.stop.wait(_SAMPLE_S):
             self.most_bytes = max(self.most_bytes, self._process.memory_info().rss)
 
 
 def _append_until(job: LoadJob, partition: int, end_s: float) -> list[tuple[ChangeSetRef, bytes]]:
-    """Append one partition's sets at its share of the rate; after a wait, as fast as it goes until it caught up."""
+    """Append one partition's sets at its share of the rate; after a wait, at full speed until it has caught up."""
     client = job.new_client()
     begin_s = time.monotonic()
     appended = []
@@ -146,6 +146,6 @@ def _payload(partition: int, sqn: int) -> bytes:
 
 
 def _compare(appended: list[bytes], restored: list[bytes]) -> tuple[int, int]:
-    """Return how many sets are missing, and how many are there that are too many."""
+    """Return how many sets are missing, and how many are surplus."""
     wanted, found = Counter(appended), Counter(restored)
     return (wanted - found).total(), (found - wanted).total()

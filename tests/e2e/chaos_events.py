@@ -176,6 +176,7 @@ def set_back(scene: Scene, job: str) -> bool:
     command = [sys.executable, "-m", "dstl_service", "rewind", "--storage", scene.storage]
     command += ["--checkpoint", str(target[0]), "--write", job]
     result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_SET_BACK_TIMEOUT_S)
+    (scene.folder / job / "met").touch()
     # The query may have ended while the job was set back, or found out that it is fenced, or both.
     wait_until(
         lambda: scene.program.process.poll() is not None or scene.done(job).exists(),

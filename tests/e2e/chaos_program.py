@@ -2,7 +2,8 @@
 The program that the chaos test kills: runs small jobs one after the other on a cluster of separate executors.
 
 Started again, it goes on with the job in which it died. Output is one file per batch, replaced as a whole; the file
-``<job>/done`` tells that a job came to its end, ``<job>/started`` that its query runs.
+``<job>/done`` tells that a job came to its end, ``<job>/started`` that its query runs. From the batch on that
+``<job>/hold`` names, a job waits until ``<job>/met`` is there: so its event meets it however fast the machine is.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -57,7 +59,11 @@ def run(spark: SparkSession, options: argparse.Namespace, job: str) -> None:
         read_input(spark, folder / "in").groupBy("k"), Totals(pause_s=0.01), OUTPUT, "Update", "None"
     )
 
+    hold = int((folder / "hold").read_text(encoding="utf-8"))
+
     def save(batch: DataFrame, batch_id: int) -> None:
+        while batch_id >= hold and not (folder / "met").exists():
+            time.sleep(0.05)
         rows = sorted((list(row) for row in batch.collect()), key=repr)
         temporary = folder / f"out-{batch_id}.tmp"
         temporary.write_text(json.dumps(rows), encoding="utf-8")

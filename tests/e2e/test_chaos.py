@@ -68,6 +68,7 @@ def test_disturbed_jobs_equal_undisturbed_ones(scene: Scene) -> None:
     inputs = {job: random_input(scene.chance.randrange(1 << 32), BATCHES, rows=120, keys=24) for job in scene.jobs}
     for job, files in inputs.items():
         write_input(scene.folder / job / "in", files)
+        (scene.folder / job / "hold").write_text(str(scene.chance.randrange(2, BATCHES)), encoding="utf-8")
     scene.start()
 
     hits = dict.fromkeys(EVENTS, 0)
@@ -76,6 +77,7 @@ def test_disturbed_jobs_equal_undisturbed_ones(scene: Scene) -> None:
         time.sleep(scene.chance.uniform(0, WITHIN_S))  # the moment is the test's input
         if not scene.done(job).exists():
             hits[name] += event(scene, job)
+        (scene.folder / job / "met").touch()
         wait_for(scene.program, scene.done(job))
 
     print(f"events that met a running job: {hits}")

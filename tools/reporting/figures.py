@@ -1,4 +1,4 @@
-"""Measured figures and their goals, and the JSON file for machines. Nothing here reads what it writes."""
+"""Measured figures and their goals, and the JSON file for machines. Nothing here reads that file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Relation = Literal["<=", ">=", "=="]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a figure has to be: its relation to a bound."""
+    """A figure's goal: its relation to a bound."""
 
     relation: Relation
     bound: float
 
     def holds(self, value: float | None) -> bool:
-        """Tell whether a value reaches the goal; one that was not measured does not."""
+        """Return whether a value reaches the goal; None, not measured, does not."""
         if value is None or math.isnan(value):
             return False
         if self.relation == "<=":
@@ -62,7 +62,7 @@ def write_report_json(path: Path, figures: Sequence[Figure]) -> None:
     """
     Write figures as a list of objects with name, value, unit, goal (text or null) and holds (null without goal).
 
-    A value that is no finite number, which JSON cannot say, is null.
+    A value that is not finite, which JSON cannot express, is null.
     """
     rows = [
         {
@@ -83,7 +83,7 @@ def strict_exit_code(figures: Sequence[Figure]) -> int:
 
 
 def format_number(value: float | None) -> str:
-    """Return a number as people read it: thousands separated, about three significant digits after that."""
+    """Return a readable number: thousands separated, about three significant digits."""
     if value is None or math.isnan(value):
         return "-"
     if value == int(value) or abs(value) >= 1000:
@@ -94,7 +94,7 @@ def format_number(value: float | None) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in one step."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text, encoding="utf-8")

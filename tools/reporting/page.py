@@ -51,7 +51,7 @@ class HtmlReport:
         self._parts.append(f"<figure>{svg}</figure>")
 
     def write(self, path: Path) -> None:
-        """Write the page in one step."""
+        """Write the page atomically."""
         body = "\n".join(self._parts)
         write_text(path, _PAGE.format(title=escape(self._title), style=_STYLE, body=body))
 

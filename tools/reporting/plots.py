@@ -1,4 +1,4 @@
-"""Plots as SVG, in the colours of the page that they are on, so that they are readable in light and dark."""
+"""Plots as SVG, in the colours of their page, so that they are readable in light and dark mode."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def ticks(low: float, high: float, about: int = 6) -> list[float]:
 
 
 def _draw_markers(axes: _Axes, markers: Sequence[Marker]) -> list[str]:
-    """Draw all lines before the labels, which have an outline that hides what they cross."""
+    """Draw all lines before the labels, whose outline hides the lines under them."""
     lines, labels = [], []
     for row, marker in enumerate(markers):
         x = axes.x(marker.x)

@@ -1,8 +1,8 @@
 """
-What a make target that measures leaves behind: ``reports/TARGET.json``, and an exit code.
+The result of a make target that measures: ``reports/TARGET.json``, and an exit code.
 
-The file is a list of objects with name, value, unit, goal and whether it holds. It is of the run that ended last: what
-an earlier one left is removed when a run begins. With STRICT=1 a goal that does not hold fails the run.
+The file is a list of objects with name, value, unit, goal and whether it holds. It belongs to the newest run: a run
+deletes the earlier file when it begins. With STRICT=1 a missed goal fails the run.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ class TargetReport:
 
     Args:
         target: One of `TARGETS`.
-        folder: Where reports lie.
-        strict: Whether a missed goal fails the run; without it, as STRICT says.
+        folder: Folder of the reports.
+        strict: Whether a missed goal fails the run; None for the value of STRICT.
     """
 
     def __init__(self, target: str, folder: Path = REPORTS, *, strict: bool | None = None) -> None:
         if target not in TARGETS:
-            raise ValueError(f"there is no target {target!r} that measures; there are {', '.join(TARGETS)}")
+            raise ValueError(f"target {target!r} does not measure; choose one of {', '.join(TARGETS)}")
         self.path = folder / f"{target}.json"
         self._strict = is_set("STRICT") if strict is None else strict
         self.path.unlink(missing_ok=True)
 
     def write(self, figures: Sequence[Figure]) -> int:
-        """Write all figures that are known, in place of earlier ones; return the exit code that they give the run."""
+        """Write all figures known so far, replacing earlier ones; return the run's exit code."""
         write_report_json(self.path, figures)
         return strict_exit_code(figures) if self._strict else 0
 
 
 def is_set(variable: str) -> bool:
-    """Say whether a variable of the environment, such as SHORT or STRICT, is there and neither empty nor 0."""
+    """Return whether an environment variable, such as SHORT or STRICT, is set and neither empty nor 0."""
     return os.environ.get(variable, "") not in ("", "0")

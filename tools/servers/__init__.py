@@ -1,1 +1,1 @@
-"""Start-up code for the real servers that benchmarks, load tests and integration tests need."""
+"""Starts the real servers that benchmarks, load tests and integration tests need."""

@@ -52,7 +52,7 @@ def _run(folder: Path, *, check: bool) -> int:
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:
-    """Let SIGTERM end as Ctrl-C does: everything that was started is stopped."""
+    """Handle SIGTERM like Ctrl-C: stop all processes that were started."""
     raise KeyboardInterrupt
 
 

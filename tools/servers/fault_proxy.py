@@ -1,5 +1,5 @@
 """
-mitmproxy in front of an HTTP server: answers that are errors, late, cut off or lost.
+mitmproxy in front of an HTTP server: answers that are errors, late, truncated or lost.
 
 mitmproxy has an environment of its own in the stack folder, built once from `requirements-stack.txt`.
 """
@@ -28,19 +28,19 @@ _TIMEOUT_S = 60.0
 @dataclass(frozen=True, slots=True)
 class Rule:
     """
-    What befalls which requests. The first rule that matches counts.
+    A fault, and the requests that it affects. The first matching rule applies.
 
     Args:
-        fault: "refuse" answers `status`; "delay" sends the request on after `seconds`; "hang" never does; "drop" ends
-            the connection instead; "lose_response" ends it after the server has done its work; "truncate" ends it after
-            `kept_bytes` of the answer's body.
-        method: Of the request.
-        path: Regular expression that is found in path and query.
-        times: How many requests it befalls; None all.
-        every: Of the requests that match, it befalls each n-th.
-        status: Of "refuse".
-        seconds: Of "delay".
-        kept_bytes: Of "truncate".
+        fault: "refuse" answers `status`; "delay" forwards the request after `seconds`; "hang" never does; "drop" ends
+            the connection instead; "lose_response" ends it after the server has handled the request; "truncate" ends it
+            after `kept_bytes` of the answer's body.
+        method: Method of the request.
+        path: Regular expression to find in path and query.
+        times: Number of requests affected; None for all.
+        every: Affect every n-th matching request.
+        status: For "refuse".
+        seconds: For "delay".
+        kept_bytes: For "truncate".
     """
 
     fault: Literal["refuse", "delay", "hang", "drop", "lose_response", "truncate"]
@@ -58,8 +58,8 @@ class FaultProxy(ServerProcess):
     A mitmproxy in reverse mode that follows rules; without rules it changes nothing.
 
     Args:
-        target: URL of the server behind it.
-        folder: Where its log lies.
+        target: URL of the proxied server.
+        folder: Folder of its log.
     """
 
     def __init__(self, target: str, folder: Path) -> None:
@@ -70,7 +70,7 @@ class FaultProxy(ServerProcess):
     def command(self, port: int) -> tuple[Sequence[str], Mapping[str, str]]:
         """Run mitmproxy with the script."""
         options = {
-            "keep_host_header": "true",  # a request of S3 is signed together with it
+            "keep_host_header": "true",  # S3 requests are signed with it
             "connection_strategy": "lazy",
             "flow_detail": "0",
             "confdir": str(self._folder / "mitmproxy"),
@@ -85,7 +85,7 @@ class FaultProxy(ServerProcess):
         self._ask("PUT", json.dumps([asdict(rule) for rule in rules]))
 
     def befallen(self) -> list[int]:
-        """Return how many requests each rule has befallen, in order."""
+        """Return how many requests each rule has affected, in order."""
         return [rule["befallen"] for rule in self._ask("GET", None)]
 
     def _ask(self, method: str, body: str | None) -> list[dict[str, Any]]:
@@ -103,7 +103,7 @@ class FaultProxy(ServerProcess):
 
 
 def mitmproxy_program() -> Path:
-    """Return the program, in an environment that is made when the pins are new."""
+    """Return the program, in an environment that is rebuilt when the pins change."""
     version = hashlib.sha256(_REQUIREMENTS.read_bytes()).hexdigest()[:12]
     folder = stack_folder() / f"mitmproxy-{version}"
     program = folder / "bin" / "mitmdump"

@@ -1,9 +1,9 @@
 """
-The script that mitmproxy runs: requests that a rule matches fail as it says.
+The script that mitmproxy runs: requests that match a rule fail accordingly.
 
-Runs in mitmproxy's own environment, so it imports nothing of the project. Rules come and go over HTTP, on the proxied
-port: `PUT /-/rules` with a list sets them, `GET /-/rules` shows them with the number of requests that each befell.
-`tools.servers.fault_proxy` says what a rule can be.
+Runs in mitmproxy's own environment, so it imports nothing of the project. Rules are set over HTTP, on the proxied port:
+`PUT /-/rules` with a list sets them, `GET /-/rules` returns them with the number of requests that each affected.
+`tools.servers.fault_proxy` describes the rules.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Faults:
         self._rules: list[dict[str, Any]] = []
 
     async def request(self, flow: http.HTTPFlow) -> None:
-        """Do what befalls a request before it reaches the server."""
+        """Apply the fault of a request before it reaches the server."""
         if flow.request.path == _CONTROL:
             if flow.request.method == "PUT":
                 self._rules = [{"seen": 0, "befallen": 0, **rule} for rule in json.loads(flow.request.get_content())]
@@ -49,14 +49,14 @@ class Faults:
             flow.metadata["rule"] = rule
 
     async def response(self, flow: http.HTTPFlow) -> None:
-        """Do what befalls an answer of the server."""
+        """Apply the fault of a server's answer."""
         rule = flow.metadata.get("rule")
         if rule is None or flow.response is None:
             return
         if rule["fault"] == "lose_response":
             flow.kill()
         elif rule["fault"] == "truncate":
-            # The header still states the whole length, so the client waits for more; closing ends that.
+            # The header still states the full length, so the client waits for more until the connection closes.
             flow.response.raw_content = (flow.response.raw_content or b"")[: rule["kept_bytes"]]
             flow.response.headers["connection"] = "close"
 

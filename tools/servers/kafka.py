@@ -18,22 +18,22 @@ _LOG_TAIL_CHARS = 2_000
 
 
 def connector_jars() -> list[Path]:
-    """Return what Spark needs on its class path (``spark.jars``) to read from Kafka and to write to it."""
+    """Return the jars that Spark needs (``spark.jars``) to read from and write to Kafka."""
     name, version = KAFKA_CONNECTOR[0].split(":")[1:]
     return maven_jars(f"{name}-{version}", single=KAFKA_CONNECTOR)
 
 
 def broker_jars() -> list[Path]:
-    """Return the broker's own jars, fetched if they are not there yet."""
+    """Return the broker's own jars, fetched if missing."""
     return maven_jars(f"kafka-{KAFKA_VERSION}", programs=KAFKA_BROKER)
 
 
 class KafkaBroker(ServerProcess):
     """
-    A Kafka broker; topics are created when they are first used. What it holds stays when it is stopped.
+    A Kafka broker; topics are created on first use. Its data survive a stop.
 
     Args:
-        partitions: Of the topics that are created by their use.
+        partitions: Partitions of topics created on first use.
     """
 
     def __init__(self, partitions: int = 2) -> None:
@@ -49,11 +49,11 @@ class KafkaBroker(ServerProcess):
 
     @property
     def servers(self) -> str:
-        """Where clients find it: ``kafka.bootstrap.servers``."""
+        """Address for clients: ``kafka.bootstrap.servers``."""
         return f"{self.address}:{self.port}"
 
     def command(self, port: int) -> tuple[Sequence[str], Mapping[str, str]]:
-        """Format its folder where that is new, and serve it."""
+        """Format its folder if that is new, and serve it."""
         jars = broker_jars()
         java = [_java(), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{jars[0].parent}/*"]
         settings = Path(self._folder.name) / "server.properties"
@@ -98,6 +98,6 @@ class KafkaBroker(ServerProcess):
 
 
 def _java() -> str:
-    """Return the Java that Spark takes."""
+    """Return the Java that Spark uses."""
     home = os.environ.get("JAVA_HOME")
     return f"{home}/bin/java" if home else "java"

@@ -16,15 +16,15 @@ _LOG_TAIL_CHARS = 2_000
 
 def maven_jars(name: str, *, programs: Sequence[str] = (), single: Sequence[str] = ()) -> list[Path]:
     """
-    Return the paths of jars, fetched if they are not there yet.
+    Return the paths of jars, fetched if missing.
 
     Args:
-        name: Of the set; another version of it needs another name.
-        programs: Artifacts, as ``group:artifact:version``, with all that they need to run.
-        single: Artifacts without what they need.
+        name: Name of the set; another version needs another name.
+        programs: Artifacts, as ``group:artifact:version``, with their dependencies.
+        single: Artifacts without their dependencies.
 
     Raises:
-        ServerError: There is no `mvn`, or an artifact could not be fetched.
+        ServerError: `mvn` is not installed, or an artifact could not be fetched.
     """
     folder = stack_folder() / name
     with stack_lock(name):
@@ -41,7 +41,7 @@ def _fetch(folder: Path, programs: Sequence[str], single: Sequence[str]) -> None
     maven = shutil.which("mvn")
     if maven is None:
         wanted = ", ".join([*programs, *single])
-        raise ServerError(f"{wanted} must be fetched once, and there is no Maven (mvn) on PATH; install Maven")
+        raise ServerError(f"{wanted} must be fetched once, but Maven (mvn) is not on PATH; install Maven")
     folder.mkdir(parents=True)
     (folder / "pom.xml").write_text(_project(folder / "jars", programs, single), encoding="utf-8")
     goals = [f"{_PLUGIN}:copy-dependencies"] * bool(programs) + [f"{_PLUGIN}:copy"] * bool(single)
@@ -52,7 +52,7 @@ def _fetch(folder: Path, programs: Sequence[str], single: Sequence[str]) -> None
 
 
 def _project(jars: Path, programs: Sequence[str], single: Sequence[str]) -> str:
-    """Return a project of which Maven copies the dependencies, and the single artifacts, into a folder."""
+    """Return a project that makes Maven copy the dependencies and the single artifacts into a folder."""
     folder = f"<outputDirectory>{escape(str(jars))}</outputDirectory>"
     dependencies = "".join(f"<dependency>{_coordinates(artifact)}</dependency>" for artifact in programs)
     items = "".join(f"<artifactItem>{_coordinates(artifact)}</artifactItem>" for artifact in single)

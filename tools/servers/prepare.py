@@ -1,8 +1,7 @@
 """
 ``python -m tools.servers.prepare``: builds and fetches the servers that tests and benchmarks start.
 
-Those that are there already are left as they are. Whoever needs one gets it anyway, at first use; done before, no test
-has to wait for a compiler.
+Existing ones are kept. Each is also built at first use; with this done before, no test has to wait for a compiler.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ SERVERS: dict[str, Callable[[], object]] = {
 
 
 def main() -> int:
-    """Get all of them, two at a time; return the exit code."""
+    """Build or fetch all of them, two at a time; return the exit code."""
     with ThreadPoolExecutor(2) as pool:
         tasks = {name: pool.submit(_timed, get) for name, get in SERVERS.items()}
     code = 0
@@ -39,7 +38,7 @@ def main() -> int:
             sys.stderr.write(f"{name}: {error}\n")
             code = 1
         else:
-            if seconds >= 1:  # else it was there
+            if seconds >= 1:  # else it existed
                 sys.stdout.write(f"{name}: ready after {seconds:.0f} s\n")
     return code
 

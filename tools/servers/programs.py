@@ -1,8 +1,8 @@
 """
-Programs that serve on loopback: built once, started on a free port, ready when entered, gone when left.
+Programs that serve on loopback: built once, started on a free port, ready on enter, stopped on exit.
 
 Built programs are kept in `.stack` of the project's root, or in the folder that DSTL_STACK_DIR names, keyed by version.
-A server's log lies beside its data and is quoted when it fails to start.
+A server's log is next to its data and is quoted when it fails to start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOG_TAIL_CHARS = 2_000
 _PORT_MIN = 10_000
 _PORTS_TRIED = 50
 _CONNECTIONS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_CHANCE = random.SystemRandom()  # tests have one seed in all processes, and must not all take the same port
+_CHANCE = random.SystemRandom()  # all test processes share one seed, but must not take the same port
 
 
 class ServerError(RuntimeError):
@@ -38,7 +38,7 @@ class ServerError(RuntimeError):
 
 
 def stack_folder() -> Path:
-    """Return the folder that keeps built programs, and make it."""
+    """Return the folder of built programs; create it if missing."""
     folder = Path(os.environ.get("DSTL_STACK_DIR") or PROJECT_ROOT / ".stack")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -46,15 +46,15 @@ def stack_folder() -> Path:
 
 def go_program(name: str, module: str, version: str) -> Path:
     """
-    Return the path of a Go program, built by `go install` if it is not there yet.
+    Return the path of a Go program, built by `go install` if missing.
 
     Args:
-        name: The file that the build makes.
+        name: File name of the program.
         module: Path of its main package.
         version: Its tag, such as "v1.8.0".
 
     Raises:
-        ServerError: There is no `go`, or the build failed.
+        ServerError: `go` is not installed, or the build failed.
     """
     folder = stack_folder() / f"bin-{name}-{version}"
     program = folder / name
@@ -66,17 +66,17 @@ def go_program(name: str, module: str, version: str) -> Path:
 
 def free_port() -> int:
     """
-    Return a TCP port of 127.0.0.1 that was free a moment ago.
+    Return a TCP port of 127.0.0.1 that was free just now.
 
-    Where the system allows, it is none of those that connections are given at their own end: whoever listens on it a
-    moment later, or again after a pause, would find it taken by any program that has connected to somewhere meanwhile.
+    If possible it is outside the range of ephemeral ports: any program that opens a connection could take one of those
+    before the server listens, or while it is stopped.
     """
     for port in [*(_CHANCE.sample(_quiet_ports(), _PORTS_TRIED)), 0]:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             found: int = probe.getsockname()[1]
             return found
-    raise ServerError("there is no free port on 127.0.0.1")
+    raise ServerError("no free port found on 127.0.0.1")
 
 
 def _quiet_ports() -> range:
@@ -89,7 +89,7 @@ def _quiet_ports() -> range:
 
 
 def end_process(process: subprocess.Popen[bytes], stop_signal: signal.Signals, timeout_s: float) -> None:
-    """Send a signal and wait for the end; kill what does not heed it in time."""
+    """Send a signal and wait for the end; kill the process if it does not end in time."""
     process.send_signal(stop_signal)
     try:
         process.wait(timeout_s)
@@ -100,13 +100,13 @@ def end_process(process: subprocess.Popen[bytes], stop_signal: signal.Signals, t
 
 class ServerProcess:
     """
-    A process that listens on one port of its address, the same after a stop and a start.
+    A process that listens on one port, the same after a restart.
 
-    A subclass says by what command it is started.
+    A subclass defines the command.
 
     Args:
-        title: What it is, for errors.
-        log_path: Where its output goes; its folder is there.
+        title: Its name in errors.
+        log_path: File for its output, in an existing folder.
         address: The IPv4 address on which it listens.
     """
 
@@ -119,19 +119,19 @@ class ServerProcess:
 
     @property
     def port(self) -> int:
-        """Where it listens; known when it has been started once."""
+        """The port on which it listens; known after the first start."""
         return self._port
 
     @property
     def endpoint_url(self) -> str:
-        """Where it listens, as a URL."""
+        """Its URL."""
         return f"http://{self.address}:{self._port}"
 
     @property
     def pid(self) -> int:
-        """Its process id; `ServerError` if it does not run."""
+        """Its process id; `ServerError` if it is not running."""
         if self._process is None:
-            raise ServerError(f"the {self._title} does not run")
+            raise ServerError(f"the {self._title} is not running")
         return self._process.pid
 
     def __enter__(self) -> Self:
@@ -144,7 +144,7 @@ class ServerProcess:
         self.stop()
 
     def command(self, port: int) -> tuple[Sequence[str], Mapping[str, str]]:
-        """Return the command that serves on this port, and what its environment has beside this process's."""
+        """Return the command that serves on this port, and its additional environment variables."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -158,16 +158,16 @@ class ServerProcess:
         raise ServerError(f"the {self._title} did not start; the end of {self.log_path}:\n{log}")
 
     def stop(self, stop_signal: signal.Signals = signal.SIGTERM) -> None:
-        """Stop it, by its process id; with SIGKILL as a crash does."""
+        """Stop it by its process id; SIGKILL simulates a crash."""
         if self._process is None:
             return
         end_process(self._process, stop_signal, _STOP_TIMEOUT_S)
         self._process = None
 
     def pause(self) -> None:
-        """Let it go silent: connections stay open and are not answered."""
+        """Suspend it: connections stay open and are not answered."""
         os.kill(self.pid, signal.SIGSTOP)
-        os.waitpid(self.pid, os.WUNTRACED)  # Returns when it has stopped; without, it may still answer a request.
+        os.waitpid(self.pid, os.WUNTRACED)  # Returns when it is suspended; before, it may still answer a request.
 
     def resume(self) -> None:
         """End a `pause`."""
@@ -188,7 +188,7 @@ class ServerProcess:
         deadline = time.monotonic() + _READY_TIMEOUT_S
         while time.monotonic() < deadline and self._process is not None and self._process.poll() is None:
             with suppress(OSError), socket.create_connection((self.address, port), timeout=1.0):
-                # Somebody else may have taken the port: then our process ends.
+                # Another process may have taken the port: then ours ends.
                 time.sleep(_POLL_S)
                 return self._process.poll() is None
             time.sleep(_POLL_S)
@@ -197,7 +197,7 @@ class ServerProcess:
 
 @contextmanager
 def stack_lock(name: str) -> Iterator[IO[bytes]]:
-    """Hold a lock on a part of the stack folder that other processes see."""
+    """Hold a lock on a part of the stack folder across processes."""
     with (stack_folder() / f"{name}.lock").open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield file
@@ -206,7 +206,7 @@ def stack_lock(name: str) -> Iterator[IO[bytes]]:
 def _go_install(target: str, folder: Path) -> None:
     go = shutil.which("go")
     if go is None:
-        raise ServerError(f"{target} must be built once, and there is no Go on PATH; install Go 1.24 or newer")
+        raise ServerError(f"{target} must be built once, but Go is not on PATH; install Go 1.24 or newer")
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "GOBIN": str(folder)}
     built = subprocess.run([go, "install", target], env=environment, capture_output=True, text=True, check=False)

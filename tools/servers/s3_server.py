@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 def s3_program() -> Path:
-    """Return the server's program, built if it is not there yet."""
+    """Return the server's program, built if missing."""
     return go_program("versitygw", VERSITYGW_MODULE, VERSITYGW_VERSION)
 
 
 class S3Server(ServerProcess):
     """
-    A VersityGW. Its objects stay when it is stopped.
+    A VersityGW. Its objects survive a stop.
 
     Args:
-        data_dir: Where it keeps them; without it, a temporary folder that is deleted at the end.
+        data_dir: Folder of the objects; by default a temporary folder that is deleted at the end.
         address: The IPv4 address on which it listens.
     """
 
     access_key = "dstl-test-access"
-    secret_key = "dstl-test-secret"  # noqa: S105 - of a server that lives as long as a test
+    secret_key = "dstl-test-secret"  # noqa: S105 - for a server that lives as long as a test
     region = "us-east-1"
 
     def __init__(self, data_dir: Path | None = None, address: str = "127.0.0.1") -> None:
@@ -62,7 +62,7 @@ class S3Server(ServerProcess):
         Return the environment variables by which boto3 finds this server.
 
         Args:
-            endpoint_url: Of a proxy in front of it; without it, its own.
+            endpoint_url: URL of a proxy in front of it; its own by default.
         """
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
@@ -73,7 +73,7 @@ class S3Server(ServerProcess):
         }
 
     def create_bucket(self, name: str) -> None:
-        """Make an empty bucket; 3-63 characters of [a-z0-9-]."""
+        """Create an empty bucket; the name has 3-63 characters of [a-z0-9-]."""
         client = self.client()
         client.create_bucket(Bucket=name)
         client.close()

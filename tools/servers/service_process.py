@@ -18,12 +18,12 @@ _STOP_TIMEOUT_S = 30.0
 
 class ServiceProcess(SocketService):
     """
-    ``dstl serve`` in a process of its own, ready when entered, gone when left.
+    ``dstl serve`` in a process of its own, ready on enter, stopped on exit.
 
     Args:
         storage: URL of its storage.
-        environment: What its environment has beside this process's, such as settings and credentials.
-        arguments: What its command line has beside storage and socket.
+        environment: Additional environment variables, such as settings and credentials.
+        arguments: Additional arguments besides storage and socket.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class ServiceProcess(SocketService):
 
     @property
     def pid(self) -> int:
-        """Its process id; `ServerError` if it does not run."""
+        """Its process id; `ServerError` if it is not running."""
         if self._process is None:
-            raise ServerError("the service does not run")
+            raise ServerError("the service is not running")
         return self._process.pid
 
     def cpu_s(self) -> float:
-        """Return the processor time that it has used, in user and in kernel mode."""
+        """Return its CPU time in seconds, user and kernel mode."""
         times = psutil.Process(self.pid).cpu_times()
         return times.user + times.system
 
@@ -61,14 +61,14 @@ class ServiceProcess(SocketService):
         self._wait_until_ready(lambda: process.poll() is None)
 
     def stop(self, stop_signal: signal.Signals = signal.SIGTERM) -> None:
-        """Stop it, by its process id; with SIGKILL as a crash does."""
+        """Stop it by its process id; SIGKILL simulates a crash."""
         if self._process is None:
             return
         end_process(self._process, stop_signal, _STOP_TIMEOUT_S)
         self._process = None
 
     def wait_for_end(self, timeout_s: float) -> int:
-        """Wait until it has ended, by itself or after a signal; return its exit code."""
+        """Wait until it has ended, on its own or after a signal; return its exit code."""
         if self._process is None:
             raise ServerError("the service was not started")
         try:

@@ -1,4 +1,4 @@
-"""What a service on a Unix socket of its own is to a test or a benchmark, however its process is made."""
+"""A service on a Unix socket of its own, for tests and benchmarks; base class of several ways to start it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _LOG_TAIL_CHARS = 2_000
 
 
 class SocketService:
-    """Ready when entered, gone when left. A subclass makes and ends the process, which serves on `socket_path`."""
+    """Ready on enter, stopped on exit. A subclass starts and ends the process, which serves on `socket_path`."""
 
     def __init__(self) -> None:
-        # Paths of Unix sockets have at most 108 characters, which folders of test runs may pass.
+        # Paths of Unix sockets have at most 108 characters, which folders of test runs may exceed.
         self._folder = tempfile.TemporaryDirectory(prefix="ds")
         self.socket_path = Path(self._folder.name) / "s"
         self.log_path = Path(self._folder.name) / "log"
 
     @property
     def address(self) -> str:
-        """Where it listens, as clients take it."""
+        """Its address, in the form that clients accept."""
         return f"unix://{self.socket_path}"
 
     def start(self) -> None:
@@ -38,7 +38,7 @@ class SocketService:
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Stop it, by its process id."""
+        """Stop it by its process id."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

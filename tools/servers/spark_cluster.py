@@ -1,7 +1,7 @@
 """
-A standalone Spark cluster of real processes on loopback: a master, and workers that each have an environment of theirs.
+A standalone Spark cluster of real processes on loopback: a master, and workers with an environment each.
 
-Every process is stopped by its own pid; executors end with their worker.
+Every process is stopped by its pid; executors end with their worker.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def worker_command(host: str, cores: int, memory: str, webui_port: int, work_dir
 
 class SparkCluster:
     """
-    A master and one worker per entry of `hosts`, which is what its environment has beside this process's.
+    A master and one worker per entry of `hosts`.
 
     Args:
-        folder: Where logs and executors' work lie.
-        hosts: Environment variables of each worker, and so of its executors.
-        memory: Of each worker, in Spark's notation.
+        folder: Folder of logs and executors' work.
+        hosts: Additional environment variables of each worker, and so of its executors.
+        memory: Memory of each worker, in Spark's notation.
     """
 
     def __init__(self, folder: Path, hosts: Sequence[dict[str, str]], memory: str = "1g") -> None:

@@ -1,8 +1,8 @@
 """
 The topology of compose/compose.yaml as plain processes on loopback.
 
-An S3 server, the coordinator on TCP with a token, a Spark master, and two workers with a sidecar each on a Unix socket
-of its own. Everything ends when it is left, each process by its own id.
+An S3 server, the coordinator on TCP with a token, a Spark master, and two workers, each with a sidecar on a Unix
+socket. On exit every process is stopped by its pid.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _READY_PATIENCE_S = 60.0
 
 
 class Coordinator(ServerProcess):
-    """``dstl serve`` on TCP, with an address for others and a token."""
+    """``dstl serve`` on TCP, with an advertised address and a token."""
 
     def __init__(self, folder: Path, storage: str, environment: Mapping[str, str]) -> None:
         super().__init__("coordinator", folder / "coordinator.log")
@@ -45,7 +45,7 @@ class Coordinator(ServerProcess):
         return [sys.executable, "-m", "dstl_service", "serve", *where, *who], self._environment
 
     def wait_until_ready(self) -> None:
-        """Return when it can write its storage; `DstlError` if it cannot."""
+        """Wait until it can write its storage; `DstlError` if it cannot."""
         client = ServiceClient(self.endpoint_url, self.token, _READY_PATIENCE_S)
         client.get("/ready")
         client.close()
@@ -53,10 +53,10 @@ class Coordinator(ServerProcess):
 
 class Topology(ExitStack):
     """
-    All of it, ready when entered.
+    The whole topology, ready on enter.
 
     Args:
-        folder: For data and logs, there already. Sidecars keep their sockets elsewhere, under short paths.
+        folder: Existing folder for data and logs. Sidecars keep their sockets elsewhere, under short paths.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -92,7 +92,7 @@ class Topology(ExitStack):
         self.spark = self.enter_context(SparkCluster(self._folder, hosts))
 
     def driver_environment(self) -> dict[str, str]:
-        """Return what a driver's environment needs to find storage and coordinator."""
+        """Return the environment variables by which a driver finds storage and coordinator."""
         return {
             **self._store_environment,
             "DSTL_SERVICE": self.coordinator.endpoint_url,
@@ -101,13 +101,13 @@ class Topology(ExitStack):
         }
 
     def example_command(self) -> list[str]:
-        """Return a command that runs a job here, in `driver_environment`."""
+        """Return a command that runs the example job here, in `driver_environment`."""
         where = ["--master", self.spark.master_url, "--storage", self.storage]
-        where += ["--checkpoint", f"{self._folder}/checkpoint", "--cores", str(WORKERS)]  # a worker has one
+        where += ["--checkpoint", f"{self._folder}/checkpoint", "--cores", str(WORKERS)]  # one core per worker
         return [sys.executable, "-m", "examples.cluster_totals", *where]
 
     def describe(self) -> str:
-        """Return the addresses, and the example command as a shell takes it; secrets are in a file that it reads."""
+        """Return the addresses, and the example command for a shell; secrets are in a file that it reads."""
         variables = self._folder / "driver.env"
         _write_secret(
             variables,

@@ -1,8 +1,7 @@
 """
-Toxiproxy in front of a server: a network that is slow, narrow, silent or broken.
+Toxiproxy in front of a server: a network that is slow, limited, silent or broken.
 
-A toxic works on connections that exist and on new ones until it is taken away. What it counts per connection (latency,
-rate) every connection has for itself.
+A toxic affects existing and new connections until it is removed. Latency and rate apply to each connection separately.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from tools.servers.programs import ServerError, ServerProcess, free_port, go_pro
 from tools.servers.versions import TOXIPROXY_MODULE, TOXIPROXY_VERSION
 
 Direction: TypeAlias = Literal["upstream", "downstream"]
-"""Upstream is what a client sends, downstream what it is answered."""
+"""Upstream is from client to server, downstream from server to client."""
 
 _TIMEOUT_S = 60.0
 _PROXY = "target"
 
 
 def toxiproxy_program() -> Path:
-    """Return the proxy's program, built if it is not there yet."""
+    """Return the proxy's program, built if missing."""
     return go_program("server", TOXIPROXY_MODULE, TOXIPROXY_VERSION)
 
 
@@ -34,8 +33,8 @@ class Toxiproxy(ServerProcess):
     A Toxiproxy with one proxy, from a port of its own to `target`.
 
     Args:
-        target: Host and port of the server behind it.
-        folder: Where its log lies.
+        target: Host and port of the proxied server.
+        folder: Folder of its log.
     """
 
     def __init__(self, target: str, folder: Path) -> None:
@@ -45,11 +44,11 @@ class Toxiproxy(ServerProcess):
 
     @property
     def proxy_url(self) -> str:
-        """Where clients find the server behind it."""
+        """URL of the proxied server for clients."""
         return f"http://{self.address}:{self._proxy_port}"
 
     def command(self, port: int) -> tuple[Sequence[str], Mapping[str, str]]:
-        """Serve its API; the proxy is made afterwards."""
+        """Serve its API; the proxy is created afterwards."""
         return [str(toxiproxy_program()), "-host", self.address, "-port", str(port)], {"LOG_LEVEL": "warn"}
 
     def start(self) -> None:
@@ -62,13 +61,13 @@ class Toxiproxy(ServerProcess):
     @contextmanager
     def toxic(self, kind: str, direction: Direction = "downstream", **attributes: int) -> Iterator[None]:
         """
-        Let a fault be while the context is open.
+        Inject a fault while the context is open.
 
         Args:
-            kind: latency (latency, jitter in ms), bandwidth (rate in KB/s), timeout (timeout in ms, then the
-                connection ends; 0 never), reset_peer (timeout in ms), limit_data (bytes), slow_close (delay in ms).
-            direction: Which way it works.
-            attributes: Those of the kind.
+            kind: latency (latency, jitter in ms), bandwidth (rate in KB/s), timeout (timeout in ms, then the connection
+                ends; 0 for never), reset_peer (timeout in ms), limit_data (bytes), slow_close (delay in ms).
+            direction: The affected direction.
+            attributes: Attributes of the kind.
         """
         toxic = {"name": kind, "type": kind, "stream": direction, "attributes": attributes}
         self._ask("POST", f"/proxies/{_PROXY}/toxics", toxic)
@@ -79,7 +78,7 @@ class Toxiproxy(ServerProcess):
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Refuse connections and end those that exist while the context is open."""
+        """Refuse new connections and end existing ones while the context is open."""
         self._ask("POST", f"/proxies/{_PROXY}", {"enabled": False})
         try:
             yield

@@ -9,7 +9,7 @@ TOXIPROXY_VERSION = "v2.12.0"
 KAFKA_VERSION = "4.3.1"
 KAFKA_BROKER = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36")
 KAFKA_CONNECTOR = (
-    # The newest connector that is published runs on the next Spark, too; users take that of their Spark version.
+    # The newest published connector also runs on the next Spark; users take the one of their Spark version.
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
     "org.apache.kafka:kafka-clients:3.9.1",

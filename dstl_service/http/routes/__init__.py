@@ -1,1 +1,1 @@
-"""HTTP routes, one module for each thing that they serve: parse, call the service, reply."""
+"""HTTP routes, one module per resource: parse, call the service, reply."""

@@ -1,4 +1,4 @@
-"""Routes by which tasks hand their change sets over and have them made durable; see `fast_path` as well."""
+"""Routes that receive change sets from tasks and persist them; see also `fast_path`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def append(
 @router.post("/persist")
 async def persist(job: JobName, body: PersistRequest, parts: ServiceParts) -> PersistResponse:
     """Make change sets durable and return their handles, or only start to with `wait` false."""
-    # One of megabytes takes as long to read as a hundred requests.
+    # A note may have megabytes; parsing it on the event loop would delay a hundred requests.
     note = None if body.note is None else await parts.io_threads.run(job, received_segment, job, body.note)
     handles = await parts.persister.persist_claimed(job, body.refs, wait=body.wait, note=note)
     return PersistResponse([handle.to_dict() for handle in handles])

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says besides the routes: that every one but the open paths asks for a token."""
+"""Adds access to the OpenAPI document: every route but the open paths needs a token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dstl_service.access.rights import OPEN_PATHS
 
 
 def describe_access(app: FastAPI) -> None:
-    """Add the token to the OpenAPI document; the gate, not FastAPI, asks for it, for that is quicker."""
+    """Add the token to the OpenAPI document; `AccessMiddleware` checks it, which is faster than FastAPI would."""
     make = app.openapi
 
     def document() -> dict[str, Any]:

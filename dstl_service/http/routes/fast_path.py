@@ -1,10 +1,10 @@
 """
-The short way of tasks into the service: appends and restores.
+Fast path for the two requests of every task: append and restore.
 
-Each task of each batch sends one of both, and FastAPI needs several times longer to check their parameters than the
-service needs for the rest. A request that is written as this project's client writes it is taken apart here by one
-pattern. Any other one, valid or not, goes on to the routes of `appends` and `restore`, whose rules are the same and
-whose errors say what is wrong: the OpenAPI document describes those, and holds for both ways.
+Each task of each batch sends both, and FastAPI takes several times longer to check their parameters than the service
+takes for the rest. One pattern here parses a request in the form in which this project's client writes it. Any other
+request, valid or not, is passed to the routes of `appends` and `restore`: their rules are the same, and their errors
+say what is wrong. The OpenAPI document describes those routes and holds for both paths.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Answer = Callable[[Parts, Scope, Receive], Awaitable[Response]]
 
 
 class FastPath:
-    """ASGI middleware that answers appends and restores in the client's own form; all else is for the application."""
+    """ASGI middleware that answers appends and restores in the client's own form, and passes on all others."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -62,7 +62,7 @@ class FastPath:
 
 
 def _parse(scope: Scope) -> _Answer | None:
-    """Return what answers a request, or None for one that is not in the client's form."""
+    """Return the handler of a request; None if it is not in the client's form."""
     if scope["type"] != "http":
         return None
     path = _PATH.fullmatch(scope["path"])

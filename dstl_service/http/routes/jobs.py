@@ -1,4 +1,4 @@
-"""Routes about the process and about whole jobs: health, who answers, taking a job over."""
+"""Routes of the process and of whole jobs: health, information, metrics, taking a job over."""
 
 from __future__ import annotations
 

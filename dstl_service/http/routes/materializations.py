@@ -1,4 +1,4 @@
-"""The route by which tasks hand over snapshots of their tables."""
+"""The route to which tasks post snapshots of their tables."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ async def materialize(job: JobName, body: SnapshotRequest, request: Request, par
     """
     key_groups = KeyGroupRange(body.first_key_group, body.last_key_group)
     if not request.scope[IDENTITY].is_unlimited:
-        # Tables of all jobs lie side by side; a path is only a claim.
+        # Tables of all jobs share a folder, so the posted path alone proves nothing.
         own = ((await parts.jobs.opened(job)).store.job_uid, body.operator, key_groups.to_text())
         if PurePosixPath(body.path).parts[-4:-1] != own or ".." in body.path:
-            raise NotAllowedError(f"folder {body.path[:300]!r} does not lie with the tables of job {job!r}", job=job)
+            raise NotAllowedError(f"folder {body.path[:300]!r} is not below the tables of job {job!r}", job=job)
     await parts.restores.take_snapshot(job, body.operator, key_groups, CheckpointRef.parse(body.version), body.path)
     return {"status": "accepted"}

@@ -1,4 +1,4 @@
-"""The route by which a table gets what it lacks: a stream of frames, see `dstl_service.wire.restore`."""
+"""Routes that stream state to tables as frames, see `dstl_service.wire.restore`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _KeyGroup = Annotated[int, IN_DIGITS, Query(ge=0, le=KEY_GROUP_MAX)]
 _RefText = Annotated[str, Query(pattern=r"^[0-9]{1,19}\.[0-9]{1,18}\.[0-9A-Za-z_-]{1,64}$")]
 _MEDIA_TYPE = "application/vnd.dstl.frames"
 _AT_ONCE_BYTES_MAX = 1 << 20
-"""What is not larger, such as the change set of the last batch, is answered at once: a stream costs thrice as much."""
+"""Up to this size, such as the last batch's change set, the answer is one piece: a stream costs three times as much."""
 
 
 @router.get("/restore", response_class=StreamingResponse, responses={200: {"content": {_MEDIA_TYPE: {}}}})
@@ -101,7 +101,7 @@ async def answer_restore(
     have: CheckpointRef | None,
     want: CheckpointRef,
 ) -> Response:
-    """Return the answer to a restore: the stream, or in one piece what is small."""
+    """Return the answer to a restore: a stream, or one piece if it is small."""
     plan, offer = await parts.restores.plan(job, operator, key_groups, have, want)
     running = parts.metrics.restores.restores_running.labels(job)
     frames = _frames(parts, plan, offer, parts.metrics.restores.restored_bytes.labels(job).inc)
@@ -113,7 +113,7 @@ async def answer_restore(
 
 
 class _Stream(StreamingResponse):
-    """A restore that runs until its end, or until its client is gone."""
+    """A streamed restore; counts as running until it ends or its client disconnects."""
 
     def __init__(self, frames: AsyncIterator[bytes], running: Gauge) -> None:
         super().__init__(frames, media_type=_MEDIA_TYPE)
@@ -125,7 +125,7 @@ class _Stream(StreamingResponse):
 
 
 def _frames(parts: Parts, plan: RestorePlan, offer: Offer, count_sent: Callable[[int], None]) -> Iterator[bytes]:
-    """Yield the frames of an answer; a payload is counted when the next one is asked for, so that it was taken."""
+    """Yield the frames of an answer; a payload counts as sent once the next frame is asked for."""
     yield write_frame(
         PlanFrame(
             is_full=plan.is_full,

@@ -1,4 +1,4 @@
-"""Routes of savepoints: make one of a retained checkpoint, list them, delete one."""
+"""Routes of savepoints: create one from a retained checkpoint, list, delete."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_missing_maven_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "there" / "some.jar").touch()
 
     assert maven_jars("there", programs=["example.org:some:1"]) == [tmp_path / "there" / "some.jar"]
-    with pytest.raises(ServerError, match=r"example.org:other:1 must be fetched once.*no Maven \(mvn\) on PATH"):
+    with pytest.raises(ServerError, match=r"example.org:other:1 must be fetched once.*Maven \(mvn\) is not on PATH"):
         maven_jars("missing", single=["example.org:other:1"])
 
 

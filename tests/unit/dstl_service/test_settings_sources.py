@@ -92,7 +92,7 @@ def test_older_variables_still_work() -> None:
         ("DSTL_BATCH_SIZE_BYTES", "", "whole number"),
         ("DSTL_IN_FLIGHT_BYTES_MAX", "5", "in_flight_bytes_max"),
         ("DSTL_BATCH_DELAY", "5", "did you mean DSTL_BATCH_DELAY_MS"),
-        ("DSTL_UPLOAD_PATIENCE", "5", "DSTL_UPLOAD_PATIENCE is no setting"),
+        ("DSTL_UPLOAD_PATIENCE", "5", "DSTL_UPLOAD_PATIENCE is not a setting"),
         ("DSTL_SHUTDOWN_TIMEOUT", "5", "did you mean DSTL_SHUTDOWN_TIMEOUT_S"),
     ],
 )
@@ -123,15 +123,15 @@ def test_variable_of_others_is_left_alone(variable: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[batch]\ndelay_s = 1", "'batch.delay_s' in .*dstl.toml is no setting; the nearest is 'batch.delay_ms'"),
+        ("[batch]\ndelay_s = 1", "'batch.delay_s' in .*dstl.toml is not a setting; the nearest is 'batch.delay_ms'"),
         ("[bach]\ndelay_ms = 1", "the nearest is 'batch.delay_ms'"),
         ("io_thread = 1", "the nearest is 'io_threads'"),
         ("io_threads = '1'", "io_threads in .*dstl.toml must be a whole number"),
         ("io_threads = true", "whole number"),
         ("io_threads = 1.5", "whole number"),
         ("host = 1", "host in .* must be text"),
-        ("batch = 1", "'batch' in .* is no setting"),
-        ("io_threads = ", "no TOML"),
+        ("batch = 1", "'batch' in .* is not a setting"),
+        ("io_threads = ", "not valid TOML"),
         ("[batch]\nsize_bytes = 1_000_000_000", "in_flight_bytes_max"),
     ],
 )

@@ -32,10 +32,10 @@ def program(folder: Path, output: str, code: int) -> list[str]:
     ("output", "code", "strict", "expected", "text"),
     [
         (json.dumps({"dependencies": []}), 0, True, 0, "0 advisories"),
-        (json.dumps(REPORT), 1, False, 1, "bad 2 has PYSEC-1, mended in 3"),
+        (json.dumps(REPORT), 1, False, 1, "bad 2 has PYSEC-1, fixed in 3"),
         (json.dumps(UNKNOWN), 0, False, 0, "1 pins NOT CHECKED"),
         (json.dumps(UNKNOWN), 0, True, 1, "1 pins NOT CHECKED"),
-        ("", 1, False, 0, "NOT CHECKED, no source of advisories could be reached: no route"),
+        ("", 1, False, 0, "NOT CHECKED, no source of advisories is reachable: no route"),
         ("", 1, True, 1, "NOT CHECKED"),
     ],
 )

@@ -34,7 +34,7 @@ def test_failures_of_both_runs_are_told_apart() -> None:
         "first run: 2 failed in 9.00s",
         "failed, then passed alone: test_0",
         "failed, and not passed alone: test_1",
-        "a test that failed once is a defect, of the code or of the test: look into it",
+        "a test that failed once has a defect, in the code or in the test: investigate it",
         "result: failed; the second run of what failed:",
         "1 failed, 1 passed in 1.00s",
     ]

@@ -177,6 +177,8 @@ def test_access_file_is_read_again(tmp_path: Path) -> None:
         'tokens = [{ name = "a", role = "writer", jobs = ["a*b"], token = "s3cret" }]',
         'tokens = [{ name = "a", role = "reader", job = ["a"], token = "s3cret" }]',
         'tokens = [{ name = "a", role = "reader", token = "s3cret" }, { name = "b", role = "full", token = "s3cret" }]',
+        'tokens = [{ name = "a", role = "reader", token = "s3cret\\nother" }]',
+        f'tokens = [{{ name = "a", role = "reader", sha256 = "{hashlib.sha256().hexdigest()}" }}]',
         'certificates = [{ name = "a", role = "reader", token = "s3cret" }]',
         'certificates = ["s3cret"]',
     ],

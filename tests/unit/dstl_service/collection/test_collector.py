@@ -147,7 +147,7 @@ def test_foreign_object_is_named(key: str) -> None:
     world.complete(world.object(0))
     world.store.put(key, b"foreign")
 
-    with pytest.raises(CorruptDataError, match="move it elsewhere") as caught:
+    with pytest.raises(CorruptDataError, match="move the object elsewhere") as caught:
         world.collect()
 
     assert key in str(caught.value)

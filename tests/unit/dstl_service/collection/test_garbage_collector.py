@@ -16,7 +16,7 @@ from dstl_service.formats.under_way import UnderWay, UnderWaySnapshot
 from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.unfinished_objects import UnfinishedObjects
 from dstl_service.wire import CheckpointRef
-from storage.errors import CorruptDataError, NotFoundError
+from storage.errors import CorruptDataError, DstlError, NotFoundError
 from storage.memory_store import MemoryStore
 from storage.model import KeyGroupRange
 from storage.open import open_store
@@ -112,7 +112,21 @@ def test_damaged_orphan_goes() -> None:
     world.store.put("job/segments/host/torn.seg", b"torn")
     world.clock.advance(AGE)
 
+    assert world.collect().orphans == []
     assert world.collect().orphans == ["job/segments/host/torn.seg"]
+
+
+@pytest.mark.parametrize("error", [CorruptDataError, NotFoundError])
+def test_index_that_could_not_be_read_once_keeps_its_object(error: type[DstlError]) -> None:
+    """I11: a read that fails says nothing of the object: a running batch's change sets stay."""
+    store = FaultyStore(MemoryStore(clock=FakeClock(1_000_000_000)))
+    world = World(store)
+    world.complete(world.object(0))
+    running = world.object(1)
+    world.clock.advance(AGE)
+    store.inject(Fault("get_range", FaultKind.FAIL_BEFORE, running.object_key, error=lambda: error("injected")))
+
+    assert [world.collect().orphans for _ in range(3)] == [[]] * 3
 
 
 def test_leftovers_of_kills_go(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class TestLife:
             refs = [life.append(b"set", attempt=attempt, sqn=sqn) for attempt in attempts for sqn in attempts[attempt]]
 
             refused = life.complete_raw(0, None, *refs, closed_ms=7)
-            assert (refused.status_code, "none goes on behind the other" in refused.text) == (400, True)
+            assert (refused.status_code, "are not numbered consecutively" in refused.text) == (400, True)
             assert life.client.get(f"{life.path}/checkpoints").json() == []
 
     @pytest.mark.parametrize("stored", [False, True])

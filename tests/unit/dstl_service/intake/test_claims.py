@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from contextlib import AsyncExitStack
+from typing import Any, cast
 
 import pytest
+from fastapi import FastAPI
 
 from dstl_service.formats.checkpoint_record import CheckpointRecord, encode_note
+from dstl_service.intake.change_sets import BatchSettings
+from dstl_service.intake.intake import NOTES_MAX
 from storage.errors import NotFoundError
 from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, KeyGroupRange, ObjectInfo, Segment, Writer
 from storage.segment_format import encode_object
 from storage.testing import Fault, FaultKind, FaultyStore, RecordingStore
-from tests.unit.dstl_service.http_life import Life, service
+from tests.unit.dstl_service.http_life import PATIENT, Life, service
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -153,14 +157,15 @@ class TestEpochs:
     """I4: an epoch is believed when the store has it."""
 
     @pytest.mark.parametrize("way", ["append", "damaged", "begin", "abort", "flush", "complete", "persist"])
-    def test_claimed_epoch_fences_nobody(self, way: str) -> None:
-        """Whatever request claims a huge epoch: it is refused, and the driver goes on."""
+    @pytest.mark.parametrize("claimed", [2, HUGE], ids=["next", "huge"])
+    def test_claimed_epoch_fences_nobody(self, way: str, claimed: int) -> None:
+        """Whatever request claims an epoch that nobody has: it is refused, and the driver goes on."""
         with service(MemoryStore()) as life:
             life.open()
             ref = life.append(b"one")
             stranger = Life(life.client)
-            stranger.epoch = HUGE
-            body = {"epoch": HUGE, "uid": "u", "base": None, "refs": [], "operators": []}
+            stranger.epoch = claimed
+            body = {"epoch": claimed, "uid": "u", "base": None, "refs": [], "operators": []}
             answer = {
                 "append": stranger.append_raw,
                 "damaged": lambda: stranger.append_raw(checksum="0" * 16),
@@ -168,7 +173,7 @@ class TestEpochs:
                 "abort": lambda: stranger.abort(0),
                 "flush": lambda: life.client.post(f"{life.path}/checkpoints/0/flush", json=body),
                 "complete": lambda: life.client.post(f"{life.path}/checkpoints/0/complete", json=body),
-                "persist": lambda: stranger.persist({**ref, "epoch": HUGE}),
+                "persist": lambda: stranger.persist({**ref, "epoch": claimed}),
             }[way]()
 
             assert kind_of(answer) == (404, "not_found"), answer.text
@@ -278,3 +283,37 @@ def test_note_is_stored_as_it_came() -> None:
 
     at = handle["offset"]
     assert store.get(handle["object"])[at : at + handle["size"]] == spaced.encode()
+
+
+def test_notes_that_cannot_be_stored_are_limited() -> None:
+    """I9: while the store hangs, notes of a job take the memory of a limited number of them."""
+    store = FaultyStore(MemoryStore())
+    with service(store, upload=PATIENT) as life:
+        opened = life.open()
+        store.inject(Fault("put", FaultKind.DELAY, "job/segments/*", times=None))
+        statuses = []
+        for number in range(NOTES_MAX + 1):
+            note = CheckpointRecord("job", opened["job_uid"], 128, 0, f"u{number}", 1, None, "", "", (), ())
+            body = {"epoch": 1, "refs": [], "note": encode_note(note).decode(), "wait": False}
+            statuses.append(life.client.post(f"{life.path}/persist", json=body).status_code)
+        store.heal()
+
+        assert statuses == [200] * NOTES_MAX + [429]
+
+
+def test_body_that_arrives_again_counts_beside_itself() -> None:
+    """I9: of a set that is held, one body at a time arrives without room, and only one of the same size."""
+    with service(MemoryStore(), batch=BatchSettings(delay_ms=1, size_bytes=10_000, in_flight_bytes_max=10_000)) as life:
+        life.open()
+        life.append(b"x" * 900)
+        parts = cast("FastAPI", life.client.app).state.parts
+
+        async def free_places(size_bytes: int) -> list[bool]:
+            async with AsyncExitStack() as stack:
+                return [
+                    (await stack.enter_async_context(parts.intake.room_for(set_id(0, 1), size_bytes))).room is None
+                    for _ in range(2)
+                ]
+
+        assert life.client.portal is not None
+        assert life.client.portal.call(free_places, 900) == [True, False]

@@ -200,6 +200,13 @@ class TestWhoIsAsked:
         assert answer.status_code == (400 if by == "nobody" else 503)
         assert "secret" not in answer.text
 
+    @pytest.mark.parametrize(("allowed", "origin"), [("http://[fd00::1]:*", "http://[fd00::1]:7071")])
+    def test_address_of_version_6_is_listed_as_it_is(self, allowed: str, origin: str) -> None:
+        """The brackets of an IPv6 address are no pattern."""
+        registry = PeerRegistry(allowed, MemoryStore(), FairSlots(1).acquire, FakeClock(), needs_tls=False)
+
+        assert asyncio.run(registry.check("job", origin)) == origin
+
     @pytest.mark.parametrize("tls", [{"ca_file": True}, {"certificate_file": True}], ids=str)
     def test_service_with_tls_asks_nobody_in_the_clear(self, tls: dict[str, bool], tmp_path: Any) -> None:
         """Where TLS is on, an http address is refused, although the store names it."""
@@ -294,7 +301,7 @@ class TestWhoIsAsked:
             life.open()
             answer = life.complete_raw(0, None, away(life, url))
 
-        assert (answer.status_code, "not asked for" in answer.text) == (503, True)
+        assert (answer.status_code, "wrong handles" in answer.text) == (503, True)
 
 
 def _appended_url(life: Life) -> Any:

@@ -140,7 +140,7 @@ def test_manifest_in_wrong_place_is_reported(
     code, out = run(tmp_path, capsys)
 
     assert code == 1
-    assert "00000000000000000001.000007.json is that of 1.0." in out
+    assert "00000000000000000001.000007.json is a copy of 1.0." in out
 
 
 @pytest.mark.parametrize("damaged", [None, "*.json", "*.sst"])
@@ -189,7 +189,7 @@ def test_every_damaged_file_of_snapshots_is_reported_once(tmp_path: Path) -> Non
     for name in ("000008.sst", "000009.sst", "000010.sst"):
         assert sum(keys[name] in problem for problem in report.problems) == 1
     assert len(report.problems) == 3
-    assert [problem for problem in report.problems if "of a damaged table" in problem and "000010.sst" in problem]
+    assert [problem for problem in report.problems if "from a damaged table" in problem and "000010.sst" in problem]
     read = Counter(store.keys("get_range")) + Counter(store.keys("get"))
     assert {read[key] for key in keys.values()} == {1}
 

@@ -434,8 +434,8 @@ def test_command_rebuilds(told: dict[str, Any], tmp_path: Path, capsys: pytest.C
     capsys.readouterr()
     assert main([*command, "--rebuild"]) == 1
     out = capsys.readouterr().out
-    assert "nothing was written; --write does it" in out
-    assert f"leave it out with --up-to {LAST - 1}" in out
+    assert "nothing was written; pass --write to do it" in out
+    assert f"exclude it with --up-to {LAST - 1}" in out
 
     assert main([*command, "--rebuild", "--write", "--up-to", str(LAST - 1), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -452,7 +452,7 @@ def test_note_of_complete_manifest_needs_no_older_one(story: Story) -> None:
     story.lose("job.json", "epochs/", "checkpoints/")
     before = story.rebuild(write=False, up_to=19)
     assert before.checkpoint.startswith("8.")
-    assert "nothing tells what checkpoint 9." in before.lost[0]
+    assert "manifest of checkpoint 9." in before.lost[0]
 
     assert story.restored(story.rebuild().checkpoint) == story.contents[LAST]
 

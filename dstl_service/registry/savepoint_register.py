@@ -57,28 +57,46 @@ class SavepointRegister:
         self._change(lambda names: names | {name})
 
     def remove(self, name: str) -> None:
-        """Take a name off the register, if it is there."""
-        self._change(lambda names: names - {name})
+        """
+        Take a name off the register, if it is there.
 
-    def _change(self, change: Callable[[_Names], _Names]) -> None:
+        It makes an entry in any case. The next number may have the claim of a call that was adding the name and died;
+        filled later, it would put the name on the register after its savepoint is gone.
+        """
+        self._change(lambda names: names - {name}, always=True)
+
+    def replace(self, name: str, other: str) -> bool:
+        """
+        Put a name on the register in place of another one, in one entry.
+
+        Returns:
+            Whether the first one was there until then. If it was not, nothing is changed.
+        """
+        return self._change(lambda names: names - {name} | {other} if name in names else names)
+
+    def _change(self, change: Callable[[_Names], _Names], *, always: bool = False) -> bool:
+        """Make an entry of what is to be changed, if anything is, or always; return whether it made one."""
         with self._lock:
             while True:
                 number, names = self._look(begin=True)
                 wanted = change(names)
-                if wanted == names:
-                    return
-                self._fill(number, json.dumps({"names": sorted(wanted)}).encode())
+                if wanted == names and not always:
+                    return False
+                if self._fill(number, json.dumps({"names": sorted(wanted)}).encode()):
+                    self._next, self._names = number + 1, wanted
+                    return True
 
-    def _fill(self, number: int, entry: bytes) -> None:
-        """Fill a number's entry: with this one, or with that of a quicker writer, which may have died."""
-        claim = f"{self._prefix}{number:020d}.claim"
+    def _fill(self, number: int, entry: bytes) -> bool:
+        """Fill a number's entry: with this one, or with that of a quicker writer; return whether this one."""
+        claim, is_own = f"{self._prefix}{number:020d}.claim", True
         try:
             self._store.put(claim, entry, if_absent=True)
         except ConflictError:
-            entry = self._store.get(claim)
+            entry, is_own = self._store.get(claim), False
         self._begin(number + 1)
         self._store.put(self._key(number), entry)
         write_hint(self._store, self._folder.path, _HINT, number)
+        return is_own
 
     def _begin(self, number: int) -> None:
         with suppress(ConflictError):

@@ -1,14 +1,19 @@
 """
 Savepoints: complete manifests under a name, which keep all objects that they name until they are deleted.
 
-A savepoint is a copy of a checkpoint's manifest, so a table is restored from it as from the checkpoint, even after the
-checkpoint was subsumed. Blocking I/O; the service calls it in threads.
+A savepoint is a copy of a checkpoint's manifest, so a table is restored from it as from the checkpoint, whether or not
+the checkpoint itself was subsumed meanwhile.
+
+    savepoints/<name>.json              created if absent; deleted only by a call that was asked to delete it
+    savepoints/<name>@<call>-<n>.json   a pin: the same, of a call that is making it, or that died
+
+Blocking I/O; the service calls it in threads.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -25,11 +30,14 @@ from dstl_service.formats.under_way import NOTHING
 from dstl_service.registry.known_indexes import KnownIndexes
 from dstl_service.registry.lives import LifeFolder
 from dstl_service.registry.savepoint_register import SavepointRegister
+from dstl_service.wire import CheckpointRef
 from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
 from storage.model import validate_name
 from storage.object_store import ObjectStore, exists
 
 _LOOKS_MAX = 5
+_PIN = "@"
+"""Follows the savepoint's name in that of a pin; no name of a user's has it."""
 
 logger = logging.getLogger("dstl_service")
 
@@ -47,101 +55,124 @@ class SavepointStore:
         """
         Keep a checkpoint under a name; idempotent for the same checkpoint and name.
 
-        Eleven requests, however many tables there are. They suffice (I11) because every deletion first handles all
-        stored manifests that are not needed, then reads the savepoints, then deletes objects that none of them names.
-        Here the savepoint is written and put on the register (`dstl_service.registry.savepoint_register`), so that it
-        is seen even where listings are stale; then its checkpoint's manifest is looked up. If that still exists, it was
-        not deleted before the savepoint was written. So either it is needed, and its objects stay, or the process that
-        deletes it reads the savepoints later, and spares them. The objects need no lookup: a manifest is deleted before
-        its objects, so all of them exist while it does.
+        Fifteen requests, three more for a job's first, however many tables there are. They suffice (I11) because a
+        deletion goes from manifests - all that are stored and not needed - to a look at the savepoints, to objects that
+        none of them names. This call writes a pin, a savepoint under a name that is never used again, and puts it on
+        the register (`dstl_service.registry.savepoint_register`), so that it is seen wherever listings are old. Then it
+        looks for the checkpoint's manifest. If that is still there, it was not deleted before the pin was written; so
+        either it is needed, and its objects stay, or its deletion looks at the savepoints later, and spares them. The
+        objects need no look: a manifest goes before its objects, so all of them are there while it is.
+
+        Only then it creates the savepoint itself, whose name takes the pin's place on the register in one entry. Names
+        are used again, so this call never overwrites or deletes what has the name: what it read of that may be old. A
+        crash or an unreachable store may leave the pin. It is listed, keeps what it names, and is deleted as any other.
 
         Args:
             name: See `storage.model.validate_name`.
             manifest: The checkpoint's own.
             before: The state of its base; None for a complete manifest and for a job's first.
-            call_uid: Names this call, so that it never deletes another call's savepoint as its own.
+            call_uid: Names this call, and its pins.
 
         Raises:
             ConflictError: The name is taken by another checkpoint.
-            NotFoundError: The checkpoint's manifest is gone: the checkpoint was subsumed meanwhile.
+            NotFoundError: The checkpoint's manifest is gone: it was subsumed meanwhile.
+            UnavailableError: It, or its pin, is deleted whenever it is made.
         """
         savepoint = replace(manifest, kind=ManifestKind.COMPLETE, kept_by=call_uid, under_way=NOTHING)
         if before is not None:
             savepoint = replace(savepoint, earlier=tuple(before.log), materializations=before.materializations)
-        return self._create(name, savepoint, manifest_key(self._folder.path, manifest.id, manifest.generation))
+        proof_key = manifest_key(self._folder.path, manifest.id, manifest.generation)
+        return self._create(name, savepoint, lambda: exists(self._store, proof_key))
 
     def copy(self, name: str, copied: str, call_uid: str) -> Manifest:
         """
         Copy a savepoint under another name; idempotent.
 
-        As in `create`, with the other savepoint in place of the manifest: while it exists, so do its objects.
+        As in `create`, with the other savepoint in place of the manifest: while it is there, so are its objects. Its
+        name may be that of another checkpoint by then, so it is read again.
 
         Raises:
             NotFoundError: There is no savepoint of this name, or it was deleted meanwhile.
         """
-        return self._create(name, replace(self.load(copied), kept_by=call_uid), self._key(copied))
+        savepoint = replace(self.load(copied), kept_by=call_uid)
+        return self._create(name, savepoint, lambda: self._ref_of(copied) == savepoint.ref)
 
-    def _create(self, name: str, savepoint: Manifest, proof_key: str) -> Manifest:
-        is_new = self._put(name, savepoint)
-        self.register.add(name)
-        while not exists(self._store, self._key(name)):  # deleted before it was registered, where it is missing
-            is_new = self._put(name, savepoint)
-            self.register.add(name)
+    def _create(self, name: str, savepoint: Manifest, is_whole: Callable[[], bool]) -> Manifest:
+        validate_name("savepoint", name)
+        for number in range(_LOOKS_MAX):
+            if self._make(name, f"{name}{_PIN}{savepoint.kept_by}-{number}", savepoint, is_whole):
+                return savepoint
+        raise UnavailableError(
+            f"savepoint {name!r} of job {self._job!r} is made and deleted all the time; retry", job=self._job
+        )
+
+    def _make(self, name: str, pin: str, savepoint: Manifest, is_whole: Callable[[], bool]) -> bool:
+        """Make a savepoint; return whether its objects were kept throughout, and it was there at the end."""
+        self._store.put(self._key(pin), encode_manifest(savepoint), if_absent=True)
         try:
-            self._store.head(proof_key)
-        except NotFoundError as error:
-            # An older savepoint may be whole. One that another call took over is that call's: it checks too.
-            if is_new and self.load(name).kept_by == savepoint.kept_by:
-                self.discard(name)
-            raise NotFoundError(
-                f"checkpoint {savepoint.id} of job {self._job!r} was subsumed while the savepoint was made; "
-                "choose a newer one",
-                name=name,
-            ) from error
-        return savepoint
+            self.register.add(pin)
+            if not is_whole():
+                raise NotFoundError(
+                    f"checkpoint {savepoint.id} of job {self._job!r} was subsumed while the savepoint was made; "
+                    "choose a newer one",
+                    name=name,
+                )
+            if not self._put(name, savepoint):
+                self.discard(pin)
+                return False
+        except (NotFoundError, ConflictError, CorruptDataError):
+            self.discard(pin)
+            raise
+        # A pin that was deleted as a leftover may have kept nothing since.
+        is_made = self.register.replace(pin, name) and exists(self._store, self._key(name))
+        self._store.delete([self._key(pin)])
+        return is_made
 
     def _put(self, name: str, savepoint: Manifest) -> bool:
-        """Write a savepoint; return whether there was none of this name."""
-        key, data = self._key(validate_name("savepoint", name)), encode_manifest(savepoint)
-        for _ in range(_LOOKS_MAX):
-            with suppress(ConflictError):
-                self._store.put(key, data, if_absent=True)
-                return True
-            try:
-                there = self.load(name)
-            except NotFoundError:  # deleted since
-                continue
-            if there.ref != savepoint.ref:
-                raise ConflictError(
-                    f"savepoint {name!r} of job {self._job!r} already exists, of checkpoint {there.id}; "
-                    "delete it first, or choose another name"
-                )
-            self._store.put(key, data)  # its maker, if it has yet to look up the manifest, leaves it alone
-            return False
-        raise UnavailableError(f"savepoint {name!r} of job {self._job!r} is made and deleted all the time; retry")
+        """Create a savepoint's object, unless it is there, of the same checkpoint; return whether it was there."""
+        with suppress(ConflictError):
+            self._store.put(self._key(name), encode_manifest(savepoint), if_absent=True)
+            return True
+        there = self._ref_of(name)
+        if there is not None and there != savepoint.ref:
+            raise ConflictError(
+                f"savepoint {name!r} of job {self._job!r} already exists, of checkpoint {there.id}; "
+                "delete it first, or choose another name"
+            )
+        return there is not None
+
+    def _ref_of(self, name: str) -> CheckpointRef | None:
+        """Return the checkpoint that a savepoint keeps now, or None if there is none of this name."""
+        with suppress(NotFoundError):
+            return self.load(name).ref
+        return None
 
     def load(self, name: str) -> Manifest:
         """
-        Return a savepoint.
+        Return a savepoint; never a pin, whose checkpoint may have been subsumed before it was looked for.
 
         Raises:
             NotFoundError: There is no savepoint of this name.
             CorruptDataError: The savepoint cannot be read.
+            InvalidInputError: The name is not allowed, or is that of a pin.
         """
-        key = self._key(validate_name("savepoint", name))
+        return self._load(validate_name("savepoint", name))
+
+    def _load(self, name: str) -> Manifest:
+        key = self._key(name)
         try:
             return decode_manifest(self._store.get(key), key)
         except NotFoundError as error:
             raise NotFoundError(f"job {self._job!r} has no savepoint {name!r}", job=self._job) from error
 
     def names(self) -> list[str]:
-        """Return the names of all savepoints."""
+        """Return the names of all savepoints, and of all pins."""
         prefix = self._prefix
         return [info.key.removeprefix(prefix).removesuffix(".json") for info in self._store.list(prefix)]
 
     def all(self) -> Iterator[tuple[str, Manifest]]:
         """
-        Yield all savepoints by name, as they were at one moment of the call.
+        Yield all savepoints and pins by name, as they were at one moment of the call.
 
         Raises:
             CorruptDataError: A savepoint cannot be read.
@@ -150,13 +181,15 @@ class SavepointStore:
         for _ in range(_LOOKS_MAX):
             # A savepoint that vanished may have been copied under a name that was not listed.
             with suppress(NotFoundError):
-                yield from [(name, self.load(name)) for name in self.names()]
+                yield from [(name, self._load(name)) for name in self.names()]
                 return
         raise UnavailableError(f"savepoints of job {self._job!r} change faster than they can be read; retry")
 
     def delete(self, name: str) -> None:
-        """Delete a savepoint; objects that only it named become orphans. `NotFoundError` if there is none."""
-        key = self._key(validate_name("savepoint", name))
+        """Delete a savepoint or a pin; objects that only it named become orphans. `NotFoundError` if there is none."""
+        for part in name.split(_PIN, 1):
+            validate_name("savepoint", part)
+        key = self._key(name)
         if not exists(self._store, key) and name not in self.register.names():
             raise NotFoundError(f"job {self._job!r} has no savepoint {name!r}", job=self._job)
         self.discard(name)
@@ -165,7 +198,11 @@ class SavepointStore:
             self.discard(name)
 
     def discard(self, name: str) -> None:
-        """Delete a savepoint if it exists, off the register first: a name there without its object stops deletions."""
+        """
+        Delete a savepoint if it exists, off the register first: a name there without its object stops deletions.
+
+        For names that are never used again: another savepoint that has the name by now is deleted, too.
+        """
         self.register.remove(name)
         self._store.delete([self._key(name)])
 
@@ -180,7 +217,7 @@ class SavepointStore:
         for _ in range(_LOOKS_MAX):
             names = sorted({*self.names(), *self.register.names(begin=begin)})
             try:
-                return [(missing := name, self.load(name)) for name in names]
+                return [(missing := name, self._load(name)) for name in names]
             except NotFoundError:  # deleted since, or copied under a name not listed
                 continue
         raise UnavailableError(

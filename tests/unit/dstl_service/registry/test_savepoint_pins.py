@@ -1,0 +1,365 @@
+"""
+Savepoints whose makers are paused or killed, while others make and delete those of the same name.
+
+A failure means that a savepoint that was reported as made is overwritten or deleted by a call that decided earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
+
+import pytest
+
+from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
+from dstl_service.formats.manifest import ManifestKind, object_keys
+from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.lives import LifeFolder
+from dstl_service.registry.savepoint_register import SavepointRegister
+from dstl_service.wire import CheckpointRef
+from storage.errors import ConflictError, InvalidInputError, NotFoundError, UnavailableError
+from storage.memory_store import MemoryStore
+from storage.object_store import ObjectStore
+from storage.testing import RecordingStore
+from tests.unit.dstl_service.interleaving import CachedStore, Killed, PausingStore, kill
+from tests.unit.dstl_service.samples import opened
+from tests.unit.dstl_service.world import World
+
+MANIFESTS = "job/checkpoints/*"
+REQUESTS_MAX = 15
+REQUESTS_FIRST = 3
+"""More for the first savepoint of a job, and of a process."""
+
+
+class Kept:
+    """A job whose first checkpoint is subsumed, and still there, and one of its makers of savepoints."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.world.complete(self.world.object(0), kind=ManifestKind.COMPLETE)
+        self.world.compact(self.world.object(1))
+        self.world.clock.advance(100 * ORPHAN_AGE_MIN_MS)
+        self.first, self.newest = self.world.jobs.completed()
+        self.store: ObjectStore = self.world.store
+        self.view = PausingStore(self.store)
+        self.maker = opened(self.view, host=2)
+        self._opened = self.view.calls
+
+    def pause(self, call: int, step: Callable[[], object]) -> None:
+        """Do something before this call of the maker, counted from 0."""
+        self.view.pause_before(self._opened + call, step)
+
+    def has_reached(self, call: int) -> bool:
+        """Say whether the maker has come to this call."""
+        return self.view.calls > self._opened + call
+
+    def other(self) -> JobStore:
+        """Return the job as another process sees it."""
+        return opened(self.store, host=3)
+
+    def subsume(self, view: ObjectStore | None = None) -> None:
+        """Collect the first checkpoint, as a host with this view does."""
+        jobs = opened(view or self.store, host=5)
+        collect_garbage(view or self.store, jobs, "job", self.world.clock, checkpoints_max=1)
+
+    def check_whole(self, name: str = "kept") -> CheckpointRef:
+        """Fail if something that a savepoint names is gone; return which checkpoint it keeps."""
+        found = opened(self.store, host=8).savepoints.load(name)
+        assert object_keys(found) <= {info.key for info in self.store.list("job/")}
+        return found.ref
+
+    def names(self) -> list[str]:
+        """Return what is listed."""
+        return opened(self.store, host=8).savepoints.names()
+
+    def replace(self) -> None:
+        """Delete the savepoint, if there is one, and make it of the newest checkpoint."""
+        jobs = self.other()
+        with suppress(NotFoundError):
+            jobs.savepoints.delete("kept")
+        jobs.keep("kept", self.newest)
+
+
+def each_call(run: Callable[[Kept, int], object], calls_min: int = 12) -> Iterator[Kept]:
+    """Yield a job for each call at which its maker can be paused, when that has come to its end."""
+    for call in count():
+        kept = Kept()
+        run(kept, call)
+        yield kept
+        if not kept.has_reached(call):
+            break
+    assert call > calls_min
+
+
+def test_late_call_overwrites_no_other_savepoint() -> None:
+    """I11: one who found the savepoint of its checkpoint leaves alone what has that name since."""
+
+    def run(kept: Kept, call: int) -> None:
+        kept.world.jobs.keep("kept", kept.first)
+        kept.pause(call, kept.replace)
+        with suppress(ConflictError):
+            kept.maker.keep("kept", kept.first)
+        if not kept.has_reached(call):
+            kept.replace()
+
+    for kept in each_call(run):
+        kept.subsume()
+        assert kept.check_whole() == kept.newest.ref
+        assert kept.names() == ["kept"]
+
+
+def test_who_finds_its_checkpoint_gone_deletes_no_other_savepoint() -> None:
+    """I11: wherever one is paused behind the look at its checkpoint, what has its savepoint's name since stays."""
+    for call in count():
+        kept = Kept()
+        is_reached = False
+
+        def reach(kept: Kept = kept) -> None:
+            nonlocal is_reached
+            is_reached = True
+            kept.replace()
+
+        def subsume(kept: Kept = kept, call: int = call, reach: Callable[[], None] = reach) -> None:
+            kept.other().delete_manifests([kept.first.ref])
+            kept.view.pause_before(kept.view.calls + call, reach)
+
+        kept.view.pause_at("head", MANIFESTS, subsume)
+        with pytest.raises(NotFoundError, match="subsumed"):
+            kept.maker.keep("kept", kept.first)
+        if not is_reached:
+            assert kept.names() == []
+            break
+        assert kept.check_whole() == kept.newest.ref
+        assert kept.names() == ["kept"]
+    assert call > 3
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_maker_that_dies_stops_no_collection(*, is_cached: bool) -> None:
+    """I11, I12: before whichever call it dies, what is listed stays whole, and goes when somebody deletes it."""
+
+    def run(kept: Kept, call: int) -> None:
+        kept.world.jobs.savepoints.register.names()
+        view = CachedStore(kept.store) if is_cached else None
+        kept.pause(call, kill)
+        with suppress(Killed):
+            kept.maker.keep("kept", kept.first)
+        with suppress(UnavailableError):
+            kept.subsume(view)
+
+    left = set()
+    for kept in each_call(run):
+        names = kept.names()
+        for name in names:
+            left.add(name.partition("@")[1])
+            if name == "kept":
+                kept.check_whole()
+        kept.subsume()
+        if "kept" in names:
+            assert kept.check_whole() == kept.first.ref
+        jobs = kept.other()
+        for name in names:
+            jobs.savepoints.delete(name)
+        kept.subsume()
+        assert not object_keys(kept.first) & {info.key for info in kept.store.list("job/")}
+        assert jobs.savepoints.register.names() == frozenset()
+    assert left == {"", "@"}
+
+
+def test_who_comes_after_one_that_died_makes_it() -> None:
+    """Before whichever call one died, the same call succeeds, and what it made is whole behind a collection."""
+
+    def run(kept: Kept, call: int) -> None:
+        kept.pause(call, kill)
+        with suppress(Killed):
+            kept.maker.keep("kept", kept.first)
+
+    for kept in each_call(run):
+        kept.other().keep("kept", kept.first)
+        for name in kept.names():
+            if name != "kept":
+                kept.other().savepoints.delete(name)
+        kept.subsume()
+        assert kept.check_whole() == kept.first.ref
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+@pytest.mark.parametrize("is_same", [False, True])
+def test_two_makers_of_one_name(*, is_same: bool, is_deleted: bool) -> None:
+    """I3, I11: whichever call one is paused at, what both made is whole, and one of two checkpoints has the name."""
+
+    def make(kept: Kept, jobs: JobStore, made: list[CheckpointRef], *, is_first: bool) -> None:
+        with suppress(ConflictError):
+            made.append(jobs.keep("kept", kept.first if is_first else kept.newest).ref)
+
+    def run(kept: Kept, call: int) -> None:
+        made: list[CheckpointRef] = []
+
+        def others() -> None:
+            jobs = kept.other()
+            make(kept, jobs, made, is_first=is_same)
+            if is_deleted:
+                with suppress(NotFoundError):
+                    jobs.savepoints.delete("kept")
+                    made.clear()
+                make(kept, jobs, made, is_first=is_same)
+
+        kept.pause(call, others)
+        make(kept, kept.maker, made, is_first=True)
+        if not kept.has_reached(call):
+            others()
+        kept.subsume()
+        assert kept.check_whole() in made
+        assert is_same or is_deleted or len(made) == 1
+
+    for kept in each_call(run):
+        assert kept.names() == ["kept"]
+        assert kept.other().savepoints.register.names() == {"kept"}
+
+
+def test_savepoint_is_deleted_while_it_is_made_again() -> None:
+    """I11, I12: whichever call one is paused at, the savepoint is gone or whole, and the register says which."""
+    made = set()
+
+    def run(kept: Kept, call: int) -> None:
+        kept.world.jobs.keep("kept", kept.first)
+        kept.pause(call, lambda: kept.other().savepoints.delete("kept"))
+        kept.maker.keep("kept", kept.first)
+        kept.subsume()
+
+    for kept in each_call(run):
+        names = kept.names()
+        made.add(tuple(names))
+        assert kept.other().savepoints.register.names() == set(names)
+        for name in names:
+            assert kept.check_whole(name) == kept.first.ref
+    assert made == {("kept",), ()}
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_pin_that_is_taken_for_a_leftover(*, is_cached: bool) -> None:
+    """I11: a pin that somebody deletes while its maker is paused; what is reported as made is whole all the same."""
+    made = 0
+
+    def run(kept: Kept, call: int) -> None:
+        nonlocal made
+        kept.world.jobs.savepoints.register.names()
+        view = CachedStore(kept.store) if is_cached else None
+
+        def others() -> None:
+            jobs = kept.other()
+            for name in jobs.savepoints.names():
+                if "@" in name:
+                    jobs.savepoints.delete(name)
+            with suppress(UnavailableError):
+                kept.subsume(view)
+
+        kept.pause(call, others)
+        try:
+            kept.maker.keep("kept", kept.first)
+        except NotFoundError:
+            return
+        made += 1
+        assert kept.check_whole() == kept.first.ref
+        kept.subsume()
+        assert kept.check_whole() == kept.first.ref
+
+    for kept in each_call(run):
+        assert [name for name in kept.names() if "@" in name] == []
+    assert made > 3
+
+
+def test_copied_savepoint_has_another_checkpoint_since() -> None:
+    """I11: what was copied is deleted and collected, and its name is given to another checkpoint: no copy is made."""
+    made = 0
+
+    def run(kept: Kept, call: int) -> None:
+        nonlocal made
+        kept.world.jobs.keep("kept", kept.first)
+        kept.subsume()
+
+        def others() -> None:
+            jobs = kept.other()
+            jobs.savepoints.delete("kept")
+            kept.subsume()
+            jobs.keep("kept", kept.newest)
+
+        kept.pause(call, others)
+        try:
+            copied = kept.maker.savepoints.copy("copy", "kept", "call")
+        except NotFoundError:
+            assert kept.names() == ["kept"]
+            return
+        made += 1
+        assert kept.check_whole("copy") == copied.ref
+
+    for kept in each_call(run):
+        assert kept.check_whole() in (kept.first.ref, kept.newest.ref)
+    assert made > 3
+
+
+def test_same_call_again_changes_nothing() -> None:
+    """The object that is there stays as it is, and nothing else is left."""
+    kept = Kept()
+    kept.maker.keep("kept", kept.first)
+    before = kept.store.get("job/savepoints/kept.json")
+
+    assert kept.maker.keep("kept", kept.first).ref == kept.first.ref
+    assert kept.store.get("job/savepoints/kept.json") == before
+    assert kept.names() == ["kept"]
+    with pytest.raises(ConflictError, match="of checkpoint 0"):
+        kept.maker.keep("kept", kept.newest)
+    assert kept.names() == ["kept"]
+
+
+def test_pins_are_no_savepoints_to_users() -> None:
+    """The name of a pin makes, copies and restores nothing; it is there to be deleted."""
+    kept = Kept()
+    kept.view.pause_at("put", "job/savepoints/kept.json", kill)
+    with pytest.raises(Killed):
+        kept.maker.keep("kept", kept.first)
+    jobs = kept.other()
+    ((pin, found),) = jobs.savepoints.all()
+    assert (pin.partition("@")[0], found.ref) == ("kept", kept.first.ref)
+
+    for use in (
+        lambda: jobs.keep(pin, kept.first),
+        lambda: jobs.savepoints.copy("copy", pin, "call"),
+        lambda: jobs.savepoints.load(pin),
+        lambda: jobs.savepoints.delete("a/b@c"),
+        lambda: jobs.savepoints.delete("a@b@c"),
+    ):
+        with pytest.raises(InvalidInputError):
+            use()
+    jobs.savepoints.delete(pin)
+    assert kept.names() == []
+    with pytest.raises(NotFoundError):
+        jobs.savepoints.delete(pin)
+
+
+def test_register_puts_a_name_in_place_of_another() -> None:
+    """One entry takes the one off and puts the other one on; where the one is not there, nothing changes."""
+    store = MemoryStore()
+    register, other = (SavepointRegister(store, LifeFolder(store, "job")) for _ in range(2))
+    register.add("pin")
+    before = len(list(store.list("job/savepoints-made/")))
+
+    assert register.replace("pin", "kept")
+    assert other.names() == {"kept"}
+    assert len(list(store.list("job/savepoints-made/"))) == before + 2
+    assert not other.replace("pin", "second")
+    assert register.names() == {"kept"}
+
+
+def test_savepoint_costs_a_constant_number_of_requests() -> None:
+    """What `SavepointStore.create` says."""
+    kept = Kept()
+    store = RecordingStore(kept.store)
+    jobs = opened(store, host=6)
+    store.clear()
+
+    for name, count_max in ("first", REQUESTS_MAX + REQUESTS_FIRST), ("second", REQUESTS_MAX):
+        jobs.keep(name, kept.first)
+        assert len(store.calls) == count_max
+        store.clear()

@@ -23,7 +23,14 @@ from dstl_service.uploads.uploader import Upload, Uploader
 from dstl_service.wire import ChangeSetRef
 from storage.checksum import checksum64
 from storage.clock import Clock
-from storage.errors import ClosedError, CorruptDataError, DstlError, InvalidInputError, OverloadedError, UnavailableError
+from storage.errors import (
+    ClosedError,
+    CorruptDataError,
+    DstlError,
+    InvalidInputError,
+    OverloadedError,
+    UnavailableError,
+)
 from storage.model import SEGMENT_BYTES_MAX, ChangeSetId, Segment, SegmentHandle
 
 NOTES_MAX = 16

@@ -21,6 +21,7 @@ from backend_client.table.snapshot import IncomingSnapshot
 from dstl_service.registry.job_store import JobStore
 from dstl_service.restore.plan import plan_restore, read_plan, read_snapshots
 from dstl_service.restore.segment_cache import SegmentCache
+from dstl_service.wire import FileFrame
 from storage.change_set import decode_change_set
 from storage.clock import SystemClock, SystemIds
 from storage.key_group_sets import KeyGroups
@@ -153,8 +154,7 @@ def stored_state(url: str | ObjectStore, job: str, operator: str) -> dict[bytes,
         with tempfile.TemporaryDirectory() as folder:
             incoming = IncomingSnapshot(Path(folder) / "snapshot", planned.handle.index_key, index.version.to_text())
             for file, offset, data in pieces:
-                header = {"name": file.name, "object": file.object_key, "offset": offset}
-                incoming.take({**header, "file_size": file.size_bytes, "checksum": file.checksum}, data)
+                incoming.take(FileFrame(file.name, file.object_key, offset, file.size_bytes, file.checksum), data)
             table.update({key: value for key, value in incoming.items(b"") if _counts(key, planned.counted)})
     for handle, payload in read_plan(plan, store, SegmentCache(0)):
         for key, change in decode_change_set(bytes(payload), handle.object_key):

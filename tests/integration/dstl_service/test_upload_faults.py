@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from loadtest.service_figures.load_job import LoadJob, read_metrics
-from storage.errors import DstlError, OverloadedError, UnavailableError
+from storage.errors import ConflictError, DstlError, InvalidInputError, OverloadedError, UnavailableError
 from tests.integration.dstl_service.conftest import Serve
 from tests.support.machine import Host, RemoteS3Server, small_disk
 from tests.waiting import wait_until
@@ -115,6 +115,8 @@ class TestNetwork:
         service = serve(toxiproxy.proxy_url, DSTL_UPLOAD_TIMEOUT_MS="300", DSTL_UPLOAD_DELAY_AFTER_ERROR_MS="50")
         job = open_job(service)
         payloads, refs = append_some(job)
+        with pytest.raises((ConflictError, InvalidInputError)):
+            job.complete(1, None, refs)  # is answered once the service has looked whether the job is still there
         with fault(toxiproxy):
             completed = pool.submit(job.complete, 0, None, refs)
             wait_until(lambda: failed_uploads(service) >= 1)

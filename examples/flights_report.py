@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,12 +80,15 @@ def figures_of(run: DemoRun) -> list[Figure]:
         survived = [kill.resume_s for kill in kills if kill.resume_s is not None]
         figures.append(Figure(f"{what} kills survived", len(survived), "", Goal(">=", 1)))
         figures.append(Figure(f"time to resume after {what} kill", max(survived, default=None), "s"))
-    return figures + (_checkpoint_figures(run.checkpoints) if run.engine == "changelog" else [])
+    interrupted = {kill.batch_id for kill in run.kills if kill.what == "sidecar"}
+    return figures + (_checkpoint_figures(run.checkpoints, interrupted) if run.engine == "changelog" else [])
 
 
-def _checkpoint_figures(checkpoints: Sequence[dict[str, Any]]) -> list[Figure]:
-    latencies = [line["checkpoint_ms"] for line in checkpoints]
-    sizes, objects = [line["bytes"] for line in checkpoints], [line["objects"] for line in checkpoints]
+def _checkpoint_figures(checkpoints: Sequence[dict[str, Any]], interrupted: Collection[int]) -> list[Figure]:
+    latencies, sizes = [line["checkpoint_ms"] for line in checkpoints], [line["bytes"] for line in checkpoints]
+    # Tasks that meet another sidecar than their batch began with store their changes alone.
+    alone = [line["objects"] for line in checkpoints if line["batch_id"] in interrupted]
+    objects = [line["objects"] for line in checkpoints if line["batch_id"] not in interrupted]
     return [
         Figure("checkpoints", len(checkpoints), "", Goal(">=", 1)),
         Figure("checkpoint latency p50", percentile(latencies, 50), "ms"),
@@ -94,6 +97,7 @@ def _checkpoint_figures(checkpoints: Sequence[dict[str, Any]]) -> list[Figure]:
         Figure("bytes per checkpoint p50", percentile(sizes, 50), "B"),
         Figure("bytes per checkpoint max", max(sizes, default=None), "B"),
         Figure("objects per checkpoint max", max(objects, default=None), "", Goal("<=", 3)),
+        Figure("objects of the checkpoint whose sidecar was killed", max(alone, default=None), ""),
     ]
 
 

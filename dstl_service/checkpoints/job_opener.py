@@ -71,9 +71,8 @@ class JobOpener:
             # A deletion puts the tombstone, then claims an epoch, so one of the two sees the other.
             await self._in_thread(name, self._deletions.check, name)
             await self._in_thread(name, job.store.check_not_ended)  # the tombstone is deleted last
-            await self._in_thread(
-                name, job.store.check_still_newest, epoch
-            )  # the checks took time: `latest` may be stale
+            # The checks took time: `latest` may be stale.
+            await self._in_thread(name, job.store.check_still_newest, epoch)
             job.check_epoch(epoch)
             job.owned_epoch = epoch
         self._upkeep.start_collector(job)

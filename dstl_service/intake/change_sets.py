@@ -134,10 +134,6 @@ class ChangeSetTracker:
         self.in_flight_bytes += len(segment.payload)
         return segment.id
 
-    def holds(self, set_id: ChangeSetId) -> bool:
-        """Say whether this set is held already."""
-        return set_id in self._entries
-
     def size_of(self, set_id: ChangeSetId) -> int | None:
         """Return the payload's size of a held set in bytes; None if it is not held."""
         entry = self._entries.get(set_id)

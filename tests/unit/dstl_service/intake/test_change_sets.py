@@ -383,7 +383,7 @@ class TestForgetting:
 
         book.forget_up_to(1)
 
-        assert not book.holds(note)
+        assert book.size_of(note) is None
         assert book.in_flight_bytes == 0
         assert waiting_bytes(book) == 0
 
@@ -400,7 +400,7 @@ class TestForgetting:
             book.failed(batch)
         book.released(batch)
 
-        assert not book.holds(segment().id)
+        assert book.size_of(segment().id) is None
         assert book.in_flight_bytes == 0
         assert waiting_bytes(book) == 0
 
@@ -450,7 +450,7 @@ class TestEpochs:
         with pytest.raises(LostChangesError):
             book.handles([durable.id])
         book.forget_up_to(1)
-        assert not book.holds(waiting.id)
+        assert book.size_of(waiting.id) is None
 
     def test_sets_of_newer_epochs_stay(self) -> None:
         """I4, I9: only what is older gives its room back."""
@@ -459,7 +459,7 @@ class TestEpochs:
         book = book_of(old, newer)
         book.forget_epochs_before(4)
 
-        assert (book.holds(newer.id), book.in_flight_bytes) == (True, len(b"newer"))
+        assert (book.size_of(newer.id), book.in_flight_bytes) == (len(b"newer"), len(b"newer"))
         with pytest.raises(LostChangesError):
             book.handles([old.id])
 

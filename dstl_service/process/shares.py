@@ -35,11 +35,6 @@ class Shares:
         left = free - more
         return left >= 0 if held <= 0 else left >= self.kept and held + more <= self.weight * left
 
-    @property
-    def alone_max(self) -> int:
-        """The most that a job can hold that takes one place at a time and is alone; at least 1."""
-        return max(1, min(self.weight * self.total // (self.weight + 1), self.total - self.kept))
-
 
 def shares_of(total: int, weight: int = 1) -> Shares:
     """Return the rule for a limit: a quarter is reserved for jobs that hold nothing."""

@@ -83,7 +83,7 @@ stack-check: need-go $(STAMP) ## Run a job on such a stack, then stop it
 
 ##@ Test it
 .PHONY: test test-ci servers versions lint types tidy check test-unit test-integration test-e2e test-versions differential
-.PHONY: modelcheck mutants fuzz-api audit
+.PHONY: modelcheck mutants walk fuzz-api audit
 
 test: lint types servers versions ## Run everything: ruff, mypy and all tests, in three processes (WORKERS=1: in one)
 	$(PYTEST) $(SUITE)
@@ -130,6 +130,9 @@ modelcheck: $(STAMP) ## Run the service's rules under many orders of store calls
 
 mutants: $(STAMP) ## Take each mend of tests/mutations out, and see its test fail; ONLY=A1,A6, JOBS=2, STRICT=1
 	STRICT=$(STRICT) $(PY) -m tools.mutants --jobs $(or $(JOBS),1) $(if $(ONLY),--only $(ONLY))
+
+walk: $(STAMP) ## Trace a change on a real run, from the update to the manifest and back, and print the files
+	$(PY) -m tools.walk
 
 fuzz-api: $(STAMP) ## Fuzz the service by its OpenAPI document; EXAMPLES=1000 takes longer
 	$(PY) -m tools.fuzz_api --max-examples $(or $(EXAMPLES),200)

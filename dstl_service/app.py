@@ -19,7 +19,7 @@ from dstl_service.access.certificates import client_context
 from dstl_service.access.tokens import Access
 from dstl_service.composition import compose
 from dstl_service.http.access_middleware import AccessMiddleware
-from dstl_service.http.audit_middleware import Recorder, RecordWriter
+from dstl_service.http.acts import RecordWriter
 from dstl_service.http.body_limiter import BodyRoom
 from dstl_service.http.errors import RESPONSES, install
 from dstl_service.http.routes import appends, checkpoints, jobs, materializations, restore, savepoints
@@ -93,7 +93,6 @@ def create_app(
     describe_access(app)
     app.add_middleware(FastPath)
     app.add_middleware(BodyRoom, bytes_max=settings.http.bodies_bytes_max)
-    app.add_middleware(Recorder)
     app.add_middleware(AccessMiddleware, access=access, hosts=settings.known_hosts)
     app.add_middleware(ShutdownMiddleware)  # added last, so it is the outermost
     return app

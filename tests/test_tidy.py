@@ -121,7 +121,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "starlette": ("dstl_service/app.py", "dstl_service/http/"),
     "datasketches": ("backend_client/columnar/distinct.py",),
     "rocksdict": ("backend_client/table/",),
-    "pyspark": ("backend_client/spark/", "backend_client/testing/", "loadtest/", "tools/servers/"),
+    "pyspark": ("backend_client/spark/", "backend_client/testing/", "loadtest/", "tools/servers/", "tools/walk/job.py"),
     # What is private, and may change with any release, has one place; ruff's SLF001 sees to private members.
     "pyspark.sql.pandas": ("backend_client/spark/private/",),
     "pandas.core": ("backend_client/spark/private/",),

@@ -69,7 +69,7 @@ class AccessMiddleware:
         if page is not None:
             status, error = page
             return error_response(error, status, CLOSE)
-        if "\n" in scope["path"]:  # routes ignore a final line break, so the audit table would miss the request
+        if "\n" in scope["path"]:  # routes ignore a final line break, the table of rights does not
             return error_response(InvalidInputError("the path must not contain a line break"), 400, CLOSE)
         identity = self._access.identify(headers.get(b"authorization"), scope.get(CALLER))
         if identity is None:

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -169,7 +170,7 @@ class OperatorTask:
         writer = LogWriter(client, target, first_sqn=len(earlier or ()))
         table, advance = open_advanced(
             settings.private_folder("tables", batch.job_uid, self.operator, key_groups.to_text()),
-            lambda table: advance_to_base(table, client, job, self.operator, key_groups, base),
+            partial(advance_to_base, client=client, job=job, operator=self.operator, key_groups=key_groups, base=base),
             settings.local_idle_s,
         )
         try:

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, status
 
+from dstl_service.http.acts import Acts
 from dstl_service.http.requests import CheckpointId, JobName, ServiceParts
 from dstl_service.wire import BeginResponse, CheckpointInfo, CompleteRequest, CompleteResponse, EpochRequest
 
@@ -60,6 +61,7 @@ async def complete(
 
 
 @router.post("/{checkpoint_id}/abort", status_code=status.HTTP_204_NO_CONTENT)
-async def abort(job: JobName, checkpoint_id: CheckpointId, body: EpochRequest, parts: ServiceParts) -> None:
+async def abort(job: JobName, checkpoint_id: CheckpointId, body: EpochRequest, parts: ServiceParts, acts: Acts) -> None:
     """Give a checkpoint up."""
     await parts.checkpointer.abort(job, checkpoint_id, body.epoch)
+    acts.record("abort", job, checkpoint_id=checkpoint_id)

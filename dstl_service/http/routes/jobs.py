@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response, status
 
 from dstl_service import __version__
 from dstl_service.collection.garbage_collector import GarbageReport
+from dstl_service.http.acts import Acts
 from dstl_service.http.requests import JobName, ServiceParts
 from dstl_service.metrics.service import CONTENT_TYPE
 from dstl_service.wire import BatchFigures, JobInfo, OpenedJob, OpenJob, ServiceInfo
@@ -50,9 +51,12 @@ async def metrics(parts: ServiceParts) -> Response:
 
 
 @router.post("/v1/jobs/{job}/garbage-collection")
-async def collect_garbage(job: JobName, parts: ServiceParts, dry_run: bool = True) -> GarbageReport:
+async def collect_garbage(job: JobName, parts: ServiceParts, acts: Acts, dry_run: bool = True) -> GarbageReport:
     """Report segment objects that no checkpoint names and that are old enough; delete them with `dry_run` false."""
-    return await parts.upkeep.collect(await parts.jobs.opened(job), dry_run=dry_run)
+    report = await parts.upkeep.collect(await parts.jobs.opened(job), dry_run=dry_run)
+    if not dry_run:
+        acts.record("collect garbage", job)
+    return report
 
 
 @router.post("/v1/jobs/{job}/batches", status_code=status.HTTP_204_NO_CONTENT)
@@ -69,6 +73,8 @@ async def show_job(job: JobName, parts: ServiceParts) -> JobInfo:
 
 
 @router.post("/v1/jobs/{job}/epochs")
-async def open_job(job: JobName, body: OpenJob, parts: ServiceParts) -> OpenedJob:
+async def open_job(job: JobName, body: OpenJob, parts: ServiceParts, acts: Acts) -> OpenedJob:
     """Take a job over with a new epoch. Every older driver of the job is fenced from then on."""
-    return await parts.opener.open(job, body)
+    opened = await parts.opener.open(job, body)
+    acts.record("open", job)
+    return opened

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, status
 
+from dstl_service.http.acts import Acts
 from dstl_service.http.requests import JobName, ServiceParts
 from dstl_service.wire import NAME_PATTERN, CheckpointInfo, SavepointRequest
 
@@ -22,13 +23,16 @@ async def list_savepoints(job: JobName, parts: ServiceParts) -> dict[str, Checkp
 
 @router.put("/{savepoint}")
 async def create_savepoint(
-    job: JobName, savepoint: _SavepointName, body: SavepointRequest, parts: ServiceParts
+    job: JobName, savepoint: _SavepointName, body: SavepointRequest, parts: ServiceParts, acts: Acts
 ) -> CheckpointInfo:
     """Keep a retained checkpoint, by default the newest, until the savepoint is deleted; may be repeated."""
-    return await parts.catalog.create_savepoint(job, savepoint, body.checkpoint_id)
+    kept = await parts.catalog.create_savepoint(job, savepoint, body.checkpoint_id)
+    acts.record("create savepoint", job, savepoint=savepoint)
+    return kept
 
 
 @router.delete("/{savepoint}", status_code=status.HTTP_204_NO_CONTENT)
-async def delete_savepoint(job: JobName, savepoint: _SavepointName, parts: ServiceParts) -> None:
+async def delete_savepoint(job: JobName, savepoint: _SavepointName, parts: ServiceParts, acts: Acts) -> None:
     """Delete a savepoint; what only it named is deleted by the next garbage collection."""
     await parts.catalog.delete_savepoint(job, savepoint)
+    acts.record("delete savepoint", job, savepoint=savepoint)

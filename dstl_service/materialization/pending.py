@@ -1,20 +1,18 @@
 """
 State of a host's tables between a snapshot's announcement and the checkpoint that names it.
 
-Plain values of `materializer`, which decides about them. No I/O.
+Plain values of `tracked_table`, which decides about them. No I/O.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dstl_service.formats.keys import Place
 from dstl_service.formats.under_way import Announcement
-from dstl_service.materialization.policy import Schedule
 from dstl_service.materialization.snapshot_folder import SnapshotFolder
-from dstl_service.materialization.snapshot_uploader import KnownFiles
 from dstl_service.registry.job_store import JobStore
 from dstl_service.wire import CheckpointRef
 from storage.model import MaterializationHandle
@@ -94,18 +92,3 @@ class TableHistory(NamedTuple):
     def of(cls, job_store: JobStore, ref: CheckpointRef) -> TableHistory:
         """Return a checkpoint's history."""
         return cls(job_store.job_uid, Place.of(ref.id, ref.generation).branch)
-
-
-@dataclass(slots=True)
-class TrackedTable:
-    """State of one table of this host."""
-
-    history: TableHistory
-    schedule: Schedule
-    patience_ms: int
-    """How long to wait for another process's snapshot; it grows, or two hosts would undo each other's."""
-    known: KnownFiles = field(default_factory=KnownFiles)
-    own: PendingSnapshot | None = None
-    foreign: ForeignSnapshot | None = None
-    is_damaged: bool = False
-    """A snapshot showed that files on the local disk are damaged."""

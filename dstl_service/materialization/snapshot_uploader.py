@@ -54,6 +54,11 @@ class TableId:
     operator: str
     key_groups: KeyGroupRange
 
+    @property
+    def names(self) -> dict[str, str]:
+        """Return its parts for log entries and errors."""
+        return {"job": self.job, "operator": self.operator, "key_groups": self.key_groups.to_text()}
+
 
 @dataclass(slots=True)
 class KnownFiles:

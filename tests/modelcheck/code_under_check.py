@@ -146,7 +146,7 @@ class Process:
     def _take(self, version: CheckpointRef) -> None:
         path = f"/{version.to_text()}"
         folder = _Folder(path, self.world.oracle.contents(self.world.oracle.manifest(version)))
-        with mock.patch("dstl_service.materialization.materializer.SnapshotFolder.open", return_value=folder):
+        with mock.patch("dstl_service.materialization.tracked_table.SnapshotFolder.open", return_value=folder):
             self._do(self.parts.restores.take_snapshot(JOB, OPERATOR, GROUPS, version, path))
 
     # --- Others ------------------------------------------------------------------------------------------------------

@@ -142,6 +142,16 @@ def _append_bomb(target: Attacked) -> str | None:
     return refused(ask(target.address, request("POST", _JSON, body, {"content-encoding": "gzip"}), wait_s=10.0))
 
 
+def _many_values(name: str, value: bytes, path: str = _JSON) -> Case:
+    """Send as many short values as 31 MiB hold: parsed, they would take gigabytes, and the time of all other jobs."""
+    body = b'{"owner":"a","x":[' + value * (31 * _MIB // len(value)) + b"1]}"
+
+    def run(target: Attacked) -> str | None:
+        return refused(ask(target.address, request("POST", path, body), wait_s=20.0))
+
+    return Case(_GROUP, name, run, neighbour_ms_max=1_000.0)
+
+
 def cases() -> list[Case]:
     """Return the cases of this group."""
     return [
@@ -165,6 +175,9 @@ def cases() -> list[Case]:
         ),
         _sending("change set without a length", _chunked(_SET) + b"1\r\na\r\n0\r\n\r\n"),
         _sending("change set of another checksum", request("POST", _SET, b"a" * _MIB)),
+        _many_values("ten million empty lists", b"[],"),
+        _many_values("ten million empty objects", b"{},", "/v1/jobs/neighbour/checkpoints/0/complete"),
+        _many_values("eight million numbers", b"999,"),
         Case(_GROUP, "100,000 chunks of one byte", _small_chunks),
         Case(_GROUP, "valid request after a body of 100 KB", _pipelined),
         Case(_GROUP, "compressed JSON of 200 MB", _append_bomb, rss_growth_max=48 * _MIB),

@@ -13,7 +13,7 @@ from dstl_service.access.certificates import server_context
 from dstl_service.app import create_app
 from dstl_service.commands.common import settings_of
 from dstl_service.composition import Parts
-from dstl_service.http.connections import Bounds, Connections, open_files_max
+from dstl_service.http.connections import Bounds, Connections, connections_within
 from dstl_service.http.http_protocol import protocol_of
 from dstl_service.http.listening import ListenAddress, describe, open_listener
 from dstl_service.http.shutdown import StoppingServer
@@ -64,7 +64,7 @@ def serve(options: argparse.Namespace) -> int:
 def _bounds_of(settings: ServiceSettings) -> Bounds:
     given = settings.http
     return Bounds(
-        min(given.connections_max, max(1, open_files_max() // 2)),
+        connections_within(given.connections_max),
         given.head_timeout_s,
         given.body_grace_s,
         given.body_bytes_per_s_min,

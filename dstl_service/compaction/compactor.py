@@ -1,8 +1,8 @@
 """
 Performs compactions: reads the segments of each partition, merges them, and stores the results as segment objects.
 
-One partition is merged at a time, so its uncompressed log must fit into memory: a larger one fails the compaction before
-it is decoded, and is left to materializations. A small log is read all at once.
+One partition is merged at a time, so its uncompressed log must fit into memory: a larger one is not decoded and fails
+the compaction, so it is left to materializations. A small log is read all at once.
 Reading and merging block and run in a thread. Results use the same uploads as change sets, with a timeout for large
 objects.
 """

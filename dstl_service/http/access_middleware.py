@@ -25,6 +25,8 @@ IDENTITY = "dstl.identity"
 _STREAMED = re.compile(rf"/v1/jobs/{NAME}/change-sets")
 """Path of the one route, by POST, that streams its body and limits it itself; see `appends.append`."""
 
+_JOB = re.compile(rf"/v1/jobs/({NAME})(?:/|$)")
+
 _TOO_LARGE = f"the body of this request may have at most {JSON_BYTES_MAX} bytes"
 _TOO_MANY = f"the body of this request may have at most {JSON_VALUES_MAX} values"
 _BEFORE_VALUES = b",[{"
@@ -104,6 +106,12 @@ def _without_right(identity: Identity, scope: Scope) -> Response:
 def is_streamed(method: str, path: str) -> bool:
     """Say whether a request's route streams its body."""
     return method == "POST" and _STREAMED.fullmatch(path) is not None
+
+
+def job_of(path: str) -> str:
+    """Return the job that a path names, or an empty text."""
+    found = _JOB.match(path)
+    return found[1] if found else ""
 
 
 def _counted(receive: Receive) -> Receive:

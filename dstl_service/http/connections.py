@@ -105,6 +105,11 @@ def open_files_max() -> int:
     return _FILES_MAX if soft == resource.RLIM_INFINITY else soft
 
 
+def connections_within(connections_max: int) -> int:
+    """Return a number of connections, lowered to half of the files that the process may open."""
+    return min(connections_max, max(1, open_files_max() // 2))
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """See `dstl_service.settings.HttpSettings`."""

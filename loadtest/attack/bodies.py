@@ -155,6 +155,12 @@ def _merged_bombs(target: Attacked) -> str | None:
     return None
 
 
+def _long_offsets(target: Attacked) -> str | None:
+    """Complete checkpoints with offsets of 25 MiB each: the coordinator holds those of all retained ones."""
+    job = Job(target, "offsets")
+    return refused(job.complete([], offsets="a" * (25 * _MIB)))
+
+
 def _append_bomb(target: Attacked) -> str | None:
     """A compressed body is not unpacked on receipt."""
     body = gzip.compress(bytes(200 * _MIB), 9)
@@ -202,6 +208,7 @@ def cases() -> list[Case]:
         Case(_GROUP, "compressed JSON of 200 MB", _append_bomb, rss_growth_max=48 * _MIB),
         Case(_GROUP, "change set that unpacks to 512 MiB", _bomb, neighbour_ms_max=60_000.0),
         Case(_GROUP, "log that unpacks to 1.5 GiB", _merged_bombs, known=("merged",), neighbour_ms_max=60_000.0),
+        Case(_GROUP, "offsets of 25 MiB", _long_offsets, known=("offsets",), rss_growth_max=160 * _MIB),
         _claiming("claimed 100 MiB, sent four bytes", 100 * _MIB, 1),
         _claiming("claimed 30 MiB, twenty times", 30 * _MIB, 20),
         Case(_GROUP, "ten unfinished JSON bodies of 31 MiB", _unfinished, rss_growth_max=160 * _MIB),

@@ -9,7 +9,7 @@ from contextlib import suppress
 import uvicorn
 
 from dstl_service.access.callers import identified
-from dstl_service.access.certificates import server_context
+from dstl_service.access.certificates import server_contexts
 from dstl_service.app import create_app
 from dstl_service.commands.common import settings_of
 from dstl_service.composition import Parts
@@ -47,15 +47,17 @@ def serve(options: argparse.Namespace) -> int:
         timeout_keep_alive=settings.http.idle_timeout_s,
         server_header=False,
     )
+    contexts = None
     if tls.certificate_file is not None:
+        contexts = server_contexts(tls, SystemClock())
         config.load()
-        config.ssl = server_context(tls, SystemClock())
+        config.ssl = contexts()  # says that the scheme is https
 
     def begin_stop() -> None:
         parts: Parts = app.state.parts  # set when the application started
         parts.intake.begin_stop()
 
-    server = StoppingServer(config, begin_stop, settings.shutdown_timeout_s, guard)
+    server = StoppingServer(config, begin_stop, settings.shutdown_timeout_s, guard, contexts)
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     return 0

@@ -21,7 +21,9 @@ from dstl_service.composition import compose
 from dstl_service.http.access_middleware import AccessMiddleware
 from dstl_service.http.acts import RecordWriter
 from dstl_service.http.body_limiter import BodyRoom
+from dstl_service.http.connections import connections_within
 from dstl_service.http.errors import RESPONSES, install
+from dstl_service.http.request_limiter import RequestPlaces
 from dstl_service.http.routes import appends, checkpoints, jobs, materializations, restore, savepoints
 from dstl_service.http.routes.description import describe_access
 from dstl_service.http.routes.fast_path import FastPath
@@ -93,6 +95,7 @@ def create_app(
     describe_access(app)
     app.add_middleware(FastPath)
     app.add_middleware(BodyRoom, bytes_max=settings.http.bodies_bytes_max)
+    app.add_middleware(RequestPlaces, connections_max=connections_within(settings.http.connections_max))
     app.add_middleware(AccessMiddleware, access=access, hosts=settings.known_hosts)
     app.add_middleware(ShutdownMiddleware)  # added last, so it is the outermost
     return app

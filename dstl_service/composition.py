@@ -164,7 +164,7 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
     deletions = Deletions(store, clock, ids)
     patient = replace(settings.upload, timeout_ms=max(settings.upload.timeout_ms, _BACKGROUND_TIMEOUT_MS))
     background = Uploader(store, upload_threads, patient, ids, settings.host_id)
-    compactor = Compactor(store, cache, background, in_thread)
+    compactor = Compactor(store, cache, background, in_thread, settings.compaction.base_bytes_max)
     upkeep = Upkeep(settings.upkeep, jobs, store, compactor, deletions, clock, ids, metrics.upkeep, in_thread)
     return Parts(
         service_id=service_id,

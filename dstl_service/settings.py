@@ -107,7 +107,8 @@ class HttpSettings:
 
     connections_max: int = 4096
     """Connections at the same time; at most half of the files that the process may open. Idle connections, and ones
-    with an incomplete handshake or request head, are evicted for new ones."""
+    with an incomplete handshake or request head, are evicted for new ones. The requests of one job take at most
+    half."""
     idle_timeout_s: int = 600
     """How long a connection may be idle between requests. Clients keep connections: one per batch would cost more."""
     head_timeout_s: int = 20

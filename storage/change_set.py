@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.checksum import BytesLike
-from storage.errors import CorruptDataError
+from storage.errors import CorruptDataError, OverloadedError
 from storage.model import KeyGroupRange
 
 # Bounds of the changes that are put into columns together; sizes are summed once per `_CHANGES_PER_LOOK` changes.
@@ -120,7 +120,11 @@ def decode_columns(payload: BytesLike, source: str) -> ChangeColumns:
 
 
 def merge_change_sets(
-    sets: Iterable[tuple[BytesLike, str, Sequence[KeyGroupRange]]], *, keep_deleted: bool, size_bytes_max: int
+    sets: Iterable[tuple[BytesLike, str, Sequence[KeyGroupRange]]],
+    *,
+    keep_deleted: bool,
+    size_bytes_max: int,
+    decoded_bytes_max: int,
 ) -> Iterator[tuple[bytes, int]]:
     """
     Merge change sets to the last change per key.
@@ -129,14 +133,21 @@ def merge_change_sets(
         sets: In the order in which they apply: payload, name of its source, and the key groups to use from it.
         keep_deleted: Whether a key whose last change deleted it is kept as a deletion or left out.
         size_bytes_max: Approximate bytes of keys and values, uncompressed, in one result.
+        decoded_bytes_max: Most bytes of all sets, uncompressed; the merge takes two to three times as much memory.
 
     Yields:
         Payload and number of changes of each result, in ascending order of keys.
 
     Raises:
         CorruptDataError: A payload is not a change set; names its source.
+        OverloadedError: The sets together exceed `decoded_bytes_max`; none was decoded.
     """
-    parts = []
+    parts, sets = [], list(sets)
+    decoded_bytes = sum(_checked_size(payload, source) for payload, source, _ in sets)
+    if decoded_bytes > decoded_bytes_max:
+        raise OverloadedError(
+            f"{len(sets)} change sets have {decoded_bytes} bytes uncompressed; {decoded_bytes_max} are merged at most"
+        )
     for number, (payload, source, key_groups) in enumerate(sets):
         table = _decode(payload, source)
         for owned in key_groups:
@@ -201,11 +212,15 @@ def _decoded_bytes_max(payload: BytesLike) -> int:
     return max(DECODED_BYTES_FLOOR, DECODED_RATIO_MAX * len(payload))
 
 
-def _check_size(payload: BytesLike) -> None:
-    """Raise `ValueError` for a payload whose declared decoded size is too large, before decoding it."""
-    declared_bytes = sum(_declared_bytes(*message) for message in _messages(memoryview(payload).cast("B")))
-    if declared_bytes > _decoded_bytes_max(payload):
-        raise ValueError(f"its {len(payload)} bytes would become {declared_bytes}, more than a change set may")
+def _checked_size(payload: BytesLike, source: str) -> int:
+    """Return the size of a decoded payload without decoding it; `CorruptDataError` if a reader would refuse it."""
+    try:
+        declared_bytes = sum(_declared_bytes(*message) for message in _messages(memoryview(payload).cast("B")))
+        if declared_bytes > _decoded_bytes_max(payload):
+            raise ValueError(f"its {len(payload)} bytes would become {declared_bytes}, more than a change set may")
+    except (ValueError, struct.error, IndexError) as error:
+        raise _unreadable(source, error) from error
+    return max(declared_bytes, len(payload))
 
 
 def _messages(stream: memoryview) -> Iterator[tuple[memoryview, memoryview]]:
@@ -257,11 +272,15 @@ def _field(head: memoryview, table: int, number: int) -> int:
 
 
 def _decode(payload: BytesLike, source: str) -> pa.Table:
+    _checked_size(payload, source)
     try:
-        _check_size(payload)
         table = pa.ipc.open_stream(payload, options=_READ_OPTIONS).read_all()
         if table.schema != SCHEMA:
             raise ValueError(f"it has the columns {table.schema.names}")
-    except (pa.ArrowException, ValueError, OSError, struct.error, IndexError) as error:
-        raise CorruptDataError(f"a change set in {source} cannot be read: {error}", object_key=source) from error
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise _unreadable(source, error) from error
     return table
+
+
+def _unreadable(source: str, error: Exception) -> CorruptDataError:
+    return CorruptDataError(f"a change set in {source} cannot be read: {error}", object_key=source)

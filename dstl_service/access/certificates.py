@@ -43,21 +43,18 @@ class TlsSettings:
                 raise InvalidInputError(f"tls.{name} {path} cannot be read; check the path and its permissions")
 
 
-def server_context(tls: TlsSettings, clock: Clock) -> ssl.SSLContext:
+def server_contexts(tls: TlsSettings, clock: Clock) -> Callable[[], ssl.SSLContext]:
     """
-    Return the TLS context of a listener; each handshake uses the current files.
+    Return a function that returns the current TLS context for a new connection of a listener.
+
+    A context that replaces another one resumes none of its sessions: a session stands for the certificate that it began
+    with, so a client could go on with one of an authority that was removed.
 
     Raises:
         InvalidInputError: A file cannot be read, or is not a certificate or key.
     """
     current = Reread("certificate", _files(tls), lambda: _server_context(tls), clock, secret=False)
-
-    def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        connection.context = current.value
-
-    context = _server_context(tls)
-    context.sni_callback = choose  # called in each handshake, with or without a server name
-    return context
+    return lambda: current.value
 
 
 def client_context(tls: TlsSettings, clock: Clock) -> Callable[[], ssl.SSLContext]:

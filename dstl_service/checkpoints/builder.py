@@ -22,6 +22,9 @@ from dstl_service.wire import CheckpointRef, CompleteRequest
 from storage.errors import ConflictError, InvalidInputError
 from storage.model import Segment, SegmentHandle, Writer
 
+TEXT_CHARS_MAX = 4 << 20
+"""Most characters of the offsets and schemas of a checkpoint. A Kafka source needs about 25 for each partition."""
+
 Replace: TypeAlias = Callable[[StateView, UnderWay], tuple[StateView, tuple[str, ...]]]
 """Returns a view with compactions applied, and the uids of those under way; see `Maintenance.replace`."""
 
@@ -155,6 +158,18 @@ def check_follows(checkpoint_id: int, base: CheckpointRef | None) -> None:
     if checkpoint_id != (base.id + 1 if base is not None else 0):
         before = f"checkpoint {base.id}" if base is not None else "nothing"
         raise ConflictError(f"checkpoint {checkpoint_id} cannot follow {before}: ids must be consecutive")
+
+
+def check_size(request: CompleteRequest) -> None:
+    """Raise `InvalidInputError` if offsets and schemas are too long: a coordinator holds those of many checkpoints."""
+    states = [state for operator in request.operators for state in operator.states.values()]
+    texts = [request.offsets, *(operator.key_schema for operator in request.operators)]
+    texts += [text for state in states for text in (state.schema, *state.earlier)]
+    chars = sum(map(len, texts))
+    if chars > TEXT_CHARS_MAX:
+        raise InvalidInputError(
+            f"offsets and schemas have {chars} characters together, at most {TEXT_CHARS_MAX} are allowed"
+        )
 
 
 def check_writers(job: str, handles: Sequence[SegmentHandle], request: CompleteRequest, checkpoint_id: int) -> None:

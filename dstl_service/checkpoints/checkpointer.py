@@ -14,6 +14,7 @@ from dstl_service.checkpoints.builder import (
     CheckpointBuilder,
     PlannedCheckpoint,
     check_follows,
+    check_size,
     check_writers,
 )
 from dstl_service.collection.maintenance import Maintenance
@@ -172,6 +173,7 @@ class Checkpointer:
     def _check_request(self, job: ActiveJob, checkpoint_id: int, request: CompleteRequest) -> None:
         job.check_epoch(request.epoch)
         check_follows(checkpoint_id, request.base)
+        check_size(request)
         CheckpointRef.parse(f"0.0.{request.uid}")
         check_form(request.materializations)
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 import uvicorn
 
 from dstl_service.access.callers import identified
-from dstl_service.access.certificates import server_context
+from dstl_service.access.certificates import server_contexts
 from dstl_service.app import create_app
 from dstl_service.commands.common import settings_of
 from dstl_service.composition import Parts
-from dstl_service.http.connections import Bounds, Connections, open_files_max
+from dstl_service.http.connections import Bounds, Connections, connections_within
 from dstl_service.http.http_protocol import protocol_of
 from dstl_service.http.listening import ListenAddress, describe, open_listener
 from dstl_service.http.shutdown import StoppingServer
@@ -47,15 +47,17 @@ def serve(options: argparse.Namespace) -> int:
         timeout_keep_alive=settings.http.idle_timeout_s,
         server_header=False,
     )
+    contexts = None
     if tls.certificate_file is not None:
+        contexts = server_contexts(tls, SystemClock())
         config.load()
-        config.ssl = server_context(tls, SystemClock())
+        config.ssl = contexts()  # says that the scheme is https
 
     def begin_stop() -> None:
         parts: Parts = app.state.parts  # set when the application started
         parts.intake.begin_stop()
 
-    server = StoppingServer(config, begin_stop, settings.shutdown_timeout_s, guard)
+    server = StoppingServer(config, begin_stop, settings.shutdown_timeout_s, guard, contexts)
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     return 0
@@ -64,7 +66,7 @@ def serve(options: argparse.Namespace) -> int:
 def _bounds_of(settings: ServiceSettings) -> Bounds:
     given = settings.http
     return Bounds(
-        min(given.connections_max, max(1, open_files_max() // 2)),
+        connections_within(given.connections_max),
         given.head_timeout_s,
         given.body_grace_s,
         given.body_bytes_per_s_min,

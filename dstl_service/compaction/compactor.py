@@ -1,7 +1,8 @@
 """
 Performs compactions: reads the segments of each partition, merges them, and stores the results as segment objects.
 
-One partition is merged at a time, so its uncompressed log must fit into memory; a small log is read all at once.
+One partition is merged at a time, so its uncompressed log must fit into memory: a larger one is not decoded and fails
+the compaction, so it is left to materializations. A small log is read all at once.
 Reading and merging block and run in a thread. Results use the same uploads as change sets, with a timeout for large
 objects.
 """
@@ -34,6 +35,7 @@ class Compactor:
         cache: Holds some of them in memory.
         uploader: Stores results.
         in_thread: Runs a blocking call of a job.
+        decoded_bytes_max: Largest uncompressed log of a partition.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class Compactor:
         cache: SegmentCache,
         uploader: Uploader,
         in_thread: RunInThread,
+        decoded_bytes_max: int,
     ) -> None:
         self._store = store
         self._cache = cache
         self._uploader = uploader
         self._in_thread = in_thread
+        self._decoded_bytes_max = decoded_bytes_max
 
     async def run(self, job: str, epoch: int, compactions: Sequence[Compaction], uid: str) -> list[Replacement]:
         """
@@ -61,6 +65,7 @@ class Compactor:
 
         Raises:
             CorruptDataError: A segment is damaged or not a change set; names its object.
+            OverloadedError: The uncompressed log of a partition is larger than `decoded_bytes_max`.
             UnavailableError: The store does not answer.
         """
         inputs = {handle for compaction in compactions for handle in compaction.inputs}
@@ -98,7 +103,12 @@ class Compactor:
         found = {**payloads, **dict(read_handles(unread, self._store, self._cache))} if unread else payloads
         sets = ((found[handle], handle.object_key, key_groups) for handle, key_groups in output.inputs)
         keep_deleted = output.kind is not SegmentKind.BASE
-        merged = merge_change_sets(sets, keep_deleted=keep_deleted, size_bytes_max=_SEGMENT_BYTES)
+        merged = merge_change_sets(
+            sets,
+            keep_deleted=keep_deleted,
+            size_bytes_max=_SEGMENT_BYTES,
+            decoded_bytes_max=self._decoded_bytes_max,
+        )
         segments = []
         for sqn, (payload, changes) in enumerate(merged):
             set_id = ChangeSetId(

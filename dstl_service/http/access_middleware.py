@@ -16,7 +16,7 @@ from dstl_service.access.rights import OPEN_PATHS, Identity
 from dstl_service.access.tokens import CALLER, Access
 from dstl_service.http.errors import CLOSE, NotAllowedError, error_response, log_refusal
 from dstl_service.http.web_pages import refusal
-from dstl_service.wire import JSON_BYTES_MAX, NAME
+from dstl_service.wire import JSON_BYTES_MAX, JSON_VALUES_MAX, NAME
 from storage.errors import InvalidInputError, UnauthorizedError
 
 IDENTITY = "dstl.identity"
@@ -25,7 +25,11 @@ IDENTITY = "dstl.identity"
 _STREAMED = re.compile(rf"/v1/jobs/{NAME}/change-sets")
 """Path of the one route, by POST, that streams its body and limits it itself; see `appends.append`."""
 
+_JOB = re.compile(rf"/v1/jobs/({NAME})(?:/|$)")
+
 _TOO_LARGE = f"the body of this request may have at most {JSON_BYTES_MAX} bytes"
+_TOO_MANY = f"the body of this request may have at most {JSON_VALUES_MAX} values"
+_BEFORE_VALUES = b",[{"
 
 
 class AccessMiddleware:
@@ -82,11 +86,9 @@ class AccessMiddleware:
         return None
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send, length: int | None) -> None:
-        # The HTTP parser enforces a stated length.
-        is_small = length is not None and length <= JSON_BYTES_MAX
-        if is_small or scope["method"] == "GET" or is_streamed(scope["method"], scope["path"]):
+        if scope["method"] == "GET" or is_streamed(scope["method"], scope["path"]):
             await self._app(scope, receive, send)
-        elif length is not None:
+        elif length is not None and length > JSON_BYTES_MAX:
             await error_response(InvalidInputError(_TOO_LARGE), 413, CLOSE)(scope, receive, send)
         else:
             await self._app(scope, _counted(receive), send)
@@ -106,16 +108,26 @@ def is_streamed(method: str, path: str) -> bool:
     return method == "POST" and _STREAMED.fullmatch(path) is not None
 
 
+def job_of(path: str) -> str:
+    """Return the job that a path names, or an empty text."""
+    found = _JOB.match(path)
+    return found[1] if found else ""
+
+
 def _counted(receive: Receive) -> Receive:
-    """Pass on a body of unknown length; refuse it when it exceeds the limit."""
-    received_bytes = 0
+    """Pass on a body; refuse it when its bytes or values exceed a limit, before it is parsed."""
+    received_bytes = values = 0
 
     async def receive_counted() -> Message:
-        nonlocal received_bytes
+        nonlocal received_bytes, values
         message = await receive()
-        received_bytes += len(message.get("body", b""))
+        body = message.get("body", b"")
+        received_bytes += len(body)
+        values += len(body) - len(body.translate(None, _BEFORE_VALUES))
         if received_bytes > JSON_BYTES_MAX:
             raise HTTPException(413, _TOO_LARGE, CLOSE)
+        if values > JSON_VALUES_MAX:
+            raise HTTPException(413, _TOO_MANY, CLOSE)
         return message
 
     return receive_counted

@@ -10,19 +10,16 @@ own, see `dstl_service.intake.in_flight_limiter`.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dstl_service.http.access_middleware import is_streamed
+from dstl_service.http.access_middleware import is_streamed, job_of
 from dstl_service.http.errors import CLOSE
 from dstl_service.process.shares import Shares
-from dstl_service.wire import NAME
 
 UNCOUNTED_BYTES_MAX = 64 * 1024
-_JOB = re.compile(rf"/v1/jobs/({NAME})(?:/|$)")
 
 
 class BodyRoom:
@@ -51,8 +48,7 @@ class BodyRoom:
         if scope["type"] != "http" or scope["method"] == "GET" or not _is_large(scope):
             await self._app(scope, receive, send)
             return
-        found = _JOB.match(scope["path"])
-        job, held_bytes = found[1] if found else "", 0
+        job, held_bytes = job_of(scope["path"]), 0
 
         def hold(size_bytes: int) -> None:
             nonlocal held_bytes

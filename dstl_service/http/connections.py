@@ -4,8 +4,9 @@ Bounds on the number of clients and on how slow they may be: no client holds a c
 All connections are checked once a second, so a normal request costs nothing here. Time counts against a client only
 while the service waits for it: not while its request is answered, nor while the service has paused reading. A
 connection counts from its accept, handshake included, until its file descriptor is free. When all places are taken, a
-connection is evicted, in this order: one that is ending, a silent one of a crowd, an idle one. Silent are handshakes
-and incomplete request heads; the host with most of them loses first, the longest silent first. Owned by the event loop.
+connection is evicted, in this order: one that is ending, a silent one of a crowd, an idle one. Silent are handshakes,
+incomplete request heads, and incomplete bodies of answered requests; the host with most of them loses first, the
+longest silent first. Owned by the event loop.
 """
 
 from __future__ import annotations
@@ -102,6 +103,11 @@ def open_files_max() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
     return _FILES_MAX if soft == resource.RLIM_INFINITY else soft
+
+
+def connections_within(connections_max: int) -> int:
+    """Return a number of connections, lowered to half of the files that the process may open."""
+    return min(connections_max, max(1, open_files_max() // 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +280,9 @@ class Connections:
         return sorted(idle, key=idle.__getitem__, reverse=True)[:count] or list(crowd)
 
     def _is_silent(self, connection: Any) -> bool:
-        """Say whether a connection's handshake or next request head is incomplete."""
-        is_head = connection in self._waited and connection.phase is Phase.HEAD and not connection.is_answering
-        return is_head or connection in self._handshakes
+        """Say whether a handshake, a request head, or the body of an answered request is incomplete."""
+        is_waited = connection in self._waited and connection.phase is not Phase.NOTHING
+        return (is_waited and not connection.is_answering) or connection in self._handshakes
 
     def _is_idle(self, connection: Any) -> bool:
         return connection in self._waited and connection.phase is Phase.NOTHING and not connection.is_answering

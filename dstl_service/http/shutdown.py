@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -42,23 +43,30 @@ class StoppingServer(uvicorn.Server):
         begin_stop: Called on the event loop as soon as the signal is seen.
         timeout_s: Time from the signal to the end of the process.
         guard: Bounds the connections; with TLS, their handshakes too.
+        tls: Returns the TLS context for a new connection; None without TLS.
     """
 
     def __init__(
-        self, config: uvicorn.Config, begin_stop: Callable[[], None], timeout_s: float, guard: Connections
+        self,
+        config: uvicorn.Config,
+        begin_stop: Callable[[], None],
+        timeout_s: float,
+        guard: Connections,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         config.timeout_graceful_shutdown = timeout_s * ANSWERED_BY  # type: ignore[assignment]  # goes to wait_for
         super().__init__(config)
         self._begin_stop = begin_stop
         self._timeout_s = timeout_s
         self._guard = guard
+        self._tls = tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen; called by the server's main loop."""
-        context = self.config.ssl
-        await super().startup(sockets if context is None else [])
-        if context is not None:
-            listeners = [TlsListener(item, context, self._protocol, self._guard) for item in sockets or ()]
+        tls = self._tls
+        await super().startup(sockets if tls is None else [])
+        if tls is not None:
+            listeners = [TlsListener(item, tls, self._protocol, self._guard) for item in sockets or ()]
             self.servers.extend(listeners)  # type: ignore[arg-type]  # closed and awaited like asyncio's servers
 
     def _protocol(self, handshake: Endable) -> asyncio.Protocol:

@@ -28,7 +28,7 @@ class TlsListener:
 
     Args:
         listener: The socket; its owner closes it after this.
-        context: The certificate to show, and whether clients' certificates are asked for.
+        context: Called for each connection; returns the certificate to show, and whether the client's is asked for.
         make_protocol: Makes the protocol of a connection; it passes the handshake to `Connections.admit`.
         guard: Bounds the connections.
     """
@@ -36,7 +36,7 @@ class TlsListener:
     def __init__(
         self,
         listener: socket.socket,
-        context: ssl.SSLContext,
+        context: Callable[[], ssl.SSLContext],
         make_protocol: Callable[[Endable], asyncio.Protocol],
         guard: Connections,
     ) -> None:
@@ -98,7 +98,7 @@ class TlsListener:
             await self._loop.connect_accepted_socket(
                 lambda: self._make_protocol(handshake),
                 connection,
-                ssl=self._context,
+                ssl=self._context(),
                 ssl_handshake_timeout=2 * self._guard.handshake_timeout_s,  # by then the guard has ended it
                 ssl_shutdown_timeout=_CLOSE_S,
             )

@@ -24,6 +24,8 @@ from storage.model import ObjectInfo
 from storage.object_store import ObjectStore
 
 _MANIFESTS_CACHED = 64
+_BYTES_CACHED = 32 << 20
+"""Most encoded bytes of cached manifests, the newest one aside: a manifest may have megabytes."""
 _LOOKS_MAX = 5
 
 
@@ -69,7 +71,7 @@ class ManifestLog:
         self._store = store
         self._folder = folder
         self._lock = threading.Lock()
-        self._cache: OrderedDict[Place, Manifest] = OrderedDict()
+        self._cache: OrderedDict[Place, tuple[Manifest, int]] = OrderedDict()  # with its encoded size
         self._loads: dict[Place, Future[Manifest]] = {}
 
     def forget(self) -> None:
@@ -87,7 +89,8 @@ class ManifestLog:
         """
         data = encode_manifest(manifest)
         self._store.put(place_key(self._folder.path, place_of_manifest(manifest)), data, if_absent=True)
-        self._remember(manifest)
+        with self._lock:
+            self._keep(place_of_manifest(manifest), manifest, len(data))
         return len(data)
 
     def delete(self, refs: Sequence[CheckpointRef]) -> None:
@@ -110,7 +113,7 @@ class ManifestLog:
             cached = self._cache.get(place)
             if cached is not None:
                 self._cache.move_to_end(place)
-                return cached
+                return cached[0]
             running = self._loads.get(place)
             mine: Future[Manifest] = Future()
             if running is None:
@@ -133,7 +136,8 @@ class ManifestLog:
     def remembered(self, place: Place) -> Manifest | None:
         """Return the manifest at a place if it is cached. Never blocks."""
         with self._lock:
-            return self._cache.get(place)
+            cached = self._cache.get(place)
+        return None if cached is None else cached[0]
 
     def places(self, branch: int, first: Place | None = None) -> list[Place]:
         """Return the taken places of a branch, from `first` on."""
@@ -211,7 +215,8 @@ class ManifestLog:
         """Read a manifest for all waiting callers."""
         key = place_key(self._folder.path, place)
         try:
-            manifest = decode_manifest(self._store.get(key), key)
+            data = self._store.get(key)
+            manifest = decode_manifest(data, key)
             if place_of_manifest(manifest) != place:
                 raise CorruptDataError(f"manifest {key} is a copy of {manifest.ref.to_text()}", object_key=key)
             if self.job_uid and manifest.job_uid != self.job_uid:
@@ -229,7 +234,7 @@ class ManifestLog:
             raise
         with self._lock:
             if self._end(place, mine):
-                self._keep(place, manifest)
+                self._keep(place, manifest, len(data))
         mine.set_result(manifest)
         return manifest
 
@@ -240,14 +245,11 @@ class ManifestLog:
         del self._loads[place]
         return True
 
-    def _remember(self, manifest: Manifest) -> None:
-        with self._lock:
-            self._keep(place_of_manifest(manifest), manifest)
-
-    def _keep(self, place: Place, manifest: Manifest) -> None:
-        self._cache[place] = manifest
-        while len(self._cache) > _MANIFESTS_CACHED:
-            self._cache.popitem(last=False)
+    def _keep(self, place: Place, manifest: Manifest, size_bytes: int) -> None:
+        self._cache[place] = (manifest, size_bytes)
+        kept_bytes = sum(size for _, size in self._cache.values())
+        while len(self._cache) > 1 and (len(self._cache) > _MANIFESTS_CACHED or kept_bytes > _BYTES_CACHED):
+            kept_bytes -= self._cache.popitem(last=False)[1][1]
 
 
 def place_of_manifest(manifest: Manifest) -> Place:

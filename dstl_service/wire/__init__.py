@@ -11,6 +11,7 @@ from __future__ import annotations
 from dstl_service.wire.frames import FRAME_HEADER_BYTES_MAX, decode_frames, encode_frame
 from dstl_service.wire.limits import (
     JSON_BYTES_MAX,
+    JSON_VALUES_MAX,
     NAME,
     NAME_PATTERN,
     NOTE_CHARS_MAX,
@@ -62,6 +63,7 @@ from dstl_service.wire.values import ChangeSetRef, CheckpointRef, LogTarget, Ope
 __all__ = [
     "FRAME_HEADER_BYTES_MAX",
     "JSON_BYTES_MAX",
+    "JSON_VALUES_MAX",
     "NAME",
     "NAME_PATTERN",
     "NOTE_CHARS_MAX",

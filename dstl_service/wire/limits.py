@@ -19,6 +19,11 @@ NOTE_CHARS_MAX = 8 << 20
 
 JSON_BYTES_MAX = 32 << 20
 """Largest body of a request that is read as a whole."""
+JSON_VALUES_MAX = 3_000_000
+"""
+Most values in such a body, by its commas and brackets; `REFS_MAX` change sets and the longest note have fewer. Each
+takes up to 100 bytes of memory when it is parsed, however short it is, and the event loop waits meanwhile.
+"""
 REFS_MAX = 100_000
 """Most change sets in one request: three for each partition at the highest parallelism."""
 NAME = f"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{NAME_CHARS_MAX - 1}}}"

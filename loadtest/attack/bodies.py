@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,9 +15,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from loadtest.attack.case import Case, no_bug, refused
-from loadtest.attack.forged import Job, place_of_sets
+from loadtest.attack.forged import Job, answered, place_of_sets
 from loadtest.attack.raw import Answer, ask, connected, request
-from loadtest.attack.target import Attacked
+from loadtest.attack.target import Attacked, complete_body
 from storage.change_set import SCHEMA
 
 _GROUP = "bodies, trailers and bombs"
@@ -27,6 +28,7 @@ _CLAIMED_S = 6.0
 """Longer than a batch of another job may take."""
 _BOMB_BYTES = 512 * _MIB
 _DECODED_MAX = 160 * _MIB
+_MERGED_S = 5.0
 
 
 def _chunked(path: str, *headers: str, method: str = "POST") -> bytes:
@@ -136,10 +138,43 @@ def _bomb(target: Attacked) -> str | None:
     return f"{size} bytes became {decoded >> 20} MiB" if decoded > _DECODED_MAX else None
 
 
+def _merged_bombs(target: Attacked) -> str | None:
+    """Complete checkpoints of which each is acceptable; their log is not compacted if it unpacks to gigabytes."""
+    job, base = Job(target, "merged"), None
+    operators = [{"name": "op", "parallelism": 1, "key_schema": "", "states": {}}]
+    for number in range(3):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            values = pa.array([os.urandom(2 * _MIB), bytes(500 * _MIB)], pa.binary())
+            writer.write_batch(pa.record_batch([pa.array([b"\0\0a", b"\0\0b"], pa.binary()), values], schema=SCHEMA))
+        job.post(f"checkpoints/{number}/begin", {"epoch": job.epoch})
+        ref = job.append(job.epoch, sink.getvalue().to_pybytes(), checkpoint_id=number, count=2)
+        body = {**complete_body(job.epoch, number, base, [answered(ref)]), "operators": operators}
+        base = answered(job.post(f"checkpoints/{number}/complete", body))["ref"]
+    time.sleep(_MERGED_S)
+    return None
+
+
+def _long_offsets(target: Attacked) -> str | None:
+    """Complete checkpoints with offsets of 25 MiB each: the coordinator holds those of all retained ones."""
+    job = Job(target, "offsets")
+    return refused(job.complete([], offsets="a" * (25 * _MIB)))
+
+
 def _append_bomb(target: Attacked) -> str | None:
     """A compressed body is not unpacked on receipt."""
     body = gzip.compress(bytes(200 * _MIB), 9)
     return refused(ask(target.address, request("POST", _JSON, body, {"content-encoding": "gzip"}), wait_s=10.0))
+
+
+def _many_values(name: str, value: bytes, path: str = _JSON) -> Case:
+    """Send as many short values as 31 MiB hold: parsed, they would take gigabytes, and the time of all other jobs."""
+    body = b'{"owner":"a","x":[' + value * (31 * _MIB // len(value)) + b"1]}"
+
+    def run(target: Attacked) -> str | None:
+        return refused(ask(target.address, request("POST", path, body), wait_s=20.0))
+
+    return Case(_GROUP, name, run, neighbour_ms_max=1_000.0)
 
 
 def cases() -> list[Case]:
@@ -165,10 +200,15 @@ def cases() -> list[Case]:
         ),
         _sending("change set without a length", _chunked(_SET) + b"1\r\na\r\n0\r\n\r\n"),
         _sending("change set of another checksum", request("POST", _SET, b"a" * _MIB)),
+        _many_values("ten million empty lists", b"[],"),
+        _many_values("ten million empty objects", b"{},", "/v1/jobs/neighbour/checkpoints/0/complete"),
+        _many_values("eight million numbers", b"999,"),
         Case(_GROUP, "100,000 chunks of one byte", _small_chunks),
         Case(_GROUP, "valid request after a body of 100 KB", _pipelined),
         Case(_GROUP, "compressed JSON of 200 MB", _append_bomb, rss_growth_max=48 * _MIB),
         Case(_GROUP, "change set that unpacks to 512 MiB", _bomb, neighbour_ms_max=60_000.0),
+        Case(_GROUP, "log that unpacks to 1.5 GiB", _merged_bombs, known=("merged",), neighbour_ms_max=60_000.0),
+        Case(_GROUP, "offsets of 25 MiB", _long_offsets, known=("offsets",), rss_growth_max=160 * _MIB),
         _claiming("claimed 100 MiB, sent four bytes", 100 * _MIB, 1),
         _claiming("claimed 30 MiB, twenty times", 30 * _MIB, 20),
         Case(_GROUP, "ten unfinished JSON bodies of 31 MiB", _unfinished, rss_growth_max=160 * _MIB),

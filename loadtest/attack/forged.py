@@ -28,7 +28,7 @@ class Job:
     def __init__(self, target: Attacked, name: str = "forged") -> None:
         self.target, self.name = target, name
         answer = self.post("epochs", {"owner": "attacker"})
-        self.epoch = _json(answer)["epoch"]
+        self.epoch = answered(answer)["epoch"]
 
     def post(self, place: str, body: Any) -> Answer:
         return self.target.ask("POST", f"/v1/jobs/{self.name}/{place}", json.dumps(body).encode())
@@ -53,8 +53,8 @@ class Job:
     def checkpoint(self) -> str:
         """Complete a valid checkpoint; return its reference."""
         self.post("checkpoints/0/begin", {"epoch": self.epoch})
-        ref = _json(self.append(self.epoch))
-        made = _json(self.post("checkpoints/0/complete", complete_body(self.epoch, 0, None, [ref])))["ref"]
+        ref = answered(self.append(self.epoch))
+        made = answered(self.post("checkpoints/0/complete", complete_body(self.epoch, 0, None, [ref])))["ref"]
         return f"{made['id']}.{made['generation']}.{made['uid']}"
 
     def ref(self, **changed: Any) -> dict[str, Any]:
@@ -141,10 +141,11 @@ def _neighbours_checkpoint(job: Job) -> dict[str, Any] | None:
 
 
 def _service_id(target: Attacked) -> str:
-    return str(_json(target.ask("GET", "/v1/info"))["service_id"])
+    return str(answered(target.ask("GET", "/v1/info"))["service_id"])
 
 
-def _json(answer: Answer) -> Any:
+def answered(answer: Answer) -> Any:
+    """Return the JSON document of an answer."""
     return json.loads(answer.data.partition(b"\r\n\r\n")[2])
 
 

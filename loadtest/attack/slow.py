@@ -186,6 +186,40 @@ def _out_of_files(target: Attacked) -> str | None:
     return None if said else "the log mentions neither connections nor files"
 
 
+def _answered_bodies(method: str) -> Callable[[Attacked], str | None]:
+    """Announce bodies on an open path, without a token, and send none: they are answered, and others still are."""
+
+    def run(target: Attacked) -> str | None:
+        data = request(method, "/health", headers={"connection": "keep-alive", "content-length": "100000"})
+        with ExitStack() as stack:
+            for _ in range(3):  # within the time that a body may take
+                for connection in _open_many(target.address, FILES_MAX, stack):
+                    with suppress(OSError):
+                        connection.sendall(data)
+                if not (_asked(target) and target.answers(2.0)):
+                    return "no other client was answered"
+        return None
+
+    return run
+
+
+def _sets_of_one_job(target: Attacked) -> str | None:
+    """Begin more change sets of one job than there are connections, and send none: others are answered."""
+    data = request(
+        "POST",
+        Job(target, "claimer").place_of_sets(),
+        headers={"connection": "keep-alive", "authorization": f"Bearer {target.token}", "content-length": "100000"},
+    )
+    with ExitStack() as stack:
+        for _ in range(3):  # within the time that a body may take
+            for connection in _open_many(target.address, FILES_MAX, stack):
+                with suppress(OSError):
+                    connection.sendall(data)
+            if not (_asked(target) and target.answers(2.0)):
+                return "no other client was answered"
+    return None
+
+
 def of_handshakes() -> list[Case]:
     """Return the cases for a service with TLS and few files, `FILES_MAX`: those that never end their handshake."""
     return [
@@ -226,5 +260,8 @@ def out_of_files() -> list[Case]:
     return [
         Case(
             GROUP, "three times as many connections as files", _out_of_files, neighbour_ms_max=60_000.0, is_short=False
-        )
+        ),
+        Case(GROUP, "one job's change sets on all connections", _sets_of_one_job, known=("claimer",)),
+        Case(GROUP, "answered, and the body never comes", _answered_bodies("GET")),
+        Case(GROUP, "refused, and the body never comes", _answered_bodies("POST"), is_short=False),
     ]

@@ -112,7 +112,7 @@ class World:
 
     def compact(self, checkpoint_id: int) -> None:
         """Do what is due; the results wait."""
-        compactor = Compactor(self.store, SegmentCache(1 << 20), None, None)  # type: ignore[arg-type]
+        compactor = Compactor(self.store, SegmentCache(1 << 20), None, None, 1 << 30)  # type: ignore[arg-type]
         sizes = {"op": log_size(self.view, "op")}
         operators = [self.operator()]
         chosen = choose_compactions(self.view, operators, sizes, checkpoint_id, MAX_PARALLELISM, self.settings)

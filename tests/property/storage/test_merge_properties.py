@@ -27,7 +27,9 @@ def applied(sets: list[tuple[Changes, list[KeyGroupRange]]]) -> Changes:
 def merged(sets: list[tuple[Changes, list[KeyGroupRange]]], *, keep_deleted: bool, size_bytes_max: int) -> Changes:
     """Merge, and check that the results are disjoint, sorted and counted."""
     encoded = [(encode_change_set(changes), f"set {n}", counting) for n, (changes, counting) in enumerate(sets)]
-    pieces = merge_change_sets(encoded, keep_deleted=keep_deleted, size_bytes_max=size_bytes_max)
+    pieces = merge_change_sets(
+        encoded, keep_deleted=keep_deleted, size_bytes_max=size_bytes_max, decoded_bytes_max=1 << 30
+    )
     rows = []
     for payload, count in pieces:
         piece = list(decode_change_set(payload, "piece"))

@@ -9,8 +9,16 @@ import pyarrow as pa
 import pytest
 
 from storage import change_set
-from storage.change_set import ChangeColumns, decode_change_set, decode_columns, encode_change_set, in_columns
-from storage.errors import CorruptDataError
+from storage.change_set import (
+    ChangeColumns,
+    decode_change_set,
+    decode_columns,
+    encode_change_set,
+    in_columns,
+    merge_change_sets,
+)
+from storage.errors import CorruptDataError, OverloadedError
+from storage.model import KeyGroupRange
 
 CHANGES = {b"b": b"value", b"a": None, b"c": b""}
 
@@ -82,6 +90,15 @@ class TestDecodedSize:
 
         with pytest.raises(CorruptDataError, match="would become"):
             decode_columns(bytes(payload), "claim")
+
+    def test_merge_of_more_than_fits_is_refused_before_it_is_decoded(self) -> None:
+        """Change sets of which each is acceptable may together not become more than the merge may take."""
+        payloads = [encode_change_set({b"\0\0%d" % number: bytes(1 << 20)}) for number in range(3)]
+        sets = [(payload, f"{number}.seg", [KeyGroupRange(0, 0)]) for number, payload in enumerate(payloads)]
+        assert sum(map(len, payloads)) < 10_000
+
+        with pytest.raises(OverloadedError, match="uncompressed"):
+            list(merge_change_sets(sets, keep_deleted=True, size_bytes_max=1 << 20, decoded_bytes_max=5 << 19))
 
     def test_large_value_that_compresses_well_is_read_back(self) -> None:
         """What compresses better than a reader believes is stored as it is."""

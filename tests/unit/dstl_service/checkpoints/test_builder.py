@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from dstl_service.checkpoints.builder import Base, CheckpointBuilder, check_follows
+from dstl_service.checkpoints.builder import TEXT_CHARS_MAX, Base, CheckpointBuilder, check_follows, check_size
 from dstl_service.formats.manifest import COMPLETE_EVERY, ManifestKind, StateView
 from dstl_service.formats.under_way import Announcement, UnderWay, UnderWaySnapshot
 from dstl_service.materialization.admission import Reported
-from dstl_service.wire import CheckpointRef, CompleteRequest, OperatorInfo
-from storage.errors import ConflictError
+from dstl_service.wire import CheckpointRef, CompleteRequest, OperatorInfo, StateInfo
+from storage.errors import ConflictError, InvalidInputError
 from tests.unit.dstl_service.samples import handles_of, segment
 from tests.unit.dstl_service.snapshots import GROUPS, index_of
 
@@ -85,3 +85,20 @@ def test_gap_is_refused(checkpoint_id: int, base: CheckpointRef | None) -> None:
     """I4: a checkpoint stands right behind its base, where a newer epoch's fence would be."""
     with pytest.raises(ConflictError, match="cannot follow"):
         check_follows(checkpoint_id, base)
+
+
+@pytest.mark.parametrize("place", ["offsets", "key schema", "schema", "earlier schemas"])
+def test_long_texts_are_refused(place: str) -> None:
+    """I9: each checkpoint that is retained keeps its texts in memory, so they are bounded, wherever they are."""
+    half = "x" * (TEXT_CHARS_MAX // 2)
+
+    def request(text: str) -> CompleteRequest:
+        texts = {name: text if name == place else "" for name in ("key schema", "schema", "earlier schemas")}
+        state = StateInfo(0, "value", texts["schema"], [texts["earlier schemas"]])
+        operator = OperatorInfo("op", 1, texts["key schema"], {"state": state})
+        return replace(REQUEST, offsets=half + (text if place == "offsets" else ""), operators=[operator])
+
+    check_size(request(half))
+
+    with pytest.raises(InvalidInputError, match="characters"):
+        check_size(request(half + "x"))

@@ -58,6 +58,23 @@ def test_large_body_is_refused_everywhere(is_stated: bool, life: Life) -> None:
         assert "at most" in answer.json()["message"]
 
 
+@pytest.mark.parametrize("is_stated", [True, False])
+def test_body_of_many_values_is_refused_before_it_is_parsed(
+    is_stated: bool, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I9: a few bytes become a value of many in memory, so the number of values is limited too."""
+    monkeypatch.setattr(access_middleware, "JSON_VALUES_MAX", 99)
+    pieces = [b'{"owner": "a", "epoch": 1, "x": [', b"[]," * 48, b"1]}"]
+    for method, path in routes_with_body(life):
+        if access_middleware.is_streamed(method.upper(), path):
+            continue
+        body = b"".join(pieces) if is_stated else iter(pieces)
+        answer = life.client.request(method, path, content=body, headers={"content-type": "application/json"})
+
+        assert (answer.status_code, answer.json()["kind"]) == (413, "invalid_input"), path
+        assert "values" in answer.json()["message"]
+
+
 def test_body_within_limit_is_taken(life: Life) -> None:
     """A body of unknown length that stays within the limit is like any other."""
     answer = life.client.post(

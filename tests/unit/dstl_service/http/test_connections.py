@@ -195,6 +195,20 @@ def test_heads_that_do_not_come_make_room_for_newer_connections() -> None:
     with_clients(idle, story=story)
 
 
+def test_bodies_of_answered_requests_make_room_for_newer_connections() -> None:
+    """B12: an answered request whose body never comes takes no place: a stranger may send one to an open path."""
+    read, crowd = Client(Phase.BODY, is_answering=True), [Client(Phase.BODY) for _ in range(100)]
+
+    def story(connections: Connections) -> None:
+        for client in crowd:
+            connections.look(0.01)
+            assert connections.admit(client)
+            assert len(connections) <= BOUNDS.connections_max
+        assert read.ended == []
+
+    with_clients(read, story=story)
+
+
 def test_host_with_most_silent_connections_makes_room() -> None:
     """B12: a host that opens connections by the dozen takes no place from another one's, however long that is there."""
     slow, crowd = Client(client=("other", 1)), [Client(client=("crowd", port)) for port in range(100)]
@@ -214,8 +228,8 @@ def test_client_that_asks_makes_no_room() -> None:
 
     def story(connections: Connections) -> None:
         connections.look(1.0)
-        asked.phase, asked.heads = Phase.BODY, 1
-        assert connections.admit(Client(Phase.BODY))
+        asked.phase, asked.heads, asked.is_answering = Phase.BODY, 1, True
+        assert connections.admit(Client(Phase.BODY, is_answering=True))
         assert (asked.ended, answered.ended, silent.ended) == ([], [], [0])
         assert not connections.admit(Client())
 
@@ -280,7 +294,7 @@ def test_handshake_has_the_time_of_a_head() -> None:
 def test_handshake_hands_its_place_over() -> None:
     """A connection that has ended its handshake has a place already, however many there are."""
     busy = [Client(Phase.NOTHING, is_answering=True) for _ in range(2)]
-    handshake, client = Client(), Client(Phase.BODY)
+    handshake, client = Client(), Client(Phase.BODY, is_answering=True)
 
     def story(connections: Connections) -> None:
         assert connections.begin_handshake(handshake)

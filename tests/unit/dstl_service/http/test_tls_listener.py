@@ -46,7 +46,7 @@ class Port:
         authority.configure_trust(self.trust)
         self.guard = Connections(Bounds(CONNECTIONS_MAX, 20, 20, 100), LogLimiter(FakeClock()))
         self.socket = listener
-        self.listener = TlsListener(listener, context, self._protocol, self.guard)
+        self.listener = TlsListener(listener, lambda: context, self._protocol, self.guard)
         self._config = uvicorn.Config(echo, log_config=None, ws="none", lifespan="off")
         self._state = ServerState()
 

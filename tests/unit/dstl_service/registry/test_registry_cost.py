@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dstl_service.formats.manifest import Manifest
+from dstl_service.registry import manifest_log
 from dstl_service.registry.job_store import JobStore
 from storage.memory_store import MemoryStore
 from storage.model import KeyGroupRange, MaterializationHandle
@@ -162,6 +163,20 @@ def test_tasks_that_start_together_read_a_manifest_once() -> None:
             pass
         waiting.set()
         assert {loaded.result(60).ref for loaded in loads} == {made.ref}
+    assert store.count("get", "job/checkpoints/*") == 1
+
+
+def test_cached_manifests_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I9: a manifest may have megabytes, so few are cached then; the newest always is."""
+    monkeypatch.setattr(manifest_log, "_BYTES_CACHED", 1)
+    store = RecordingStore(MemoryStore())
+    jobs = opened(store)
+    epoch, latest = jobs.claim("driver")
+    first = complete(jobs, epoch, latest)
+    second = complete(jobs, epoch, first)
+    jobs.load(second.id, second.generation)
+    assert store.count("get", "job/checkpoints/*") == 0
+    jobs.load(first.id, first.generation)
     assert store.count("get", "job/checkpoints/*") == 1
 
 

@@ -24,6 +24,9 @@ from storage.model import ObjectInfo
 from storage.object_store import ObjectStore
 
 _MANIFESTS_CACHED = 64
+_HANDLES_CACHED = 150_000
+"""Handles in cached manifests, about 100 MB: a manifest of a thousand tables has many thousands."""
+
 _LOOKS_MAX = 5
 
 
@@ -56,9 +59,16 @@ class Stand:
 
 
 class ManifestLog:
-    """Reads and appends to ``checkpoints/`` in the folder of a job's life; thread-safe."""
+    """
+    Reads and appends to ``checkpoints/`` in the folder of a job's life; thread-safe.
 
-    def __init__(self, store: ObjectStore, folder: LifeFolder) -> None:
+    Args:
+        store: Holds them.
+        folder: The life's folder.
+        handles_max: Handles in the manifests that are cached; the newest stays even if it alone has more.
+    """
+
+    def __init__(self, store: ObjectStore, folder: LifeFolder, handles_max: int = _HANDLES_CACHED) -> None:
         self.job_uid = ""
         """
         Set when known; every manifest read must carry it.
@@ -70,12 +80,15 @@ class ManifestLog:
         self._folder = folder
         self._lock = threading.Lock()
         self._cache: OrderedDict[Place, Manifest] = OrderedDict()
+        self._handles = 0
+        self._handles_max = handles_max
         self._loads: dict[Place, Future[Manifest]] = {}
 
     def forget(self) -> None:
         """Clear the cache; loads begun before this call do not fill it either."""
         with self._lock:
             self._cache.clear()
+            self._handles = 0
             self._loads.clear()
 
     def append(self, manifest: Manifest) -> int:
@@ -96,7 +109,7 @@ class ManifestLog:
         self._store.delete([place_key(self._folder.path, place) for place in places])
         with self._lock:
             for place in places:
-                self._cache.pop(place, None)
+                self._drop(place)
 
     def load(self, place: Place) -> Manifest:
         """
@@ -127,7 +140,7 @@ class ManifestLog:
     def load_anew(self, place: Place) -> Manifest:
         """Return the manifest at a place, read from the store: a cached one may be deleted."""
         with self._lock:
-            self._cache.pop(place, None)
+            self._drop(place)
         return self.load(place)
 
     def remembered(self, place: Place) -> Manifest | None:
@@ -245,9 +258,20 @@ class ManifestLog:
             self._keep(place_of_manifest(manifest), manifest)
 
     def _keep(self, place: Place, manifest: Manifest) -> None:
+        self._drop(place)
         self._cache[place] = manifest
-        while len(self._cache) > _MANIFESTS_CACHED:
-            self._cache.popitem(last=False)
+        self._handles += _handles_in(manifest)
+        while len(self._cache) > (_MANIFESTS_CACHED if self._handles <= self._handles_max else 1):
+            self._drop(next(iter(self._cache)))
+
+    def _drop(self, place: Place) -> None:
+        dropped = self._cache.pop(place, None)
+        if dropped is not None:
+            self._handles -= _handles_in(dropped)
+
+
+def _handles_in(manifest: Manifest) -> int:
+    return len(manifest.segments) + len(manifest.earlier) + len(manifest.materializations)
 
 
 def place_of_manifest(manifest: Manifest) -> Place:

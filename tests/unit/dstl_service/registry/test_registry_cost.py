@@ -11,13 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from dstl_service.formats.keys import Place
 from dstl_service.formats.manifest import Manifest
 from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.lives import LifeFolder
+from dstl_service.registry.manifest_log import ManifestLog
 from storage.memory_store import MemoryStore
 from storage.model import KeyGroupRange, MaterializationHandle
 from storage.object_store import ObjectStore
 from storage.testing import RecordingStore
-from tests.unit.dstl_service.samples import manifest, opened
+from tests.unit.dstl_service.samples import handles_of, manifest, opened, segment
 from tests.unit.dstl_service.world import World
 
 START_REQUESTS_MAX = 20
@@ -163,6 +166,22 @@ def test_tasks_that_start_together_read_a_manifest_once() -> None:
         waiting.set()
         assert {loaded.result(60).ref for loaded in loads} == {made.ref}
     assert store.count("get", "job/checkpoints/*") == 1
+
+
+def test_cached_manifests_are_bounded_by_what_they_name() -> None:
+    """A manifest of a thousand tables takes megabytes; of long ones fewer are cached, the newest in any case."""
+    store = MemoryStore()
+    log = ManifestLog(store, LifeFolder(store, "job"), handles_max=100)
+    lengths = (10, 40, 40, 20, 1000, 90, 10)
+
+    cached = []
+    for checkpoint_id, length in enumerate(lengths):
+        handles = handles_of([segment(partition=number) for number in range(length)])
+        log.append(manifest(checkpoint_id, segments=handles))
+        known = (number for number in range(checkpoint_id + 1) if log.remembered(Place(0, number, 0)) is not None)
+        cached.append(list(known))
+
+    assert cached == [[0], [0, 1], [0, 1, 2], [1, 2, 3], [4], [5], [5, 6]]
 
 
 class CountingStore(RecordingStore):

@@ -83,8 +83,7 @@ class BackendSettings:
 
     def __post_init__(self) -> None:
         validate_name("job", self.job)
-        scheme = urlsplit(self.storage).scheme
-        if scheme not in ("file", "s3"):
+        if not _is_storage(self.storage):
             raise InvalidInputError(
                 f"storage {self.storage!r} must be file:///an/absolute/path (a disk that all hosts see) or s3://bucket/prefix"
             )
@@ -163,6 +162,13 @@ class BackendSettings:
                 hint = f", did you mean {near[0]!r}?" if near else "."
                 raise InvalidInputError(f"unknown option {name!r}{hint} Known options: {', '.join(sorted(known))}")
         return cls(storage=storage, job=job, **options)
+
+
+def _is_storage(url: Any) -> bool:
+    parts = urlsplit(url) if isinstance(url, str) else None
+    if parts is None or parts.scheme != "file":
+        return parts is not None and parts.scheme == "s3" and bool(parts.netloc)
+    return parts.netloc in ("", "localhost") and parts.path.startswith("/")
 
 
 def _check_address(address: str) -> None:

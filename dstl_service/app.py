@@ -70,7 +70,10 @@ def create_app(
         )
         parts.announcement.begin()
         idle = app.state.idle = IdleWatch(
-            settings.idle_exit_s, lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: parts.is_busy
+            settings.idle_exit_s,
+            lambda: os.kill(os.getpid(), signal.SIGTERM),
+            lambda: parts.is_busy,
+            lambda: parts.jobs.is_any_reached,
         )
         idle.start()
         try:

@@ -150,7 +150,7 @@ def _make(path: Path) -> None:
             _make(path.parent)
         else:
             return
-    raise FileNotFoundError(errno.ENOENT, "it is removed again and again", str(path))
+    raise FileNotFoundError(errno.ENOENT, "no folder can be made there, or it is removed again and again", str(path))
 
 
 def _is_folder(path: Path) -> bool:

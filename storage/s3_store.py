@@ -286,14 +286,23 @@ class S3Store:
             raise InvalidInputError(f"cannot {verb} {key}: {error}", key=key) from error
         except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError) as error:
             raise UnavailableError(
-                f"cannot {verb} {key}: boto3 found no usable credentials; check its default chain", key=key
+                f"cannot {verb} {key or self.url}: boto3 found no usable credentials; set AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, a profile or a role for the process that starts the sidecar",
+                key=key,
+                store=self.url,
             ) from error
         except boto.NoRegionError as error:
             raise InvalidInputError(f"cannot {verb} {self.url}: set the option region, or AWS_REGION") from error
         except (*_CONNECTION_ERRORS, OSError) as error:
             # Refused, reset and silent connections, and truncated or damaged answers.
             cause = type(error).__name__
-            raise UnavailableError(f"cannot {verb} {key}: the connection failed", key=key, cause=cause) from error
+            raise UnavailableError(
+                f"cannot {verb} {key or self.url}: the connection to {self._client.meta.endpoint_url} failed; check "
+                "the endpoint and the network",
+                key=key,
+                store=self.url,
+                cause=cause,
+            ) from error
         except boto.BotoCoreError as error:
             cause = type(error).__name__
             raise InternalError(f"cannot {verb} {key}: unexpected error of botocore", key=key, cause=cause) from error

@@ -8,12 +8,13 @@ compaction that ends after further checkpoints replaces exactly the segments it 
 whose manifest is complete, while its base lists the compaction as under way (`dstl_service.formats.under_way`). A merge
 must fit into memory, so a partition with too large a log is left to materializations, with all partitions that share
 segments with it. Their log does not count when the rest is checked: else the rest would be compacted again at every
-checkpoint. No I/O.
+checkpoint. A partition that was materialized meanwhile keeps what is left of its log, and the rest of the result
+enters: with many tables, each checkpoint takes snapshots of some. No I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,7 @@ from storage.key_groups import key_group_range
 from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle, SegmentKind
 
 _FRESH_SHARE_MIN = 0.25
+_SEGMENTS_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class CompactionSettings:
     floor_bytes: int = 4 * 1024 * 1024
     """A log up to this size is not compacted: its storage costs less than the requests."""
     segments_max: int = 2048
-    """A log of more segments is compacted whatever its size, since manifests name each segment."""
+    """A log of more segments is compacted whatever its size, since manifests name each segment: once a quarter of its
+    bytes is new, and in any case with four times as many."""
     base_bytes_max: int = 512 * 1024 * 1024
     """
     A larger operator state is not rewritten as a base, nor, on top of materializations, a partition with a larger log;
@@ -143,21 +146,40 @@ def choose_compactions(
 
 
 def apply(view: StateView, replacement: Replacement) -> StateView | None:
-    """Return the view with a compaction's result, or None if the view no longer has all its inputs."""
+    """
+    Return the view with a compaction's result, or None if the view no longer has all inputs of what can enter.
+
+    Left out are partitions whose materializations changed: a new one may lack a deletion that the result dropped.
+    """
     compaction = replacement.compaction
-    if _materializations(view, compaction.operator) != compaction.materializations:
-        return None  # the new materialization may lack a deletion that the result dropped
-    remaining = [handle for handle in view.log if handle not in compaction.inputs]
-    if len(remaining) + len(compaction.inputs) != len(view.log):
+    changed = _materializations(view, compaction.operator) ^ compaction.materializations
+    inputs, left_out = compaction.inputs, set[int]()
+    if changed:
+        by_partition = {output.partition: [handle for handle, _ in output.inputs] for output in compaction.outputs}
+        left_out, staying = _with_neighbours(_partitions_of(changed, compaction.outputs), by_partition)
+        inputs -= staying
+    added = [handle for handle in replacement.added if handle.entry.id.partition not in left_out]
+    remaining = [handle for handle in view.log if handle not in inputs]
+    if not inputs or len(remaining) + len(inputs) != len(view.log):
         return None
-    return replace(view, log=[*replacement.added, *remaining])
+    return replace(view, log=[*added, *remaining])
+
+
+def _partitions_of(materializations: Collection[MaterializationHandle], outputs: Iterable[Output]) -> set[int]:
+    """Return the partitions of the outputs that share key groups with any of these materializations."""
+    return {
+        output.partition
+        for output in outputs
+        if any(item.key_groups.intersects(output.key_groups) for item in materializations)
+    }
 
 
 def _is_due(size: LogSize, settings: CompactionSettings) -> bool:
-    if size.segments > settings.segments_max:
-        return True
-    # A compacted log that is still as large as the table shrinks no further until much of it is new.
+    # A compacted log that is still as large as the table shrinks no further until much of it is new; with many
+    # partitions a few checkpoints have many segments, and the whole log would be rewritten for them.
     is_worthwhile = size.fresh_bytes >= _FRESH_SHARE_MIN * size.log_bytes
+    if size.segments > settings.segments_max:
+        return is_worthwhile or size.segments > _SEGMENTS_FACTOR * settings.segments_max
     return is_worthwhile and size.log_bytes > max(settings.floor_bytes, settings.log_ratio_max * size.table_bytes)
 
 
@@ -185,7 +207,7 @@ def _plan(
             kind = SegmentKind.COMPACTED if is_materialized else SegmentKind.BASE
             outputs.append(Output(partition, key_groups, kind, tuple(inputs)))
     if too_large:
-        left_alone, staying = _with_neighbours(too_large, by_partition)
+        left_alone, staying = _with_neighbours(too_large, dict(enumerate(by_partition)))
         handles = [handle for handle in handles if handle not in staying]
         if not _is_due(log_size(replace(view, log=handles), operator.name), settings):
             return None
@@ -194,7 +216,7 @@ def _plan(
 
 
 def _with_neighbours(
-    partitions: AbstractSet[int], by_partition: Sequence[Sequence[SegmentHandle]]
+    partitions: AbstractSet[int], by_partition: Mapping[int, Sequence[SegmentHandle]]
 ) -> tuple[set[int], set[SegmentHandle]]:
     """
     Return these partitions with all that share segments with them, and their segments.
@@ -210,7 +232,7 @@ def _with_neighbours(
         segments.update(handle for partition in new for handle in by_partition[partition])
         new = {
             partition
-            for partition, handles in enumerate(by_partition)
+            for partition, handles in by_partition.items()
             if partition not in found and not segments.isdisjoint(handles)
         }
     return found, segments

@@ -153,6 +153,11 @@ class ActiveJobs:
         return sorted(self._jobs)
 
     @property
+    def is_any_reached(self) -> bool:
+        """Whether any job was found in the store or created there."""
+        return any(job.store.job_uid or job.epoch for job in self)
+
+    @property
     def in_flight_bytes(self) -> int:
         """Bytes of change sets in flight, over all jobs."""
         return sum(job.book.in_flight_bytes for job in self)

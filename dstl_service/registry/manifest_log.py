@@ -24,8 +24,11 @@ from storage.model import ObjectInfo
 from storage.object_store import ObjectStore
 
 _MANIFESTS_CACHED = 64
-_BYTES_CACHED = 32 << 20
-"""Most encoded bytes of cached manifests, the newest one aside: a manifest may have megabytes."""
+_BYTES_CACHED = 16 << 20
+"""
+Most encoded bytes of cached manifests, the newest one aside: a manifest of a thousand tables has megabytes, and takes
+about six times as much memory.
+"""
 _LOOKS_MAX = 5
 
 

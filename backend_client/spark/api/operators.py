@@ -68,6 +68,7 @@ def row_operator(given: OperatorInput, options: TransformOptions) -> Operator:
     """
     output_mode, time_mode = _output_mode(options.outputMode), TimeMode.of(options.timeMode)
     processor, output_schema = options.statefulProcessor, options.outputStructType
+    _check_is_object(processor)
     name = options.name or type(processor).__name__
     given.check_name(name)
     if isinstance(output_schema, str):
@@ -117,6 +118,7 @@ def columnar_operator(
         InvalidInputError: An argument is invalid, or the processor does not fit the input.
     """
     output_mode = _output_mode(output_mode)
+    _check_is_object(processor)
     name = name or type(processor).__name__
     given.check_name(name)
     is_first = not given.query.operators
@@ -135,6 +137,11 @@ def columnar_operator(
             output_mode=output_mode,
         )
     )
+
+
+def _check_is_object(processor: Any) -> None:
+    if isinstance(processor, type):
+        raise InvalidInputError(f"the processor is the class {processor.__name__}; give an object of it: …()")
 
 
 def _groupable(operator: Operator) -> Operator:

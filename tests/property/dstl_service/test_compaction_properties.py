@@ -2,8 +2,9 @@
 Compactions of random logs, with changing parallelism and materializations between them, checked against a model.
 
 Steps: checkpoints are completed one after the other; compactions are planned and done at random moments, and their
-results come in some checkpoints later, or never; materializations come in late as well. After every checkpoint its
-state is put together from the view. A failure means that a restore would give another state than the log had.
+results come in some checkpoints later, or never; materializations come in late as well, also between a compaction and
+its result. After every checkpoint its state is put together from the view. A failure means that a restore would give
+another state than the log had.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class World:
         self.parallelism = chance.randint(1, 4)
         self.compacted = 0
         self.left_alone = 0
+        self.taken_in_part = 0
 
     def operator(self) -> OperatorInfo:
         return OperatorInfo("op", self.parallelism, "{}", {})
@@ -82,11 +84,10 @@ class World:
 
     def complete(self, checkpoint_id: int) -> None:
         """Complete a checkpoint, with all that waits to come in."""
-        for replacement in self.waiting:
-            self.view = apply(self.view, replacement) or self.view
-        self.waiting.clear()
         while self.materializing and self.chance.random() < 0.5:
             self.install(self.materializing.pop(0))
+        if self.waiting and self.chance.random() < 0.7:
+            self.take(self.waiting.pop())
         segments = []
         for partition in range(self.parallelism):
             key_groups = key_group_range(partition, self.parallelism, MAX_PARALLELISM)
@@ -101,6 +102,12 @@ class World:
                 segments.append(Segment.of(set_id, key_groups, len(changes), encode_change_set(changes)))
         self.view = replace(self.view, log=[*self.view.log, *self.stored(segments)])
         self.history.append(dict(self.model))
+
+    def take(self, replacement: Replacement) -> None:
+        """Let a compaction's result in, as far as it fits."""
+        before = self.view
+        self.view = apply(before, replacement) or before
+        self.taken_in_part += self.view is not before and not set(self.view.log).issuperset(replacement.added)
 
     def changes(self, key_groups: KeyGroupRange) -> dict[bytes, bytes | None]:
         """Return random changes of a few keys of these key groups."""
@@ -177,6 +184,13 @@ def test_compacted_log_has_same_state(seed: int, materializes: bool) -> None:
     assert run(World(random.Random(seed)), materializes=materializes).compacted > 0
 
 
+def test_result_is_taken_in_part() -> None:
+    """I14: so it is where some of a result's partitions were materialized before it came in."""
+    worlds = [run(World(random.Random(seed)), materializes=True) for seed in range(100, 160)]
+
+    assert sum(world.taken_in_part for world in worlds) > 10
+
+
 def test_log_of_large_partitions_has_same_state() -> None:
     """I14: so it is where partitions whose log is too long are left alone, whatever they share with others."""
     worlds = [
@@ -209,6 +223,7 @@ def test_log_stays_within_its_bound(seed: int) -> None:
     world = World(random.Random(seed))
     for checkpoint_id in range(20):
         world.complete(checkpoint_id)
+        world.waiting.clear()
         world.compact(checkpoint_id)
         if world.waiting:
             view = apply(world.view, world.waiting[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,9 @@ def test_arguments_are_no_options(option: str) -> None:
     [
         {"storage": "/plain/path"},
         {"storage": "memory://x"},
+        {"storage": "file://relative/path"},
+        {"storage": "s3://"},
+        {"storage": Path("/plain/path")},
         {"storage": ""},
         {"job": "a/b"},
         {"job": ""},

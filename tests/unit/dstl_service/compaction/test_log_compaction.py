@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,9 @@ from dstl_service.compaction.plan import (
     log_size,
 )
 from dstl_service.formats.manifest import StateView
+from dstl_service.restore.truncation import truncate
 from dstl_service.wire import OperatorInfo
+from storage.key_groups import key_group_range
 from storage.model import ChangeSetId, KeyGroupRange, MaterializationHandle, Segment, SegmentHandle, SegmentKind, Writer
 from tests.unit.dstl_service.samples import handles_of
 
@@ -78,3 +81,96 @@ def test_neighbour_of_large_partition_is_left_alone(spanning: KeyGroupRange) -> 
     large = [segment_of(number, FIRST, 600) for number in (2, 3)]
 
     assert chosen(view_of(segment_of(1, spanning, 100), *large, segment_of(2, SECOND, 100))) == []
+
+
+def halves(*materialized: MaterializationHandle) -> StateView:
+    """Return a state of two partitions with a log each, materialized as given."""
+    log = [segment_of(number, half, 200) for number in (3, 4) for half in (FIRST, SECOND)]
+    return StateView(materialized, log)
+
+
+def snapshot(key_groups: KeyGroupRange, checkpoint_id: int) -> MaterializationHandle:
+    """Return a materialization."""
+    return MaterializationHandle("op", key_groups, checkpoint_id, f"uid-{checkpoint_id}", "index", 100)
+
+
+def test_result_enters_beside_a_partition_that_was_materialized_meanwhile() -> None:
+    """A snapshot of one table gives up its own part of a compaction only; else many tables would never be compacted."""
+    first, second = snapshot(FIRST, 1), snapshot(SECOND, 2)
+    (compaction,) = chosen(halves(first, second))
+    made = tuple(segment_of(9, half, 300, SegmentKind.COMPACTED) for half in (FIRST, SECOND))
+    meanwhile = truncate(halves(first, second), [snapshot(FIRST, 3)])
+
+    after = apply(meanwhile, Replacement(compaction, made, "uid"))
+
+    assert after is not None
+    assert after.log == [made[1], segment_of(4, FIRST, 200)]
+
+
+def test_result_of_materialized_partitions_does_not_enter() -> None:
+    """What was materialized as a whole meanwhile has no use for the result."""
+    (compaction,) = chosen(halves(snapshot(ALL, 2)))
+    made = tuple(segment_of(9, half, 300, SegmentKind.COMPACTED) for half in (FIRST, SECOND))
+
+    assert apply(halves(snapshot(ALL, 3)), Replacement(compaction, made, "uid")) is None
+
+
+def test_partition_with_nothing_left_loses_its_log() -> None:
+    """A partition whose last key was deleted has an empty base."""
+    (compaction,) = chosen(halves())
+
+    after = apply(halves(), Replacement(compaction, (), "uid"))
+
+    assert after is not None
+    assert after.log == []
+
+
+def test_compactions_of_many_tables_enter() -> None:
+    """A log of 100 tables stays short although snapshots of some enter with every checkpoint."""
+    operator, settings = OperatorInfo("op", 100, "{}", {}), CompactionSettings(segments_max=500)
+    ranges = [key_group_range(partition, 100, 128) for partition in range(100)]
+    view, waiting = StateView((), []), None
+    for checkpoint_id in range(60):
+        view = truncate(view, [table_snapshot(ranges[n], checkpoint_id - 1) for n in range(checkpoint_id, 100, 60)])
+        if waiting is not None:
+            view = apply(view, waiting) or view
+            waiting = None
+        view = replace(view, log=[*view.log, *(table_segment(n, ranges[n], checkpoint_id) for n in range(100))])
+        sizes = {"op": log_size(view, "op")}
+        for compaction in choose_compactions(view, [operator], sizes, checkpoint_id, 128, settings):
+            made = (
+                table_segment(output.partition, output.key_groups, checkpoint_id, output.kind)
+                for output in compaction.outputs
+            )
+            waiting = Replacement(compaction, tuple(made), "uid")
+        assert len(view.log) <= 900
+
+
+def table_snapshot(key_groups: KeyGroupRange, checkpoint_id: int) -> MaterializationHandle:
+    """Return a materialization of one of many tables."""
+    uid = f"uid-{key_groups.first}-{checkpoint_id}"
+    return MaterializationHandle("op", key_groups, max(0, checkpoint_id), uid, f"index-{uid}", 100)
+
+
+def table_segment(
+    partition: int, key_groups: KeyGroupRange, checkpoint_id: int, kind: SegmentKind = SegmentKind.CHANGES
+) -> SegmentHandle:
+    """Return a segment of one of many tables."""
+    set_id = ChangeSetId("job", "op", checkpoint_id, Writer(1, 1), partition, 0)
+    key = f"job/segments/host/{checkpoint_id}-{partition}-{kind.name}.seg"
+    return handles_of([Segment.of(set_id, key_groups, 1, b"x" * 100, kind)], key)[0]
+
+
+def test_log_of_many_segments_waits_until_much_of_it_is_new() -> None:
+    """A checkpoint of a thousand tables has a thousand segments; a long log is not rewritten for each of them."""
+    settings = CompactionSettings(floor_bytes=10**9, segments_max=10)
+
+    def is_chosen(compacted_bytes: int, segments: int) -> bool:
+        compacted = segment_of(1, FIRST, compacted_bytes, SegmentKind.COMPACTED)
+        view = view_of(compacted, *(segment_of(2 + number, FIRST, 10) for number in range(segments)))
+        return choose_compactions(view, [OPERATOR], {"op": log_size(view, "op")}, 99, 8, settings) != []
+
+    assert is_chosen(330, 11)
+    assert not is_chosen(5000, 11)
+    assert not is_chosen(5000, 40)
+    assert is_chosen(5000, 41)

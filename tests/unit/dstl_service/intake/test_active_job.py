@@ -16,6 +16,7 @@ from storage.errors import DstlError, NotFoundError
 from storage.memory_store import MemoryStore
 from storage.model import KeyGroupRange
 from storage.testing import FakeClock, FakeIds, RecordingStore
+from tests.unit.dstl_service.http_life import service
 
 HOUR_MS = 3_600_000
 
@@ -144,3 +145,15 @@ def test_look_whether_the_job_was_deleted_is_kept_for_who_needs_it(*, is_given_u
         assert job.look is None
 
     run(story)
+
+
+def test_job_is_reached_when_the_store_has_it() -> None:
+    """A service that no request has led to a job of the store may have wrong credentials; see `IdleWatch`."""
+    with service(MemoryStore()) as life:
+        jobs = life.client.app.state.parts.jobs  # type: ignore[attr-defined]
+        assert life.client.get("/v1/jobs/job/checkpoints").status_code == 404
+        assert not jobs.is_any_reached
+
+        life.open()
+
+        assert jobs.is_any_reached

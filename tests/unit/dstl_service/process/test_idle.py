@@ -10,7 +10,7 @@ import pytest
 from dstl_service.process import idle
 from dstl_service.process.idle import IdleWatch
 
-IDLE_S = 10
+IDLE_S = 30
 
 
 class Clockwork:
@@ -38,8 +38,10 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
     return made
 
 
-def watch(stopped: list[str], is_busy: Callable[[], bool] = lambda: False) -> IdleWatch:
-    made = IdleWatch(IDLE_S, lambda: stopped.append("stopped"), is_busy)
+def watch(
+    stopped: list[str], is_busy: Callable[[], bool] = lambda: False, is_used: Callable[[], bool] = lambda: True
+) -> IdleWatch:
+    made = IdleWatch(IDLE_S, lambda: stopped.append("stopped"), is_busy, is_used)
     made.start()
     return made
 
@@ -84,3 +86,29 @@ def test_background_work_keeps_the_process(loop: Clockwork) -> None:
     busy[0] = False
     loop.pass_time()
     assert stopped
+
+
+def test_process_that_reaches_no_job_is_stopped_soon(loop: Clockwork) -> None:
+    """With wrong credentials each request fails; the next process has the environment of who starts it."""
+    stopped: list[str] = []
+    made = watch(stopped, is_used=lambda: False)
+    loop.pass_time()
+    assert not stopped  # nobody has asked yet
+    made.request_began()
+    made.request_ended()
+
+    loop.pass_time()
+
+    assert stopped
+
+
+def test_process_that_nobody_asks_is_stopped_in_time(loop: Clockwork) -> None:
+    """Without any request the idle time counts."""
+    stopped: list[str] = []
+    watch(stopped, is_used=lambda: False)
+    waited = 0.0
+    while not stopped:
+        waited += loop.timers[0][0]
+        loop.pass_time()
+
+    assert waited == IDLE_S

@@ -1,0 +1,22 @@
+"""What is refused when an operator is declared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming import StatefulProcessor
+
+from backend_client.columnar import Aggregate
+from backend_client.spark.api.operators import TransformOptions, columnar_operator, row_operator
+from storage.errors import InvalidInputError
+
+
+def test_class_instead_of_processor_is_refused() -> None:
+    """A processor's class is refused with what to write; its init would fail for want of `self`."""
+    nothing: Any = None
+
+    with pytest.raises(InvalidInputError, match="is the class StatefulProcessor; give an object"):
+        row_operator(nothing, TransformOptions(StatefulProcessor, "a long", "Update", "None"))  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="is the class Aggregate"):
+        columnar_operator(nothing, Aggregate, None, "Update", name=None, parallelism=None)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from backend_client.key_runs import key_changes, same_key
 from backend_client.spark.private.frames import arrow_type
+from backend_client.whole_numbers import check_whole, holds_integers
 from storage.errors import InvalidInputError
 
 _FIRST_US, _LAST_US = (
@@ -174,6 +175,7 @@ class RowsToArrow:
         arrow = arrow_type(schema)
         self.types = [arrow.field(position).type for position in range(arrow.num_fields)]
         self._nested = [_has_struct(field.dataType) for field in schema.fields]
+        self._whole = [holds_integers(kind) for kind in self.types]
 
     def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
         """
@@ -190,21 +192,17 @@ class RowsToArrow:
             named = [_as_dict(row) for row in rows]
             values = [[row.get(name) for row in named] for name in names]
         arrays = []
-        for name, kind, nested, column in zip(names, self.types, self._nested, values, strict=True):
+        for name, kind, nested, whole, given in zip(names, self.types, self._nested, self._whole, values, strict=True):
             try:
-                arrays.append(pa.array([_plain(value) for value in column] if nested else column, kind))
-                if pa.types.is_integer(kind) and any(map(_is_float, set(map(type, column)))):
-                    raise TypeError("a float is not an integer")  # Arrow would truncate it
+                column = [_plain(value) for value in given] if nested else given
+                arrays.append(pa.array(column, kind))
+                if whole:
+                    check_whole(column, kind)
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                 raise InvalidInputError(
                     f"values of output column {name!r} do not fit its type {kind}: {error}"
                 ) from error
         return arrays
-
-
-def _is_float(kind: type) -> bool:
-    """Say whether a type is one of floats; numpy's 32-bit float is no subclass of Python's."""
-    return issubclass(kind, (float, np.floating))
 
 
 def _as_dict(row: Any) -> dict[str, Any]:

@@ -257,6 +257,16 @@ class TestRowsToArrow:
             (ArrayType(LongType()), 5),
             (ArrayType(LongType()), ["x"]),
             (MapType(StringType(), LongType()), 5),
+            (LongType(), Decimal("1.5")),
+            (ArrayType(LongType()), [1, 1.5]),
+            (ArrayType(LongType()), np.array([1.5])),
+            (ArrayType(ArrayType(IntegerType())), [[np.float32(1.5)], None]),
+            (MapType(StringType(), LongType()), {"a": 1.5}),
+            (MapType(StringType(), LongType()), [("a", 1.5)]),
+            (MapType(LongType(), StringType()), {1.5: "a"}),
+            (StructType().add("x", LongType()), Row(x=np.float64(1.5))),
+            (ArrayType(StructType().add("x", MapType(StringType(), LongType()))), [None, {"x": {"a": None, "b": 1.5}}]),
+            (StructType().add("x", LongType()), [("x", 1.5)]),
             (StructType([StructField("a", LongType())]), 5),
             (StructType([StructField("a", LongType())]), Row(a="x")),
             (LongType(), object()),
@@ -266,6 +276,12 @@ class TestRowsToArrow:
         """A value that does not fit its column is refused with the column's name."""
         with pytest.raises(InvalidInputError, match="'wrong'"):
             columns_of(StructType([StructField("wrong", kind)]), Row(wrong=value))
+
+    def test_whole_floats_are_integers(self) -> None:
+        """A whole number of another type is an integer, as on Spark."""
+        schema = StructType([StructField("n", LongType()), StructField("list", ArrayType(IntegerType()))])
+
+        assert columns_of(schema, Row(n=np.float64(3), list=[1.0, Decimal(2)])) == [[3], [[1, 2]]]
 
     @pytest.mark.parametrize("value", [5, ("a", 1), {"user": "a"}, Row("a", 1), None])
     def test_other_than_named_row_is_refused(self, value: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import date
 from decimal import Decimal
 from itertools import pairwise
@@ -201,7 +201,8 @@ class TestRowFactory:
 
 def columns_of(schema: StructType, *rows: Any) -> list[list[Any]]:
     """Return what becomes of these rows."""
-    return [column.to_pylist() for column in RowsToArrow(schema).columns(rows)]
+    converter = RowsToArrow(schema)
+    return [column.to_pylist() for column in converter.columns([*converter.taken(iter(rows))])]
 
 
 PAIR = StructType([StructField("user", StringType()), StructField("n", LongType())])
@@ -276,6 +277,27 @@ class TestRowsToArrow:
         """A value that does not fit its column is refused with the column's name."""
         with pytest.raises(InvalidInputError, match="'wrong'"):
             columns_of(StructType([StructField("wrong", kind)]), Row(wrong=value))
+
+    def test_rows_are_taken_as_they_are_yielded(self) -> None:
+        """A list, dictionary or row with one inside that is changed behind its yield keeps what it was, as on Spark."""
+        kinds = {"list": ArrayType(LongType()), "map": MapType(StringType(), ArrayType(LongType()))}
+        pair = StructType([StructField("n", LongType()), StructField("list", ArrayType(LongType()))])
+        fields = [*(StructField(name, kind) for name, kind in kinds.items()), StructField("pair", pair)]
+        converter = RowsToArrow(StructType(fields))
+
+        def yielded() -> Iterator[Row]:
+            numbers: list[int] = []
+            by_name: dict[str, list[int]] = {}
+            for n in range(2):
+                numbers.append(n)
+                by_name[str(n)] = numbers
+                yield Row(list=numbers, map=by_name, pair=Row(n=n, list=numbers))
+
+        lists, maps, pairs = converter.columns([*converter.taken(yielded())])
+
+        assert lists.to_pylist() == [[0], [0, 1]]
+        assert maps.to_pylist() == [[("0", [0])], [("0", [0, 1]), ("1", [0, 1])]]
+        assert pairs.to_pylist() == [{"n": 0, "list": [0]}, {"n": 1, "list": [0, 1]}]
 
     def test_whole_floats_are_integers(self) -> None:
         """A whole number of another type is an integer, as on Spark."""

@@ -79,6 +79,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "progress",
         "key_groups",
         "key_runs",
+        "whole_numbers",
         "join_rules",
         "progress_line",
         "source_watermark",

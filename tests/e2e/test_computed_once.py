@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -95,6 +96,34 @@ def test_lost_block_repeats_the_batch(spark: SparkSession, make_backend: Backend
     last: dict[Any, int] = {}
     for first, _ in seen.values():
         last.update(first)
+    assert stored_numbers(backend, "dice-0") == sorted(last.values())
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_loss_counts_if_its_error_is_caught(
+    spark: SparkSession, make_backend: Backends, tmp_path: Path, is_read: bool
+) -> None:
+    """A function that catches the error of lost output is called again; a loss behind its reads costs nothing (I18)."""
+    write_input(tmp_path / "in", FILES)
+    backend, seen, caught = make_backend(), {}, []
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        is_first = batch_id == 1 and batch_id not in seen
+        seen[batch_id] = {} if is_read and is_first else {row.k: row.n for row in batch.collect()}
+        if is_first:
+            lose_blocks(spark)
+            try:
+                seen[batch_id] = {row.k: row.n for row in batch.collect()} if is_read else seen[batch_id]
+            except (PySparkException, Py4JJavaError) as error:
+                caught.append(error)
+
+    run_to_end(dice(backend, spark, tmp_path / "in").writeStream, tmp_path / "chk", function)
+
+    assert [progress.tries for progress in backend.recent_progress] == [1, 1 + is_read, 1]
+    assert len(caught) == is_read
+    last: dict[Any, int] = {}
+    for numbers in seen.values():
+        last.update(numbers)
     assert stored_numbers(backend, "dice-0") == sorted(last.values())
 
 

@@ -24,6 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
 from backend_client.batch_time import BatchTime
+from backend_client.spark.driver.kept_output import LOST_BLOCK
 from backend_client.spark.event_time import DELAY_KEY
 from backend_client.spark.private import frames, session, sinks
 from storage.errors import InvalidInputError
@@ -118,6 +119,25 @@ def test_plan_names_its_nodes(spark: SparkSession, node: str, plan: Callable[[Da
 
     assert node in nodes
     assert nodes.get("Join") in (None, "RightOuter")
+
+
+def test_failed_jobs_are_known(spark: SparkSession) -> None:
+    """Spark says which blocks of a local checkpoint are gone, and why the jobs failed that would have read them."""
+    frame = spark.range(4).localCheckpoint(eager=False)
+    rdd = session.local_checkpoint(frame)
+    first = session.jobs_so_far(rdd)
+    assert frame.count() == 4
+    assert not session.lacks_blocks(rdd)
+    assert [*session.job_failures(rdd, first, wait=True)] == []
+
+    rdd.unpersist(True)
+    with pytest.raises(Exception, match=LOST_BLOCK):
+        frame.count()
+
+    assert session.lacks_blocks(rdd)
+    assert all(LOST_BLOCK in reason for reason in session.job_failures(rdd, first, wait=True))
+    assert len([*session.job_failures(rdd, first, wait=True)]) == 1
+    assert [*session.job_failures(rdd, session.jobs_so_far(rdd), wait=True)] == []
 
 
 def test_watermark_is_in_the_schema(stream: DataFrame) -> None:

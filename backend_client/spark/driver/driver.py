@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
@@ -196,6 +197,8 @@ class BatchRunner:
             self._flush(batch_id, plan)
             computed = time.perf_counter()
             self._function(apply_steps(self._final_steps, frame, offsets), batch_id)
+            for reason in chain.from_iterable(output.failed_reads() for output in work.kept):
+                raise LostChangesError(f"the function went on although it could not read its batch: {reason}")
             called = time.perf_counter()
             response = session.complete(batch_id, plan)
             done = time.perf_counter()

@@ -8,11 +8,13 @@ block is an error and never silently recomputed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from pyspark.sql import DataFrame
 
-from backend_client.spark.private.session import local_checkpoint
+from backend_client.spark.driver.receipts import STALE_OUTPUT
+from backend_client.spark.private.session import job_failures, jobs_so_far, lacks_blocks, local_checkpoint
 
 LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 """Spark's error class for a lost block of a local checkpoint."""
@@ -24,6 +26,19 @@ class KeptOutput:
     def __init__(self, frame: DataFrame) -> None:
         self.frame = frame.localCheckpoint(eager=False)
         self._blocks: Any = local_checkpoint(self.frame)
+        self._first_job = jobs_so_far(self._blocks)
+
+    def failed_reads(self) -> Iterator[str]:
+        """
+        Yield why reads of the frame have failed, even if whoever read has caught the error (I18).
+
+        Spark remembers the jobs that failed, whoever started them. Its record is a moment behind; it is waited for if a
+        block is gone.
+        """
+        block = f"rdd_{self._blocks.id()}_"
+        for reason in job_failures(self._blocks, self._first_job, wait=lacks_blocks(self._blocks)):
+            if STALE_OUTPUT in reason or (LOST_BLOCK in reason and block in reason):
+                yield reason
 
     def release(self) -> None:
         """Drop the rows on the executors."""

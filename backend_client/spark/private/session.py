@@ -165,3 +165,48 @@ def local_checkpoint(frame: DataFrame) -> Any:
     """Return the RDD, in the JVM, that holds a frame returned by ``localCheckpoint``."""
     with needed("LogicalRDD.rdd", _SERVED_VERSION):
         return frame._jdf.queryExecution().analyzed().rdd()
+
+
+_SERVED_JOBS = "finding out which reads of a batch have failed needs it, and there is no substitute"
+
+
+def jobs_so_far(rdd: Any) -> int:
+    """Return the number of jobs that an RDD's application has begun, which is the next job's number."""
+    with needed("DAGScheduler.numTotalJobs", _SERVED_JOBS):
+        return int(rdd.sparkContext().dagScheduler().numTotalJobs())
+
+
+def lacks_blocks(rdd: Any) -> bool:
+    """Return whether no executor has some block of a kept RDD in the JVM."""
+    with needed("DAGScheduler.getCacheLocs", _SERVED_JOBS):
+        return "List()" in str(rdd.sparkContext().dagScheduler().getCacheLocs(rdd).mkString())
+
+
+def job_failures(rdd: Any, first_job: int, *, wait: bool) -> Iterator[str]:
+    """
+    Yield why stages of failed jobs failed, in an RDD's application.
+
+    Args:
+        rdd: An RDD in the JVM.
+        first_job: The number of the first job that counts.
+        wait: Whether to wait until Spark has recorded what has happened until now.
+    """
+    with needed("AppStatusStore.jobsList", _SERVED_JOBS):
+        context = rdd.sparkContext()
+        if wait:
+            context.listenerBus().waitUntilEmpty()
+        jobs = context.statusStore().jobsList(None)
+        for job in map(jobs.apply, range(jobs.size())):  # the newest is the first
+            if job.jobId() < first_job:
+                return
+            if str(job.status()) == "FAILED":
+                stages = job.stageIds()
+                for stage in map(stages.apply, range(stages.size())):
+                    yield _failure(context.statusStore(), stage)
+
+
+def _failure(store: Any, stage: int) -> str:
+    try:
+        return str(store.lastStageAttempt(stage).failureReason())
+    except Py4JJavaError:  # Spark has forgotten the stage
+        return ""

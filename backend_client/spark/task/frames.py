@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain
 from keyword import iskeyword
@@ -181,33 +182,40 @@ class FramesToArrow:
         arrow = arrow_type(schema)
         self.types = [arrow.field(position).type for position in range(arrow.num_fields)]
         self._settings = settings
+        self._nested = [pa.types.is_nested(kind) for kind in self.types]
         self._convert = [_from_pandas(field.dataType, settings.timezone) for field in schema.fields]
 
-    def columns(self, frames: Sequence[Any]) -> list[pa.Array]:
+    def taken(self, frames: Iterator[Any]) -> Iterator[list[Any]]:
+        """Yield each frame's arrays as they are now: as on Spark, a processor may change what it has yielded."""
+        for frame in frames:
+            yield [
+                deepcopy(array) if nested and array.dtype == object else array.copy()
+                for array, nested in zip(self._arrays(frame), self._nested, strict=True)
+            ]
+
+    def columns(self, frames: Sequence[list[Any]]) -> list[pa.Array]:
         """
-        Return one array per field.
+        Return one array per field, of frames that `taken` has yielded.
 
         Raises:
             InvalidInputError: A yielded object is not a frame, a column is missing, or a value does not fit its type.
         """
         alike: dict[Any, list[int]] = defaultdict(list)
-        parts: list[list[Any]] = []
-        for position, frame in enumerate(frames):
-            parts.append(self._arrays(frame))
-            alike[tuple(array.dtype for array in parts[-1])].append(position)
-        if not parts:
+        for position, arrays in enumerate(frames):
+            alike[tuple(array.dtype for array in arrays)].append(position)
+        if not frames:
             return [pa.nulls(0, kind) for kind in self.types]
         pieces: list[list[pa.Array]] = []
         for positions in alike.values():
             try:
-                columns = zip(*(parts[at] for at in positions), strict=True)
+                columns = zip(*(frames[at] for at in positions), strict=True)
                 pieces.append(self._to_arrow([_joined(arrays) for arrays in columns]))
             except InvalidInputError:  # object columns may have uniform types only within each frame
-                pieces += [self._to_arrow(parts[at]) for at in positions]
+                pieces += [self._to_arrow(frames[at]) for at in positions]
         joined = [pa.concat_arrays(arrays) for arrays in zip(*pieces, strict=True)]
         if len(alike) == 1:
             return joined
-        lengths = [len(arrays[0]) for arrays in parts]
+        lengths = [len(arrays[0]) for arrays in frames]
         starts = np.cumsum([0, *lengths])
         order = np.concatenate(
             [np.arange(starts[at], starts[at + 1]) for positions in alike.values() for at in positions]

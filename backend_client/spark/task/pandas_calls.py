@@ -39,10 +39,11 @@ def pandas_calls(
         processor = PandasKeys(processor, settings.timezone)
     given = calls.initial
     initial = None if given is None else InitialFrames(given.key_count, given.input_names, given.initial_names)
+    to_arrow = FramesToArrow(output, settings)
     return (
-        replace(calls, processor=processor, output_max=_FRAMES, initial=initial),
+        replace(calls, processor=processor, output_max=_FRAMES, initial=initial, take=to_arrow.taken),
         GroupedFrames(batches, key_count, names, settings.timezone, initial),
-        FramesToArrow(output, settings),
+        to_arrow,
     )
 
 

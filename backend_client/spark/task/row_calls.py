@@ -59,6 +59,7 @@ class RowCalls:
         timing: Set unless the time mode is None.
         initial: Set in the batch whose rows include the operator's initial state.
         output_max: Maximum length of the output lists.
+        take: Takes what the processor yields, one by one: it may change the same object and yield it again.
         upcoming: Records timers that are due later.
     """
 
@@ -70,6 +71,7 @@ class RowCalls:
     timing: Timing | None = None
     initial: InitialRows | None = None
     output_max: int = OUTPUT_ROWS
+    take: Callable[[Iterator[Any]], Iterator[Any]] = iter
     upcoming: Upcoming = field(default_factory=Upcoming)
 
     def run(self, grouped: Iterable[KeyRows], state: KeyedState, writer: LogWriter) -> Iterator[list[Any]]:
@@ -89,7 +91,7 @@ class RowCalls:
             return iter(()) if inputs is None else iter(processor.handleInputRows(key, inputs, values))
 
         out: list[Any] = []
-        for results in self._results(grouped, state, handle, of_rows, values):
+        for results in map(self.take, self._results(grouped, state, handle, of_rows, values)):
             out.extend(islice(results, output_max - len(out)))
             while len(out) == output_max:
                 yield out

@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Row
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+from pyspark.sql.types import StructType
 
 from backend_client.key_runs import key_changes, same_key
 from backend_client.spark.private.frames import arrow_type
+from backend_client.whole_numbers import check_whole, holds_integers
 from storage.errors import InvalidInputError
 
 _FIRST_US, _LAST_US = (
@@ -173,11 +174,16 @@ class RowsToArrow:
         self.names = schema.names
         arrow = arrow_type(schema)
         self.types = [arrow.field(position).type for position in range(arrow.num_fields)]
-        self._nested = [_has_struct(field.dataType) for field in schema.fields]
+        self._is_nested = any(map(pa.types.is_nested, self.types))
+        self._whole = [holds_integers(kind) for kind in self.types]
+
+    def taken(self, rows: Iterator[Any]) -> Iterator[Any]:
+        """Yield each row as it is now: as on Spark, a processor may change a list or dictionary that it has yielded."""
+        return map(_taken, rows) if self._is_nested else rows
 
     def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
         """
-        Return one array per field.
+        Return one array per field, of rows that `taken` has yielded.
 
         Raises:
             InvalidInputError: A row is not a `Row` with named fields, or a value does not fit its field.
@@ -190,21 +196,16 @@ class RowsToArrow:
             named = [_as_dict(row) for row in rows]
             values = [[row.get(name) for row in named] for name in names]
         arrays = []
-        for name, kind, nested, column in zip(names, self.types, self._nested, values, strict=True):
+        for name, kind, whole, column in zip(names, self.types, self._whole, values, strict=True):
             try:
-                arrays.append(pa.array([_plain(value) for value in column] if nested else column, kind))
-                if pa.types.is_integer(kind) and any(map(_is_float, set(map(type, column)))):
-                    raise TypeError("a float is not an integer")  # Arrow would truncate it
+                arrays.append(pa.array(column, kind))
+                if whole:
+                    check_whole(column, kind)
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                 raise InvalidInputError(
                     f"values of output column {name!r} do not fit its type {kind}: {error}"
                 ) from error
         return arrays
-
-
-def _is_float(kind: type) -> bool:
-    """Say whether a type is one of floats; numpy's 32-bit float is no subclass of Python's."""
-    return issubclass(kind, (float, np.floating))
 
 
 def _as_dict(row: Any) -> dict[str, Any]:
@@ -213,20 +214,24 @@ def _as_dict(row: Any) -> dict[str, Any]:
     return dict(zip(row.__fields__, row, strict=True))
 
 
-def _has_struct(kind: DataType) -> bool:
-    if isinstance(kind, StructType):
-        return True
-    if isinstance(kind, ArrayType):
-        return _has_struct(kind.elementType)
-    return isinstance(kind, MapType) and (_has_struct(kind.keyType) or _has_struct(kind.valueType))
+def _taken(row: Any) -> Any:
+    if not isinstance(row, Row) or not hasattr(row, "__fields__"):
+        return row  # `columns` refuses it
+    taken = Row(*map(_plain, row))
+    taken.__fields__ = row.__fields__
+    return taken
 
 
 def _plain(value: Any) -> Any:
-    """Turn rows inside a value into dictionaries, the form in which Arrow takes structs."""
+    """Copy lists and dictionaries, and turn rows in them into dictionaries, the form in which Arrow takes structs."""
     if isinstance(value, Row) and hasattr(value, "__fields__"):
         return {name: _plain(item) for name, item in zip(value.__fields__, value, strict=True)}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_plain(item) for item in value] if _hold_others(value) else [*value]
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     return value
+
+
+def _hold_others(values: list[Any]) -> bool:
+    return any(issubclass(kind, (Row, list, dict)) for kind in set(map(type, values)))

@@ -263,6 +263,7 @@ class OperatorTask:
             preemptive_bytes=self.batch.settings.preemptive_bytes,
             timing=None if time is None else Timing(self.time_mode, time, self.fires_first),
             initial=self.initial,
+            take=to_arrow.taken,
         )
         key_count = len(self.key_places)
         names = self.row_names if self.initial is None else self.initial.names

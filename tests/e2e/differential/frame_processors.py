@@ -91,6 +91,23 @@ class SilentFrames(ReportingFrames):
             yield pd.DataFrame({"seen": [f"call {calls}", str(number)], "k": [key[1]] * 2, "plan": [key[0]] * 2})
 
 
+class OneFrame(ReportingFrames):
+    """Yields one frame again and again, which it changes in between."""
+
+    def init(self, handle: Any) -> None:
+        self.calls = handle.getValueState("calls", "n int")
+
+    def handleInputRows(  # type: ignore[override]
+        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
+    ) -> Iterator[pd.DataFrame]:
+        calls = (self.calls.get() or (0,))[0] + 1
+        self.calls.update((calls,))
+        frame = pd.DataFrame({"plan": [key[0]], "k": [key[1]], "seen": [""]})
+        for number in range(3):
+            frame.loc[0, "seen"] = f"call {calls}, frame {number}"
+            yield frame
+
+
 class FrameBegins(ReportingFrames):
     """Initial state as frames: counts rows, beginning with what the initial state says of its columns and types."""
 
@@ -114,5 +131,6 @@ PROCESSORS: dict[str, type[StatefulProcessor]] = {
     "pandas-maps": FrameMaps,
     "pandas-timers": FrameSessions,
     "pandas-silent": SilentFrames,
+    "pandas-one-frame": OneFrame,
     "pandas-initial-state": FrameBegins,
 }

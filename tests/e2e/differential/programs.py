@@ -109,7 +109,7 @@ def stateless_steps(stream: DataFrame, run: int) -> Any:
 
 
 class Echo(_Processor):
-    """Says in full what it is given as key, row and state, and yields the row before."""
+    """Says in full what it is given as key, row and state, in a list that it uses again, and yields the row before."""
 
     def init(self, handle: Any) -> None:
         self.last = handle.getValueState("last", SCHEMA)
@@ -117,6 +117,7 @@ class Echo(_Processor):
         self.by_key = handle.getMapState("by_key", "number int, text string, day date, amount decimal(12,3)", SCHEMA)
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        seen: list[str] = []
         for row in sorted(rows, key=attrgetter("i")):
             # Rows have maps as pairs, states and output take dictionaries.
             fields = {name: row[name] for name in COLUMNS}
@@ -124,7 +125,7 @@ class Echo(_Processor):
             values = tuple(fields.values())
             before = self.last.get()
             entry = (row.number, row.text, row.day, row.amount)
-            seen = [repr(key), repr(row), repr(before), repr([*self.all.get()])]
+            seen[:] = [repr(key), repr(row), repr(before), repr([*self.all.get()])]
             seen += [repr(self.by_key.getValue(entry)), repr(sorted(self.by_key.iterator(), key=repr))]
             self.last.update(values)
             self.all.appendValue(values)

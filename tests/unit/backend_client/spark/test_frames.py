@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql.conversion import ArrowBatchTransformer
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, LongType, StructType
 
 from backend_client.spark.task.frames import FramesToArrow, GroupedFrames
 from backend_client.spark.task.pandas_settings import PandasSettings
@@ -119,7 +119,9 @@ def schema(text: str) -> StructType:
 
 
 def rows_of(converter: FramesToArrow, frames: list[Any]) -> list[tuple[Any, ...]]:
-    return list(zip(*(column.to_pylist() for column in converter.columns(frames)), strict=True))
+    return list(
+        zip(*(column.to_pylist() for column in converter.columns([*converter.taken(iter(frames))])), strict=True)
+    )
 
 
 def test_many_frames_become_one_batch_in_order() -> None:
@@ -139,6 +141,24 @@ def test_many_frames_become_one_batch_in_order() -> None:
 
     assert rows == [("a", 1), ("b", 2), ("c", None), ("d", 4), ("e", 1 << 60), ("f", 6), ("g", None)]
     assert rows_of(converter, []) == []
+
+
+def test_frames_are_taken_as_they_are_yielded() -> None:
+    """A frame, or a list in it, that is changed behind its yield keeps what it was, as on Spark."""
+    output = StructType().add("n", LongType()).add("list", ArrayType(LongType()))
+    converter = FramesToArrow(output, SETTINGS)
+    frame = pd.DataFrame({"n": [0], "list": [[0]]})
+
+    def yielded() -> Iterator[pd.DataFrame]:
+        for n in range(1, 3):
+            yield frame
+            frame.loc[0, "n"] = n
+            frame["list"][0].append(n)
+
+    numbers, lists = converter.columns([*converter.taken(yielded())])
+
+    assert numbers.to_pylist() == [0, 1]
+    assert lists.to_pylist() == [[0], [0, 1]]
 
 
 def test_objects_that_are_alike_only_within_frames() -> None:
@@ -191,4 +211,4 @@ def test_output_of_every_type() -> None:
 def test_output_that_does_not_fit_is_named(frame: Any, message: str) -> None:
     """What does not fit the output schema is an error that names the column."""
     with pytest.raises(InvalidInputError, match=message):
-        FramesToArrow(schema("k string, n long"), SETTINGS).columns([frame])
+        rows_of(FramesToArrow(schema("k string, n long"), SETTINGS), [frame])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import date
 from decimal import Decimal
 from itertools import pairwise
@@ -201,7 +201,8 @@ class TestRowFactory:
 
 def columns_of(schema: StructType, *rows: Any) -> list[list[Any]]:
     """Return what becomes of these rows."""
-    return [column.to_pylist() for column in RowsToArrow(schema).columns(rows)]
+    converter = RowsToArrow(schema)
+    return [column.to_pylist() for column in converter.columns([*converter.taken(iter(rows))])]
 
 
 PAIR = StructType([StructField("user", StringType()), StructField("n", LongType())])
@@ -257,6 +258,16 @@ class TestRowsToArrow:
             (ArrayType(LongType()), 5),
             (ArrayType(LongType()), ["x"]),
             (MapType(StringType(), LongType()), 5),
+            (LongType(), Decimal("1.5")),
+            (ArrayType(LongType()), [1, 1.5]),
+            (ArrayType(LongType()), np.array([1.5])),
+            (ArrayType(ArrayType(IntegerType())), [[np.float32(1.5)], None]),
+            (MapType(StringType(), LongType()), {"a": 1.5}),
+            (MapType(StringType(), LongType()), [("a", 1.5)]),
+            (MapType(LongType(), StringType()), {1.5: "a"}),
+            (StructType().add("x", LongType()), Row(x=np.float64(1.5))),
+            (ArrayType(StructType().add("x", MapType(StringType(), LongType()))), [None, {"x": {"a": None, "b": 1.5}}]),
+            (StructType().add("x", LongType()), [("x", 1.5)]),
             (StructType([StructField("a", LongType())]), 5),
             (StructType([StructField("a", LongType())]), Row(a="x")),
             (LongType(), object()),
@@ -266,6 +277,33 @@ class TestRowsToArrow:
         """A value that does not fit its column is refused with the column's name."""
         with pytest.raises(InvalidInputError, match="'wrong'"):
             columns_of(StructType([StructField("wrong", kind)]), Row(wrong=value))
+
+    def test_rows_are_taken_as_they_are_yielded(self) -> None:
+        """A list, dictionary or row with one inside that is changed behind its yield keeps what it was, as on Spark."""
+        kinds = {"list": ArrayType(LongType()), "map": MapType(StringType(), ArrayType(LongType()))}
+        pair = StructType([StructField("n", LongType()), StructField("list", ArrayType(LongType()))])
+        fields = [*(StructField(name, kind) for name, kind in kinds.items()), StructField("pair", pair)]
+        converter = RowsToArrow(StructType(fields))
+
+        def yielded() -> Iterator[Row]:
+            numbers: list[int] = []
+            by_name: dict[str, list[int]] = {}
+            for n in range(2):
+                numbers.append(n)
+                by_name[str(n)] = numbers
+                yield Row(list=numbers, map=by_name, pair=Row(n=n, list=numbers))
+
+        lists, maps, pairs = converter.columns([*converter.taken(yielded())])
+
+        assert lists.to_pylist() == [[0], [0, 1]]
+        assert maps.to_pylist() == [[("0", [0])], [("0", [0, 1]), ("1", [0, 1])]]
+        assert pairs.to_pylist() == [{"n": 0, "list": [0]}, {"n": 1, "list": [0, 1]}]
+
+    def test_whole_floats_are_integers(self) -> None:
+        """A whole number of another type is an integer, as on Spark."""
+        schema = StructType([StructField("n", LongType()), StructField("list", ArrayType(IntegerType()))])
+
+        assert columns_of(schema, Row(n=np.float64(3), list=[1.0, Decimal(2)])) == [[3], [[1, 2]]]
 
     @pytest.mark.parametrize("value", [5, ("a", 1), {"user": "a"}, Row("a", 1), None])
     def test_other_than_named_row_is_refused(self, value: Any) -> None:

@@ -1,0 +1,51 @@
+"""Numbers at the places of integers."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from backend_client.whole_numbers import check_whole, holds_integers
+
+INTEGERS = pa.list_(pa.int64())
+STRUCT = pa.struct([("n", pa.int32()), ("s", pa.string())])
+NESTED = pa.map_(pa.int16(), pa.list_(STRUCT))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "made"),
+    [
+        (pa.int64(), 3.0, 3),
+        (pa.int64(), -0.0, 0),
+        (pa.int8(), np.float32(3), 3),
+        (pa.int64(), Decimal("3.00"), 3),
+        (pa.int64(), np.int16(3), 3),
+        (pa.int64(), None, None),
+        (INTEGERS, [1, 3.0, None], [1, 3, None]),
+        (INTEGERS, np.array([1.0, 2.0]), [1, 2]),
+        (INTEGERS, (2**63 - 1,), [2**63 - 1]),
+        (NESTED, {2.0: [None, {"n": 3.0, "s": "x"}, {}]}, [(2, [None, {"n": 3, "s": "x"}, {"n": None, "s": None}])]),
+        (NESTED, [(2, None)], [(2, None)]),
+        (pa.list_(pa.float64()), [1.5], [1.5]),
+    ],
+)
+def test_whole_numbers_pass(kind: pa.DataType, value: Any, made: Any) -> None:
+    """Whole numbers of any type are integers, as on Spark, and places of other types are not looked at."""
+    check_whole([value, None], kind)
+
+    assert pa.array([value], kind).to_pylist() == [made]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(pa.int64(), 1.5), (pa.list_(INTEGERS), [[1], None, [Decimal("0.1")]]), (NESTED, {1: [{"n": np.float64(1e-9)}]})],
+)
+def test_fraction_is_an_error(kind: pa.DataType, value: Any) -> None:
+    """A number with a fraction, which Arrow would cut off, is refused at any depth, and named."""
+    assert holds_integers(kind)
+    with pytest.raises(TypeError, match="is not a whole number"):
+        check_whole([None, value], kind)

@@ -202,6 +202,16 @@ class ActiveJobs:
             await self._in_thread(name, job.store.open, None)
         return job
 
+    async def stored(self, name: str) -> ActiveJob:
+        """
+        Return the job that has this name now, as `opened` does; what is held of a deleted one is dropped.
+
+        For requests that follow from no other one here. One request more than `opened`, which returns a job that
+        another service deleted until a batch or a restore notices it.
+        """
+        await self.forget_ended(name)
+        return await self.opened(name)
+
     def _drop_unknown(self, job: ActiveJob) -> None:
         """Drop a job of which nothing was read, received or begun here; a mere request must not keep its name."""
         is_known = job.store.job_uid or job.epoch or job.opening.locked() or job.book.in_flight_bytes

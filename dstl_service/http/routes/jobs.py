@@ -52,7 +52,7 @@ async def metrics(parts: ServiceParts) -> Response:
 @router.post("/v1/jobs/{job}/garbage-collection")
 async def collect_garbage(job: JobName, parts: ServiceParts, dry_run: bool = True) -> GarbageReport:
     """Report segment objects that no checkpoint names and that are old enough; delete them with `dry_run` false."""
-    return await parts.upkeep.collect(await parts.jobs.opened(job), dry_run=dry_run)
+    return await parts.upkeep.collect(await parts.jobs.stored(job), dry_run=dry_run)
 
 
 @router.post("/v1/jobs/{job}/batches", status_code=status.HTTP_204_NO_CONTENT)

@@ -40,7 +40,7 @@ class ActiveJob:
     used_ms: int = 0
     epoch: int = 0
     owned_epoch: int = 0
-    """The newest epoch that was begun here; with it, this service is the job's coordinator."""
+    """The newest epoch that was begun or completed a checkpoint here; with it, this service is the coordinator."""
     newest_id: int = -1
     turn: int = 0
     """Counts begins and aborts; a request from before one of them is not carried out after it."""

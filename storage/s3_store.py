@@ -268,6 +268,8 @@ class S3Store:
                 page = next(pages, None)
             if page is None:
                 return
+            if "IsTruncated" not in page:  # an empty body, or a page of a proxy; taken for a listing, it would be empty
+                raise UnavailableError(f"cannot list {prefix}: the answer of the server is no listing", prefix=prefix)
             for item in page.get("Contents", ()):
                 key = item["Key"].removeprefix(self._prefix)
                 yield ObjectInfo(key, item["Size"], int(item["LastModified"].timestamp() * 1000))

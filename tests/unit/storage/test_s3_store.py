@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -165,6 +166,18 @@ def test_failed_key_of_batch_delete_is_an_error(store: S3Store, server: Stubber)
     server.add_response("delete_objects", {"Errors": [missing, {"Key": "p/b", "Code": "AccessDenied", "Message": "m"}]})
     with pytest.raises(UnavailableError, match="cannot delete p/b: access denied"):
         store.delete(["a", "b"])
+
+
+def test_answer_without_a_listing_is_no_empty_listing(store: S3Store, server: Stubber) -> None:
+    """I11: who deletes relies on listings, so an answer that is none, such as a proxy's page, is an error."""
+    item = {"Key": "p/a", "Size": 1, "LastModified": datetime(2026, 1, 1, tzinfo=UTC)}
+    server.add_response("list_objects_v2", {"IsTruncated": True, "NextContinuationToken": "x", "Contents": [item]})
+    server.add_response("list_objects_v2", {})
+    found = store.list("")
+
+    assert next(found).key == "a"
+    with pytest.raises(UnavailableError, match="no listing"):
+        next(found)
 
 
 def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

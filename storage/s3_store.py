@@ -80,6 +80,8 @@ _ERRORS: Mapping[str, tuple[type[DstlError], str]] = {
 }
 
 _REFUSED = ("409", "412")
+_LOOK_UP = "look up"
+"""The verb of HEAD, whose answers have no body, and so no code."""
 
 _CONNECTION_ERRORS = (
     boto.ConnectionError,
@@ -212,7 +214,7 @@ class S3Store:
     def head(self, key: str) -> ObjectInfo:
         """Send one HEAD."""
         place = self._place(key)
-        with self._translated("read", key):
+        with self._translated(_LOOK_UP, key):
             found = self._client.head_object(**place, **self._customer_key)
         return ObjectInfo(key, found["ContentLength"], int(found["LastModified"].timestamp() * 1000))
 
@@ -308,6 +310,8 @@ class S3Store:
     def _error(self, verb: str, key: str, code: str, status: str) -> DstlError:
         found = _ERRORS.get(code) or _ERRORS.get(status) or _ERRORS.get(f"{status[:1]}xx")
         error_class, advice = found or (InternalError, "unexpected answer of the server")
+        if status == "404" and code in ("", status) and verb != _LOOK_UP:
+            error_class, advice = UnavailableError, "the answer is not that of an S3 server; check the endpoint"
         message = f"cannot {verb} {key or self.url}: {advice}"
         return error_class(message, key=key, store=self.url, code=code, status=status)
 

@@ -58,7 +58,9 @@ def server(store: S3Store) -> Iterator[Stubber]:
     ("code", "status", "error_class"),
     [
         ("NoSuchKey", 404, NotFoundError),
-        ("404", 404, NotFoundError),
+        ("NotFound", 404, NotFoundError),
+        ("404", 404, UnavailableError),
+        ("", 404, UnavailableError),
         ("NoSuchBucket", 404, UnavailableError),
         ("AccessDenied", 403, UnavailableError),
         ("403", 403, UnavailableError),
@@ -85,6 +87,16 @@ def test_answer_becomes_error(
     assert type(caught.value) is error_class
     assert caught.value.context == {"key": "a/b", "store": "s3://bucket/p", "code": code, "status": str(status)}
     assert "known-secret" not in f"{caught.value} {store!r}"
+
+
+def test_missing_object_is_told_from_a_missing_server(store: S3Store, server: Stubber) -> None:
+    """I11: who deletes relies on what is absent. Only a HEAD has no body with S3's code; elsewhere a proxy answers."""
+    server.add_client_error("head_object", service_error_code="404", http_status_code=404)
+    with pytest.raises(NotFoundError):
+        store.head("a/b")
+    server.add_client_error("get_object", service_error_code="404", http_status_code=404)
+    with pytest.raises(UnavailableError, match="not that of an S3 server"):
+        store.get("a/b")
 
 
 @pytest.mark.parametrize("status", [409, 412])

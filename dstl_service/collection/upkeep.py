@@ -217,5 +217,5 @@ class Upkeep:
 
 
 def _is_taken_over(job: ActiveJob) -> bool:
-    """Return whether a newer epoch has its fence; until then the older driver goes on. One request if none has begun."""
+    """Return whether a newer epoch has its fence: before that, the older driver goes on. Mostly one request."""
     return job.store.has_newer_epoch(job.owned_epoch) and job.store.frontier()[1] > job.owned_epoch

@@ -103,13 +103,14 @@ class LocalStore:
             temporary = os.path.join(self._temporary, self._ids.unique_id())
             try:
                 _write_file(temporary, buffers_of(data))
-                if not self._name(temporary, target, if_absent=if_absent):
-                    check_refused_put(self, key, data)
+                is_new = self._name(temporary, target, if_absent=if_absent)
             finally:
                 with suppress(OSError):
                     os.unlink(temporary)
-            # Also for an existing object: the put that made it may have died before this line.
+            # Also for an existing object, on which the caller relies: the put that made it may have died before this.
             _flush_folder(os.path.dirname(target))
+            if not is_new:
+                check_refused_put(self, key, data)
 
     def get(self, key: str) -> bytes:
         """Read a file."""

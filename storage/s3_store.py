@@ -80,6 +80,9 @@ _ERRORS: Mapping[str, tuple[type[DstlError], str]] = {
 }
 
 _REFUSED = ("409", "412")
+_FOREIGN = "the answer is not that of an S3 server; check the endpoint"
+_LOOK_UP = "look up"
+"""The verb of HEAD, whose answers have no body, and so no code."""
 
 _CONNECTION_ERRORS = (
     boto.ConnectionError,
@@ -191,7 +194,8 @@ class S3Store:
         condition = {"IfNoneMatch": "*"} if if_absent else {}
         try:
             with self._translated("write", key):
-                self._client.put_object(**place, **condition, **self._encryption, Body=body)
+                answer = self._client.put_object(**place, **condition, **self._encryption, Body=body)
+                self._check_answer("write", key, answer, "ETag")
         except UnavailableError as error:
             if not if_absent or error.context.get("status") not in _REFUSED:
                 raise
@@ -212,8 +216,9 @@ class S3Store:
     def head(self, key: str) -> ObjectInfo:
         """Send one HEAD."""
         place = self._place(key)
-        with self._translated("read", key):
+        with self._translated(_LOOK_UP, key):
             found = self._client.head_object(**place, **self._customer_key)
+            self._check_answer(_LOOK_UP, key, found, "ETag")
         return ObjectInfo(key, found["ContentLength"], int(found["LastModified"].timestamp() * 1000))
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
@@ -250,6 +255,7 @@ class S3Store:
                 # botocore retries requests, but not a body that breaks off.
                 repeated = (*_CONNECTION_ERRORS, OSError) if attempts_left > 0 else ()
                 answer = self._client.get_object(**place, **self._customer_key, **options)
+                self._check_answer("read", key, answer, "ETag")
                 # As a context manager, a body returns urllib3's stream, which checks neither length nor checksum.
                 with closing(answer["Body"]) as body, suppress(*repeated):
                     data: bytes = body.read()
@@ -268,6 +274,7 @@ class S3Store:
                 page = next(pages, None)
             if page is None:
                 return
+            self._check_answer("list", prefix, page, "IsTruncated")
             for item in page.get("Contents", ()):
                 key = item["Key"].removeprefix(self._prefix)
                 yield ObjectInfo(key, item["Size"], int(item["LastModified"].timestamp() * 1000))
@@ -312,9 +319,16 @@ class S3Store:
                 raise
             raise InvalidInputError(f"cannot {verb} {self.url}: {error}") from error
 
+    def _check_answer(self, verb: str, key: str, answer: Mapping[str, Any], field: str) -> None:
+        """Raise `UnavailableError` for an answer of status 200 without what each S3 server sends, such as a proxy's."""
+        if field not in answer:
+            raise UnavailableError(f"cannot {verb} {key or self.url}: {_FOREIGN}", key=key, store=self.url)
+
     def _error(self, verb: str, key: str, code: str, status: str) -> DstlError:
         found = _ERRORS.get(code) or _ERRORS.get(status) or _ERRORS.get(f"{status[:1]}xx")
         error_class, advice = found or (InternalError, "unexpected answer of the server")
+        if status == "404" and code in ("", status) and verb != _LOOK_UP:
+            error_class, advice = UnavailableError, _FOREIGN
         message = f"cannot {verb} {key or self.url}: {advice}"
         return error_class(message, key=key, store=self.url, code=code, status=status)
 

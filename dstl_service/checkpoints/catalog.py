@@ -28,7 +28,7 @@ class Catalog:
 
     async def job(self, name: str) -> JobInfo:
         """Return a job's stored metadata."""
-        job = await self._jobs.opened(name)
+        job = await self._jobs.stored(name)
         latest, epoch = await self._in_thread(name, job.store.frontier)
         return JobInfo(
             job=name,
@@ -40,12 +40,12 @@ class Catalog:
 
     async def checkpoints(self, name: str) -> list[CheckpointInfo]:
         """Return all completed checkpoints, oldest first."""
-        job = await self._jobs.opened(name)
+        job = await self._jobs.stored(name)
         return await self._in_thread(name, lambda: [manifest.info() for manifest in job.store.completed()])
 
     async def checkpoint(self, name: str, checkpoint_id: int) -> Manifest:
         """Return the newest generation of one checkpoint; `NotFoundError` if there is none."""
-        job = await self._jobs.opened(name)
+        job = await self._jobs.stored(name)
         manifest = await self._in_thread(name, job.store.newest_of, checkpoint_id)
         if manifest is None:
             raise NotFoundError(f"job {name!r} has no checkpoint {checkpoint_id}", job=name)
@@ -53,16 +53,16 @@ class Catalog:
 
     async def savepoints(self, name: str) -> dict[str, CheckpointInfo]:
         """Return all savepoints of a job by name."""
-        job = await self._jobs.opened(name)
+        job = await self._jobs.stored(name)
         return await self._in_thread(name, lambda: {key: found.info() for key, found in job.store.savepoints.all()})
 
     async def create_savepoint(self, name: str, savepoint: str, checkpoint_id: int | None) -> CheckpointInfo:
         """Keep a checkpoint, by default the newest, under a name; see `SavepointStore.create`."""
-        job = await self._jobs.opened(name)
+        job = await self._jobs.stored(name)
         created = await self._in_thread(name, job.store.make_savepoint, savepoint, checkpoint_id)
         return created.info()
 
     async def delete_savepoint(self, name: str, savepoint: str) -> None:
         """Delete a savepoint; objects that only it named are collected later."""
-        job = await self._jobs.opened(name)
+        job = await self._jobs.stored(name)
         await self._in_thread(name, job.store.savepoints.delete, savepoint)

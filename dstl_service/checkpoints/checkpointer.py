@@ -109,7 +109,9 @@ class Checkpointer:
         job = await self._owned(name, request.epoch)
         await self._jobs.check_not_ended(job)
         completed = await self._complete(job, checkpoint_id, request)
-        if request.epoch == job.owned_epoch:  # after a long batch the collector may have ended
+        if request.epoch >= job.owned_epoch:
+            # Another process may have begun the epoch, and after a long batch the collector may have ended.
+            job.owned_epoch = request.epoch
             self._upkeep.start_collector(job)
         return completed
 

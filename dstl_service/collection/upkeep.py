@@ -190,7 +190,7 @@ class Upkeep:
             used_ms = job.used_ms
             # After a failure the next round retries; nothing waits for it, nor do deleted jobs wait for this one.
             try:
-                if await self._in_thread(job.name, job.store.has_newer_epoch, job.owned_epoch):
+                if await self._in_thread(job.name, _is_taken_over, job):
                     logger.info("another service coordinates the job now", extra={"job": job.name})
                     break
                 await self.collect(job, dry_run=False)
@@ -214,3 +214,8 @@ class Upkeep:
             logger.warning("deleted jobs were not collected", extra={"job": job.name, "error": str(error)})
         except Exception:  # as above
             logger.exception("deleted jobs were not collected", extra={"job": job.name})
+
+
+def _is_taken_over(job: ActiveJob) -> bool:
+    """Return whether a newer epoch has its fence: before that, the older driver goes on. Mostly one request."""
+    return job.store.has_newer_epoch(job.owned_epoch) and job.store.frontier()[1] > job.owned_epoch

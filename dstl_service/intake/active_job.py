@@ -40,7 +40,7 @@ class ActiveJob:
     used_ms: int = 0
     epoch: int = 0
     owned_epoch: int = 0
-    """The newest epoch that was begun here; with it, this service is the job's coordinator."""
+    """The newest epoch that was begun or completed a checkpoint here; with it, this service is the coordinator."""
     newest_id: int = -1
     turn: int = 0
     """Counts begins and aborts; a request from before one of them is not carried out after it."""
@@ -206,6 +206,16 @@ class ActiveJobs:
                 raise NotFoundError(f"there is no job {name!r} in {self._store.url}", job=name)
             await self._in_thread(name, job.store.open, None)
         return job
+
+    async def stored(self, name: str) -> ActiveJob:
+        """
+        Return the job that has this name now, as `opened` does; what is held of a deleted one is dropped.
+
+        For requests that follow from no other one here. One request more than `opened`, which returns a job that
+        another service deleted until a batch or a restore notices it.
+        """
+        await self.forget_ended(name)
+        return await self.opened(name)
 
     def _drop_unknown(self, job: ActiveJob) -> None:
         """Drop a job of which nothing was read, received or begun here; a mere request must not keep its name."""

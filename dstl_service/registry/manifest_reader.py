@@ -91,7 +91,7 @@ class ManifestReader:
         try:
             manifest = self.resolve(ref)
         except NotFoundError:
-            savepoint = next((found for _, found in self.savepoints.all() if found.ref == ref), None)
+            savepoint = self.savepoints.of(ref)
             if savepoint is None:
                 raise
             manifest = savepoint

@@ -109,8 +109,11 @@ class SavepointRegister:
             number, names = max(read_hint(self._store, self._folder.path, _HINT), default=0), frozenset()
         try:
             found = self._entry(number)
+            is_wrong = found is None and self._next is None and number > 0  # a hint is of a filled entry
         except NotFoundError:
-            number, names = 0, frozenset()  # there is none, or it was restored by hand since
+            found, is_wrong = None, True
+        if is_wrong:
+            number, names = 0, frozenset()  # there is no register, or it was restored by hand since
             if begin:
                 self._begin(0)
             elif not exists(self._store, self._key(0)):

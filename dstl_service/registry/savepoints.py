@@ -183,7 +183,33 @@ class SavepointStore:
             with suppress(NotFoundError):
                 yield from [(name, self._load(name)) for name in self.names()]
                 return
-        raise UnavailableError(f"savepoints of job {self._job!r} change faster than they can be read; retry")
+        raise self._changing()
+
+    def of(self, ref: CheckpointRef) -> Manifest | None:
+        """
+        Return a savepoint or a pin of a checkpoint, or None; a damaged one of another checkpoint does not matter.
+
+        Raises:
+            CorruptDataError: None was found, and a savepoint cannot be read.
+            UnavailableError: None was found, and savepoints are made and deleted faster than they can be read.
+        """
+        unreadable: CorruptDataError | None = None
+        for _ in range(_LOOKS_MAX):
+            with suppress(NotFoundError):  # see `all`
+                for name in self.names():
+                    try:
+                        manifest = self._load(name)
+                    except CorruptDataError as error:
+                        unreadable = error
+                        continue
+                    if manifest.ref == ref:
+                        return manifest
+                break
+        else:
+            raise self._changing()
+        if unreadable is not None:
+            raise unreadable
+        return None
 
     def delete(self, name: str) -> None:
         """Delete a savepoint or a pin; objects that only it named become orphans. `NotFoundError` if there is none."""
@@ -267,6 +293,9 @@ class SavepointStore:
                     extra={"job": self._job, "savepoint": name, "missing": handle.index_key},
                 )
         return named
+
+    def _changing(self) -> UnavailableError:
+        return UnavailableError(f"savepoints of job {self._job!r} change faster than they can be read; retry")
 
     @property
     def _prefix(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,20 @@ def test_names_are_flushed_to_the_device(store: LocalStore, monkeypatch: pytest.
     del flushed[:]
     store.put("a/b/2", b"x")
     assert flushed[1:] == ["b"]
+
+
+@pytest.mark.parametrize("data", [b"same", b"other"])
+def test_what_refused_a_put_is_flushed_to_the_device(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    """I5: who is refused relies on what it met, whose writer may have died before it flushed the name."""
+    store.put("a/1", b"same", if_absent=True)
+    flushed: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: flushed.append(os.readlink(f"/proc/self/fd/{file}")))
+    with suppress(ConflictError):
+        store.put("a/1", data, if_absent=True)
+
+    assert os.path.basename(flushed[-1]) == "a"
 
 
 def test_deletions_are_flushed_to_the_device(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from storage.errors import (
     UnavailableError,
 )
 from storage.s3_store import S3Store
+
+FOUND = {"ETag": '"1"'}
 
 
 class _Body:
@@ -57,7 +60,9 @@ def server(store: S3Store) -> Iterator[Stubber]:
     ("code", "status", "error_class"),
     [
         ("NoSuchKey", 404, NotFoundError),
-        ("404", 404, NotFoundError),
+        ("NotFound", 404, NotFoundError),
+        ("404", 404, UnavailableError),
+        ("", 404, UnavailableError),
         ("NoSuchBucket", 404, UnavailableError),
         ("AccessDenied", 403, UnavailableError),
         ("403", 403, UnavailableError),
@@ -86,6 +91,16 @@ def test_answer_becomes_error(
     assert "known-secret" not in f"{caught.value} {store!r}"
 
 
+def test_missing_object_is_told_from_a_missing_server(store: S3Store, server: Stubber) -> None:
+    """I11: who deletes relies on what is absent. Only a HEAD has no body with S3's code; elsewhere a proxy answers."""
+    server.add_client_error("head_object", service_error_code="404", http_status_code=404)
+    with pytest.raises(NotFoundError):
+        store.head("a/b")
+    server.add_client_error("get_object", service_error_code="404", http_status_code=404)
+    with pytest.raises(UnavailableError, match="not that of an S3 server"):
+        store.get("a/b")
+
+
 @pytest.mark.parametrize("status", [409, 412])
 @pytest.mark.parametrize(("found", "outcome"), [(b"mine", None), (b"other", ConflictError)])
 def test_refused_put_reads_then_decides(
@@ -93,7 +108,7 @@ def test_refused_put_reads_then_decides(
 ) -> None:
     """I5: 412 and 409 mean "read again": the same bytes are an own PUT whose response was lost."""
     server.add_client_error("put_object", service_error_code="Refused", http_status_code=status)
-    server.add_response("get_object", {"Body": _Body(found)}, {"Bucket": "bucket", "Key": "p/k"})
+    server.add_response("get_object", {**FOUND, "Body": _Body(found)}, {"Bucket": "bucket", "Key": "p/k"})
     if outcome is None:
         store.put("k", b"mine", if_absent=True)
     else:
@@ -119,17 +134,17 @@ def test_put_sends_condition_and_encryption(store: S3Store, server: Stubber) -> 
         "ServerSideEncryption": "aws:kms",
         "SSEKMSKeyId": "key-1",
     }
-    server.add_response("put_object", {}, expected)
+    server.add_response("put_object", FOUND, expected)
     store.put("k", [b"x", b"y"], if_absent=True)
     del expected["IfNoneMatch"]
-    server.add_response("put_object", {}, expected)
+    server.add_response("put_object", FOUND, expected)
     store.put("k", b"xy")
 
 
 def test_short_range_is_corrupt(store: S3Store, server: Stubber) -> None:
     """I10: a range that the object's end cuts off is an error with the object's name."""
     expected = {"Bucket": "bucket", "Key": "p/k", "Range": "bytes=5-14"}
-    server.add_response("get_object", {"Body": _Body(b"short")}, expected)
+    server.add_response("get_object", {**FOUND, "Body": _Body(b"short")}, expected)
     with pytest.raises(CorruptDataError, match="object k is damaged"):
         store.get_range("k", 5, 10)
 
@@ -144,16 +159,16 @@ def test_short_range_is_corrupt(store: S3Store, server: Stubber) -> None:
 )
 def test_connection_lost_within_body_is_unavailable(store: S3Store, server: Stubber, error: Exception) -> None:
     """A connection that dies again while the bytes come may be tried again later."""
-    server.add_response("get_object", {"Body": _Body(b"", error)})
-    server.add_response("get_object", {"Body": _Body(b"", error)})
+    server.add_response("get_object", {**FOUND, "Body": _Body(b"", error)})
+    server.add_response("get_object", {**FOUND, "Body": _Body(b"", error)})
     with pytest.raises(UnavailableError, match=r"the connection to https://\S+ failed; check the endpoint"):
         store.get("k")
 
 
 def test_body_that_breaks_off_is_fetched_again(store: S3Store, server: Stubber) -> None:
     """A body that broke off once is no error: botocore repeats requests only, so the store does."""
-    server.add_response("get_object", {"Body": _Body(b"", ReadTimeoutError(endpoint_url="http://h"))})
-    server.add_response("get_object", {"Body": _Body(b"whole")})
+    server.add_response("get_object", {**FOUND, "Body": _Body(b"", ReadTimeoutError(endpoint_url="http://h"))})
+    server.add_response("get_object", {**FOUND, "Body": _Body(b"whole")})
     assert store.get("k") == b"whole"
 
 
@@ -165,6 +180,36 @@ def test_failed_key_of_batch_delete_is_an_error(store: S3Store, server: Stubber)
     server.add_response("delete_objects", {"Errors": [missing, {"Key": "p/b", "Code": "AccessDenied", "Message": "m"}]})
     with pytest.raises(UnavailableError, match="cannot delete p/b: access denied"):
         store.delete(["a", "b"])
+
+
+def test_answer_that_is_no_listing_is_no_empty_one(store: S3Store, server: Stubber) -> None:
+    """I11: who deletes relies on listings, so an answer that is none, such as a proxy's page, is an error."""
+    item = {"Key": "p/a", "Size": 1, "LastModified": datetime(2026, 1, 1, tzinfo=UTC)}
+    server.add_response("list_objects_v2", {"IsTruncated": True, "NextContinuationToken": "x", "Contents": [item]})
+    server.add_response("list_objects_v2", {})
+    found = store.list("")
+
+    assert next(found).key == "a"
+    with pytest.raises(UnavailableError, match="not that of an S3 server"):
+        next(found)
+
+
+@pytest.mark.parametrize(
+    ("operation", "call"),
+    [
+        ("put_object", lambda store: store.put("k", b"x", if_absent=True)),
+        ("head_object", lambda store: store.head("k")),
+        ("get_object", lambda store: store.get("k")),
+    ],
+    ids=["put", "head", "get"],
+)
+def test_answer_of_a_proxy_is_no_success(
+    store: S3Store, server: Stubber, operation: str, call: Callable[[S3Store], object]
+) -> None:
+    """I5: a put counts as acknowledged only if an S3 server answered; it sends the ETag of what it stored."""
+    server.add_response(operation, {})
+    with pytest.raises(UnavailableError, match="not that of an S3 server"):
+        call(store)
 
 
 def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

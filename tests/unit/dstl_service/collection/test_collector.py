@@ -11,7 +11,7 @@ from dstl_service.formats.keys import number_of, place_of
 from dstl_service.intake.active_job import IDLE_MS
 from dstl_service.registry.job_store import JobStore
 from dstl_service.settings import GcSettings
-from storage.errors import CorruptDataError
+from storage.errors import CorruptDataError, UnavailableError
 from storage.memory_store import MemoryStore
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.http_life import Life, samples, service
@@ -78,6 +78,35 @@ def test_collector_ends_when_the_job_is_owned_elsewhere() -> None:
         wait_until(collector.done)
 
         assert AGE not in samples(life)
+
+
+def test_collector_goes_on_behind_a_claim_without_a_fence() -> None:
+    """I12: a driver that died between its epoch and its fence took nothing over, so this service still coordinates."""
+    store = MemoryStore()
+    seen, dying = RecordingStore(store), FaultyStore(store)
+    with service(seen, gc=OFTEN) as life:
+        life.open()
+        collector = collector_of(life)
+        dying.inject(Fault("put", FaultKind.FAIL_BEFORE, "job/checkpoints/*"))
+        with pytest.raises(UnavailableError):
+            opened(dying, host=2).claim("dies")
+        seen.clear()
+        wait_until(lambda: collector.done() or seen.count("list", "job/segments/*") > 5)
+
+        assert not collector.done()
+
+
+def test_restarted_coordinator_collects() -> None:
+    """I12: a service that goes on with a driver's epoch, where another process began it, collects the job's garbage."""
+    store = MemoryStore()
+    with service(store, gc=OFTEN) as life:
+        life.open()
+        epoch = life.epoch
+    with service(store, gc=OFTEN) as life:
+        life.epoch = epoch
+        life.complete(0, None, life.append(b"payload", checkpoint_id=0))
+
+        assert not collector_of(life).done()
 
 
 def test_collector_ends_when_the_job_is_not_driven_any_more() -> None:

@@ -106,14 +106,16 @@ def test_object_of_vanished_driver_goes() -> None:
 
 
 def test_damaged_orphan_goes() -> None:
-    """An object that is no segment object can be named by nothing, and goes as well (I12)."""
-    world = World()
-    world.complete(world.object(0))
-    world.store.put("job/segments/host/torn.seg", b"torn")
-    world.clock.advance(AGE)
+    """An object that is no segment object goes once the next checkpoint exists, or the next driver's epoch (I12)."""
+    for end in (lambda world: world.complete(world.object(1)), lambda world: world.jobs.claim("newer")):
+        world = World()
+        world.complete(world.object(0))
+        world.store.put("job/segments/host/torn.seg", b"torn")
+        world.clock.advance(AGE)
 
-    assert world.collect().orphans == []
-    assert world.collect().orphans == ["job/segments/host/torn.seg"]
+        assert [world.collect().orphans for _ in range(3)] == [[]] * 3
+        end(world)
+        assert world.collect().orphans == ["job/segments/host/torn.seg"]
 
 
 @pytest.mark.parametrize("error", [CorruptDataError, NotFoundError])
@@ -127,6 +129,23 @@ def test_index_that_could_not_be_read_once_keeps_its_object(error: type[DstlErro
     store.inject(Fault("get_range", FaultKind.FAIL_BEFORE, running.object_key, error=lambda: error("injected")))
 
     assert [world.collect().orphans for _ in range(3)] == [[]] * 3
+
+
+@pytest.mark.parametrize("error", [CorruptDataError, NotFoundError])
+def test_index_that_cannot_be_read_here_keeps_what_is_named_later(error: type[DstlError]) -> None:
+    """I11: however often the collector's host fails to read an object, the running batch's checkpoint may name it."""
+    store = FaultyStore(MemoryStore(clock=FakeClock(1_000_000_000)))
+    world = World(store)
+    world.complete(world.object(0))
+    running = world.object(1)
+    world.clock.advance(AGE)
+    for _ in range(5):
+        store.inject(Fault("get_range", FaultKind.FAIL_BEFORE, running.object_key, error=lambda: error("injected")))
+        assert world.collect().orphans == []
+
+    world.complete(running)
+    assert world.collect().orphans == []
+    assert running.object_key in world.stored()
 
 
 def test_leftovers_of_kills_go(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
+from dstl_service.collection.tombstones import Deletions
 from dstl_service.composition import compose
 from dstl_service.peers.client import PeerClient
+from dstl_service.registry.job_store import JobStore
 from dstl_service.settings import GcSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
 from storage.errors import DstlError, NotFoundError
@@ -113,6 +115,27 @@ def test_name_that_was_only_asked_for_is_not_kept() -> None:
             await host.parts.catalog.checkpoints("nobody")
 
         assert host.parts.jobs.names == ["job"]
+
+    run(story)
+
+
+def test_job_of_a_name_is_the_one_that_has_it_now() -> None:
+    """A job that others deleted and created anew is shown as it is, by a service that knew the former one."""
+
+    async def story(host: Host) -> None:
+        await host.begin()
+        former = await host.parts.catalog.job("job")
+        deletions = Deletions(host.store, host.clock, FakeIds(1))
+        deletions.collect(deletions.bury("job", "test", 0))
+        with pytest.raises(NotFoundError):
+            await host.parts.catalog.job("job")
+
+        anew = JobStore(host.store, "job", host.clock, FakeIds(2))
+        anew.open(max_parallelism=16)
+        epoch, _ = anew.claim("elsewhere")
+        found = await host.parts.catalog.job("job")
+        assert found.job_uid == anew.job_uid != former.job_uid
+        assert (found.epoch, found.max_parallelism, found.latest) == (epoch, 16, None)
 
     run(story)
 

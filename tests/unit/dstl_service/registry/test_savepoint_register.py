@@ -17,6 +17,7 @@ from dstl_service.collection.deletion import delete_subsumed
 from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
 from dstl_service.collection.retention import Deletion
 from dstl_service.formats.manifest import ManifestKind, object_keys
+from dstl_service.registry.hints import write_hint
 from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.lives import LifeFolder
 from dstl_service.registry.savepoint_register import SavepointRegister
@@ -266,3 +267,15 @@ def test_register_goes_on_where_a_copy_lacks_its_end() -> None:
     jobs.make_savepoint("second", None)
     assert jobs.savepoints.register.names() == {"kept", "second"}
     world.collect(checkpoints_max=1)
+
+
+@pytest.mark.parametrize("hint", range(5))
+def test_wrong_hint_hides_no_savepoint(hint: int) -> None:
+    """I11: a copy may hold a hint that is newer than its register, whose last entry is empty."""
+    world = World()
+    register = SavepointRegister(world.store, LifeFolder(world.store, "job"))
+    for name in ("a", "b"):
+        register.add(name)
+    write_hint(world.store, "job", "savepoints", hint)
+
+    assert SavepointRegister(world.store, LifeFolder(world.store, "job")).names() == {"a", "b"}

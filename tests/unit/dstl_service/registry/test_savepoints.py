@@ -131,6 +131,21 @@ def test_savepoint_that_cannot_be_read_ends_the_collection() -> None:
     assert orphan.object_key in world.stored()
 
 
+def test_savepoint_is_restored_beside_a_damaged_one() -> None:
+    """I10: a damaged savepoint is an error for its own checkpoint, not for that of another savepoint."""
+    store = SteppingStore()
+    world = subsumed_world(store)
+    first = next(world.jobs.completed())
+    kept = world.jobs.make_savepoint("kept", first.id)
+    world.jobs.delete_manifests([first.ref])
+    store.put("job/savepoints/damaged.json", b"{")
+    jobs = opened(store, host=2)
+
+    assert object_keys(next(jobs.chain(first.ref))) == object_keys(kept)
+    with pytest.raises(CorruptDataError, match="damaged"):
+        next(jobs.chain(replace(first.ref, uid="other")))
+
+
 def test_savepoint_that_another_call_relies_on_stays() -> None:
     """A call that finds its checkpoint gone deletes no savepoint that another one has seen to be whole."""
     store = SteppingStore()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
@@ -149,6 +151,49 @@ def test_rows_of_another_attempt_are_refused_behind_any_filter(spark: SparkSessi
     ):
         with pytest.raises(PySparkException, match="DSTL_STALE_OUTPUT of attempt 8"):
             action()
+
+
+class SlowListener:
+    """Delays Spark's record of its jobs: a listener in the same queue that takes its time for each task."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("on"):
+            raise AttributeError(name)
+        return lambda *_: time.sleep(0.3) if name == "onTaskEnd" else None
+
+    def equals(self, other: Any) -> bool:
+        return other is self
+
+    def hashCode(self) -> int:
+        return 1
+
+    def toString(self) -> str:
+        return "slow"
+
+    class Java:  # noqa: D106 - py4j reads it
+        implements = ("org.apache.spark.scheduler.SparkListenerInterface",)
+
+
+def test_late_record_hides_no_failed_read(spark: SparkSession) -> None:
+    """Rows of another attempt are noticed though Spark records the failed read late, and no block is lost (I18)."""
+    from backend_client.spark.driver.kept_output import KeptOutput
+    from backend_client.spark.driver.receipts import checked
+
+    receipt = Receipt("dice-0", 0, attempt=7, rows=2, keys=2, changes=2, refs=[])
+    rows = [(None, None, "8"), ("a", 1, None), (None, None, "8 receipt")]
+    frame = spark.createDataFrame(rows, f"k string, n long, {MARKER_COLUMN} string").coalesce(1)
+    bus, slow = spark.sparkContext._jsc.sc().listenerBus(), SlowListener()
+    ensure_callback_server_started(spark.sparkContext._gateway)
+    bus.addToStatusQueue(slow)
+    try:
+        output = KeptOutput(frame)
+        output.frame.count()
+        with pytest.raises(PySparkException, match="DSTL_STALE_OUTPUT"):
+            checked(output.frame, [receipt]).collect()
+        assert [*output.failed_reads()]
+        output.release()
+    finally:
+        bus.removeListener(slow)
 
 
 @pytest.mark.parametrize("how", ["catalog", "sql"])

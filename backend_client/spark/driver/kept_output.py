@@ -49,9 +49,8 @@ class KeptOutput:
                 logger.warning("Spark has not recorded how jobs of this batch ended; a loss may go unnoticed")
                 break
             time.sleep(_RECORD_PAUSE_S)
-        block = f"rdd_{self._blocks.id()}_"
         for reason in job_failures(self._blocks, self._first_job):
-            if STALE_OUTPUT in reason or (LOST_BLOCK in reason and block in reason):
+            if STALE_OUTPUT in reason or LOST_BLOCK in reason:
                 yield reason
 
     def release(self) -> None:

@@ -189,7 +189,7 @@ def is_record_behind(rdd: Any, first_job: int) -> bool:
 
 def job_failures(rdd: Any, first_job: int) -> Iterator[str]:
     """
-    Yield why stages of failed jobs failed, in an RDD's application, according to Spark's record.
+    Yield why stages of failed jobs failed that read an RDD, according to Spark's record.
 
     Args:
         rdd: An RDD in the JVM.
@@ -200,7 +200,7 @@ def job_failures(rdd: Any, first_job: int) -> Iterator[str]:
             if str(job.status()) == "FAILED":
                 stages = job.stageIds()
                 for stage in map(stages.apply, range(stages.size())):
-                    yield _failure(rdd.sparkContext().statusStore(), stage)
+                    yield _failure(rdd, stage)
 
 
 def _jobs_from(rdd: Any, first_job: int) -> Iterator[Any]:
@@ -209,8 +209,9 @@ def _jobs_from(rdd: Any, first_job: int) -> Iterator[Any]:
     return takewhile(lambda job: job.jobId() >= first_job, map(jobs.apply, range(jobs.size())))
 
 
-def _failure(store: Any, stage: int) -> str:
+def _failure(rdd: Any, stage: int) -> str:
     try:
-        return str(store.lastStageAttempt(stage).failureReason())
+        attempt = rdd.sparkContext().statusStore().lastStageAttempt(stage)
     except Py4JJavaError:  # Spark has forgotten the stage
         return ""
+    return str(attempt.failureReason()) if attempt.rddIds().contains(rdd.id()) else ""

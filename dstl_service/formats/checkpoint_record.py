@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dstl_service.formats.checkpoint_header import header_of
 from dstl_service.formats.manifest import (
     Manifest,
     StateView,
@@ -134,16 +135,9 @@ def note_of_rewind(job: str, max_parallelism: int, manifest: Manifest) -> Checkp
         job_uid=manifest.job_uid,
         max_parallelism=max_parallelism,
         checkpoint_id=manifest.id,
-        uid=manifest.uid,
-        epoch=manifest.epoch,
-        base=manifest.base,
-        query_id=manifest.query_id,
-        offsets=manifest.offsets,
-        operators=manifest.operators,
         sets=(),
         start=StateView(manifest.materializations, [*manifest.earlier, *manifest.segments]),
-        closed_ms=manifest.closed_ms,
-        rewound_from=manifest.rewound_from,
+        **header_of(manifest),
     )
 
 

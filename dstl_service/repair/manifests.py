@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from dstl_service.formats.checkpoint_header import header_of
 from dstl_service.formats.checkpoint_record import NotedSet
 from dstl_service.formats.keys import Place
 from dstl_service.formats.manifest import COMPLETE_EVERY, Manifest, ManifestKind, StateView
@@ -39,19 +42,12 @@ def manifests_of(plan: RecoveryPlan, registry: Registry, job_uid: str, stored: S
             job_uid=job_uid,
             id=one.id,
             generation=_free_generation(registry, one.id, wanted),
-            uid=one.uid,
-            epoch=one.epoch,
             created_ms=one.created_ms,
-            base=before,
-            query_id=one.query_id,
-            offsets=one.offsets,
-            operators=one.operators,
             segments=tuple(own[one.key]),
             earlier=tuple(state.log[: len(state.log) - own_count]) if is_complete else (),
             materializations=state.materializations if is_complete else (),
             note=one.note if one.note and one.note.object_key not in {h.object_key for h in own[one.key]} else None,
-            rewound_from=one.rewound_from,
-            closed_ms=one.closed_ms,
+            **header_of(replace(one, base=before)),
         )
         manifests.append(manifest)
         before = manifest.ref

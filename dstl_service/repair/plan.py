@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from dstl_service.formats.checkpoint_header import header_of
 from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet
 from dstl_service.formats.manifest import Manifest, StateView
 from dstl_service.repair.scan import Registry
@@ -81,20 +82,13 @@ class CheckpointCandidate:
         """Return the candidate of the note at `handle`."""
         return cls(
             id=note.checkpoint_id,
-            uid=note.uid,
-            epoch=note.epoch,
             stored_as=handle.object_key.rsplit("/", 1)[1],
             created_ms=stored_ms,
-            base=note.base,
-            query_id=note.query_id,
-            offsets=note.offsets,
-            operators=note.operators,
             sets=note.sets,
             start=StateView((), []) if note.base is None and note.start is None else note.start,
             note=handle,
             is_kept=note.rewound_from is not None,
-            closed_ms=note.closed_ms,
-            rewound_from=note.rewound_from,
+            **header_of(note),
         )
 
     @classmethod
@@ -103,20 +97,13 @@ class CheckpointCandidate:
         is_start = manifest.starts_chain
         return cls(
             id=manifest.id,
-            uid=manifest.uid,
-            epoch=manifest.epoch,
             stored_as="",
             created_ms=manifest.created_ms,
-            base=manifest.base,
-            query_id=manifest.query_id,
-            offsets=manifest.offsets,
-            operators=manifest.operators,
             sets=tuple(NotedSet(handle.entry.id, handle.entry.checksum) for handle in manifest.segments),
             start=StateView(manifest.materializations, list(manifest.earlier)) if is_start else None,
             manifest=manifest,
             note=manifest.note,
-            closed_ms=manifest.closed_ms,
-            rewound_from=manifest.rewound_from,
+            **header_of(manifest),
         )
 
     @classmethod

@@ -262,5 +262,9 @@ class OwnedJob(ManifestReader):
 
 
 def before_rewind(newest: CheckpointRef) -> str:
-    """Return the name of the savepoint that keeps the checkpoint a job is rewound from."""
-    return f"before-rewind-{newest.id}-{newest.uid[:8]}"
+    """
+    Return the name of the savepoint that keeps the checkpoint a job is rewound from: another one for each checkpoint.
+
+    A taken name would stop the rewind, and with it the job. A uid begins with its time, so no part of it is enough.
+    """
+    return f"before-rewind-{newest.to_text()}"

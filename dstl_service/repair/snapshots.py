@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from dstl_service.formats.materialization_index import SnapshotFile, read_file, read_index
 from dstl_service.materialization.table_file_check import check_table_file
+from dstl_service.repair.scan import damage
 from storage.checksum import checksum128
 from storage.errors import CorruptDataError, NotFoundError
 from storage.model import MaterializationHandle
@@ -59,7 +60,12 @@ class StoredSnapshots:
         self._problems: dict[MaterializationHandle, str | None] = {}
 
     def problem_of(self, handle: MaterializationHandle) -> str | None:
-        """Return why a snapshot cannot be restored: an unreadable index, a file missing or of another size; or None."""
+        """
+        Return why a snapshot cannot be restored: an unreadable index, a file missing or of another size; or None.
+
+        Raises:
+            NewerFormatError: A newer version wrote the index.
+        """
         if handle not in self._problems:
             self._problems[handle] = self._look_at(handle)
         return self._problems[handle]
@@ -68,7 +74,7 @@ class StoredSnapshots:
         try:
             index = read_index(self._store, handle)
         except CorruptDataError as error:
-            return error.message
+            return damage(error)
         return next((problem for file in index.files if (problem := self._problem_of_file(file))), None)
 
     def _problem_of_file(self, file: SnapshotFile) -> str | None:

@@ -9,7 +9,7 @@ from dstl_service.formats.checkpoint_record import CheckpointRecord, decode_note
 from dstl_service.repair.fsck import check_object
 from dstl_service.repair.manifests import state_of
 from dstl_service.repair.plan import CheckpointCandidate, RecoveryPlan, choose
-from dstl_service.repair.scan import Registry
+from dstl_service.repair.scan import Registry, damage
 from dstl_service.repair.snapshots import StoredSnapshots
 from storage.errors import CorruptDataError, NotFoundError
 from storage.model import ChangeSetId, MaterializationHandle, ObjectInfo, SegmentHandle
@@ -81,7 +81,9 @@ class Survey:
             else:
                 try:
                     notes.append((decode_note(read_payload(self._store, handle), info.key), handle))
-                except (CorruptDataError, NotFoundError) as error:
+                except CorruptDataError as error:
+                    problems.append(damage(error))
+                except NotFoundError as error:
                     problems.append(error.message)
         return handles, notes, problems
 

@@ -14,6 +14,7 @@ from dstl_service.checkpoints.rewind import rewind
 from dstl_service.cli import main
 from dstl_service.collection.retention import retained_manifests
 from dstl_service.formats.checkpoint_record import NotedSet
+from dstl_service.formats.checksummed_json import seal
 from dstl_service.formats.manifest import ManifestKind, StateView
 from dstl_service.formats.materialization_index import MaterializationIndex
 from dstl_service.registry.hints import write_hint
@@ -26,10 +27,10 @@ from dstl_service.repair.rebuild import RebuildReport, rebuild_registry
 from dstl_service.repair.scan import Registry
 from dstl_service.restore.plan import plan_restore, read_plan
 from dstl_service.restore.segment_cache import SegmentCache
-from dstl_service.wire import CheckpointRef
+from dstl_service.wire import NOTE_OPERATOR, CheckpointRef
 from storage.checksum import checksum64
 from storage.clock import SystemClock, SystemIds
-from storage.errors import CorruptDataError, InvalidInputError, NotFoundError
+from storage.errors import CorruptDataError, InvalidInputError, NewerFormatError, NotFoundError
 from storage.memory_store import MemoryStore
 from storage.model import KeyGroupRange, MaterializationHandle
 from storage.object_store import ObjectStore
@@ -37,7 +38,7 @@ from storage.open import open_store
 from storage.testing import FakeClock, FakeIds
 from tests.unit.dstl_service.collection.test_maintenance import EAGER, NOW, Job
 from tests.unit.dstl_service.http_life import Life, service
-from tests.unit.dstl_service.samples import handles_of, opened, segment
+from tests.unit.dstl_service.samples import handles_of, opened, segment, stored
 from tests.unit.dstl_service.snapshots import index_of, store_snapshot
 from tests.unit.dstl_service.world import World
 
@@ -377,14 +378,29 @@ def test_sound_newer_manifest_is_never_overruled(story: Story) -> None:
     assert story.keys("") == before
 
 
-def test_newer_format_is_left_alone(story: Story) -> None:
-    """A manifest of a newer version is not damaged: nothing is rebuilt by a program that cannot read it."""
-    key = story.keys("checkpoints/")[-1]
-    story.store.put(key, b'{"checksum":"0","manifest":{"format":99}}')
-    story.lose("job.json")
+@pytest.mark.parametrize("name", ["job.json", "checkpoint", "savepoint", "note"])
+def test_newer_format_is_left_alone(story: Story, name: str) -> None:
+    """What a newer version wrote is not damaged: a program that cannot read it says so, and rebuilds nothing."""
+    newer = seal("manifest", {"format": 99})
+    key = {
+        "job.json": "job/job.json",
+        "checkpoint": story.keys("checkpoints/")[-1],
+        "savepoint": "job/savepoints/kept.json",
+        "note": "job/segments/host/zz.seg",
+    }[name]
+    if name == "note":
+        stored(story.store, [segment(payload=b'{"format":99}', operator=NOTE_OPERATOR)], key)
+        newer = story.store.get(key)
+    story.store.put(key, b'{"format":99,"uid":"u","max_parallelism":128}' if name == "job.json" else newer)
+    story.lose("epochs/")
+    before = story.keys("")
 
-    with pytest.raises(InvalidInputError, match="newer version"):
+    with pytest.raises(NewerFormatError, match=f"{key} was written by a newer version"):
         story.rebuild()
+    assert story.keys("") == before
+    if name != "note":
+        with pytest.raises(NewerFormatError):
+            check_job(story.store, "job")
 
 
 def test_other_life_of_job_is_ignored(story: Story) -> None:

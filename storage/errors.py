@@ -143,8 +143,8 @@ class NewerFormatError(CorruptDataError):
         """Raise if the format `found` is newer than the `newest` that this version reads; `what` names the object."""
         if found > newest:
             raise cls(
-                f"{what} was written by a newer version of this program and is not damaged: its format {found} is newer "
-                f"than {newest}, the newest that this version reads. Use the newer version, on all hosts and for "
+                f"{what} was written by a newer version of this program and is not damaged: its format {found} is "
+                f"newer than {newest}, the newest that this version reads. Use the newer version, on all hosts and for "
                 "commands, and repair or delete nothing with this one",
                 **context,
             )

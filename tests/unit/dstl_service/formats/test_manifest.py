@@ -90,7 +90,7 @@ def rewritten(**changes: object) -> bytes:
 
 def test_newer_format_is_refused() -> None:
     """A manifest of a newer program is not guessed at; the message says which format this program reads."""
-    with pytest.raises(NewerFormatError, match="manifest key was written by a newer version .* 2 is newer than 1"):
+    with pytest.raises(NewerFormatError, match=r"manifest key was written by a newer version .* 2 is newer than 1"):
         decode_manifest(rewritten(format=2), "key")
 
 

@@ -18,10 +18,12 @@ def manifests_of(plan: RecoveryPlan, registry: Registry, job_uid: str, stored: S
     """
     Return the manifests to write, oldest first, so that the chosen checkpoint can be restored.
 
-    The oldest is complete, so nothing before it is needed. A sound manifest is not written again.
+    The oldest is complete, so nothing before it is needed. A sound manifest is not written again, unless it names what
+    is lost.
     """
     newest = plan.path[0].manifest
-    if newest is not None and _is_restorable(registry, newest):
+    passed = {manifest.ref for manifest, _ in plan.passed}
+    if newest is not None and not passed and _is_restorable(registry, newest):
         return []
     state = state_of(plan, stored)
     path = list(reversed(plan.path))[-COMPLETE_EVERY:]
@@ -32,7 +34,8 @@ def manifests_of(plan: RecoveryPlan, registry: Registry, job_uid: str, stored: S
     for number, one in enumerate(path):
         known = one.manifest
         is_complete = number == 0
-        if known is not None and not manifests and (known.base == before if not is_complete else _ends_chain(known)):
+        is_next = known is not None and (known.base == before if not is_complete else _ends_chain(known))
+        if known is not None and is_next and not manifests and known.ref not in passed:
             before = known.ref
             continue
         named = path[number + 1].base if number + 1 < len(path) else None

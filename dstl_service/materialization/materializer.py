@@ -175,10 +175,8 @@ class Materializer:
         try:
             await self._in_thread(job_store.resolve, version)
             own.folder = await self._in_thread(SnapshotFolder.open, path, self._settings.root)
-        except BaseException:
-            if table.own is own:
-                table.own = None
-            self._failed(table_id, table)
+        except BaseException as error:
+            self._give_up(table_id, table, own, error)
             raise
         if table.own is not own:  # given up meanwhile
             self._discard_folder(own)
@@ -392,19 +390,8 @@ class Materializer:
         snapshot = own.announcement.snapshot
         try:
             stored = await self._uploader.store(table_id, job_store, snapshot, base, folder, table.known)
-        except DamagedFileError as error:
-            logger.error(  # noqa: TRY400 - the message is complete
-                "a local table is damaged, and will be restored anew", extra={**_names(table_id), "error": str(error)}
-            )
-            self.metrics.damaged.labels(*labels).inc()
-            table.is_damaged = True
-            self._give_up(table_id, table, own)
-        except DstlError as error:
-            logger.warning("materialization failed", extra={**_names(table_id), "error": str(error)})
-            self._give_up(table_id, table, own)
-        except Exception:  # a programming error must not leave the table without materialization for ever
-            logger.exception("materialization failed", extra=_names(table_id))
-            self._give_up(table_id, table, own)
+        except Exception as error:  # noqa: BLE001 - a bug must not leave the table without materialization for ever
+            self._give_up(table_id, table, own, error)
         else:
             if table.own is not own:
                 return  # given up while the last object was uploaded
@@ -435,7 +422,16 @@ class Materializer:
             # Not awaited: this may run while the service stops.
             self._executor.submit(folder.remove)
 
-    def _give_up(self, table_id: TableId, table: TrackedTable, own: PendingSnapshot) -> None:
+    def _give_up(self, table_id: TableId, table: TrackedTable, own: PendingSnapshot, error: BaseException) -> None:
+        facts = {**_names(table_id), "error": str(error)}
+        if isinstance(error, DamagedFileError):
+            logger.error("a local table is damaged, and will be restored anew", extra=facts)
+            self.metrics.damaged.labels(table_id.job, table_id.operator).inc()
+            table.is_damaged = True
+        elif isinstance(error, DstlError):
+            logger.warning("materialization failed", extra=facts)
+        elif isinstance(error, Exception):
+            logger.error("materialization failed", extra=_names(table_id), exc_info=error)
         if table.own is own:
             table.own = None
             self._failed(table_id, table)

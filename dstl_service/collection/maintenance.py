@@ -168,7 +168,7 @@ class Maintenance:
         due = [
             compaction
             for compaction in found.chosen
-            # After a failure the log must double before the next try.
+            # After a failure, or a result in part, the log must double before the next try.
             if found.sizes[compaction.operator].log_bytes >= 2 * self._failed_log_bytes.get(compaction.operator, 0)
         ]
         self._is_due = bool(due)
@@ -222,7 +222,8 @@ class Maintenance:
         self._metrics.compacted_bytes.labels(self._job).inc(before)
         self._metrics.compaction_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
         logger.info("log compacted", extra={"job": self._job, "bytes_before": before, "bytes_after": after})
-        self._failed_log_bytes.clear()
+        partly = [replacement.compaction.operator for replacement in made if replacement.too_large]
+        self._failed_log_bytes = {operator: sizes[operator].log_bytes for operator in partly}
         if self._uid == uid:
             self._replacements, self._compaction = tuple(made), None
 

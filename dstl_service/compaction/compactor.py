@@ -1,14 +1,15 @@
 """
 Performs compactions: reads the segments of each partition, merges them, and stores the results as segment objects.
 
-One partition is merged at a time, so its uncompressed log must fit into memory: a larger one is not decoded and fails
-the compaction, so it is left to materializations. A small log is read all at once.
+One partition is merged at a time, so its uncompressed log must fit into memory: a larger one is not decoded, but left
+to materializations. A small log is read all at once.
 Reading and merging block and run in a thread. Results use the same uploads as change sets, with a timeout for large
 objects.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
@@ -18,8 +19,11 @@ from dstl_service.restore.plan import read_handles
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.uploads.uploader import Uploader
 from storage.checksum import BytesLike
+from storage.errors import OverloadedError
 from storage.model import ChangeSetId, Segment, SegmentHandle, SegmentKind, Writer
 from storage.object_store import ObjectStore
+
+logger = logging.getLogger("dstl_service")
 
 _OBJECT_BYTES = 32 * 1024 * 1024
 _SEGMENT_BYTES = 8 * 1024 * 1024
@@ -65,7 +69,6 @@ class Compactor:
 
         Raises:
             CorruptDataError: A segment is damaged or not a change set; names its object.
-            OverloadedError: The uncompressed log of a partition is larger than `decoded_bytes_max`.
             UnavailableError: The store does not answer.
         """
         inputs = {handle for compaction in compactions for handle in compaction.inputs}
@@ -73,15 +76,25 @@ class Compactor:
         if sum(handle.entry.size_bytes for handle in inputs) <= _AT_ONCE_BYTES:
             payloads = await self._in_thread(job, self._read, inputs)
         made: dict[str, list[SegmentHandle]] = {compaction.operator: [] for compaction in compactions}
+        too_large: dict[str, set[int]] = {compaction.operator: set() for compaction in compactions}
         waiting: list[Segment] = []
         numbers = count()
         for compaction in compactions:
             for output in compaction.outputs:
-                waiting += await self._in_thread(job, self._merge, job, epoch, compaction, output, payloads)
+                merged = await self._in_thread(job, self._merge, job, epoch, compaction, output, payloads)
+                if merged is None:
+                    too_large[compaction.operator].add(output.partition)
+                    continue
+                waiting += merged
                 if sum(segment.size_bytes for segment in waiting) >= _OBJECT_BYTES:
                     await self._store_segments(job, f"{uid}={next(numbers)}", waiting, made)
         await self._store_segments(job, f"{uid}={next(numbers)}", waiting, made)
-        return [Replacement(compaction, tuple(made[compaction.operator]), uid) for compaction in compactions]
+        return [
+            Replacement(
+                compaction, tuple(made[compaction.operator]), uid, too_large=frozenset(too_large[compaction.operator])
+            )
+            for compaction in compactions
+        ]
 
     def _read(self, handles: Iterable[SegmentHandle]) -> dict[SegmentHandle, BytesLike]:
         """Read segments object by object; partition by partition, each object would be requested many times."""
@@ -95,7 +108,8 @@ class Compactor:
         compaction: Compaction,
         output: Output,
         payloads: Mapping[SegmentHandle, BytesLike],
-    ) -> list[Segment]:
+    ) -> list[Segment] | None:
+        """Return the segments of one result; None if its inputs are too large uncompressed."""
         # Arrow is large and few services of a cluster compact, so it loads lazily.
         from storage.change_set import merge_change_sets
 
@@ -110,11 +124,15 @@ class Compactor:
             decoded_bytes_max=self._decoded_bytes_max,
         )
         segments = []
-        for sqn, (payload, changes) in enumerate(merged):
-            set_id = ChangeSetId(
-                job, compaction.operator, compaction.checkpoint_id, Writer(epoch, 0), output.partition, sqn
-            )
-            segments.append(Segment.of(set_id, output.key_groups, changes, payload, output.kind))
+        writer = Writer(epoch, 0)
+        try:
+            for sqn, (payload, changes) in enumerate(merged):
+                set_id = ChangeSetId(job, compaction.operator, compaction.checkpoint_id, writer, output.partition, sqn)
+                segments.append(Segment.of(set_id, output.key_groups, changes, payload, output.kind))
+        except OverloadedError as error:
+            facts = {"job": job, "operator": compaction.operator, "partition": output.partition, "error": str(error)}
+            logger.warning("a partition's log is too large to compact", extra=facts)
+            return None
         return segments
 
     async def _store_segments(

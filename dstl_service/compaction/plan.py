@@ -94,11 +94,20 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """A finished compaction: `added` replaces `compaction.inputs`, `uid` is in the keys of its objects."""
+    """
+    A finished compaction.
+
+    Args:
+        compaction: Its plan.
+        added: Replaces the plan's inputs.
+        uid: Part of the keys of its objects.
+        too_large: Partitions whose logs were not merged, since they are too large uncompressed.
+    """
 
     compaction: Compaction
     added: tuple[SegmentHandle, ...]
     uid: str
+    too_large: frozenset[int] = frozenset()
 
 
 def log_size(view: StateView, operator: str) -> LogSize:
@@ -149,14 +158,15 @@ def apply(view: StateView, replacement: Replacement) -> StateView | None:
     """
     Return the view with a compaction's result, or None if the view no longer has all inputs of what can enter.
 
-    Left out are partitions whose materializations changed: a new one may lack a deletion that the result dropped.
+    Left out are partitions that were too large to merge, and those whose materializations changed: a new one may lack
+    a deletion that the result dropped.
     """
     compaction = replacement.compaction
     changed = _materializations(view, compaction.operator) ^ compaction.materializations
-    inputs, left_out = compaction.inputs, set[int]()
-    if changed:
+    inputs, left_out = compaction.inputs, _partitions_of(changed, compaction.outputs) | replacement.too_large
+    if left_out:
         by_partition = {output.partition: [handle for handle, _ in output.inputs] for output in compaction.outputs}
-        left_out, staying = _with_neighbours(_partitions_of(changed, compaction.outputs), by_partition)
+        left_out, staying = _with_neighbours(left_out, by_partition)
         inputs -= staying
     added = [handle for handle in replacement.added if handle.entry.id.partition not in left_out]
     remaining = [handle for handle in view.log if handle not in inputs]

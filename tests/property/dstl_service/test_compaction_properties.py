@@ -69,6 +69,7 @@ class World:
         self.compacted = 0
         self.left_alone = 0
         self.taken_in_part = 0
+        self.too_large_share = 0.0  # of partitions that turn out too large to merge
 
     def operator(self) -> OperatorInfo:
         return OperatorInfo("op", self.parallelism, "{}", {})
@@ -124,8 +125,15 @@ class World:
         operators = [self.operator()]
         chosen = choose_compactions(self.view, operators, sizes, checkpoint_id, MAX_PARALLELISM, self.settings)
         for compaction in chosen:
-            segments = [s for output in compaction.outputs for s in compactor._merge("job", 1, compaction, output, {})]
-            self.waiting.append(Replacement(compaction, tuple(self.stored(segments)), "uid"))
+            segments: list[Segment] = []
+            too_large: set[int] = set()
+            for output in compaction.outputs:
+                merged = compactor._merge("job", 1, compaction, output, {})
+                if merged is None or self.chance.random() < self.too_large_share:
+                    too_large.add(output.partition)
+                else:
+                    segments += merged
+            self.waiting.append(Replacement(compaction, tuple(self.stored(segments)), "uid", frozenset(too_large)))
             self.compacted += 1
             self.left_alone += len(compaction.inputs) < len(self.view.log)
 
@@ -199,6 +207,15 @@ def test_log_of_large_partitions_has_same_state() -> None:
     ]
 
     assert sum(world.left_alone for world in worlds) > 10
+
+
+@pytest.mark.parametrize("materializes", [False, True])
+def test_log_of_partitions_that_are_not_merged_has_same_state(materializes: bool) -> None:
+    """I14: so it is where partitions turn out too large while they are merged."""
+    for seed in range(200, 230):
+        world = World(random.Random(seed))
+        world.too_large_share = 0.2
+        run(world, materializes=materializes)
 
 
 def run(world: World, *, materializes: bool) -> World:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from dstl_service.compaction.compactor import Compactor
 from dstl_service.compaction.plan import (
     Compaction,
     CompactionSettings,
@@ -16,11 +17,14 @@ from dstl_service.compaction.plan import (
     log_size,
 )
 from dstl_service.formats.manifest import StateView
+from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.restore.truncation import truncate
 from dstl_service.wire import OperatorInfo
+from storage.change_set import encode_change_set
 from storage.key_groups import key_group_range
+from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, KeyGroupRange, MaterializationHandle, Segment, SegmentHandle, SegmentKind, Writer
-from tests.unit.dstl_service.samples import handles_of
+from tests.unit.dstl_service.samples import handles_of, stored
 
 OPERATOR = OperatorInfo("op", 2, "{}", {})
 ALL, FIRST, SECOND = KeyGroupRange(0, 7), KeyGroupRange(0, 3), KeyGroupRange(4, 7)
@@ -105,6 +109,47 @@ def test_result_enters_beside_a_partition_that_was_materialized_meanwhile() -> N
 
     assert after is not None
     assert after.log == [made[1], segment_of(4, FIRST, 200)]
+
+
+def test_result_enters_beside_a_partition_that_was_too_large_to_merge() -> None:
+    """I9: a log too large uncompressed, which no plan can know, keeps only its own partition from the result."""
+    view = halves(snapshot(ALL, 2))
+    (compaction,) = chosen(view)
+    merged = segment_of(9, SECOND, 300, SegmentKind.COMPACTED)
+
+    after = apply(view, Replacement(compaction, (merged,), "uid", too_large=frozenset({0})))
+
+    assert after is not None
+    assert after.log == [merged, segment_of(3, FIRST, 200), segment_of(4, FIRST, 200)]
+
+
+def filled(checkpoint_id: int, key_groups: KeyGroupRange, value: bytes) -> Segment:
+    """Return a change set of nine keys with one value."""
+    set_id = ChangeSetId("job", "op", checkpoint_id, Writer(1, 1), key_groups.first // 4, 0)
+    changes = {bytes([0, key_groups.first, key]): value for key in range(9)}
+    return Segment.of(set_id, key_groups, len(changes), encode_change_set(changes))
+
+
+def test_log_that_is_too_large_uncompressed_is_not_merged() -> None:
+    """I9: the compactor says so of its partition, and merges the other one."""
+    store, cache = MemoryStore(), SegmentCache(1 << 20)
+    log = [
+        stored(store, [segment], f"job/segments/host/{segment.id.checkpoint_id}-{segment.key_groups.first}.seg")[0]
+        for checkpoint_id in (3, 4)
+        for segment in (filled(checkpoint_id, FIRST, bytes(2_000)), filled(checkpoint_id, SECOND, b"small"))
+    ]
+    view = StateView((snapshot(ALL, 2),), log)
+    settings = replace(SETTINGS, base_bytes_max=1 << 20)
+    (compaction,) = choose_compactions(view, [OPERATOR], {"op": log_size(view, "op")}, 9, 8, settings)
+
+    merged = [
+        Compactor(store, cache, None, None, 20_000)._merge("job", 1, compaction, output, {})  # type: ignore[arg-type]
+        for output in compaction.outputs
+    ]
+
+    assert merged[0] is None
+    assert merged[1] is not None
+    assert [segment.id.partition for segment in merged[1]] == [1]
 
 
 def test_result_of_materialized_partitions_does_not_enter() -> None:

@@ -14,11 +14,11 @@ import logging
 import os
 import pwd
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 
 from storage.clock import Clock, IdSource
-from storage.errors import CorruptDataError, DstlError
+from storage.errors import DstlError, NotFoundError
 from storage.object_store import ObjectStore
 
 KEPT_MAX = 1_000
@@ -26,6 +26,8 @@ KEPT_MAX = 1_000
 
 _PRUNED_BY = "open"  # a job's most frequent act outside of batches
 _FACT_CHARS_MAX = 300
+_AT_MS_MAX = 253_402_300_799_999
+"""The last millisecond of the year 9999, the newest time that a reader can print."""
 
 logger = logging.getLogger("dstl_service")
 
@@ -72,18 +74,23 @@ class AuditTrail:
             self.failures += 1
             logger.warning("an act is on record in the log only", extra={"act": act, "job": job, "error": str(error)})
 
-    def entries(self, job: str) -> Iterator[AuditEntry]:
+    def entries(self, job: str, on_damage: Callable[[str], object]) -> Iterator[AuditEntry]:
         """
         Yield the entries of a job, oldest first.
 
-        Raises:
-            CorruptDataError: An entry cannot be read.
+        Args:
+            job: Its name.
+            on_damage: Called with a message for each entry that cannot be read.
         """
         for info in self._store.list(_folder(job)):
             try:
-                yield AuditEntry(**json.loads(self._store.get(info.key)))
-            except (ValueError, TypeError) as error:
-                raise CorruptDataError(f"audit entry {info.key} is damaged; delete it", object_key=info.key) from error
+                entry = _decoded(self._store.get(info.key))
+            except NotFoundError:  # pruned since it was listed
+                continue
+            except (ValueError, TypeError, LookupError, AttributeError):
+                on_damage(f"audit entry {info.key} is damaged; delete it")
+                continue
+            yield entry
 
     def _prune(self, job: str) -> None:
         keys = [info.key for info in self._store.list(_folder(job))]
@@ -97,6 +104,14 @@ def this_user() -> str:
     except KeyError:
         name = f"uid {os.geteuid()}"
     return f"{name}@{socket.gethostname()}"
+
+
+def _decoded(data: bytes) -> AuditEntry:
+    entry = AuditEntry(**json.loads(data))
+    if not 0 <= int(entry.at_ms) <= _AT_MS_MAX:
+        raise ValueError("its time is out of bounds")
+    facts = {str(name): str(text) for name, text in entry.facts.items()}
+    return AuditEntry(int(entry.at_ms), str(entry.who), str(entry.act), str(entry.job), facts)
 
 
 def _folder(job: str) -> str:

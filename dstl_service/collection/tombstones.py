@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
@@ -245,7 +245,11 @@ class Deletions:
         """Collect all jobs whose time to undo has expired; a failure is logged, and the next call retries."""
         now_ms = self._clock.now_ms()
         removals: list[Removal] = []
-        for tombstone in [found for found in self.all() if found.until_ms <= now_ms]:
+        damage: list[str] = []
+        found = list(self.all(damage.append))
+        for message in damage:
+            logger.error("a tombstone cannot be read, so its job is not collected", extra={"error": message})
+        for tombstone in [one for one in found if one.until_ms <= now_ms]:
             try:
                 removal = self.collect(tombstone)
             except DstlError as error:
@@ -254,10 +258,14 @@ class Deletions:
             removals += [removal] if removal is not None else []
         return removals
 
-    def all(self) -> Iterator[Tombstone]:
-        """Yield the tombstones of all deleted jobs."""
+    def all(self, on_damage: Callable[[str], object]) -> Iterator[Tombstone]:
+        """Yield the tombstones of all deleted jobs; `on_damage` gets a message for each that cannot be read."""
         for info in self._store.list(_FOLDER):
-            tombstone = self._read(info.key)
+            try:
+                tombstone = self._read(info.key)
+            except CorruptDataError as error:
+                on_damage(error.message)
+                continue
             if tombstone is not None:
                 yield tombstone
 
@@ -282,11 +290,17 @@ class Deletions:
 
     def _read(self, key: str) -> Tombstone | None:
         try:
-            return Tombstone(**json.loads(self._store.get(key)))
+            found = Tombstone(**json.loads(self._store.get(key)))
+            if {type(number) for number in (found.at_ms, found.until_ms, found.life, found.number)} != {int}:
+                raise TypeError("a time or a number is missing")
         except NotFoundError:
             return None
         except (ValueError, TypeError) as error:
-            raise CorruptDataError(f"tombstone {key} cannot be read", object_key=key) from error
+            raise CorruptDataError(
+                f"tombstone {key} cannot be read: remove it, and delete its job again before a query of it starts",
+                object_key=key,
+            ) from error
+        return found
 
 
 def _time(ms: int) -> str:

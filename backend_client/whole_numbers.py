@@ -41,16 +41,22 @@ def _fractions(values: Iterable[Any], kind: pa.DataType) -> Iterator[Any]:
     elif holds_integers(kind):
         given = [value for value in values if value is not None]
         if pa.types.is_struct(kind):
-            fields = [value if isinstance(value, dict) else dict(value) for value in given]
             for at in range(kind.num_fields):
                 field = kind.field(at)
-                yield from _fractions([value.get(field.name) for value in fields], field.type)
+                yield from _fractions([_part(value, field.name, at) for value in given], field.type)
         elif pa.types.is_map(kind):
             pairs = [pair for value in given for pair in (value.items() if isinstance(value, dict) else value)]
-            yield from _fractions([key for key, _ in pairs], kind.key_type)
-            yield from _fractions([item for _, item in pairs], kind.item_type)
+            yield from _fractions([_part(pair, "key", 0) for pair in pairs], kind.key_type)
+            yield from _fractions([_part(pair, "value", 1) for pair in pairs], kind.item_type)
         else:
             yield from _fractions(chain.from_iterable(given), kind.value_type)
+
+
+def _part(value: Any, name: str, position: int) -> Any:
+    """Return a struct's field as Arrow finds it: in a tuple by position, in a dictionary or list of pairs by name."""
+    if isinstance(value, tuple):
+        return value[position]
+    return (value if isinstance(value, dict) else dict(value)).get(name)
 
 
 def _has_fraction(number: Any) -> bool:

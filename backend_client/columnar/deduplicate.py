@@ -20,9 +20,9 @@ class Deduplicate(ColumnarProcessor):
     """
     Passes one row of each key, then the next one whose event time is at least `within` later.
 
-    A row that arrives later but is older than the passed one is a repetition, too. Rows whose time is null or not after
-    the watermark are dropped, as in Spark's ``dropDuplicatesWithinWatermark``. State ends when the watermark reaches
-    the end of `within`. Output: the input's columns.
+    A row that arrives later but is older than the passed one is a repetition, too. Rows whose time is not after the
+    watermark are dropped, as in Spark's ``dropDuplicatesWithinWatermark``; here rows whose time is null are, too. State
+    ends when the watermark reaches the end of `within`. Output: the input's columns.
 
     Args:
         event_time: A timestamp column.

@@ -15,6 +15,7 @@ from backend_client.batch_time import BatchTime
 from backend_client.columnar.processor import BatchMoment, ColumnarProcessor, OutputMode
 from backend_client.columnar.state import INDEX, STATE
 from backend_client.columnar.values import StateColumns
+from backend_client.spark.columns import check_bytewise
 from backend_client.spark.event_time import DELAY_KEY
 from backend_client.spark.private.frames import arrow_schema, spark_schema
 from dstl_service.wire import StateInfo
@@ -36,12 +37,14 @@ class ColumnarPlan:
         output_mode: The operator's output mode.
         keys: The grouping columns.
         rows: The input's columns.
+        has_watermark: Whether one of them has a watermark.
     """
 
     processor: ColumnarProcessor
     output_mode: OutputMode
     keys: pa.Schema
     rows: pa.Schema
+    has_watermark: bool
 
     @classmethod
     def of(
@@ -62,23 +65,29 @@ class ColumnarPlan:
         if not isinstance(processor, ColumnarProcessor):
             raise InvalidInputError(f"transform_columns takes a ColumnarProcessor, not {type(processor).__name__}")
         mode: OutputMode = "append" if output_mode.lower() == "append" else "update"
+        check_bytewise(input_schema, "Arrow arrays, which a columnar operator computes with, have no collation")
         rows = arrow_schema(input_schema)
         keys = arrow_schema(StructType([input_schema[name] for name in key_columns]))
         processor.check(rows, mode)
         marked = [field.name for field in input_schema.fields if DELAY_KEY in (field.metadata or {})]
         _check_watermark(processor, mode, marked, is_first=is_first)
-        return cls(processor, mode, keys, rows)
+        return cls(processor, mode, keys, rows, bool(marked))
 
     def moments(self, time: BatchTime | None) -> tuple[BatchMoment, BatchMoment]:
         """
-        Return the moments for the batch's rows and for state that ends after them; a watermark of 0 counts as none.
+        Return the moments for the batch's rows and for state that ends after them.
 
+        A stream's watermark begins at 0, as in Spark; that of a stream without one, which Spark writes as 0, is None.
         Rows get the watermark of the batch before, as in Spark; it differs if that batch was left open.
         """
         if time is None:
             return BatchMoment(self.output_mode), BatchMoment(self.output_mode)
-        of_ends = BatchMoment(self.output_mode, time.watermark_ms or None, time.timestamp_ms)
-        return replace(of_ends, watermark_ms=time.previous_watermark_ms or None), of_ends
+        rows_ms, ends_ms = (
+            moment if moment or self.has_watermark else None
+            for moment in (time.previous_watermark_ms, time.watermark_ms)
+        )
+        of_ends = BatchMoment(self.output_mode, ends_ms, time.timestamp_ms)
+        return replace(of_ends, watermark_ms=rows_ms), of_ends
 
     @property
     def all_keys(self) -> pa.Schema:

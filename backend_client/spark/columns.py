@@ -1,10 +1,11 @@
-"""Column names: quoted for SQL, and those of a ``groupBy``."""
+"""Columns: names quoted for SQL, those of a ``groupBy``, and text that is not compared by its bytes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
 from backend_client.spark.private.session import grouped_frame, grouping_expressions, setting
 from storage.errors import InvalidInputError
@@ -42,3 +43,32 @@ def _column_called(text: str, frame: DataFrame) -> str | None:
     if text in frame.columns or setting(frame.sparkSession, "spark.sql.caseSensitive", "false") == "true":
         return text if text in frame.columns else None
     return next((name for name in frame.columns if name.lower() == text.lower()), None)
+
+
+def check_bytewise(schema: StructType, why: str) -> None:
+    """
+    Check that all text of a schema is compared by its bytes.
+
+    Args:
+        schema: The columns.
+        why: Why another collation would give wrong results, for the error.
+
+    Raises:
+        InvalidInputError: A column has or contains text of another collation; names it.
+    """
+    for field in schema.fields:
+        if not _is_bytewise(field.dataType):
+            raise InvalidInputError(
+                f"column {field.name!r} of type {field.dataType.simpleString()} has a collation other than "
+                f"UTF8_BINARY. {why}: cast it to string, and for a comparison without case add lower({field.name})"
+            )
+
+
+def _is_bytewise(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return all(_is_bytewise(field.dataType) for field in kind.fields)
+    if isinstance(kind, MapType):
+        return _is_bytewise(kind.keyType) and _is_bytewise(kind.valueType)
+    if isinstance(kind, ArrayType):
+        return _is_bytewise(kind.elementType)
+    return not isinstance(kind, StringType) or kind.isUTF8BinaryCollation()

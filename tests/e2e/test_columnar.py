@@ -77,6 +77,21 @@ def test_operators_can_be_chained(
         assert output.batches[batch] == sorted([(many, seen[many]) for many in changed], key=repr)
 
 
+def test_names_have_any_characters(
+    spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
+) -> None:
+    """Columns whose names have dots, backticks and spaces are like others; PySpark's mapInArrow does not find them."""
+    files = random_input(seed=8, batches=2, rows=50, keys=9)
+    write_input(tmp_path / "input", files)
+    output = Collected()
+    rows = read_input(spark, tmp_path / "input").select(F.col("k").alias("a.b"), F.col("v").alias("c `d"))
+    totals = Aggregate(Count(name="n.n"), Sum("c `d", name="s"))
+    result = make_backend().transform_columns(rows.groupBy("`a.b`"), totals).select("`a.b`", "`n.n`", "s")
+    run_to_end(result.writeStream.outputMode("update"), tmp_path / "checkpoint", output)
+
+    assert output.batches == expected_output(files)
+
+
 def write_events(folder: Path, batches: list[list[tuple[str, float]]]) -> None:
     """Write one JSON file of (key, seconds behind BEGIN) per batch."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
 from backend_client.batch_time import BatchTime
+from backend_client.spark.columns import grouping_columns
 from backend_client.spark.driver.kept_output import LOST_BLOCK
 from backend_client.spark.event_time import DELAY_KEY
 from backend_client.spark.private import frames, session, sinks
@@ -96,6 +97,17 @@ def test_grouping_is_read(spark: SparkSession, stream: DataFrame) -> None:
     assert session.grouping_expressions(grouped)[:2] == [("k", True), ("v", True)]
     assert not session.grouping_expressions(grouped)[2][1]
     assert session.grouped_frame(grouped).columns == ["k", "v"]
+
+
+def test_column_with_a_dot_is_no_field(stream: DataFrame) -> None:
+    """A quoted name is that of a column, whatever characters it has; an unquoted dot names a field of a struct."""
+    frame = stream.select(F.col("k").alias("a.b"), F.col("v").alias("c`d"), F.struct("v").alias("a"))
+    grouped = frame.groupBy("`a.b`", frame["`c``d`"], "a.v")
+
+    assert session.grouping_expressions(grouped) == [("a.b", True), ("c`d", True), ("a.v", False)]
+    assert grouping_columns(frame.groupBy("`a.b`", "`c``d`")) == ("a.b", "c`d")
+    with pytest.raises(InvalidInputError, match=r"takes columns; 'a\.v'"):
+        grouping_columns(grouped)
 
 
 def test_methods_of_groups_can_be_replaced() -> None:

@@ -163,6 +163,7 @@ def test_impossible_join_is_refused(spark: SparkSession, make_backend: Callable[
             "'x'",
         ),
         ({"inputs": {"l": stream, "r": stream.withColumn("k", F.lit(1))}}, "int in input 'r'"),
+        ({"inputs": dict.fromkeys("lr", stream.withColumn("k", F.expr("k collate UTF8_LCASE")))}, "other than UTF8"),
         ({"inputs": {"l": stream, "K": stream}}, "rename 'K'"),
         ({"on": []}, "on must name columns"),
         ({"wait": "soon"}, "non-negative duration"),

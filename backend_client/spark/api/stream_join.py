@@ -23,7 +23,7 @@ from pyspark.sql.types import LongType, MapType, StringType, StructField, Struct
 from backend_client.join_rules import Life, Side, complete, end_lives
 from backend_client.spark.api.backend import ChangelogStateBackend
 from backend_client.spark.api.plan import StatefulDataFrame
-from backend_client.spark.columns import quoted
+from backend_client.spark.columns import check_bytewise, quoted
 from backend_client.spark.event_time import DELAY_KEY
 from backend_client.spark.task.rows import row_factory
 from storage.errors import InvalidInputError
@@ -262,6 +262,8 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _check_key_types(inputs: Mapping[str, DataFrame], keys: Sequence[str]) -> None:
+    for frame in inputs.values():
+        check_bytewise(StructType([frame.schema[key] for key in keys]), "Keys are compared by their bytes")
     for key in keys:
         kinds = {label: frame.schema[key].dataType.simpleString() for label, frame in inputs.items()}
         if len(set(kinds.values())) > 1:

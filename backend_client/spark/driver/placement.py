@@ -16,6 +16,7 @@ Pin = Callable[[DataFrame, str, int], DataFrame]
 
 ORDER_COLUMN = "__dstl_order"
 _KEY_COLUMN = "__dstl_key_"
+_COLUMN = "__dstl_column_"
 _PARTITION_COLUMN = "__dstl_partition"
 
 
@@ -37,9 +38,9 @@ def place(
     Return the rows in their partitions, sorted by key group and a hash of the key.
 
     Columns: the order number by which rows are sorted, the key columns in normal form (`key_places`), then the columns
-    of `frame`. Spark sorts, and spills what does not fit in memory. A late row has the complement of its order number,
-    which is negative, for `LateRowFilter`. A key's rows are in the operator's `order`; keys with the same order number
-    are interleaved, for `KeySeparator`.
+    of `frame`; tasks know them by position. Spark sorts, and spills what does not fit in memory. A late row has the
+    complement of its order number, which is negative, for `LateRowFilter`. A key's rows are in the operator's `order`;
+    keys with the same order number are interleaved, for `KeySeparator`.
 
     Args:
         operator: The operator that reads the rows.
@@ -67,7 +68,15 @@ def place(
     else:
         placed = keyed.withColumn(_PARTITION_COLUMN, partition).repartitionById(parallelism, _PARTITION_COLUMN)
         placed = pin(placed, _PARTITION_COLUMN, parallelism).drop(_PARTITION_COLUMN)
-    return placed.sortWithinPartitions(ORDER_COLUMN, *operator.order)
+    return _with_plain_names(placed.sortWithinPartitions(ORDER_COLUMN, *operator.order))
+
+
+def _with_plain_names(frame: DataFrame) -> DataFrame:
+    """Return a frame whose columns PySpark's ``mapInArrow`` finds: it looks names up without quotes."""
+    names = frame.columns
+    if not any("." in name or "`" in name for name in names):
+        return frame  # new names cost a copy of each row
+    return frame.toDF(*(f"{_COLUMN}{position}" for position in range(len(names))))
 
 
 def _has_normal_form(field: StructField) -> bool:

@@ -140,19 +140,20 @@ def stream_side_nodes(frame: DataFrame) -> Iterator[tuple[str, str | None]]:
             node = children.apply(0)
 
 
-_COLUMNS = frozenset({"AttributeReference", "UnresolvedAttribute"})
-
-
 def grouping_expressions(grouped: Any) -> Sequence[tuple[str, bool]]:
     """Return the expressions of a ``groupBy``: a name and True for a column, SQL and False for others."""
     with needed("RelationalGroupedDataset.groupingExprs", _SERVED_VERSION):
         expressions = grouped._jgd.groupingExprs()
-        found = []
-        for position in range(expressions.size()):
-            expression = expressions.apply(position)
-            is_column = str(expression.getClass().getSimpleName()) in _COLUMNS
-            found.append((str(expression.name() if is_column else expression.sql()), is_column))
-        return found
+        return [_grouping(expressions.apply(position)) for position in range(expressions.size())]
+
+
+def _grouping(expression: Any) -> tuple[str, bool]:
+    kind = str(expression.getClass().getSimpleName())
+    if kind == "AttributeReference":
+        return str(expression.name()), True
+    if kind == "UnresolvedAttribute" and expression.nameParts().size() == 1:  # else a field of a struct
+        return str(expression.nameParts().head()), True
+    return str(expression.sql()), False
 
 
 def grouped_frame(grouped: Any) -> DataFrame:

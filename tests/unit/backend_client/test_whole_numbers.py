@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql import Row
 
 from backend_client.whole_numbers import check_whole, holds_integers
 
 INTEGERS = pa.list_(pa.int64())
 STRUCT = pa.struct([("n", pa.int32()), ("s", pa.string())])
 NESTED = pa.map_(pa.int16(), pa.list_(STRUCT))
+
+
+class Point(NamedTuple):
+    """A struct whose fields Arrow takes by their position."""
+
+    x: float
+    y: str
 
 
 @pytest.mark.parametrize(
@@ -30,6 +38,9 @@ NESTED = pa.map_(pa.int16(), pa.list_(STRUCT))
         (INTEGERS, (2**63 - 1,), [2**63 - 1]),
         (NESTED, {2.0: [None, {"n": 3.0, "s": "x"}, {}]}, [(2, [None, {"n": 3, "s": "x"}, {"n": None, "s": None}])]),
         (NESTED, [(2, None)], [(2, None)]),
+        (NESTED, [{"key": 2, "value": [(3, "x"), Row(4.0, "y")]}], [(2, [{"n": 3, "s": "x"}, {"n": 4, "s": "y"}])]),
+        (STRUCT, Point(3, "x"), {"n": 3, "s": "x"}),
+        (STRUCT, [("n", 3), ("s", "x")], {"n": 3, "s": "x"}),
         (pa.list_(pa.float64()), [1.5], [1.5]),
     ],
 )
@@ -42,7 +53,14 @@ def test_whole_numbers_pass(kind: pa.DataType, value: Any, made: Any) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "value"),
-    [(pa.int64(), 1.5), (pa.list_(INTEGERS), [[1], None, [Decimal("0.1")]]), (NESTED, {1: [{"n": np.float64(1e-9)}]})],
+    [
+        (pa.int64(), 1.5),
+        (pa.list_(INTEGERS), [[1], None, [Decimal("0.1")]]),
+        (NESTED, {1: [{"n": np.float64(1e-9)}]}),
+        (NESTED, [{"key": 1, "value": [(0.5, "x")]}]),
+        (STRUCT, Point(0.5, "x")),
+        (STRUCT, [("n", 0.5), ("s", "x")]),
+    ],
 )
 def test_fraction_is_an_error(kind: pa.DataType, value: Any) -> None:
     """A number with a fraction, which Arrow would cut off, is refused at any depth, and named."""

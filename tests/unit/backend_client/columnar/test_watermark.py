@@ -7,7 +7,9 @@ from datetime import timedelta
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import ArrayType, DataType, StringType, StructType
 
+from backend_client.batch_time import BatchTime
 from backend_client.columnar import Aggregate, ColumnarProcessor, Count, Deduplicate, KeyBatch, KeyResults, tumbling
 from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.event_time import DELAY_KEY
@@ -103,3 +105,20 @@ def test_rows_that_pass_keep_their_watermark() -> None:
     assert {field.name: field.metadata for field in output} == {"k": {}, "at": {DELAY_KEY: 5000}, "came": {}}
     assert all(not field.metadata for field in plan(REPETITIONS, "Append").output_schema())
     assert all(not field.metadata for field in plan(WINDOWS, "Append", "at").output_schema())
+
+
+@pytest.mark.parametrize(("marked", "known"), [(["at"], 0), ([], None)])
+def test_watermark_begins_at_1970(marked: list[str], known: int | None) -> None:
+    """Rows up to 1970 are late from the first batch on, as on Spark; without a watermark none are, though it says 0."""
+    moments = plan(WINDOWS, "Update", *marked).moments(BatchTime(5, 0, 0))
+
+    assert [moment.watermark_ms for moment in moments] == [known, known]
+
+
+@pytest.mark.parametrize("text", [StringType("UTF8_LCASE"), ArrayType(StructType().add("x", StringType("UNICODE_CI")))])
+def test_text_that_is_not_compared_by_bytes_is_refused(text: DataType) -> None:
+    """Arrow drops a collation: minima, maxima and later comparisons would be those of other text."""
+    rows = StructType().add("k", StringType()).add("v", text)
+
+    with pytest.raises(InvalidInputError, match=r"'v' .*collation other than UTF8_BINARY.*cast it"):
+        ColumnarPlan.of(Aggregate(Count()), "Update", rows, ["k"])

@@ -16,10 +16,12 @@ import pwd
 import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from storage.clock import Clock, IdSource
 from storage.errors import CorruptDataError, DstlError
 from storage.object_store import ObjectStore
+from storage.stored_json import parse_json, text_of, whole_number
 
 KEPT_MAX = 1_000
 """Number of newest entries kept per job."""
@@ -81,13 +83,19 @@ class AuditTrail:
         """
         for info in self._store.list(_folder(job)):
             try:
-                yield AuditEntry(**json.loads(self._store.get(info.key)))
-            except (ValueError, TypeError) as error:
+                yield _decoded(parse_json(self._store.get(info.key)))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise CorruptDataError(f"audit entry {info.key} is damaged; delete it", object_key=info.key) from error
 
     def _prune(self, job: str) -> None:
         keys = [info.key for info in self._store.list(_folder(job))]
         self._store.delete(keys[:-KEPT_MAX])
+
+
+def _decoded(document: dict[str, Any]) -> AuditEntry:
+    facts = {text_of(name): text_of(text) for name, text in document["facts"].items()}
+    who, act, job = (text_of(document[name]) for name in ("who", "act", "job"))
+    return AuditEntry(whole_number(document["at_ms"]), who, act, job, facts)
 
 
 def this_user() -> str:

@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from storage.checksum import checksum64
+from storage.stored_json import parse_json
 
 
 def seal(name: str, document: dict[str, Any], *, ensure_ascii: bool = True) -> bytes:
@@ -38,7 +39,7 @@ def unseal(name: str, data: bytes, format_max: int) -> dict[str, Any]:
     body = rest[:-1]
     if head != _head(body):
         raise ValueError("the checksum does not match the content")
-    document: dict[str, Any] = json.loads(body)
+    document: dict[str, Any] = parse_json(body)
     if document["format"] > format_max:
         raise ValueError(f"its format {document['format']} is newer than {format_max}, the newest this version reads")
     return document

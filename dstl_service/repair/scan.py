@@ -7,7 +7,6 @@ for verification and rebuilds. `read_registry` does blocking I/O; `Registry` doe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from dstl_service.formats.manifest import FORMAT, Manifest, decode_manifest
 from dstl_service.registry.lives import Lives, life_folder, record_key
 from storage.errors import CorruptDataError, InvalidInputError, NotFoundError
 from storage.object_store import ObjectStore
+from storage.stored_json import parse_json
 
 
 @dataclass(slots=True)
@@ -191,7 +191,7 @@ def _check_belongs(manifest: Manifest, place: tuple[int, int], uid: str | None, 
 
 def _refuse_newer(data: bytes, key: str) -> None:
     try:
-        written = int(json.loads(data)["manifest"]["format"])
+        written = int(parse_json(data)["manifest"]["format"])
     except (ValueError, LookupError, TypeError):
         return
     if written > FORMAT:

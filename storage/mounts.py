@@ -54,3 +54,18 @@ def problem_of(mounts: str, device: str) -> str:
         if not options & _FRESH:
             return "its NFS mount caches which names do not exist; mount it with `lookupcache=positive`"
     return ""
+
+
+def check_case(folder: str) -> None:
+    """
+    Return if a folder that exists is not found under its name in capitals; it must have a letter.
+
+    Where case is ignored, jobs whose names differ in case are one job, and a right to the one is a right to the other.
+
+    Raises:
+        InvalidInputError: The disk ignores the case of names.
+    """
+    parent, name = os.path.split(folder)
+    capitals = os.path.join(parent, name.upper())
+    if os.path.exists(capitals) and os.path.samefile(capitals, folder):
+        raise InvalidInputError(f"{parent} is on a disk that ignores the case of names; use one that does not")

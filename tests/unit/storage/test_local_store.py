@@ -279,3 +279,15 @@ def test_unmakeable_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DstlError, match="cannot make"):
         LocalStore(tmp_path / "file" / "base")
+
+
+def test_disk_that_ignores_case_is_refused(tmp_path: Path) -> None:
+    """C12: jobs `orders` and `Orders` must not share their objects; a link stands for what such a disk answers."""
+    store = LocalStore(tmp_path)
+    (tmp_path / ".TMP").mkdir()
+    store.check_writable()
+    (tmp_path / ".TMP").rmdir()
+    (tmp_path / ".TMP").symlink_to(tmp_path / ".tmp")
+
+    with pytest.raises(InvalidInputError, match="ignores the case"):
+        store.check_writable()

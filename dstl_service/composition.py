@@ -42,6 +42,9 @@ from storage.object_store import ObjectStore
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 
+NOTES_AT_ONCE = 4
+"""Notes that are parsed at once, at most half of them one job's: each takes ten times its size, up to 80 MB."""
+
 _BACKGROUND_TIMEOUT_MS = 60_000
 
 
@@ -65,6 +68,7 @@ class Parts:
         upkeep: Compacts and deletes after checkpoints.
         announcement: Announces this service's address to other hosts.
         io_threads: Run blocking calls of jobs.
+        note_threads: Parse the notes in requests.
         upload_threads: Run upload attempts.
         downloads: Downloads of immutable objects, on disk.
     """
@@ -83,6 +87,7 @@ class Parts:
     upkeep: Upkeep
     announcement: Announcement
     io_threads: JobThreads
+    note_threads: JobThreads
     upload_threads: ThreadPerCall
     downloads: DownloadCache
 
@@ -108,6 +113,7 @@ class Parts:
         self.intake.close()
         self.upload_threads.shutdown(wait=False, cancel_futures=True)
         self.io_threads.close()
+        self.note_threads.close()
         self.restores.close()
         self.downloads.close()
         self.store.close()
@@ -181,6 +187,7 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
         upkeep=upkeep,
         announcement=announcement,
         io_threads=io_threads,
+        note_threads=JobThreads(NOTES_AT_ONCE, "note"),
         upload_threads=upload_threads,
         downloads=downloads,
     )

@@ -12,6 +12,7 @@ A class says what the caller must do, not where the error arose:
     ├── UnavailableError                  store or peer does not work now: retry after a delay
     ├── OverloadedError                   a limit is reached: back off, then retry
     ├── CorruptDataError                  stored bytes are damaged: never retry, alert
+    │   └── NewerFormatError              or are of a newer version: use that one
     ├── ClosedError                       this object was closed: open a new one, or stop
     ├── LostChangesError                  a change set was received but never made durable and is gone:
     │                                     execute the batch again
@@ -132,6 +133,21 @@ class CorruptDataError(DstlError):
     """Stored bytes differ from what was written. Never retry, never skip; alert."""
 
     kind = ErrorKind.CORRUPT_DATA
+
+
+class NewerFormatError(CorruptDataError):
+    """A newer version of this program wrote the object, which is not damaged. Use that version; repair nothing."""
+
+    @classmethod
+    def check(cls, what: str, found: int, newest: int, **context: ContextValue) -> None:
+        """Raise if the format `found` is newer than the `newest` that this version reads; `what` names the object."""
+        if found > newest:
+            raise cls(
+                f"{what} was written by a newer version of this program and is not damaged: its format {found} is "
+                f"newer than {newest}, the newest that this version reads. Use the newer version, on all hosts and for "
+                "commands, and repair or delete nothing with this one",
+                **context,
+            )
 
 
 class ClosedError(DstlError):

@@ -17,6 +17,25 @@ _FRESH = frozenset({"lookupcache=pos", "lookupcache=positive", "lookupcache=none
 """Options of which one is enough: absent names are looked up each time."""
 
 
+def check_folder(folder: str, name: str) -> None:
+    """
+    Return if the folder's mount suits a store, and names in it differ by case.
+
+    Where case is ignored, jobs whose names differ in case are one job, and a right to the one is a right to the other.
+
+    Args:
+        folder: The store's folder.
+        name: Of a folder in it, in small letters.
+
+    Raises:
+        InvalidInputError: The disk ignores the case of names, or see `check_mount`.
+    """
+    check_mount(folder)
+    capitals = os.path.join(folder, name.upper())
+    if os.path.exists(capitals) and os.path.samefile(capitals, os.path.join(folder, name)):
+        raise InvalidInputError(f"{folder} is on a disk that ignores the case of names; use one that does not")
+
+
 def check_mount(folder: str) -> None:
     """
     Return if the folder's mount answers for names as they are now, or nothing is known of it.
@@ -54,18 +73,3 @@ def problem_of(mounts: str, device: str) -> str:
         if not options & _FRESH:
             return "its NFS mount caches which names do not exist; mount it with `lookupcache=positive`"
     return ""
-
-
-def check_case(folder: str) -> None:
-    """
-    Return if a folder that exists is not found under its name in capitals; it must have a letter.
-
-    Where case is ignored, jobs whose names differ in case are one job, and a right to the one is a right to the other.
-
-    Raises:
-        InvalidInputError: The disk ignores the case of names.
-    """
-    parent, name = os.path.split(folder)
-    capitals = os.path.join(parent, name.upper())
-    if os.path.exists(capitals) and os.path.samefile(capitals, folder):
-        raise InvalidInputError(f"{parent} is on a disk that ignores the case of names; use one that does not")

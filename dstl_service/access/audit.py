@@ -15,13 +15,13 @@ import logging
 import os
 import pwd
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from storage.checksum import checksum64
 from storage.clock import Clock, IdSource
-from storage.errors import CorruptDataError, DstlError
+from storage.errors import DstlError, NotFoundError
 from storage.object_store import ObjectStore
 from storage.stored_json import parse_json, text_of, whole_number
 
@@ -75,18 +75,23 @@ class AuditTrail:
             self.failures += 1
             logger.warning("an act is on record in the log only", extra={"act": act, "job": job, "error": str(error)})
 
-    def entries(self, job: str) -> Iterator[AuditEntry]:
+    def entries(self, job: str, on_damage: Callable[[str], object]) -> Iterator[AuditEntry]:
         """
         Yield the entries of a job, oldest first.
 
-        Raises:
-            CorruptDataError: An entry cannot be read.
+        Args:
+            job: Its name.
+            on_damage: Called with a message for each entry that cannot be read.
         """
         for info in self._store.list(_folder(job)):
             try:
-                yield _decoded(parse_json(self._store.get(info.key)))
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                raise CorruptDataError(f"audit entry {info.key} is damaged; delete it", object_key=info.key) from error
+                entry = _decoded(parse_json(self._store.get(info.key)))
+            except NotFoundError:  # pruned since it was listed
+                continue
+            except (ValueError, TypeError, LookupError, AttributeError):
+                on_damage(f"audit entry {info.key} is damaged; delete it")
+                continue
+            yield entry
 
     def _prune(self, job: str, kind: str) -> None:
         keys = [info.key for info in self._store.list(_folder(job))]

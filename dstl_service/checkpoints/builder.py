@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from dstl_service.formats.checkpoint_header import header_of
 from dstl_service.formats.checkpoint_record import CheckpointRecord, note_of
 from dstl_service.formats.manifest import Manifest, ManifestKind, StateView, is_complete_due
 from dstl_service.formats.under_way import NOTHING, UnderWay, UnderWaySnapshot, followed
@@ -137,19 +138,13 @@ class CheckpointBuilder:
             job_uid=self.job_uid,
             id=note.checkpoint_id,
             generation=0,
-            uid=note.uid,
-            epoch=note.epoch,
             created_ms=created_ms,
-            base=note.base,
-            query_id=note.query_id,
-            offsets=note.offsets,
-            operators=note.operators,
             segments=tuple(handles),
             earlier=() if note.start is None else tuple(note.start.log),
             materializations=() if note.start is None else note.start.materializations,
             note=next((handle for handle in of_note if handle.object_key not in objects), None),
             under_way=planned.under_way,
-            closed_ms=note.closed_ms,
+            **header_of(note),
         )
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.jobs import Removal, delete_job, has_leftovers
 from dstl_service.registry.lives import Lives, first_without, record_key
 from storage.clock import Clock, IdSource
-from storage.errors import ConflictError, CorruptDataError, DstlError, FencedError, NotFoundError
+from storage.errors import ConflictError, CorruptDataError, DstlError, FencedError, InvalidInputError, NotFoundError
 from storage.model import validate_name
 from storage.object_store import ObjectStore, exists
 from storage.stored_json import parse_json, text_of, whole_number
@@ -248,7 +248,11 @@ class Deletions:
         """Collect all jobs whose time to undo has expired; a failure is logged, and the next call retries."""
         now_ms = self._clock.now_ms()
         removals: list[Removal] = []
-        for tombstone in [found for found in self._readable() if found.until_ms <= now_ms]:
+        damage: list[str] = []
+        found = list(self.all(damage.append))
+        for message in damage:
+            logger.error("a tombstone cannot be read, so its job is not collected", extra={"error": message})
+        for tombstone in [one for one in found if one.until_ms <= now_ms]:
             try:
                 removal = self.collect(tombstone)
             except DstlError as error:
@@ -257,20 +261,13 @@ class Deletions:
             removals += [removal] if removal is not None else []
         return removals
 
-    def all(self) -> Iterator[Tombstone]:
-        """Yield the tombstones of all deleted jobs."""
-        for info in self._store.list(_FOLDER):
-            tombstone = self._read(info.key)
-            if tombstone is not None:
-                yield tombstone
-
-    def _readable(self) -> Iterator[Tombstone]:
-        """Yield all tombstones but damaged ones, which are logged: other deleted jobs do not depend on them."""
+    def all(self, on_damage: Callable[[str], object]) -> Iterator[Tombstone]:
+        """Yield the tombstones of all deleted jobs; `on_damage` gets a message for each that cannot be read."""
         for info in self._store.list(_FOLDER):
             try:
                 tombstone = self._read(info.key)
             except CorruptDataError as error:
-                logger.warning("deleted job was not collected", extra={"error": str(error)})
+                on_damage(error.message)
                 continue
             if tombstone is not None:
                 yield tombstone
@@ -296,11 +293,16 @@ class Deletions:
 
     def _read(self, key: str) -> Tombstone | None:
         try:
-            return _decoded(parse_json(self._store.get(key)))
+            data = self._store.get(key)
         except NotFoundError:
             return None
-        except (ValueError, LookupError, TypeError, DstlError) as error:
-            raise CorruptDataError(f"tombstone {key} cannot be read", object_key=key) from error
+        try:
+            return _decoded(parse_json(data))
+        except (ValueError, LookupError, TypeError, InvalidInputError) as error:
+            raise CorruptDataError(
+                f"tombstone {key} cannot be read: remove it, and delete its job again before a query of it starts",
+                object_key=key,
+            ) from error
 
 
 def _decoded(document: dict[str, Any]) -> Tombstone:

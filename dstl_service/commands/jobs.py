@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from dstl_service.access.audit import AuditTrail, this_user
@@ -19,15 +20,16 @@ from storage.open import open_store
 
 
 def list_jobs(options: argparse.Namespace) -> int:
-    """Print the names of all jobs of a storage."""
+    """Print the names of all jobs of a storage. Return 1 if a deleted job's tombstone cannot be read."""
     settings = settings_of(options)
     store = open_store(settings.storage, **settings.store_options())
     deletions = deletions_of(store)
-    deleted = {tombstone.job for tombstone in deletions.all()}
+    damage: list[str] = []
+    deleted = {tombstone.job for tombstone in deletions.all(damage.append)}
     for name in job_names(store):
         tombstone = deletions.of(name) if name in deleted else None
-        say(f"{name}  {tombstone.text}" if tombstone is not None else f"{name}")
-    return 0
+        say(f"{name}  {tombstone.text}" if tombstone is not None else name)
+    return _reported(damage)
 
 
 def delete(options: argparse.Namespace) -> int:
@@ -65,6 +67,13 @@ def delete(options: argparse.Namespace) -> int:
     return 0
 
 
+def _reported(damage: Sequence[str]) -> int:
+    """Print what cannot be read; return the exit code."""
+    for message in damage:
+        complain(message)
+    return 1 if damage else 0
+
+
 def _fence(deletions: Deletions, tombstone: Tombstone) -> None:
     """
     Fence a query that still runs, so that it stops at its next checkpoint; warn if that fails.
@@ -87,15 +96,17 @@ def undelete(options: argparse.Namespace) -> int:
 
 
 def audit(options: argparse.Namespace) -> int:
-    """Print the audit log of a job, oldest first; the job may be gone."""
+    """Print the audit log of a job, oldest first; the job may be gone. Return 1 if an entry cannot be read."""
     settings = settings_of(options)
     store = open_store(settings.storage, **settings.store_options())
-    for entry in AuditTrail(store, SystemClock(), SystemIds()).entries(validate_name("job", options.job)):
+    trail = AuditTrail(store, SystemClock(), SystemIds())
+    damage: list[str] = []
+    for entry in trail.entries(validate_name("job", options.job), damage.append):
         at = utc_text(entry.at_ms)
         facts = "  ".join(f"{name}={text}" for name, text in entry.facts.items())
         row = f"{at}  {entry.who}  {entry.act}  {facts}".rstrip()
         say(json.dumps({**asdict(entry), "at": at}) if options.json else row)
-    return 0
+    return _reported(damage)
 
 
 def _leftovers(options: argparse.Namespace) -> int | None:

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dstl_service.formats.checkpoint_header import header_of
 from dstl_service.formats.manifest import (
     Manifest,
     StateView,
@@ -34,7 +35,7 @@ from dstl_service.formats.manifest import (
 from dstl_service.process.memory import without_collections
 from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef, CheckpointRef, CompleteRequest, OperatorInfo
 from storage.checksum import BytesLike
-from storage.errors import CorruptDataError, DstlError, InvalidInputError
+from storage.errors import CorruptDataError, DstlError, InvalidInputError, NewerFormatError
 from storage.model import ChangeSetId, KeyGroupRange, MaterializationHandle, Segment, SegmentHandle, Writer
 
 FORMAT = 1
@@ -134,16 +135,9 @@ def note_of_rewind(job: str, max_parallelism: int, manifest: Manifest) -> Checkp
         job_uid=manifest.job_uid,
         max_parallelism=max_parallelism,
         checkpoint_id=manifest.id,
-        uid=manifest.uid,
-        epoch=manifest.epoch,
-        base=manifest.base,
-        query_id=manifest.query_id,
-        offsets=manifest.offsets,
-        operators=manifest.operators,
         sets=(),
         start=StateView(manifest.materializations, [*manifest.earlier, *manifest.segments]),
-        closed_ms=manifest.closed_ms,
-        rewound_from=manifest.rewound_from,
+        **header_of(manifest),
     )
 
 
@@ -176,19 +170,18 @@ def decode_note(data: BytesLike, source: str) -> CheckpointRecord:
     Read a note.
 
     Raises:
-        CorruptDataError: `data` is not a note, or of a newer format; names `source`.
+        NewerFormatError: A newer version wrote it; names `source`, and says what to do.
+        CorruptDataError: `data` is not a note; names `source`.
     """
     try:
         with without_collections():
-            return _decoded(json.loads(bytes(data), parse_int=_as_int))
+            document = json.loads(bytes(data), parse_int=_as_int)
+            NewerFormatError.check(f"the note in {source}", document["format"], FORMAT, source=source)
+            return _from_json(document)
+    except NewerFormatError:
+        raise
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, DstlError) as error:
         raise CorruptDataError(f"the note in {source} cannot be read: {error}", source=source) from error
-
-
-def _decoded(document: dict[str, Any]) -> CheckpointRecord:
-    if document["format"] > FORMAT:
-        raise ValueError(f"its format {document['format']} is newer than {FORMAT}, the newest this version reads")
-    return _from_json(document)
 
 
 def read_note(job: str, text: str) -> CheckpointRecord:

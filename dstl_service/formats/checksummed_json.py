@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from storage.checksum import checksum64
+from storage.errors import NewerFormatError
 from storage.stored_json import parse_json
 
 
@@ -19,7 +20,7 @@ def seal(name: str, document: dict[str, Any], *, ensure_ascii: bool = True) -> b
     return b"".join((_head(body), _separator(name), body, b"}"))
 
 
-def unseal(name: str, data: bytes, format_max: int) -> dict[str, Any]:
+def unseal(name: str, data: bytes, format_max: int, object_key: str) -> dict[str, Any]:
     """
     Return the document that was sealed under this name.
 
@@ -27,9 +28,11 @@ def unseal(name: str, data: bytes, format_max: int) -> dict[str, Any]:
         name: Name of the document.
         data: The object's bytes.
         format_max: The newest ``format`` of the document that this version reads.
+        object_key: The object's key.
 
     Raises:
-        ValueError: Any byte differs from what was written, or the format is newer.
+        NewerFormatError: The object is sound, and its format is newer.
+        ValueError: Any byte differs from what was written.
         LookupError: The document has no format.
         TypeError: The content is not a document, or its format is not a number.
     """
@@ -40,8 +43,7 @@ def unseal(name: str, data: bytes, format_max: int) -> dict[str, Any]:
     if head != _head(body):
         raise ValueError("the checksum does not match the content")
     document: dict[str, Any] = parse_json(body)
-    if document["format"] > format_max:
-        raise ValueError(f"its format {document['format']} is newer than {format_max}, the newest this version reads")
+    NewerFormatError.check(f"{name} {object_key}", document["format"], format_max, object_key=object_key)
     return document
 
 

@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from storage.errors import CorruptDataError, UnavailableError
+from storage.errors import CorruptDataError, NewerFormatError, UnavailableError
 from storage.stored_json import parse_json, text_of, whole_number
 
 JOB_FORMAT = 1
@@ -172,12 +172,12 @@ def decode_job(data: bytes, key: str) -> tuple[str, int]:
     Read ``job.json``: the job's uid and max_parallelism.
 
     Raises:
+        NewerFormatError: A newer version wrote it; says what to do.
         CorruptDataError: ``job.json`` cannot be read.
     """
     try:
         document = parse_json(data)
-        if int(document["format"]) > JOB_FORMAT:
-            raise ValueError(f"its format {document['format']} is newer than {JOB_FORMAT}")
+        NewerFormatError.check(key, int(document["format"]), JOB_FORMAT, object_key=key)
         if not isinstance(document["uid"], str) or not isinstance(document["max_parallelism"], int):
             raise TypeError("uid or max_parallelism is missing")
     except (ValueError, LookupError, TypeError) as error:

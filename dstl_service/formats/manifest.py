@@ -18,7 +18,7 @@ from typing import Any
 from dstl_service.formats.checksummed_json import seal, unseal
 from dstl_service.formats.under_way import NOTHING, UnderWay
 from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, StateInfo
-from storage.errors import CorruptDataError, DstlError
+from storage.errors import CorruptDataError, DstlError, NewerFormatError
 from storage.model import KeyGroupRange, MaterializationHandle, SegmentEntry, SegmentHandle
 from storage.stored_json import text_of, whole_number
 
@@ -105,10 +105,13 @@ def decode_manifest(data: bytes, object_key: str) -> Manifest:
     Read a manifest object.
 
     Raises:
-        CorruptDataError: The object is damaged or of a newer format; names the object.
+        NewerFormatError: A newer version wrote it; names the object, and says what to do.
+        CorruptDataError: The object is damaged; names the object.
     """
     try:
-        return _from_dict(unseal("manifest", data, FORMAT))
+        return _from_dict(unseal("manifest", data, FORMAT, object_key))
+    except NewerFormatError:
+        raise
     except (ValueError, LookupError, TypeError, AttributeError, DstlError) as error:
         raise CorruptDataError(f"manifest {object_key} cannot be read: {error}", object_key=object_key) from error
 

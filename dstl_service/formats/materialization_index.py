@@ -19,7 +19,7 @@ from typing import Any
 from dstl_service.formats.checksummed_json import seal, unseal
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
-from storage.errors import CorruptDataError, DstlError, InvalidInputError, NotFoundError
+from storage.errors import CorruptDataError, DstlError, InvalidInputError, NewerFormatError, NotFoundError
 from storage.model import KeyGroupRange, MaterializationHandle, validate_name
 from storage.object_store import ObjectReader
 
@@ -159,10 +159,13 @@ def decode_index(data: bytes, object_key: str) -> MaterializationIndex:
     Read an index.
 
     Raises:
-        CorruptDataError: The object is damaged or of a newer format; names the object.
+        NewerFormatError: A newer version wrote it; names the object, and says what to do.
+        CorruptDataError: The object is damaged; names the object.
     """
     try:
-        return _from_dict(unseal("materialization", data, FORMAT))
+        return _from_dict(unseal("materialization", data, FORMAT, object_key))
+    except NewerFormatError:
+        raise
     except (ValueError, LookupError, TypeError, DstlError) as error:
         raise CorruptDataError(
             f"materialization index {object_key} cannot be read: {error}", object_key=object_key

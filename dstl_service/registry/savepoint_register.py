@@ -26,6 +26,8 @@ from storage.stored_json import parse_json
 
 _HINT = "savepoints"
 _EMPTY = b"{}"
+_BARRED = "!"
+"""Follows a name that `replace` no longer finds; no name ends with it."""
 _Names = frozenset[str]
 
 
@@ -51,7 +53,7 @@ class SavepointRegister:
             CorruptDataError: An entry cannot be read: delete nothing.
         """
         with self._lock:
-            return self._look(begin=begin)[1]
+            return frozenset(name.removesuffix(_BARRED) for name in self._look(begin=begin)[1])
 
     def add(self, name: str) -> None:
         """Put a name on the register; every read that starts after this call sees it."""
@@ -64,14 +66,22 @@ class SavepointRegister:
         It makes an entry in any case. The next number may have the claim of a call that was adding the name and died;
         filled later, it would put the name on the register after its savepoint is gone.
         """
-        self._change(lambda names: names - {name}, always=True)
+        self._change(lambda names: names - {name, f"{name}{_BARRED}"}, always=True)
+
+    def bar(self, prefix: str) -> None:
+        """Let no name with this prefix be replaced any more; they stay on the register."""
+        self._change(
+            lambda names: frozenset(
+                f"{name}{_BARRED}" if name.startswith(prefix) and not name.endswith(_BARRED) else name for name in names
+            )
+        )
 
     def replace(self, name: str, other: str) -> bool:
         """
         Put a name on the register in place of another one, in one entry.
 
         Returns:
-            Whether the first one was there until then. If it was not, nothing is changed.
+            Whether the first one was there until then, and not barred. If it was not, nothing is changed.
         """
         return self._change(lambda names: names - {name} | {other} if name in names else names)
 

@@ -123,8 +123,11 @@ class SavepointStore:
         except (NotFoundError, ConflictError, CorruptDataError):
             self.discard(pin)
             raise
-        # A pin that was deleted as a leftover may have kept nothing since.
-        is_made = self.register.replace(pin, name) and exists(self._store, self._key(name))
+        # A pin that was deleted as a leftover may have kept nothing since, and a barred one may be of nothing.
+        if not self.register.replace(pin, name):
+            self.discard(pin)
+            return False
+        is_made = exists(self._store, self._key(name))
         self._store.delete([self._key(pin)])
         return is_made
 
@@ -218,10 +221,14 @@ class SavepointStore:
         key = self._key(name)
         if not exists(self._store, key) and name not in self.register.names():
             raise NotFoundError(f"job {self._job!r} has no savepoint {name!r}", job=self._job)
-        self.discard(name)
-        # One made meanwhile was deleted with the other, if it was registered before this call deleted.
-        while name in self.register.names() and not exists(self._store, key):
+        while True:
             self.discard(name)
+            # A call that met the savepoint before it was deleted puts its name on the register no more: it may die
+            # then, and leave the name without an object. Its pin stays, as what it made may be listed later.
+            self.register.bar(f"{name}{_PIN}")
+            # One made meanwhile was deleted with the other, if it was registered before this call deleted.
+            if name not in self.register.names() or exists(self._store, key):
+                return
 
     def discard(self, name: str) -> None:
         """
@@ -235,6 +242,13 @@ class SavepointStore:
     def _all_for_deletion(self, *, begin: bool = True) -> list[tuple[str, Manifest]]:
         """
         Return all savepoints by name, including those that no listing shows yet.
+
+        A name on the register without its object is left to a person. No death leaves one: an object is put before its
+        name is on the register, and deleted after that is taken off, and of a call that makes a savepoint and one that
+        deletes it at the same time, each that lives on takes the name off. So the object was lost or removed by hand,
+        or this host's answer is old. An old answer must not take a savepoint, or the pin of a call
+        that died, off the register: what that made may be listed later. A lost file may be brought back from a copy,
+        and is whole as long as its objects are there.
 
         Raises:
             UnavailableError: A savepoint on the register is not found, or not yet: delete nothing.

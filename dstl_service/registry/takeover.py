@@ -18,7 +18,6 @@ Blocking I/O; the service calls it in threads.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
 from dstl_service.formats.checkpoint_record import note_of_rewind
@@ -115,8 +114,8 @@ class OwnedJob(ManifestReader):
         return record.epoch
 
     def has_newer_epoch(self, epoch: int) -> bool:
-        """Return whether a newer epoch began; one request."""
-        return self._epochs.has_newer(epoch)
+        """Return whether a newer epoch began; two requests."""
+        return self._epochs.newer_than(epoch) is not None
 
     def check_still_newest(self, epoch: int) -> None:
         """Raise `FencedError` if a newer epoch began."""
@@ -182,11 +181,12 @@ class OwnedJob(ManifestReader):
                     )
                 if stand.last.kind is ManifestKind.FENCE:
                     return stand, place_of_manifest(stand.last)
-            if record.rewind is None:
-                self.check_still_newest(record.epoch)
             taken.append(stand.next_place)
-            with suppress(ConflictError):
+            try:
                 self._log.append(self._fence(stand.next_place, record.epoch))
+            except ConflictError:
+                if record.rewind is None:
+                    self.check_still_newest(record.epoch)
 
     def _fence(self, place: Place, epoch: int) -> Manifest:
         """Return the fence that keeps older epochs from a place."""
@@ -262,5 +262,9 @@ class OwnedJob(ManifestReader):
 
 
 def before_rewind(newest: CheckpointRef) -> str:
-    """Return the name of the savepoint that keeps the checkpoint a job is rewound from."""
-    return f"before-rewind-{newest.id}-{newest.uid[:8]}"
+    """
+    Return the name of the savepoint that keeps the checkpoint a job is rewound from: another one for each checkpoint.
+
+    A taken name would stop the rewind, and with it the job. A uid begins with its time, so no part of it is enough.
+    """
+    return f"before-rewind-{newest.to_text()}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from dstl_service.formats.checkpoint_header import header_of
 from dstl_service.formats.checkpoint_record import NotedSet
 from dstl_service.formats.keys import Place
 from dstl_service.formats.manifest import COMPLETE_EVERY, Manifest, ManifestKind, StateView
@@ -15,10 +18,12 @@ def manifests_of(plan: RecoveryPlan, registry: Registry, job_uid: str, stored: S
     """
     Return the manifests to write, oldest first, so that the chosen checkpoint can be restored.
 
-    The oldest is complete, so nothing before it is needed. A sound manifest is not written again.
+    The oldest is complete, so nothing before it is needed. A sound manifest is not written again, unless it names what
+    is lost.
     """
     newest = plan.path[0].manifest
-    if newest is not None and _is_restorable(registry, newest):
+    passed = {manifest.ref for manifest, _ in plan.passed}
+    if newest is not None and not passed and _is_restorable(registry, newest):
         return []
     state = state_of(plan, stored)
     path = list(reversed(plan.path))[-COMPLETE_EVERY:]
@@ -29,7 +34,8 @@ def manifests_of(plan: RecoveryPlan, registry: Registry, job_uid: str, stored: S
     for number, one in enumerate(path):
         known = one.manifest
         is_complete = number == 0
-        if known is not None and not manifests and (known.base == before if not is_complete else _ends_chain(known)):
+        is_next = known is not None and (known.base == before if not is_complete else _ends_chain(known))
+        if known is not None and is_next and not manifests and known.ref not in passed:
             before = known.ref
             continue
         named = path[number + 1].base if number + 1 < len(path) else None
@@ -39,19 +45,12 @@ def manifests_of(plan: RecoveryPlan, registry: Registry, job_uid: str, stored: S
             job_uid=job_uid,
             id=one.id,
             generation=_free_generation(registry, one.id, wanted),
-            uid=one.uid,
-            epoch=one.epoch,
             created_ms=one.created_ms,
-            base=before,
-            query_id=one.query_id,
-            offsets=one.offsets,
-            operators=one.operators,
             segments=tuple(own[one.key]),
             earlier=tuple(state.log[: len(state.log) - own_count]) if is_complete else (),
             materializations=state.materializations if is_complete else (),
             note=one.note if one.note and one.note.object_key not in {h.object_key for h in own[one.key]} else None,
-            rewound_from=one.rewound_from,
-            closed_ms=one.closed_ms,
+            **header_of(replace(one, base=before)),
         )
         manifests.append(manifest)
         before = manifest.ref

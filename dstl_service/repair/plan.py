@@ -14,9 +14,11 @@ Segments and notes of candidates that never became a checkpoint lie among the ot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
+from dstl_service.formats.checkpoint_header import header_of
 from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet
 from dstl_service.formats.manifest import Manifest, StateView
 from dstl_service.repair.scan import Registry
@@ -81,20 +83,13 @@ class CheckpointCandidate:
         """Return the candidate of the note at `handle`."""
         return cls(
             id=note.checkpoint_id,
-            uid=note.uid,
-            epoch=note.epoch,
             stored_as=handle.object_key.rsplit("/", 1)[1],
             created_ms=stored_ms,
-            base=note.base,
-            query_id=note.query_id,
-            offsets=note.offsets,
-            operators=note.operators,
             sets=note.sets,
             start=StateView((), []) if note.base is None and note.start is None else note.start,
             note=handle,
             is_kept=note.rewound_from is not None,
-            closed_ms=note.closed_ms,
-            rewound_from=note.rewound_from,
+            **header_of(note),
         )
 
     @classmethod
@@ -103,20 +98,13 @@ class CheckpointCandidate:
         is_start = manifest.starts_chain
         return cls(
             id=manifest.id,
-            uid=manifest.uid,
-            epoch=manifest.epoch,
             stored_as="",
             created_ms=manifest.created_ms,
-            base=manifest.base,
-            query_id=manifest.query_id,
-            offsets=manifest.offsets,
-            operators=manifest.operators,
             sets=tuple(NotedSet(handle.entry.id, handle.entry.checksum) for handle in manifest.segments),
             start=StateView(manifest.materializations, list(manifest.earlier)) if is_start else None,
             manifest=manifest,
             note=manifest.note,
-            closed_ms=manifest.closed_ms,
-            rewound_from=manifest.rewound_from,
+            **header_of(manifest),
         )
 
     @classmethod
@@ -135,11 +123,13 @@ class RecoveryPlan:
             checkpoint is whole.
         is_proven: Whether the chosen one is known to have been completed.
         lost: Newer tries, with the reason why they cannot be restored.
+        passed: Manifests on the path that name a lost start; the checkpoints before them replace it.
     """
 
     path: tuple[CheckpointCandidate, ...]
     is_proven: bool
     lost: tuple[tuple[str, str], ...]
+    passed: tuple[tuple[Manifest, str], ...] = ()
 
 
 def join_candidates(candidates: Iterable[CheckpointCandidate]) -> list[CheckpointCandidate]:
@@ -166,7 +156,7 @@ def choose(
     candidates: Sequence[CheckpointCandidate],
     registry: Registry,
     stored: Stored,
-    missing_indexes: frozenset[str] = frozenset(),
+    damaged_snapshots: Mapping[str, str] = MappingProxyType({}),
     up_to: int | None = None,
 ) -> RecoveryPlan:
     """
@@ -176,7 +166,7 @@ def choose(
         candidates: All of one life of the job, joined.
         registry: The readable part of the registry; its fences tell where epochs began.
         stored: The sound stored segments.
-        missing_indexes: Keys of materializations' indexes that are missing.
+        damaged_snapshots: Index keys of snapshots that cannot be restored, with the reason.
         up_to: Choose no newer checkpoint.
     """
     current = not_fenced(candidates, registry)
@@ -185,12 +175,12 @@ def choose(
     valid = [one for one in current if one.key in proven or one.id not in proven_ids]
     eligible = [one for one in valid if up_to is None or one.id <= up_to]
     eligible.sort(key=lambda one: (one.id, one.key in proven, one.epoch, one.stored_as), reverse=True)
-    walk = _Walk({one.key: one for one in candidates}, stored, missing_indexes)
+    walk = _Walk({one.key: one for one in candidates}, stored, damaged_snapshots)
     lost: list[tuple[str, str]] = []
     for one in eligible:
         path = walk.path(one)
         if path is not None:
-            return RecoveryPlan(path, one.key in proven, tuple(lost))
+            return RecoveryPlan(path, one.key in proven, tuple(lost), tuple(walk.passed(path)))
         lost.append((f"{one.id} ({one.uid})", walk.reason(one)))
     return RecoveryPlan((), False, tuple(lost))
 
@@ -199,11 +189,11 @@ class _Walk:
     """Walks from checkpoints back to a known start, and caches failures."""
 
     def __init__(
-        self, candidates: Mapping[_Key, CheckpointCandidate], stored: Stored, missing_indexes: frozenset[str]
+        self, candidates: Mapping[_Key, CheckpointCandidate], stored: Stored, damaged_snapshots: Mapping[str, str]
     ) -> None:
         self._candidates = candidates
         self._stored = stored
-        self._missing_indexes = missing_indexes
+        self._damaged_snapshots = damaged_snapshots
         self._broken: dict[_Key, str] = {}
 
     def path(self, one: CheckpointCandidate) -> tuple[CheckpointCandidate, ...] | None:
@@ -236,13 +226,21 @@ class _Walk:
         """Return why there is no path from `one`."""
         return self._broken[one.key]
 
+    def passed(self, path: Iterable[CheckpointCandidate]) -> Iterator[tuple[Manifest, str]]:
+        """Yield the manifests on a path whose own start is lost, with the reason."""
+        for one in path:
+            if one.manifest is not None and one.manifest.starts_chain and one.start is not None:
+                reason = self._missing_at_start(one.start)
+                if reason is not None:
+                    yield one.manifest, reason
+
     def _missing_sets(self, one: CheckpointCandidate) -> str | None:
         return next((describe_missing(noted) for noted in one.sets if find_set(self._stored, noted) is None), None)
 
     def _missing_at_start(self, start: StateView) -> str | None:
         for materialization in start.materializations:
-            if materialization.index_key in self._missing_indexes:
-                return f"materialization {materialization.index_key} is missing"
+            if (reason := self._damaged_snapshots.get(materialization.index_key)) is not None:
+                return reason
         for handle in start.log:
             noted = NotedSet(handle.entry.id, handle.entry.checksum)
             if find_set(self._stored, noted) is None:

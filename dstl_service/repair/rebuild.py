@@ -124,6 +124,10 @@ def rebuild_registry(
     )
     plan = survey.choose_verified(candidates, registry, up_to)
     report.lost = [f"checkpoint {name} is lost: {reason}" for name, reason in plan.lost]
+    report.registry_problems += [
+        f"{manifest_key(registry.folder, manifest.id, manifest.generation)} names what is lost: {reason}"
+        for manifest, reason in plan.passed
+    ]
     if not plan.path:
         raise CorruptDataError(f"no checkpoint of job {job!r} can be restored: {'; '.join(_causes(report))}", job=job)
     manifests = manifests_of(plan, registry, life, survey.stored)

@@ -12,11 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dstl_service.formats.keys import EpochRecord, Place, decode_job, epoch_key, manifest_key, number_of, place_of
-from dstl_service.formats.manifest import FORMAT, Manifest, decode_manifest
+from dstl_service.formats.manifest import Manifest, decode_manifest
 from dstl_service.registry.lives import Lives, life_folder, record_key
-from storage.errors import CorruptDataError, InvalidInputError, NotFoundError
+from storage.errors import CorruptDataError, NewerFormatError, NotFoundError
 from storage.object_store import ObjectStore
-from storage.stored_json import parse_json
 
 
 @dataclass(slots=True)
@@ -133,7 +132,7 @@ def read_registry(store: ObjectStore, job: str, life_min: int = 0) -> Registry:
         life_min: The last life known from other objects.
 
     Raises:
-        InvalidInputError: A manifest was written by a newer version, which must be used instead.
+        NewerFormatError: A newer version wrote ``job.json``, a manifest or a savepoint: nothing is damaged.
         UnavailableError: The store does not answer.
     """
     lives = Lives(store, job)
@@ -145,13 +144,13 @@ def read_registry(store: ObjectStore, job: str, life_min: int = 0) -> Registry:
     except NotFoundError:
         pass
     except CorruptDataError as error:
-        registry.damaged[key] = error.message
+        registry.damaged[key] = damage(error)
     for key, data in _objects(store, f"{folder}/epochs/"):
         try:
             EpochRecord.decode(data, key)
             registry.epochs.append(number_of(key))
         except CorruptDataError as error:
-            registry.damaged[key] = error.message
+            registry.damaged[key] = damage(error)
     for key, data in _objects(store, f"{folder}/checkpoints/"):
         try:
             manifest = decode_manifest(data, key)
@@ -159,8 +158,7 @@ def read_registry(store: ObjectStore, job: str, life_min: int = 0) -> Registry:
             place = there.id, there.generation
             _check_belongs(manifest, place, registry.uid, key)
         except CorruptDataError as error:
-            _refuse_newer(data, key)
-            registry.damaged[key] = error.message
+            registry.damaged[key] = damage(error)
         else:
             registry.manifests[place] = manifest
     for key, data in _objects(store, f"{folder}/savepoints/"):
@@ -168,7 +166,7 @@ def read_registry(store: ObjectStore, job: str, life_min: int = 0) -> Registry:
             manifest = decode_manifest(data, key)
             _check_belongs(manifest, (manifest.id, manifest.generation), registry.uid, key)
         except CorruptDataError as error:
-            registry.damaged_savepoints[key] = error.message
+            registry.damaged_savepoints[key] = damage(error)
         else:
             registry.savepoints[key.rsplit("/", 1)[1].removesuffix(".json")] = manifest
     return registry
@@ -189,10 +187,8 @@ def _check_belongs(manifest: Manifest, place: tuple[int, int], uid: str | None, 
         )
 
 
-def _refuse_newer(data: bytes, key: str) -> None:
-    try:
-        written = int(parse_json(data)["manifest"]["format"])
-    except (ValueError, LookupError, TypeError):
-        return
-    if written > FORMAT:
-        raise InvalidInputError(f"manifest {key} was written by a newer version (format {written}): use that one")
+def damage(error: CorruptDataError) -> str:
+    """Return what is damaged; raise the error if nothing is, since a newer version wrote the object."""
+    if isinstance(error, NewerFormatError):
+        raise error
+    return error.message

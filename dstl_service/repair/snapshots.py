@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterable, Iterator
 
 from dstl_service.formats.materialization_index import SnapshotFile, read_file, read_index
 from dstl_service.materialization.table_file_check import check_table_file
+from dstl_service.repair.scan import damage
 from storage.checksum import checksum128
-from storage.errors import CorruptDataError
+from storage.errors import CorruptDataError, NotFoundError
 from storage.model import MaterializationHandle
-from storage.object_store import ObjectReader
+from storage.object_store import ObjectReader, ObjectStore
 
 
 def check_snapshots(store: ObjectReader, handles: Iterable[MaterializationHandle]) -> Iterator[tuple[int, str | None]]:
@@ -39,6 +40,55 @@ def check_snapshots(store: ObjectReader, handles: Iterable[MaterializationHandle
             if content not in verified:
                 verified.add(content)
                 yield _check_file(store, file, names)
+
+
+class StoredSnapshots:
+    """
+    Tells whether a job's snapshots are there, without reading their files: a table may have hundreds of gigabytes.
+
+    One listing for all snapshots, which may be old: a file is missing, or of another size, if a request for it says so.
+
+    Args:
+        store: Holds the job.
+        job: Its name.
+    """
+
+    def __init__(self, store: ObjectStore, job: str) -> None:
+        self._store = store
+        self._job = job
+        self._listed: dict[str, int] | None = None
+        self._problems: dict[MaterializationHandle, str | None] = {}
+
+    def problem_of(self, handle: MaterializationHandle) -> str | None:
+        """
+        Return why a snapshot cannot be restored: an unreadable index, a file missing or of another size; or None.
+
+        Raises:
+            NewerFormatError: A newer version wrote the index.
+        """
+        if handle not in self._problems:
+            self._problems[handle] = self._look_at(handle)
+        return self._problems[handle]
+
+    def _look_at(self, handle: MaterializationHandle) -> str | None:
+        try:
+            index = read_index(self._store, handle)
+        except CorruptDataError as error:
+            return damage(error)
+        return next((problem for file in index.files if (problem := self._problem_of_file(file))), None)
+
+    def _problem_of_file(self, file: SnapshotFile) -> str | None:
+        if self._listed is None:
+            self._listed = {info.key: info.size_bytes for info in self._store.list(f"{self._job}/materialized/")}
+        if self._listed.get(file.object_key) == file.size_bytes:
+            return None
+        try:
+            size_bytes = self._store.head(file.object_key).size_bytes
+        except NotFoundError:
+            return f"object {file.object_key} of a materialization is missing"
+        if size_bytes == file.size_bytes:
+            return None
+        return f"object {file.object_key} of a materialization has {size_bytes} bytes, not {file.size_bytes}"
 
 
 def _check_file(store: ObjectReader, file: SnapshotFile, names: Collection[str]) -> tuple[int, str | None]:

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from dstl_service.formats.checkpoint_record import CheckpointRecord, decode_note, is_note
 from dstl_service.repair.fsck import check_object
 from dstl_service.repair.manifests import state_of
 from dstl_service.repair.plan import CheckpointCandidate, RecoveryPlan, choose
-from dstl_service.repair.scan import Registry
+from dstl_service.repair.scan import Registry, damage
+from dstl_service.repair.snapshots import StoredSnapshots
 from storage.errors import CorruptDataError, NotFoundError
-from storage.model import ChangeSetId, ObjectInfo, SegmentHandle
-from storage.object_store import ObjectStore, exists
+from storage.model import ChangeSetId, MaterializationHandle, ObjectInfo, SegmentHandle
+from storage.object_store import ObjectStore
 from storage.segment_reader import read_index, read_payload
 
 _READ_AT_ONCE = 16
 
 
 class Survey:
-    """The content of a job's segment objects by their indexes; payloads are verified when they are chosen."""
+    """The content of a job's segment objects by their indexes; payloads and snapshots are verified when chosen."""
 
     def __init__(self, store: ObjectStore, job: str) -> None:
         self._store = store
         self._job = job
         self._verified: set[str] = set()
+        self._snapshots = StoredSnapshots(store, job)
+        self._damaged_snapshots: dict[str, str] = {}
         self.objects: list[ObjectInfo] = []
         self.stored: dict[ChangeSetId, list[SegmentHandle]] = {}
         self.notes: list[tuple[CheckpointRecord, SegmentHandle, int]] = []
@@ -46,17 +49,17 @@ class Survey:
         self, candidates: Sequence[CheckpointCandidate], registry: Registry, up_to: int | None
     ) -> RecoveryPlan:
         """Choose, verify every chosen object, and choose again without the damaged ones, until all are sound."""
-        missing_indexes = self._missing_indexes(candidates)
         while True:
-            plan = choose(candidates, registry, self.stored, missing_indexes, up_to)
+            plan = choose(candidates, registry, self.stored, self._damaged_snapshots, up_to)
             if not plan.path:
                 return plan
             handles_of: dict[str, list[SegmentHandle]] = {}
-            for handle in state_of(plan, self.stored).log:
+            state = state_of(plan, self.stored)
+            for handle in state.log:
                 if handle.object_key not in self._verified:
                     handles_of.setdefault(handle.object_key, []).append(handle)
             damaged = {key for key, handles in handles_of.items() if not self._verify(key, handles)}
-            if not damaged:
+            if self._are_whole(state.materializations) and not damaged:
                 return plan
             for handles in self.stored.values():
                 handles[:] = [handle for handle in handles if handle.object_key not in damaged]
@@ -78,7 +81,9 @@ class Survey:
             else:
                 try:
                     notes.append((decode_note(read_payload(self._store, handle), info.key), handle))
-                except (CorruptDataError, NotFoundError) as error:
+                except CorruptDataError as error:
+                    problems.append(damage(error))
+                except NotFoundError as error:
                     problems.append(error.message)
         return handles, notes, problems
 
@@ -91,6 +96,8 @@ class Survey:
         self._verified.add(key)
         return True
 
-    def _missing_indexes(self, candidates: Sequence[CheckpointCandidate]) -> frozenset[str]:
-        keys = {handle.index_key for one in candidates if one.start for handle in one.start.materializations}
-        return frozenset(key for key in keys if not exists(self._store, key))
+    def _are_whole(self, handles: Iterable[MaterializationHandle]) -> bool:
+        found = {handle.index_key: problem for handle in handles if (problem := self._snapshots.problem_of(handle))}
+        self._damaged_snapshots |= found
+        self.problems += dict.fromkeys(found.values())  # snapshots may share a file
+        return not found

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from dstl_service.access.audit import AuditTrail
 from dstl_service.cli import main
 from dstl_service.collection.tombstones import Deletions
 from dstl_service.formats.checksummed_json import seal
 from dstl_service.formats.manifest import decode_manifest
 from dstl_service.registry.job_store import JobStore
 from storage.clock import SystemClock, SystemIds
-from storage.errors import CorruptDataError
+from storage.errors import CorruptDataError, UnavailableError
 from storage.local_store import LocalStore
+from storage.testing import Fault, FaultKind, FaultyStore
 
 CLEAR = "\x1b[2J"
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -105,14 +105,6 @@ def test_hostile_tombstone_is_an_error_with_its_key(store: LocalStore) -> None:
         Deletions(store, SystemClock(), SystemIds()).of("job")
 
 
-def test_audit_entries_are_checked(store: LocalStore) -> None:
-    """An entry of other types is damaged; the message names it."""
-    store.put("@audit/job/1.json", json.dumps(ENTRY | {"at_ms": "x"}).encode())
-
-    with pytest.raises(CorruptDataError, match=r"@audit/job/1\.json"):
-        list(AuditTrail(store, SystemClock(), SystemIds()).entries("job"))
-
-
 def test_damaged_tombstone_keeps_no_other_job(store: LocalStore) -> None:
     """C14: a tombstone that cannot be read is in the way of no other deleted job's collection (I12)."""
     deletions = Deletions(store, SystemClock(), SystemIds())
@@ -121,3 +113,13 @@ def test_damaged_tombstone_keeps_no_other_job(store: LocalStore) -> None:
         store.put(key, DEEP)
 
     assert [removal.job for removal in deletions.collect_expired()] == ["job"]
+
+
+def test_tombstone_that_is_out_of_reach_is_not_damaged(store: LocalStore) -> None:
+    """A store that does not answer for a tombstone is asked again later; nobody is told to remove the object."""
+    Deletions(store, SystemClock(), SystemIds()).bury("job", "me", 0)
+    faulty = FaultyStore(store)
+    faulty.inject(Fault("get", FaultKind.FAIL_BEFORE))
+
+    with pytest.raises(UnavailableError):
+        list(Deletions(faulty, SystemClock(), SystemIds()).all(pytest.fail))

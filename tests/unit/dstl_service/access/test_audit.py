@@ -11,9 +11,11 @@ import pytest
 
 from dstl_service.access import audit
 from dstl_service.access.audit import AuditTrail, this_user
+from dstl_service.cli import main
 from dstl_service.http.acts import RecordWriter
-from storage.errors import CorruptDataError
 from storage.memory_store import MemoryStore
+from storage.object_store import ObjectStore
+from storage.open import open_store
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore
 from tests.unit.dstl_service.http_life import service
 from tests.waiting import wait_until
@@ -21,7 +23,7 @@ from tests.waiting import wait_until
 GRANTS = 'tokens = [{ name = "night shift", role = "operator", token = "operator-token" }]'
 
 
-def trail_of(store: MemoryStore | FaultyStore) -> AuditTrail:
+def trail_of(store: ObjectStore) -> AuditTrail:
     """Return the record of a store."""
     return AuditTrail(store, FakeClock(), FakeIds())
 
@@ -45,7 +47,7 @@ def test_requests_are_recorded_with_who_sent_them(tmp_path: Path) -> None:
             assert life.client.post(f"{life.path}/garbage-collection{query}").status_code == 200
         wait_until(lambda: len(list(store.list("@audit/"))) == 5, what="the record")
 
-    assert [(entry.who, entry.act, entry.facts) for entry in trail_of(store).entries("job")] == [
+    assert [(entry.who, entry.act, entry.facts) for entry in trail_of(store).entries("job", pytest.fail)] == [
         ("token", "open", {}),
         ("night shift", "create savepoint", {"savepoint": "kept"}),
         ("night shift", "abort", {"checkpoint_id": "1"}),
@@ -75,8 +77,8 @@ def test_old_entries_go(monkeypatch: pytest.MonkeyPatch) -> None:
         trail.record("ann", "open", "job", number=str(number))
     trail.record("ann", "open", "other")
 
-    assert [entry.facts["number"] for entry in trail.entries("job")] == ["2", "3", "4"]
-    assert len(list(trail.entries("other"))) == 1
+    assert [entry.facts["number"] for entry in trail.entries("job", pytest.fail)] == ["2", "3", "4"]
+    assert len(list(trail.entries("other", pytest.fail))) == 1
 
 
 def test_often_repeated_act_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +93,7 @@ def test_often_repeated_act_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -
 
     trail.record("ann", "open", "job")
 
-    acts = [entry.act for entry in trail.entries("job")]
+    acts = [entry.act for entry in trail.entries("job", pytest.fail)]
     assert acts == ["delete savepoint", "rewind", *["open", "abort"] * 3, "open"]
 
 
@@ -106,7 +108,7 @@ def test_entries_of_earlier_versions_are_kept_likewise(monkeypatch: pytest.Monke
     for _ in range(5):
         trail.record("mallory", "open", "job")
 
-    assert sorted(entry.act for entry in trail.entries("job")) == [*["open"] * 3, *["rewind"] * 3]
+    assert sorted(entry.act for entry in trail.entries("job", pytest.fail)) == [*["open"] * 3, *["rewind"] * 3]
 
 
 def test_waiting_entries_of_one_job_leave_room_for_others() -> None:
@@ -130,13 +132,29 @@ def test_waiting_entries_of_one_job_leave_room_for_others() -> None:
     assert 0 < recorded.count("loud") < 2_000
 
 
-def test_damaged_entry_is_named() -> None:
-    """I10: an entry that cannot be read is an error with its name, and no guess."""
-    store = MemoryStore()
-    store.put("@audit/job/1.json", json.dumps({"at_ms": 1}).encode())
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"{",
+        b"[]",
+        b'{"at_ms": 1}',
+        b'{"at_ms": "x", "who": "w", "act": "a", "job": "j"}',
+        b'{"at_ms": 1e300, "who": "w", "act": "a", "job": "j"}',
+        b'{"at_ms": 1, "who": "w", "act": "a", "job": "j", "facts": 1}',
+    ],
+)
+def test_damaged_entry_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: bytes) -> None:
+    """I10: an entry that cannot be read is named, and is no guess; the command prints the others, and fails."""
+    store = open_store(f"file://{tmp_path}")
+    trail = trail_of(store)
+    trail.record("ann", "open", "job")
+    store.put("@audit/job/1.json", damage)
+    trail.record("bob", "rewind", "job")
 
-    with pytest.raises(CorruptDataError, match=r"@audit/job/1\.json"):
-        list(trail_of(store).entries("job"))
+    assert main(["audit", "--storage", store.url, "job"]) == 1
+    out, err = capsys.readouterr()
+    assert [line.split("  ")[1] for line in out.splitlines()] == ["ann", "bob"]
+    assert "audit entry @audit/job/1.json is damaged" in err
 
 
 def test_user_of_a_command_is_named() -> None:

@@ -37,13 +37,14 @@ class Driver:
 
     def __init__(self, store: ObjectStore, host: int) -> None:
         self.jobs = opened(store, host)
+        self.uids = ""
         self.epoch, self.latest = self.jobs.claim("driver")
 
     def request(self) -> Manifest:
         """Return what the next checkpoint is going to be."""
         checkpoint_id = self.latest.id + 1 if self.latest else 0
         base = self.latest.ref if self.latest else None
-        uid = f"e{self.epoch}c{checkpoint_id}"
+        uid = f"{self.uids}e{self.epoch}c{checkpoint_id}"
         kind = ManifestKind.COMPLETE if checkpoint_id % 3 == 0 else ManifestKind.DELTA
         return manifest(checkpoint_id, self.epoch, base, uid=uid, job_uid=self.jobs.job_uid, kind=kind)
 
@@ -192,6 +193,22 @@ def test_job_is_set_forward_again(store: MemoryStore) -> None:
     assert driver.latest is not None
     assert (follower.latest.id, follower.latest.segments) == (driver.latest.id, driver.latest.segments)
     assert follower.complete().id == 5
+
+
+def test_job_is_set_back_again_within_a_minute(store: MemoryStore) -> None:
+    """Uids of one time begin alike; what two rewinds give up is kept under two names, though it has the same id."""
+    reports = []
+    for host in (1, 2):
+        driver = Driver(store, host)
+        driver.uids = "0192f3a4b5c6"
+        for _ in range(4 if driver.latest is None else 2):
+            driver.complete()
+        reports.append(set_back(store, host=90 + host, checkpoint_id=1))
+
+    assert [CheckpointRef.parse(report.newest).id for report in reports] == [3, 3]
+    saved = opened(store, 4).savepoints
+    assert [saved.load(report.savepoint).ref.to_text() for report in reports] == [report.newest for report in reports]
+    assert Driver(store, 5).complete().id == 2
 
 
 def test_completed_meanwhile_is_kept(store: MemoryStore) -> None:

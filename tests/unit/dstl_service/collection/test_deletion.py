@@ -15,9 +15,11 @@ from dstl_service.checkpoints.rewind import rewind
 from dstl_service.collection.deletion import delete_subsumed
 from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
 from dstl_service.collection.retention import Deletion, RetentionSettings, RetentionTracker
+from dstl_service.formats.keys import epoch_key
 from dstl_service.formats.manifest import ManifestKind, object_keys
 from dstl_service.registry.job_store import JobStore
-from storage.errors import NotFoundError
+from dstl_service.repair.rebuild import rebuild_registry
+from storage.errors import FencedError, NotFoundError
 from storage.object_store import exists
 from storage.testing import FakeIds
 from tests.unit.dstl_service.interleaving import PausingStore
@@ -114,3 +116,20 @@ def test_coordinator_that_was_replaced_deletes_nothing() -> None:
     deleted = delete_subsumed(world.store, world.jobs, due, book.spared, world.epoch)
 
     assert (deleted.is_owner, deleted.objects, world.stored()) == (False, 0, before)
+
+
+def test_coordinator_that_was_replaced_by_an_epoch_that_was_lost() -> None:
+    """I4, I11: an owner is replaced though the record of the epoch after its own was lost, and a rebuild left a gap."""
+    world, due, book = subsumed_world()
+    world.jobs.make_savepoint("kept", 1)
+    to_savepoint(opened(world.store, 2))
+    world.store.put(epoch_key("job", world.epoch + 1), b"damaged")
+    assert rebuild_registry(world.store, "job", world.clock, FakeIds(3), write=True).moved
+    before = world.stored()
+
+    deleted = delete_subsumed(world.store, world.jobs, due, book.spared, world.epoch)
+
+    assert (deleted.is_owner, deleted.objects, world.stored()) == (False, 0, before)
+    check_whole(opened(world.store, 4), world)
+    with pytest.raises(FencedError, match=f"taken over by epoch {world.epoch + 3}"):
+        world.jobs.check_still_newest(world.epoch)

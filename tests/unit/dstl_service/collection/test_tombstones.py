@@ -57,7 +57,7 @@ def test_deleted_job_is_not_opened_and_can_be_brought_back(world: World) -> None
 
     world.one.check("job")
     assert world.keys() == before
-    assert list(world.one.all()) == []
+    assert list(world.one.all(pytest.fail)) == []
 
 
 def test_deleted_job_is_collected_when_its_time_is_over(world: World) -> None:
@@ -131,7 +131,7 @@ def test_bringing_back_that_was_interrupted_is_finished(world: World, finisher: 
     else:
         assert world.other.undo("job") == tombstone
     world.one.check("job")
-    assert list(world.one.all()) == []
+    assert list(world.one.all(pytest.fail)) == []
     assert world.keys() == ["job/job.json", "job/segments/h/1.seg"]
 
 
@@ -195,7 +195,7 @@ def test_deletion_that_comes_late_is_a_deletion(world: World, calls: int) -> Non
 
     if buried.who == "bob" and paused.calls > calls:
         assert world.other.of("job") == buried
-    assert [found.uid for found in world.other.all()] in ([buried.uid], [])
+    assert [found.uid for found in world.other.all(pytest.fail)] in ([buried.uid], [])
 
 
 def test_job_is_brought_back_any_number_of_times(world: World) -> None:
@@ -209,7 +209,7 @@ def test_job_is_brought_back_any_number_of_times(world: World) -> None:
     world.one.bury("job", "ann", 0)
     world.other.collect_expired()
 
-    assert list(world.one.all()) == world.keys() == []
+    assert list(world.one.all(pytest.fail)) == world.keys() == []
 
 
 def test_nothing_is_deleted_while_no_fence_can_be_set(world: World) -> None:
@@ -233,9 +233,35 @@ def test_job_that_cannot_be_collected_stops_no_other_one(world: World) -> None:
 
     assert [removal.job for removal in world.other.collect_expired()] == ["jobs"]
     assert world.keys() == ["job/job.json", "job/segments/h/1.seg"]
-    (tombstone,) = world.one.all()
+    (tombstone,) = world.one.all(pytest.fail)
     assert world.one.collect(tombstone, although_damaged=True) is not None
     assert world.keys() == []
+
+
+def test_unreadable_tombstone_stops_no_other_one(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """I12: a job is collected though the tombstone of another one is damaged, which is named and stays."""
+    damaged = ["@deleted/a.json", "@deleted/z.json"]
+    world.one.bury("job", "ann", 60)
+    world.store.put(
+        damaged[0], world.store.get("@deleted/job.json").replace(b'"until_ms": ', b'"until_ms": "x", "x": ')
+    )
+    world.store.put(damaged[1], b"{")
+    world.clock.advance(60_000)
+
+    assert [removal.job for removal in world.other.collect_expired()] == ["job"]
+    told = [vars(record)["error"] for record in caplog.records if record.levelname == "ERROR"]
+    assert len(told) == 2
+    assert all(key in message for key, message in zip(damaged, told, strict=True))
+    assert world.keys("@deleted/") == damaged
+
+
+def test_jobs_are_listed_though_a_tombstone_is_damaged(run: Any, tmp_path: Path) -> None:
+    """The command names the damaged tombstone, and fails behind the list."""
+    run("delete", "--write")
+    (tmp_path / "@deleted" / "a.json").write_bytes(b"{")
+
+    code, out = run("jobs")
+    assert (code, "was deleted by" in out) == (1, True)
 
 
 def test_missing_job_is_not_deleted(world: World) -> None:

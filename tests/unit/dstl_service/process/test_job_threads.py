@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from dstl_service.composition import Parts
+from dstl_service.composition import NOTES_AT_ONCE, Parts
 from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet, encode_note, received_segment
 from dstl_service.process.job_threads import JobThreads
 from dstl_service.restores import RESTORE_THREADS
@@ -185,6 +186,34 @@ def test_notes_of_one_job_stop_no_other(monkeypatch: pytest.MonkeyPatch) -> None
         try:
             assert waiting[-1].result(20).status_code == 400
             assert not any(call.done() for call in waiting[:-1])
+        finally:
+            let_go.set()
+        assert {call.result().status_code for call in waiting} == {400}
+
+
+def test_few_notes_are_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I9: notes of megabytes take ten times their size while they are parsed: few at once, and fewer of one job."""
+    let_go, running = threading.Event(), Counter[str]()
+
+    def slowly(job: str, text: str) -> Any:
+        running[job] += 1
+        assert let_go.wait(120)
+        return received_segment(job, text)
+
+    monkeypatch.setattr("dstl_service.http.routes.appends.received_segment", slowly)
+    with service(MemoryStore()) as life, ThreadPoolExecutor(40) as callers:
+
+        def ask(job: str) -> Future[Any]:
+            body = {"epoch": 1, "refs": [], "wait": True, "note": "{}"}
+            return callers.submit(life.client.post, f"/v1/jobs/{job}/persist", json=body)
+
+        waiting = [ask("one") for _ in range(12)]
+        try:
+            wait_until(lambda: running["one"] >= NOTES_AT_ONCE // 2)
+            waiting += [ask(job) for job in ("two", "three", "four", "five") for _ in range(5)]
+            wait_until(lambda: running.total() >= NOTES_AT_ONCE)
+            assert life.client.get("/health").status_code == 200
+            assert (running["one"], running.total()) == (NOTES_AT_ONCE // 2, NOTES_AT_ONCE)
         finally:
             let_go.set()
         assert {call.result().status_code for call in waiting} == {400}

@@ -164,6 +164,8 @@ def test_maker_that_dies_stops_no_collection(*, is_cached: bool) -> None:
         kept.subsume()
         assert not object_keys(kept.first) & {info.key for info in kept.store.list("job/")}
         assert jobs.savepoints.register.names() == frozenset()
+        jobs.keep("next", kept.newest)
+        assert jobs.savepoints.register.names() == {"next"}
     assert left == {"", "@"}
 
 

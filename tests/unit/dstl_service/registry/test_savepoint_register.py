@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from threading import Thread
 
@@ -215,6 +216,29 @@ def test_lost_savepoint_is_taken_off_the_register() -> None:
     world.collect()
     with pytest.raises(NotFoundError):
         world.jobs.savepoints.delete("lost")
+
+
+def test_maker_that_dies_leaves_no_name_of_a_deleted_savepoint() -> None:
+    """I12: wherever a call is paused while its savepoint is deleted, and dies later, it stops no collection."""
+    for call in count():
+        for later in count(1):
+            world = subsumed_world(is_begun=True)
+            first = next(world.jobs.completed())
+            world.jobs.keep("kept", first)
+            view = PausingStore(world.store)
+            maker, deleter = opened(view, host=2), opened(world.store, host=3)
+            begun = view.calls
+            view.pause_before(begun + call, partial(deleter.savepoints.delete, "kept"))
+            view.pause_before(begun + call + later, kill)
+            with suppress(Killed):
+                run(partial(maker.keep, "kept", first))
+            savepoints = opened(world.store, host=4).savepoints
+            assert savepoints.register.names() <= set(savepoints.names())
+            if view.calls <= begun + call + later:
+                break
+        if later == 1:
+            break
+    assert call > 10
 
 
 def test_damaged_entry_ends_the_collection() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from dstl_service.checkpoints.rewind import rewind
 from dstl_service.cli import main
 from dstl_service.collection.retention import retained_manifests
 from dstl_service.formats.checkpoint_record import NotedSet
+from dstl_service.formats.checksummed_json import seal
 from dstl_service.formats.manifest import ManifestKind, StateView
+from dstl_service.formats.materialization_index import MaterializationIndex
 from dstl_service.registry.hints import write_hint
 from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.jobs import delete_job
@@ -25,10 +27,10 @@ from dstl_service.repair.rebuild import RebuildReport, rebuild_registry
 from dstl_service.repair.scan import Registry
 from dstl_service.restore.plan import plan_restore, read_plan
 from dstl_service.restore.segment_cache import SegmentCache
-from dstl_service.wire import CheckpointRef
+from dstl_service.wire import NOTE_OPERATOR, CheckpointRef
 from storage.checksum import checksum64
 from storage.clock import SystemClock, SystemIds
-from storage.errors import CorruptDataError, InvalidInputError, NotFoundError
+from storage.errors import CorruptDataError, InvalidInputError, NewerFormatError, NotFoundError
 from storage.memory_store import MemoryStore
 from storage.model import KeyGroupRange, MaterializationHandle
 from storage.object_store import ObjectStore
@@ -36,7 +38,9 @@ from storage.open import open_store
 from storage.testing import FakeClock, FakeIds
 from tests.unit.dstl_service.collection.test_maintenance import EAGER, NOW, Job
 from tests.unit.dstl_service.http_life import Life, service
-from tests.unit.dstl_service.samples import handles_of, opened, segment
+from tests.unit.dstl_service.samples import handles_of, opened, segment, stored
+from tests.unit.dstl_service.snapshots import index_of, store_snapshot
+from tests.unit.dstl_service.world import World
 
 OPERATORS = ("counts", "joins")
 OPERATOR_INFOS = [{"name": name, "parallelism": 2, "key_schema": "{}", "states": {}} for name in OPERATORS]
@@ -374,14 +378,29 @@ def test_sound_newer_manifest_is_never_overruled(story: Story) -> None:
     assert story.keys("") == before
 
 
-def test_newer_format_is_left_alone(story: Story) -> None:
-    """A manifest of a newer version is not damaged: nothing is rebuilt by a program that cannot read it."""
-    key = story.keys("checkpoints/")[-1]
-    story.store.put(key, b'{"checksum":"0","manifest":{"format":99}}')
-    story.lose("job.json")
+@pytest.mark.parametrize("name", ["job.json", "checkpoint", "savepoint", "note"])
+def test_newer_format_is_left_alone(story: Story, name: str) -> None:
+    """What a newer version wrote is not damaged: a program that cannot read it says so, and rebuilds nothing."""
+    newer = seal("manifest", {"format": 99})
+    key = {
+        "job.json": "job/job.json",
+        "checkpoint": story.keys("checkpoints/")[-1],
+        "savepoint": "job/savepoints/kept.json",
+        "note": "job/segments/host/zz.seg",
+    }[name]
+    if name == "note":
+        stored(story.store, [segment(payload=b'{"format":99}', operator=NOTE_OPERATOR)], key)
+        newer = story.store.get(key)
+    story.store.put(key, b'{"format":99,"uid":"u","max_parallelism":128}' if name == "job.json" else newer)
+    story.lose("epochs/")
+    before = story.keys("")
 
-    with pytest.raises(InvalidInputError, match="newer version"):
+    with pytest.raises(NewerFormatError, match=f"{key} was written by a newer version"):
         story.rebuild()
+    assert story.keys("") == before
+    if name != "note":
+        with pytest.raises(NewerFormatError):
+            check_job(story.store, "job")
 
 
 def test_other_life_of_job_is_ignored(story: Story) -> None:
@@ -541,7 +560,7 @@ def test_materialization_is_taken_if_it_is_there(is_there: bool) -> None:
         for number, handle in enumerate(handles)
     ]
     stored = {handle.entry.id: [handle] for handle in handles}
-    missing = frozenset[str]() if is_there else frozenset({snapshot.index_key})
+    missing = {} if is_there else {snapshot.index_key: "it is missing"}
     choice = choose(tries, Registry("job"), stored, missing)
     made = manifests_of(choice, Registry("job"), "uid", stored)
 
@@ -593,3 +612,84 @@ def test_later_life_of_a_name_is_rebuilt(lost: tuple[str, ...]) -> None:
     with service(store) as life:
         latest = life.open()["latest"]["ref"]
         assert life.restore(latest) == (True, [b"own"])
+
+
+def lose_file(store: ObjectStore, key: str, _: str) -> None:
+    store.delete([key])
+
+
+def cut_file(store: ObjectStore, key: str, _: str) -> None:
+    store.put(key, store.get(key)[:-1])
+
+
+def lose_index(store: ObjectStore, _: str, key: str) -> None:
+    store.delete([key])
+
+
+def damage_index(store: ObjectStore, _: str, key: str) -> None:
+    store.put(key, store.get(key).replace(b"sst", b"sts"))
+
+
+LOSSES = {lose_file: "missing", cut_file: "bytes, not", lose_index: "missing", damage_index: "cannot be read"}
+
+
+def with_snapshot(*, keep_log: bool = True) -> tuple[World, MaterializationIndex]:
+    """Return a job whose last but one checkpoint begins with a snapshot, with or without the log before that."""
+    world = World()
+    log = [world.object(0), world.object(1)]
+    world.complete(log[0], kind=ManifestKind.COMPLETE)
+    world.complete(log[1])
+    assert world.newest is not None
+    index = index_of(world.newest.ref, job_uid=world.jobs.job_uid)
+    handle = store_snapshot(world.store, index)
+    world.newest, _ = world.jobs.create(
+        replace(
+            world.newest,
+            kind=ManifestKind.COMPLETE,
+            id=2,
+            uid=world.ids.unique_id(),
+            base=world.newest.ref,
+            segments=(world.object(2),),
+            materializations=(handle,),
+        )
+    )
+    world.complete(world.object(3))
+    if not keep_log:
+        world.store.delete([handle.object_key for handle in log])
+    return world, index
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+def test_lost_snapshot_is_replaced_by_the_log_before_it(lose: Callable[..., None]) -> None:
+    """I10: no checkpoint is rebuilt on a snapshot that is not whole; the log before it is taken while it is there."""
+    world, index = with_snapshot()
+    before = world.jobs.newest()
+    assert before is not None
+    assert rebuild_registry(world.store, "job", world.clock, world.ids).registry_problems == []
+    lose(world.store, index.files[0].object_key, index.handle("job").index_key)
+
+    report = rebuild_registry(world.store, "job", world.clock, world.ids, write=True)
+
+    assert LOSSES[lose] in report.registry_problems[0]
+    assert index.files[0].object_key in report.object_problems[0] or index.uid in report.object_problems[0]
+    jobs = opened(world.store, 5)
+    newest = jobs.newest()
+    assert newest is not None
+    state = jobs.state(newest.ref)
+    assert (newest.id, newest.uid, state.materializations) == (3, before.uid, ())
+    assert [handle.entry.id.checkpoint_id for handle in state.log] == [0, 1, 2, 3]
+    assert [problem for problem in check_job(world.store, "job").problems if index.uid in problem] == []
+    again = rebuild_registry(world.store, "job", world.clock, world.ids)
+    assert (again.registry_problems, again.checkpoint) == ([], newest.ref.to_text())
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+def test_lost_snapshot_without_the_log_before_it(lose: Callable[..., None]) -> None:
+    """A checkpoint whose snapshot is lost and whose log was deleted is not rebuilt, and the report says why."""
+    world, index = with_snapshot(keep_log=False)
+    before = [info.key for info in world.store.list("")]
+    lose(world.store, index.files[0].object_key, index.handle("job").index_key)
+
+    with pytest.raises(CorruptDataError, match=f"checkpoint 3 .* is lost: .*{LOSSES[lose]}"):
+        rebuild_registry(world.store, "job", world.clock, world.ids, write=True)
+    assert {info.key for info in world.store.list("")} <= set(before)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from dstl_service import __version__
 from dstl_service.commands.care import check, collect
 from dstl_service.commands.checkpoints import list_checkpoints, savepoints, set_back
+from dstl_service.commands.common import complain
 from dstl_service.commands.jobs import audit, delete, list_jobs, undelete
 from dstl_service.commands.serve import serve
 from storage.errors import DstlError
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result: int = options.run(options)
     except DstlError as error:
-        sys.stderr.write(f"dstl: {error}\n")
+        complain(str(error))
         return 2
     return result
 

@@ -23,7 +23,7 @@ from typing import TypeVar
 from storage.clock import Clock, IdSource, SystemClock, SystemIds
 from storage.errors import DstlError, InvalidInputError, NotFoundError, UnavailableError
 from storage.model import ObjectInfo
-from storage.mounts import check_mount
+from storage.mounts import check_folder
 from storage.object_store import (
     ObjectData,
     buffers_of,
@@ -145,7 +145,7 @@ class LocalStore:
 
     def check_writable(self) -> None:
         """Check how the folder is mounted, and try all operations, hard links among them."""
-        check_mount(self._base)
+        check_folder(self._base, _TEMPORARY_FOLDER)
         probe(self, self._ids.unique_id())
 
     def close(self) -> None:

@@ -7,14 +7,37 @@ that answer: by it a service learns which checkpoint is the newest and whether i
 
 from __future__ import annotations
 
+import logging
 import os
 
 from storage.errors import InvalidInputError
+
+logger = logging.getLogger("storage")
 
 _MOUNTS = "/proc/self/mountinfo"
 _NETWORK = ("nfs", "nfs4")
 _FRESH = frozenset({"lookupcache=pos", "lookupcache=positive", "lookupcache=none", "noac", "acdirmax=0", "actimeo=0"})
 """Options of which one is enough: absent names are looked up each time."""
+
+
+def check_folder(folder: str, name: str) -> None:
+    """
+    Return if the folder's mount suits a store; warn if names in it do not differ by case.
+
+    Where case is ignored, jobs whose names differ in case are one job, and a right to the one is a right to the other.
+    That is usual on a developer's laptop, and harmless there.
+
+    Args:
+        folder: The store's folder.
+        name: Of a folder in it, in small letters.
+
+    Raises:
+        InvalidInputError: See `check_mount`.
+    """
+    check_mount(folder)
+    capitals = os.path.join(folder, name.upper())
+    if os.path.exists(capitals) and os.path.samefile(capitals, os.path.join(folder, name)):
+        logger.warning("%s ignores the case of names: jobs whose names differ only in case are one job there", folder)
 
 
 def check_mount(folder: str) -> None:

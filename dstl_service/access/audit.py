@@ -1,10 +1,11 @@
 """
 The audit log of acts on jobs: log lines, and objects that only this module writes.
 
-    @audit/<job>/<time-ordered id>.json
+    @audit/<job>/<time-ordered id>=<checksum of actor and act>.json
 
-No job can have the name ``@audit``, so the entries outlive the job. Best effort: an entry that cannot be stored is only
-in the process log, with a warning, and the act stands. Blocking I/O.
+Of each actor's acts of one kind the newest are kept, so nobody pushes what others did out of the record by repeating
+an act. No job can have the name ``@audit``, so the entries outlive the job. Best effort: an entry that cannot be stored
+is only in the process log, with a warning, and the act stands. Blocking I/O.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ import pwd
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
+from storage.checksum import checksum64
 from storage.clock import Clock, IdSource
 from storage.errors import DstlError, NotFoundError
 from storage.object_store import ObjectStore
+from storage.stored_json import parse_json, text_of, whole_number
 
 KEPT_MAX = 1_000
-"""Number of newest entries kept per job."""
+"""Number of newest entries kept of one kind of act, by one actor on one job."""
 
-_PRUNED_BY = "open"  # a job's most frequent act outside of batches
 _FACT_CHARS_MAX = 300
-_AT_MS_MAX = 253_402_300_799_999
-"""The last millisecond of the year 9999, the newest time that a reader can print."""
 
 logger = logging.getLogger("dstl_service")
 
@@ -67,9 +68,9 @@ class AuditTrail:
         entry = AuditEntry(self._clock.now_ms(), who[:_FACT_CHARS_MAX], act, job, short)
         logger.info("audit", extra={"who": entry.who, "act": act, "job": job, "facts": short})
         try:
-            self._store.put(f"{_folder(job)}{self._ids.unique_id()}.json", json.dumps(asdict(entry)).encode())
-            if act == _PRUNED_BY:
-                self._prune(job)
+            key = f"{_folder(job)}{self._ids.unique_id()}{_kind_of(entry)}"
+            self._store.put(key, json.dumps(asdict(entry)).encode())
+            self._prune(job, _kind_of(entry))
         except DstlError as error:
             self.failures += 1
             logger.warning("an act is on record in the log only", extra={"act": act, "job": job, "error": str(error)})
@@ -84,7 +85,7 @@ class AuditTrail:
         """
         for info in self._store.list(_folder(job)):
             try:
-                entry = _decoded(self._store.get(info.key))
+                entry = _decoded(parse_json(self._store.get(info.key)))
             except NotFoundError:  # pruned since it was listed
                 continue
             except (ValueError, TypeError, LookupError, AttributeError):
@@ -92,9 +93,16 @@ class AuditTrail:
                 continue
             yield entry
 
-    def _prune(self, job: str) -> None:
+    def _prune(self, job: str, kind: str) -> None:
         keys = [info.key for info in self._store.list(_folder(job))]
-        self._store.delete(keys[:-KEPT_MAX])
+        for same in ([key for key in keys if key.endswith(kind)], [key for key in keys if "=" not in key]):
+            self._store.delete(same[:-KEPT_MAX])  # keys without a kind are those of earlier versions
+
+
+def _decoded(document: dict[str, Any]) -> AuditEntry:
+    facts = {text_of(name): text_of(text) for name, text in document["facts"].items()}
+    who, act, job = (text_of(document[name]) for name in ("who", "act", "job"))
+    return AuditEntry(whole_number(document["at_ms"]), who, act, job, facts)
 
 
 def this_user() -> str:
@@ -106,12 +114,9 @@ def this_user() -> str:
     return f"{name}@{socket.gethostname()}"
 
 
-def _decoded(data: bytes) -> AuditEntry:
-    entry = AuditEntry(**json.loads(data))
-    if not 0 <= int(entry.at_ms) <= _AT_MS_MAX:
-        raise ValueError("its time is out of bounds")
-    facts = {str(name): str(text) for name, text in entry.facts.items()}
-    return AuditEntry(int(entry.at_ms), str(entry.who), str(entry.act), str(entry.job), facts)
+def _kind_of(entry: AuditEntry) -> str:
+    """Return the end of an entry's key, which all entries of this actor and act share."""
+    return f"={checksum64(json.dumps([entry.who, entry.act]).encode()):016x}.json"
 
 
 def _folder(job: str) -> str:

@@ -24,15 +24,18 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from typing import Any
 
 from dstl_service.formats.keys import encode_job
+from dstl_service.process.display import utc_text
 from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.jobs import Removal, delete_job, has_leftovers
 from dstl_service.registry.lives import Lives, first_without, record_key
 from storage.clock import Clock, IdSource
-from storage.errors import ConflictError, CorruptDataError, DstlError, FencedError, NotFoundError
+from storage.errors import ConflictError, CorruptDataError, DstlError, FencedError, InvalidInputError, NotFoundError
+from storage.model import validate_name
 from storage.object_store import ObjectStore, exists
+from storage.stored_json import parse_json, text_of, whole_number
 
 DELAY_S = 7 * 24 * 3600
 """Default time for which a deletion can be undone."""
@@ -63,7 +66,7 @@ class Tombstone:
     @property
     def text(self) -> str:
         """The record as text for people."""
-        at, until = map(_time, (self.at_ms, self.until_ms))
+        at, until = utc_text(self.at_ms, "seconds"), utc_text(self.until_ms, "seconds")
         return f"was deleted by {self.who} at {at}, which can be undone until {until}"
 
 
@@ -290,21 +293,28 @@ class Deletions:
 
     def _read(self, key: str) -> Tombstone | None:
         try:
-            found = Tombstone(**json.loads(self._store.get(key)))
-            if {type(number) for number in (found.at_ms, found.until_ms, found.life, found.number)} != {int}:
-                raise TypeError("a time or a number is missing")
+            data = self._store.get(key)
         except NotFoundError:
             return None
-        except (ValueError, TypeError) as error:
+        try:
+            return _decoded(parse_json(data))
+        except (ValueError, LookupError, TypeError, InvalidInputError) as error:
             raise CorruptDataError(
                 f"tombstone {key} cannot be read: remove it, and delete its job again before a query of it starts",
                 object_key=key,
             ) from error
-        return found
 
 
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds")
+def _decoded(document: dict[str, Any]) -> Tombstone:
+    return Tombstone(
+        job=validate_name("job", document["job"]),
+        uid=validate_name("tombstone", document["uid"]),
+        who=text_of(document["who"]),
+        at_ms=whole_number(document["at_ms"]),
+        until_ms=whole_number(document["until_ms"]),
+        life=whole_number(document.get("life", 0)),
+        number=whole_number(document.get("number", 0)),
+    )
 
 
 def _tombstone_key(job: str, life: int, number: int) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 
 from dstl_service.collection.garbage_collector import collect_garbage
 from dstl_service.collection.tombstones import Tombstone
-from dstl_service.commands.common import deletions_of, open_job, record, settings_of
+from dstl_service.commands.common import deletions_of, open_job, record, say, settings_of
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import describe_rebuild, rebuild_registry
 from storage.clock import SystemClock, SystemIds
@@ -36,12 +35,11 @@ def collect(options: argparse.Namespace) -> int:
         checkpoints_max=settings.retention.checkpoints_max,
         dry_run=not options.delete,
     )
-    for key in report.orphans:
-        sys.stdout.write(f"{key}\n")
-    sys.stdout.write(
+    say(*report.orphans)
+    say(
         f"{report.objects} objects, {report.named} named by checkpoints, {report.young} too young to be checked; "
         f"{report.subsumed} manifests of subsumed checkpoints and {len(report.orphans)} orphans of "
-        f"{report.orphan_bytes} bytes {'deleted' if options.delete else 'found'}\n"
+        f"{report.orphan_bytes} bytes {'deleted' if options.delete else 'found'}"
     )
     if options.delete:
         record(store, "collect garbage", options.job, orphans=str(len(report.orphans)))
@@ -53,10 +51,10 @@ def _collect_deleted(options: argparse.Namespace, store: ObjectStore, tombstone:
     is_due = tombstone.until_ms <= SystemClock().now_ms()
     removal = deletions_of(store).collect(tombstone) if options.delete and is_due else None
     if removal is None:
-        sys.stdout.write(f"job {options.job} {tombstone.text}\n")
+        say(f"job {options.job} {tombstone.text}")
         return 0
     record(store, "collect deleted job", options.job, objects=str(removal.objects))
-    sys.stdout.write(f"job {options.job} was deleted; {removal.objects} objects of it were removed\n")
+    say(f"job {options.job} was deleted; {removal.objects} objects of it were removed")
     return 0
 
 
@@ -68,13 +66,12 @@ def check(options: argparse.Namespace) -> int:
         return rebuild(options, store)
     report = check_job(store, options.job)
     if options.json:
-        sys.stdout.write(json.dumps(asdict(report)) + "\n")
+        say(json.dumps(asdict(report)))
         return 1 if report.problems else 0
-    for problem in report.problems:
-        sys.stdout.write(f"{problem}\n")
-    sys.stdout.write(
+    say(*report.problems)
+    say(
         f"{report.checkpoints} checkpoints, {report.segments} segments in {report.objects} objects, "
-        f"{report.bytes_read} bytes verified, {len(report.problems)} problems\n"
+        f"{report.bytes_read} bytes verified, {len(report.problems)} problems"
     )
     return 1 if report.problems else 0
 
@@ -84,5 +81,5 @@ def rebuild(options: argparse.Namespace, store: ObjectStore) -> int:
     report = rebuild_registry(store, options.job, SystemClock(), SystemIds(), up_to=options.up_to, write=options.write)
     if report.is_written:
         record(store, "rebuild", options.job)
-    sys.stdout.write((json.dumps(asdict(report)) if options.json else describe_rebuild(report)) + "\n")
+    say(*([json.dumps(asdict(report))] if options.json else describe_rebuild(report)))
     return 1 if report.registry_problems and not report.is_written else 0

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
-from datetime import UTC, datetime
 
 from dstl_service.checkpoints.rewind import describe_rewind, rewind
-from dstl_service.commands.common import deletions_of, open_job, record, settings_of
+from dstl_service.commands.common import deletions_of, open_job, record, say, settings_of
+from dstl_service.process.display import utc_text
 from storage.clock import SystemIds
 
 
@@ -22,11 +21,11 @@ def list_checkpoints(options: argparse.Namespace) -> int:
             "checkpoint": info.ref.to_text(),
             "kind": manifest.kind.value,
             "epoch": info.epoch,
-            "created": datetime.fromtimestamp(info.created_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+            "created": utc_text(info.created_ms),
             "segments": info.segments,
             "segment_bytes": info.segment_bytes,
         }
-        sys.stdout.write((json.dumps(row) if options.json else "  ".join(str(value) for value in row.values())) + "\n")
+        say(json.dumps(row) if options.json else "  ".join(str(value) for value in row.values()))
     return 0
 
 
@@ -42,7 +41,7 @@ def savepoints(options: argparse.Namespace) -> int:
         jobs.make_savepoint(options.create, options.checkpoint)
         record(store, "create savepoint", options.job, savepoint=options.create)
     for name, manifest in jobs.savepoints.all():
-        sys.stdout.write(f"{name}  {manifest.ref.to_text()}\n")
+        say(f"{name}  {manifest.ref.to_text()}")
     return 0
 
 
@@ -62,5 +61,5 @@ def set_back(options: argparse.Namespace) -> int:
     )
     if report.is_written:
         record(store, "rewind", options.job, target=report.target, newest=report.newest)
-    sys.stdout.write((json.dumps(asdict(report)) if options.json else describe_rewind(report)) + "\n")
+    say(json.dumps(asdict(report)) if options.json else describe_rewind(report))
     return 0

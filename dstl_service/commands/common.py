@@ -7,6 +7,7 @@ import sys
 
 from dstl_service.access.audit import AuditTrail, this_user
 from dstl_service.collection.tombstones import Deletions
+from dstl_service.process.display import printable
 from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.jobs import has_leftovers
 from dstl_service.settings import ServiceSettings
@@ -26,9 +27,9 @@ def settings_of(options: argparse.Namespace) -> ServiceSettings:
             raise InvalidInputError(f"--set {assignment} has no value; the form is --set batch.delay_ms=20")
         setting = known_settings().get(path)
         if setting is not None and setting.is_secret:
-            sys.stderr.write(
-                f"dstl: warning: every user of this host can see {path} on the command line; "
-                f"set {setting.variable} in the environment, or use a file\n"
+            complain(
+                f"warning: every user of this host can see {path} on the command line; "
+                f"set {setting.variable} in the environment, or use a file"
             )
         given[path] = text
     return load_settings(given, config_path=options.config)
@@ -52,9 +53,19 @@ def deletions_of(store: ObjectStore) -> Deletions:
     return Deletions(store, SystemClock(), SystemIds())
 
 
+def say(*lines: str) -> None:
+    """Print lines; what they take from the store cannot control the terminal, see `printable`."""
+    sys.stdout.writelines(f"{printable(line)}\n" for line in lines)
+
+
+def complain(text: str) -> None:
+    """Print a line to standard error, likewise."""
+    sys.stderr.write(f"dstl: {printable(text)}\n")
+
+
 def record(store: ObjectStore, act: str, job: str, **facts: str) -> None:
     """Write an act of this process's user to the audit log; warn if that fails."""
     trail = AuditTrail(store, SystemClock(), SystemIds())
     trail.record(this_user(), act, job, **facts)
     if trail.failures:
-        sys.stderr.write(f"dstl: warning: the audit entry of {act!r} could not be stored\n")
+        complain(f"warning: the audit entry of {act!r} could not be stored")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 
 from dstl_service.access.audit import AuditTrail, this_user
 from dstl_service.collection.tombstones import Deletions, Tombstone
-from dstl_service.commands.common import deletions_of, open_job, record, settings_of
+from dstl_service.commands.common import complain, deletions_of, open_job, record, say, settings_of
+from dstl_service.process.display import utc_text
 from dstl_service.registry.job_store import MAX_PARALLELISM_DEFAULT, JobStore
 from dstl_service.registry.jobs import delete_job, has_leftovers, job_names
 from storage.clock import SystemClock, SystemIds
@@ -29,7 +28,7 @@ def list_jobs(options: argparse.Namespace) -> int:
     deleted = {tombstone.job for tombstone in deletions.all(damage.append)}
     for name in job_names(store):
         tombstone = deletions.of(name) if name in deleted else None
-        sys.stdout.write(f"{name}  {tombstone.text}\n" if tombstone is not None else f"{name}\n")
+        say(f"{name}  {tombstone.text}" if tombstone is not None else name)
     return _reported(damage)
 
 
@@ -40,9 +39,9 @@ def delete(options: argparse.Namespace) -> int:
     store, _ = open_job(options)
     if not options.write:
         found = delete_job(store, options.job)
-        sys.stdout.write(
+        say(
             f"job {found.job}: {found.objects} objects of {found.size_bytes} bytes would be deleted; stop the query "
-            "first; --write does it\n"
+            "first; --write does it"
         )
         return 0
     deletions = deletions_of(store)
@@ -52,26 +51,26 @@ def delete(options: argparse.Namespace) -> int:
     record(store, "delete", options.job, now=str(options.now))
     if not options.now:
         _fence(deletions, tombstone)
-        sys.stdout.write(
+        say(
             f"job {options.job} {tombstone.text}, with `dstl undelete`; then its objects are deleted, and its name is "
-            "free\n"
+            "free"
         )
         return 0
     try:
         removal = deletions.collect(tombstone)
     except (CorruptDataError, NotFoundError) as error:
-        sys.stderr.write(f"dstl: warning: a query that still runs is not stopped by this; stop it: {error}\n")
+        complain(f"warning: a query that still runs is not stopped by this; stop it: {error}")
         removal = deletions.collect(tombstone, although_damaged=True)
     if removal is None:
         raise ConflictError(f"job {options.job!r} was brought back meanwhile; nothing was deleted")
-    sys.stdout.write(f"job {removal.job}: {removal.objects} objects of {removal.size_bytes} bytes deleted\n")
+    say(f"job {removal.job}: {removal.objects} objects of {removal.size_bytes} bytes deleted")
     return 0
 
 
 def _reported(damage: Sequence[str]) -> int:
     """Print what cannot be read; return the exit code."""
     for message in damage:
-        sys.stderr.write(f"dstl: {message}\n")
+        complain(message)
     return 1 if damage else 0
 
 
@@ -84,7 +83,7 @@ def _fence(deletions: Deletions, tombstone: Tombstone) -> None:
     try:
         deletions.fence(tombstone)
     except DstlError as error:
-        sys.stderr.write(f"dstl: warning: a query that still runs is not stopped by this; stop it: {error}\n")
+        complain(f"warning: a query that still runs is not stopped by this; stop it: {error}")
 
 
 def undelete(options: argparse.Namespace) -> int:
@@ -92,7 +91,7 @@ def undelete(options: argparse.Namespace) -> int:
     store, _ = open_job(options)
     deletions_of(store).undo(options.job)
     record(store, "undelete", options.job)
-    sys.stdout.write(f"job {options.job} is back as it was; its query can be started\n")
+    say(f"job {options.job} is back as it was; its query can be started")
     return 0
 
 
@@ -103,10 +102,10 @@ def audit(options: argparse.Namespace) -> int:
     trail = AuditTrail(store, SystemClock(), SystemIds())
     damage: list[str] = []
     for entry in trail.entries(validate_name("job", options.job), damage.append):
-        at = datetime.fromtimestamp(entry.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        at = utc_text(entry.at_ms)
         facts = "  ".join(f"{name}={text}" for name, text in entry.facts.items())
         row = f"{at}  {entry.who}  {entry.act}  {facts}".rstrip()
-        sys.stdout.write((json.dumps({**asdict(entry), "at": at}) if options.json else row) + "\n")
+        say(json.dumps({**asdict(entry), "at": at}) if options.json else row)
     return _reported(damage)
 
 
@@ -123,9 +122,9 @@ def _leftovers(options: argparse.Namespace) -> int | None:
         if options.write
         else delete_job(store, options.job)
     )
-    sys.stdout.write(
+    say(
         f"job {options.job} has no job.json: it was never created, or its registry is lost, and `dstl fsck --rebuild` "
         f"reports what can be restored; {removal.objects} objects of {removal.size_bytes} bytes "
-        f"{'deleted' if options.write else 'would be deleted, for good; --write does it'}\n"
+        f"{'deleted' if options.write else 'would be deleted, for good; --write does it'}"
     )
     return 0

@@ -1,19 +1,22 @@
 """
 Performs compactions: reads the segments of each partition, merges them, and stores the results as segment objects.
 
-One partition is merged at a time, so its uncompressed log must fit into memory: a larger one is not decoded, but left
-to materializations. A small log is read all at once.
+A compaction merges one partition at a time, and few of all jobs run at once, so that what they hold fits into memory.
+An uncompressed log that is too large is not decoded, but left to materializations. A small log is read all at once.
 Reading and merging block and run in a thread. Results use the same uploads as change sets, with a timeout for large
 objects.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
+from typing import TypeVar, TypeVarTuple
 
 from dstl_service.compaction.plan import Compaction, Output, Replacement
+from dstl_service.process.fair_slots import FairSlots
 from dstl_service.process.job_threads import RunInThread
 from dstl_service.restore.plan import read_handles
 from dstl_service.restore.segment_cache import SegmentCache
@@ -25,9 +28,14 @@ from storage.object_store import ObjectStore
 
 logger = logging.getLogger("dstl_service")
 
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
+
 _OBJECT_BYTES = 32 * 1024 * 1024
 _SEGMENT_BYTES = 8 * 1024 * 1024
 _AT_ONCE_BYTES = 64 * 1024 * 1024
+_RUNNING_MAX = 2
+"""Compactions of all jobs that run at the same time; each takes up to three times `decoded_bytes_max` of memory."""
 
 
 class Compactor:
@@ -55,10 +63,11 @@ class Compactor:
         self._uploader = uploader
         self._in_thread = in_thread
         self._decoded_bytes_max = decoded_bytes_max
+        self._turns = FairSlots(_RUNNING_MAX)
 
     async def run(self, job: str, epoch: int, compactions: Sequence[Compaction], uid: str) -> list[Replacement]:
         """
-        Run these compactions; their results share objects.
+        Run these compactions when it is their job's turn; their results share objects.
 
         Args:
             job: Name of the job.
@@ -71,17 +80,21 @@ class Compactor:
             CorruptDataError: A segment is damaged or not a change set; names its object.
             UnavailableError: The store does not answer.
         """
+        async with self._turns.held(job):
+            return await self._run(job, epoch, compactions, uid)
+
+    async def _run(self, job: str, epoch: int, compactions: Sequence[Compaction], uid: str) -> list[Replacement]:
         inputs = {handle for compaction in compactions for handle in compaction.inputs}
         payloads: dict[SegmentHandle, BytesLike] = {}
         if sum(handle.entry.size_bytes for handle in inputs) <= _AT_ONCE_BYTES:
-            payloads = await self._in_thread(job, self._read, inputs)
+            payloads = await self._to_its_end(job, self._read, inputs)
         made: dict[str, list[SegmentHandle]] = {compaction.operator: [] for compaction in compactions}
         too_large: dict[str, set[int]] = {compaction.operator: set() for compaction in compactions}
         waiting: list[Segment] = []
         numbers = count()
         for compaction in compactions:
             for output in compaction.outputs:
-                merged = await self._in_thread(job, self._merge, job, epoch, compaction, output, payloads)
+                merged = await self._to_its_end(job, self._merge, job, epoch, compaction, output, payloads)
                 if merged is None:
                     too_large[compaction.operator].add(output.partition)
                     continue
@@ -95,6 +108,15 @@ class Compactor:
             )
             for compaction in compactions
         ]
+
+    async def _to_its_end(self, job: str, function: Callable[[*_Args], _T], *args: *_Args) -> _T:
+        """Run a call in a thread; a cancelled caller goes on when it has ended, since its memory is held until then."""
+        call = asyncio.ensure_future(self._in_thread(job, function, *args))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.gather(call, return_exceptions=True)
+            raise
 
     def _read(self, handles: Iterable[SegmentHandle]) -> dict[SegmentHandle, BytesLike]:
         """Read segments object by object; partition by partition, each object would be requested many times."""

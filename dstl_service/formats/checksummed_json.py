@@ -11,6 +11,7 @@ from typing import Any
 
 from storage.checksum import checksum64
 from storage.errors import NewerFormatError
+from storage.stored_json import parse_json
 
 
 def seal(name: str, document: dict[str, Any], *, ensure_ascii: bool = True) -> bytes:
@@ -41,7 +42,7 @@ def unseal(name: str, data: bytes, format_max: int, object_key: str) -> dict[str
     body = rest[:-1]
     if head != _head(body):
         raise ValueError("the checksum does not match the content")
-    document: dict[str, Any] = json.loads(body)
+    document: dict[str, Any] = parse_json(body)
     NewerFormatError.check(f"{name} {object_key}", document["format"], format_max, object_key=object_key)
     return document
 

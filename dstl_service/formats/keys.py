@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from storage.errors import CorruptDataError, NewerFormatError, UnavailableError
+from storage.stored_json import parse_json, text_of, whole_number
 
 JOB_FORMAT = 1
 _NUMBERS = 10**6
@@ -132,13 +133,13 @@ class EpochRecord:
             CorruptDataError: The record cannot be read.
         """
         try:
-            record = json.loads(data)
+            record = parse_json(data)
             int(record["latest_id"])
             return cls(
                 epoch=int(record["epoch"]),
-                owner=record["owner"],
-                uid=record["uid"],
-                began_ms=record["began_ms"],
+                owner=text_of(record["owner"]),
+                uid=text_of(record["uid"]),
+                began_ms=whole_number(record["began_ms"]),
                 branch=int(record.get("branch", 0)),
                 latest=_place_or_none(record.get("latest")),
                 tail=_place_or_none(record.get("tail")),
@@ -175,11 +176,11 @@ def decode_job(data: bytes, key: str) -> tuple[str, int]:
         CorruptDataError: ``job.json`` cannot be read.
     """
     try:
-        document = json.loads(data)
+        document = parse_json(data)
         NewerFormatError.check(key, int(document["format"]), JOB_FORMAT, object_key=key)
         if not isinstance(document["uid"], str) or not isinstance(document["max_parallelism"], int):
             raise TypeError("uid or max_parallelism is missing")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise CorruptDataError(f"{key} cannot be read: {error}", object_key=key) from error
     return document["uid"], document["max_parallelism"]
 

@@ -20,6 +20,7 @@ from dstl_service.formats.under_way import NOTHING, UnderWay
 from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, StateInfo
 from storage.errors import CorruptDataError, DstlError, NewerFormatError
 from storage.model import KeyGroupRange, MaterializationHandle, SegmentEntry, SegmentHandle
+from storage.stored_json import text_of, whole_number
 
 FORMAT = 1
 COMPLETE_EVERY = 20
@@ -187,17 +188,18 @@ def _to_dict(manifest: Manifest) -> dict[str, Any]:
 
 
 def _from_dict(document: dict[str, Any]) -> Manifest:
+    ref = CheckpointRef.parse(f"{document['id']}.{document['generation']}.{document['uid']}")
     return Manifest(
         kind=ManifestKind(document["kind"]),
-        job_uid=document["job_uid"],
-        id=document["id"],
-        generation=document["generation"],
-        uid=document["uid"],
-        epoch=document["epoch"],
-        created_ms=document["created_ms"],
+        job_uid=text_of(document["job_uid"]),
+        id=ref.id,
+        generation=ref.generation,
+        uid=ref.uid,
+        epoch=whole_number(document["epoch"]),
+        created_ms=whole_number(document["created_ms"]),
         base=CheckpointRef.parse(document["base"]) if document["base"] else None,
-        query_id=document["query_id"],
-        offsets=document["offsets"],
+        query_id=text_of(document["query_id"]),
+        offsets=text_of(document["offsets"]),
         operators=operators_from_json(document["operators"]),
         segments=tuple(flatten_objects(document["segments"])),
         earlier=tuple(flatten_objects(document["earlier"])),

@@ -3,42 +3,57 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from threading import Lock
 from typing import Annotated
 
 from fastapi import Depends, Request
 
 from dstl_service.access.audit import AuditTrail
 from dstl_service.http.access_middleware import IDENTITY
+from dstl_service.process.shares import shares_of
 
-_WAITING_MAX = 1_000
+_WAITING_MAX = 2_000
 
 logger = logging.getLogger("dstl_service")
 
 
 class RecordWriter:
-    """Writes audit entries in order in one thread; while 1000 entries wait, a new one is only logged."""
+    """Writes audit entries in order in one thread; one beyond its job's share of those that wait is only logged."""
 
     def __init__(self, trail: AuditTrail) -> None:
         self._trail = trail
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="audit")
-        self._waiting = 0
+        self._shares = shares_of(_WAITING_MAX)
+        self._waiting: Counter[str] = Counter()
+        self._lock = Lock()  # entries are counted on the event loop, and discounted in the thread
 
     def write(self, who: str, act: str, job: str, facts: dict[str, str]) -> None:
         """Queue an entry; returns at once."""
-        if self._waiting >= _WAITING_MAX:
+        if not self._admits(job):
             logger.warning("an act is on record in the log only", extra={"who": who, "act": act, "job": job, **facts})
             return
-        self._waiting += 1
-        self._thread.submit(self._trail.record, who, act, job, **facts).add_done_callback(self._written)
+        self._thread.submit(self._trail.record, who, act, job, **facts).add_done_callback(partial(self._written, job))
 
     def close(self) -> None:
         """Release the thread after the queued entries were written; does not wait for it."""
         self._thread.shutdown(wait=False)
 
-    def _written(self, done: Future[None]) -> None:
-        self._waiting -= 1
+    def _admits(self, job: str) -> bool:
+        with self._lock:
+            is_share = self._shares.admits(self._waiting.get(job, 0), 1, _WAITING_MAX - self._waiting.total())
+            if is_share:
+                self._waiting[job] += 1
+            return is_share
+
+    def _written(self, job: str, done: Future[None]) -> None:
+        with self._lock:
+            self._waiting[job] -= 1
+            if not self._waiting[job]:
+                del self._waiting[job]
         if (error := done.exception()) is not None:
             logger.error("an act is not on record", exc_info=error)
 

@@ -12,12 +12,13 @@ import json
 from dstl_service.formats.keys import hint_key, hints_prefix
 from storage.errors import NotFoundError
 from storage.object_store import ObjectStore
+from storage.stored_json import parse_json
 
 
 def read_hint(store: ObjectStore, folder: str, name: str) -> tuple[int, ...]:
     """Return a hint's numbers; none if the hint is missing or unreadable."""
     try:
-        numbers = json.loads(store.get(hint_key(folder, name)))
+        numbers = parse_json(store.get(hint_key(folder, name)))
         return tuple(int(number) for number in numbers)
     except (NotFoundError, ValueError, TypeError):
         return ()

@@ -22,6 +22,7 @@ from dstl_service.registry.hints import read_hint, write_hint
 from dstl_service.registry.lives import LifeFolder
 from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
 from storage.object_store import ObjectStore, exists
+from storage.stored_json import parse_json
 
 _HINT = "savepoints"
 _EMPTY = b"{}"
@@ -145,7 +146,7 @@ class SavepointRegister:
         key = self._key(number)
         data = self._store.get(key)
         try:
-            found = json.loads(data).get("names")
+            found = parse_json(data).get("names")
             return None if found is None else frozenset(map(str, found))
         except (ValueError, TypeError, AttributeError) as error:
             raise CorruptDataError(

@@ -148,8 +148,8 @@ def rebuild_registry(
     return report
 
 
-def describe_rebuild(report: RebuildReport) -> str:
-    """Return a report as text."""
+def describe_rebuild(report: RebuildReport) -> list[str]:
+    """Return the lines of a report as text."""
     lines = [*report.object_problems, *report.registry_problems, *report.lost]
     lines += [f"{key} {'was' if report.is_written else 'would be'} moved away" for key in report.moved]
     lines += [f"{key} {'was' if report.is_written else 'would be'} written" for key in report.manifests]
@@ -166,7 +166,7 @@ def describe_rebuild(report: RebuildReport) -> str:
         lines.append("nothing was written; pass --write to do it")
     else:
         lines.append("the registry is sound: there is nothing to rebuild")
-    return "\n".join(lines)
+    return lines
 
 
 def _write(

@@ -279,3 +279,17 @@ def test_unmakeable_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DstlError, match="cannot make"):
         LocalStore(tmp_path / "file" / "base")
+
+
+def test_disk_that_ignores_case_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """C12: jobs `orders` and `Orders` share their objects there; a link stands for what such a disk answers."""
+    store = LocalStore(tmp_path)
+    (tmp_path / ".TMP").mkdir()
+    store.check_writable()
+    assert not caplog.messages
+    (tmp_path / ".TMP").rmdir()
+    (tmp_path / ".TMP").symlink_to(tmp_path / ".tmp")
+
+    store.check_writable()
+
+    assert "ignores the case" in caplog.text

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from dstl_service.access import audit
 from dstl_service.access.audit import AuditTrail, this_user
 from dstl_service.cli import main
+from dstl_service.http.acts import RecordWriter
 from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore
 from storage.open import open_store
@@ -76,6 +79,57 @@ def test_old_entries_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert [entry.facts["number"] for entry in trail.entries("job", pytest.fail)] == ["2", "3", "4"]
     assert len(list(trail.entries("other", pytest.fail))) == 1
+
+
+def test_often_repeated_act_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C15: who may only start a job cannot push what others did to it out of the record."""
+    monkeypatch.setattr(audit, "KEPT_MAX", 3)
+    trail = trail_of(MemoryStore())
+    for act in ("delete savepoint", "rewind"):
+        trail.record("ann", act, "job")
+    for _ in range(10):
+        trail.record("mallory", "open", "job")
+        trail.record("mallory", "abort", "job")
+
+    trail.record("ann", "open", "job")
+
+    acts = [entry.act for entry in trail.entries("job", pytest.fail)]
+    assert acts == ["delete savepoint", "rewind", *["open", "abort"] * 3, "open"]
+
+
+def test_entries_of_earlier_versions_are_kept_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries whose keys do not say the act count among themselves."""
+    monkeypatch.setattr(audit, "KEPT_MAX", 3)
+    store = MemoryStore()
+    entry = {"at_ms": 1, "who": "ann", "act": "rewind", "job": "job", "facts": {}}
+    for number in range(5):
+        store.put(f"@audit/job/{number:032}.json", json.dumps(entry).encode())
+    trail = trail_of(store)
+    for _ in range(5):
+        trail.record("mallory", "open", "job")
+
+    assert sorted(entry.act for entry in trail.entries("job", pytest.fail)) == [*["open"] * 3, *["rewind"] * 3]
+
+
+def test_waiting_entries_of_one_job_leave_room_for_others() -> None:
+    """C15: while the store is slow, one job's acts do not keep those of others from being recorded."""
+    go_on = Event()
+    recorded: list[str] = []
+
+    class SlowTrail(AuditTrail):
+        def record(self, who: str, act: str, job: str, **facts: str) -> None:
+            go_on.wait(30)
+            recorded.append(job)
+
+    writer = RecordWriter(SlowTrail(MemoryStore(), FakeClock(), FakeIds()))
+    for _ in range(2_000):
+        writer.write("mallory", "open", "loud", {})
+    writer.write("ann", "rewind", "quiet", {})
+    go_on.set()
+    writer.close()
+    wait_until(lambda: "quiet" in recorded, what="the record of the other job")
+
+    assert 0 < recorded.count("loud") < 2_000
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,125 @@
+"""The commands on a store whose writer is hostile: an error that names the object, and no control of the terminal."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dstl_service.cli import main
+from dstl_service.collection.tombstones import Deletions
+from dstl_service.formats.checksummed_json import seal
+from dstl_service.formats.manifest import decode_manifest
+from dstl_service.registry.job_store import JobStore
+from storage.clock import SystemClock, SystemIds
+from storage.errors import CorruptDataError, UnavailableError
+from storage.local_store import LocalStore
+from storage.testing import Fault, FaultKind, FaultyStore
+
+CLEAR = "\x1b[2J"
+DEEP = b"[" * 100_000 + b"]" * 100_000
+COMMANDS = [
+    ["jobs"],
+    ["checkpoints", "job"],
+    ["gc", "job"],
+    ["savepoints", "job"],
+    ["fsck", "job"],
+    ["fsck", "--rebuild", "job"],
+    ["rewind", "--checkpoint", "0", "job"],
+    ["audit", "job"],
+]
+ENTRY: dict[str, Any] = {"at_ms": 1, "who": CLEAR, "act": "open\nforged", "job": "job", "facts": {CLEAR: CLEAR}}
+TOMBSTONE: dict[str, Any] = {"job": "job", "uid": "u", "who": CLEAR, "at_ms": 10**15, "until_ms": 10**15}
+MANIFEST_KEY = "job/checkpoints/00000000000000000000.000001.json"
+
+
+@pytest.fixture
+def store(tmp_path: Any) -> LocalStore:
+    """Return a store with an opened job."""
+    store = LocalStore(tmp_path)
+    jobs = JobStore(store, "job", SystemClock(), SystemIds())
+    jobs.open(16)
+    jobs.claim("me")
+    return store
+
+
+def manifest(**changed: Any) -> bytes:
+    """Return a manifest of a checkpoint with a valid checksum and other fields."""
+    fields: dict[str, Any] = dict.fromkeys(("base", "note", "rewound_from"))
+    fields |= {name: [] for name in ("operators", "segments", "earlier", "materializations")}
+    fields |= {"format": 1, "kind": "complete", "job_uid": "u", "id": 0, "generation": 1, "uid": "m", "epoch": 1}
+    return seal("manifest", fields | {"created_ms": 1, "query_id": CLEAR, "offsets": CLEAR} | changed)
+
+
+@pytest.mark.parametrize(
+    ("key", "data"),
+    [
+        ("@audit/job/1.json", json.dumps(ENTRY).encode()),
+        ("@audit/job/1.json", json.dumps(ENTRY | {"at_ms": 10**30}).encode()),
+        ("@audit/job/1.json", json.dumps(ENTRY | {"who": "\ud800"}).encode()),
+        ("@audit/job/1.json", json.dumps(ENTRY | {"facts": [1]}).encode()),
+        ("@audit/job/1.json", DEEP),
+        ("@deleted/job.json", json.dumps(TOMBSTONE).encode()),
+        ("@deleted/job.json", json.dumps(TOMBSTONE | {"at_ms": "x"}).encode()),
+        ("@deleted/other.json", DEEP),
+        ("job/job.json", DEEP),
+        ("job/job.json", json.dumps({"format": 1, "uid": CLEAR, "max_parallelism": 16}).encode()),
+        ("job/epochs/00000000000000000001.json", DEEP),
+        ("job/savepoints/a.json", DEEP),
+        (MANIFEST_KEY, manifest(created_ms=10**15)),
+        (MANIFEST_KEY, manifest(created_ms="x")),
+        (MANIFEST_KEY, manifest(id=CLEAR)),
+        (MANIFEST_KEY, manifest(epoch="7")),
+        (MANIFEST_KEY, manifest(uid=CLEAR)),
+    ],
+)
+def test_commands_survive_hostile_objects(
+    store: LocalStore, key: str, data: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """C14: every command ends with an exit code, and prints no control character that it found in the store."""
+    store.put(key, data)
+
+    codes = [main([*command, "--storage", store.url]) for command in COMMANDS]
+
+    shown = "".join(capsys.readouterr())
+    assert set(codes) <= {0, 1, 2}
+    assert shown.replace("\n", "").isprintable()
+    assert "\nforged" not in shown
+
+
+@pytest.mark.parametrize(
+    "changed", [{"id": "x"}, {"epoch": 1.5}, {"created_ms": None}, {"offsets": 1}, {"uid": "../m"}]
+)
+def test_manifest_of_wrong_types_is_damaged(changed: dict[str, Any]) -> None:
+    """A manifest with a valid checksum and a field of another type is damaged, like one of other bytes."""
+    with pytest.raises(CorruptDataError, match="cannot be read"):
+        decode_manifest(manifest(**changed), "key")
+
+
+def test_hostile_tombstone_is_an_error_with_its_key(store: LocalStore) -> None:
+    """A tombstone whose job is no job's name is damaged: it leads to no other place of the store."""
+    store.put("@deleted/job.json", json.dumps(TOMBSTONE | {"uid": "../x"}).encode())
+
+    with pytest.raises(CorruptDataError, match=r"@deleted/job\.json"):
+        Deletions(store, SystemClock(), SystemIds()).of("job")
+
+
+def test_damaged_tombstone_keeps_no_other_job(store: LocalStore) -> None:
+    """C14: a tombstone that cannot be read is in the way of no other deleted job's collection (I12)."""
+    deletions = Deletions(store, SystemClock(), SystemIds())
+    deletions.bury("job", "me", 0)
+    for key in ("@deleted/a.json", "@deleted/z.json"):
+        store.put(key, DEEP)
+
+    assert [removal.job for removal in deletions.collect_expired()] == ["job"]
+
+
+def test_tombstone_that_is_out_of_reach_is_not_damaged(store: LocalStore) -> None:
+    """A store that does not answer for a tombstone is asked again later; nobody is told to remove the object."""
+    Deletions(store, SystemClock(), SystemIds()).bury("job", "me", 0)
+    faulty = FaultyStore(store)
+    faulty.inject(Fault("get", FaultKind.FAIL_BEFORE))
+
+    with pytest.raises(UnavailableError):
+        list(Deletions(faulty, SystemClock(), SystemIds()).all(pytest.fail))

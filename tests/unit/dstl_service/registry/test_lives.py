@@ -101,7 +101,7 @@ def test_current_life_is_found_with_few_requests(ended: int) -> None:
     store.clear()
 
     assert lives.current() == ended
-    assert store.count("head") <= 1 + 2 * ended.bit_length()
+    assert store.count("get") <= 1 + 2 * ended.bit_length()
 
 
 def test_no_epoch_is_of_two_lives() -> None:
@@ -300,7 +300,7 @@ def test_store_that_does_not_tell_of_a_deletion_is_asked_until_it_does() -> None
         base = life.complete(0, None, life.append())
         delete_job(store, "job", write=True)
 
-        store.inject(Fault("head", FaultKind.FAIL_BEFORE, "@lives/*", times=None))
+        store.inject(Fault("get", FaultKind.FAIL_BEFORE, "@lives/*", times=None))
         life.begin(1)
         answers = [life.complete_raw(1, base).status_code for _ in range(2)]
         store.heal()

@@ -76,9 +76,9 @@ def choose_orphans(
     under_way: AbstractSet[str],
     now_ms: int,
     age_min_ms: int,
-) -> tuple[list[ObjectInfo], int]:
+) -> list[ObjectInfo]:
     """
-    Return the objects that are orphans by their keys and ages, and how many unnamed ones are kept (I11).
+    Return the objects that are orphans by their keys and ages (I11).
 
     Args:
         objects: All objects, listed before the manifests were read.
@@ -87,11 +87,11 @@ def choose_orphans(
         now_ms: The time.
         age_min_ms: Younger objects are kept.
     """
-    unnamed = [info for info in objects if info.key not in named]
-    orphans = [
-        info for info in unnamed if now_ms - info.modified_ms >= age_min_ms and uid_in_key(info.key) not in under_way
+    return [
+        info
+        for info in objects
+        if info.key not in named and now_ms - info.modified_ms >= age_min_ms and uid_in_key(info.key) not in under_way
     ]
-    return orphans, len(unnamed) - len(orphans)
 
 
 def collect_garbage(
@@ -123,59 +123,100 @@ def collect_garbage(
     """
     now_ms = clock.now_ms()
     begun = 0 if dry_run else job_store.settled_epoch()
-    objects = [info for folder in ("segments", "materialized") for info in store.list(f"{job}/{folder}/")]
-    newest, epoch = job_store.frontier()
-    job_store.check_not_ended()
-    kept = manifests_to_keep(job_store.stored_chain(newest.ref), checkpoints_max) if newest else []
-    subsumed: list[CheckpointRef] = []
-    if kept:
-        subsumed, staying = _divide_subsumed(job_store, kept, now_ms - age_min_ms)
-        # A manifest that stays is whole, even if it is no longer needed.
-        named = _named(job_store, [*kept, *staying], begin=not dry_run)
-    else:
-        # Either no checkpoint was completed yet, or the manifests were lost and these objects are all that is left.
-        named = {info.key for info in objects}
-    orphans, young = choose_orphans(objects, named, newest.under_way.uids if newest else set(), now_ms, age_min_ms)
-    if newest is not None:
-        unnamed = len(orphans) + young
-        unfinished = job_store.unfinished.among(filter(_holds_change_sets, orphans), newest.id, epoch)
-        orphans = [info for info in orphans if info not in unfinished]
-        young = unnamed - len(orphans)
+    found = _look(store, job_store, job, checkpoints_max, now_ms - age_min_ms, dry_run=dry_run)
+    orphans = _orphans(job_store, found, now_ms, age_min_ms)
     if not dry_run:
-        job_store.delete_manifests(subsumed)
-        if orphans:
-            saved = _named(job_store, [])
-            orphans = [info for info in orphans if info.key not in saved]
-        if orphans and job_store.has_newer_epoch(begun):  # a rewind may have made unnamed objects needed
-            young, orphans = young + len(orphans), []
-    keys = [info.key for info in orphans]
-    if not dry_run:
-        for begin in range(0, len(keys), _DELETED_AT_ONCE):
-            store.delete(keys[begin : begin + _DELETED_AT_ONCE])
+        orphans = _delete(store, job_store, found.subsumed, orphans, begun)
         # This covers the whole store, where calls of other jobs may run, so the age must suffice.
         remove_leftovers(store, clock, max(age_min_ms, ORPHAN_AGE_MIN_MS))
         remove_empty_folders(store, f"{job}/segments", max(age_min_ms, ORPHAN_AGE_MIN_MS))  # of hosts that are gone
+    named = sum(info.key in found.named for info in found.objects)
+    report = GarbageReport(
+        job=job,
+        dry_run=dry_run,
+        objects=len(found.objects),
+        named=named,
+        young=len(found.objects) - named - len(orphans),
+        subsumed=len(found.subsumed),
+        orphans=[info.key for info in orphans],
+        orphan_bytes=sum(info.size_bytes for info in orphans),
+    )
     logger.info(
         "garbage collected",
         extra={
             "job": job,
-            "orphans": len(keys),
-            "young": young,
-            "objects": len(objects),
-            "subsumed": len(subsumed),
+            "orphans": len(orphans),
+            "young": report.young,
+            "objects": report.objects,
+            "subsumed": report.subsumed,
             "dry_run": dry_run,
         },
     )
-    return GarbageReport(
-        job=job,
-        dry_run=dry_run,
-        objects=len(objects),
-        named=len(objects) - len(orphans) - young,
-        young=young,
-        subsumed=len(subsumed),
-        orphans=keys,
-        orphan_bytes=sum(info.size_bytes for info in orphans),
-    )
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """
+    What a job has stored.
+
+    Args:
+        objects: Its objects, listed before the manifests were read.
+        named: Keys that retained checkpoints, manifests that stay, and savepoints name.
+        newest: The newest checkpoint's manifest.
+        epoch: The epoch of the newest manifest or fence.
+        subsumed: Manifests to delete.
+    """
+
+    objects: list[ObjectInfo]
+    named: AbstractSet[str]
+    newest: Manifest | None
+    epoch: int
+    subsumed: list[CheckpointRef]
+
+
+def _look(
+    store: ObjectStore, job_store: JobStore, job: str, checkpoints_max: int, modified_ms_max: int, *, dry_run: bool
+) -> _Found:
+    """List the objects, then read what names them."""
+    objects = [info for folder in ("segments", "materialized") for info in store.list(f"{job}/{folder}/")]
+    newest, epoch = job_store.frontier()
+    job_store.check_not_ended()
+    kept = manifests_to_keep(job_store.stored_chain(newest.ref), checkpoints_max) if newest else []
+    if not kept:
+        # Either no checkpoint was completed yet, or the manifests were lost and these objects are all that is left.
+        return _Found(objects, {info.key for info in objects}, newest, epoch, [])
+    subsumed, staying = _divide_subsumed(job_store, kept, modified_ms_max)
+    # A manifest that stays is whole, even if it is no longer needed.
+    named = _named(job_store, [*kept, *staying], begin=not dry_run)
+    return _Found(objects, named, newest, epoch, subsumed)
+
+
+def _orphans(job_store: JobStore, found: _Found, now_ms: int, age_min_ms: int) -> list[ObjectInfo]:
+    """Return the objects that nothing names, and no later checkpoint can name."""
+    under_way = found.newest.under_way.uids if found.newest else set()
+    orphans = choose_orphans(found.objects, found.named, under_way, now_ms, age_min_ms)
+    if found.newest is None:
+        return orphans
+    sets = filter(_holds_change_sets, orphans)
+    unfinished = job_store.unfinished.among(sets, found.newest.id, found.epoch)
+    return [info for info in orphans if info not in unfinished]
+
+
+def _delete(
+    store: ObjectStore, job_store: JobStore, subsumed: list[CheckpointRef], orphans: list[ObjectInfo], begun: int
+) -> list[ObjectInfo]:
+    """Delete subsumed manifests, then orphans; return those that were, after a second look at the savepoints."""
+    job_store.delete_manifests(subsumed)
+    if orphans:
+        saved = _named(job_store, [])
+        orphans = [info for info in orphans if info.key not in saved]
+    if orphans and job_store.has_newer_epoch(begun):  # a rewind may have made unnamed objects needed
+        return []
+    keys = [info.key for info in orphans]
+    for begin in range(0, len(keys), _DELETED_AT_ONCE):
+        store.delete(keys[begin : begin + _DELETED_AT_ONCE])
+    return orphans
 
 
 def _named(job_store: JobStore, manifests: Sequence[Manifest], *, begin: bool = True) -> set[str]:

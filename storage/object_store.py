@@ -179,6 +179,20 @@ def exists(store: ObjectReader, key: str) -> bool:
     return True
 
 
+def is_readable(store: ObjectReader, key: str) -> bool:
+    """
+    Return whether an object with this key exists, by reading it.
+
+    For small objects where a wrong no would lose data: the answer to a GET tells an object that does not exist from a
+    proxy that does not know it, that to a HEAD has no body and does not.
+    """
+    try:
+        store.get(key)
+    except NotFoundError:
+        return False
+    return True
+
+
 def check_refused_put(store: ObjectStore, key: str, data: ObjectData) -> None:
     """
     Read the object that refused a conditional put; return if it has the same bytes and so is an own put.

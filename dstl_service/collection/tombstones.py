@@ -34,7 +34,7 @@ from dstl_service.registry.lives import Lives, first_without, record_key
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, DstlError, FencedError, InvalidInputError, NotFoundError
 from storage.model import validate_name
-from storage.object_store import ObjectStore, exists
+from storage.object_store import ObjectStore, is_readable
 from storage.stored_json import parse_json, text_of, whole_number
 
 DELAY_S = 7 * 24 * 3600
@@ -274,11 +274,11 @@ class Deletions:
 
     def _number(self, job: str, life: int) -> int:
         """Return the number of this life's tombstone, or of its next one."""
-        return first_without(lambda number: exists(self._store, _past(job, life, number)))
+        return first_without(lambda number: is_readable(self._store, _past(job, life, number)))
 
     def _is_past(self, tombstone: Tombstone) -> bool:
         """Return whether the deletion of this number was undone."""
-        return exists(self._store, _past_key(tombstone))
+        return is_readable(self._store, _past_key(tombstone))
 
     def _is_kept(self, tombstone: Tombstone) -> bool:
         """Return whether an undo of this deletion was decided; its later steps may be unfinished."""

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
-from storage.object_store import ObjectStore, exists
+from storage.object_store import ObjectStore, exists, is_readable
 
 EPOCHS_OF_LIFE = 10**7
 LIVES_MAX = 10**5
@@ -80,7 +80,7 @@ class Lives:
 
     def has_ended(self, life: int) -> bool:
         """Return whether a life has ended: nothing of it is valid any more, and another one may have begun."""
-        return exists(self._store, self._key(life))
+        return is_readable(self._store, self._key(life))
 
     def has_job(self) -> bool:
         """Return whether a job of this name exists now."""

@@ -17,7 +17,7 @@ from dstl_service.registry.manifest_log import ManifestLog
 from dstl_service.registry.savepoints import SavepointStore
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, NotFoundError
-from storage.object_store import ObjectStore, exists
+from storage.object_store import ObjectStore, is_readable
 
 _VIEWS_CACHED = 4
 _BASES_KNOWN = 50_000  # seven hours at two checkpoints a second, in some megabytes
@@ -136,7 +136,7 @@ class ManifestReader:
 
     def is_stored(self, ref: CheckpointRef) -> bool:
         """Return whether a manifest still exists in the store, whatever is cached."""
-        return exists(self._store, manifest_key(self._folder.path, ref.id, ref.generation))
+        return is_readable(self._store, manifest_key(self._folder.path, ref.id, ref.generation))
 
     def is_ancestor(self, older: CheckpointRef, ref: CheckpointRef) -> bool:
         """

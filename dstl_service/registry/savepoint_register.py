@@ -1,8 +1,11 @@
 """
-The register of a job's savepoints: their names, for every deletion, even where listings are stale.
+The register of a job's savepoints: the truth of their names, for every deletion, even where listings are stale.
 
     savepoints-made/<20 digits>.claim   decides the content of this number's entry; put if absent
-    savepoints-made/<20 digits>.json    the entry: all names after this change; empty until it is filled
+    savepoints-made/<20 digits>.json    the entry: all that is registered after this change; empty until it is filled
+
+An entry names objects in ``savepoints/``, and says which of them is the savepoint of its name. So a name is given, and
+taken back, in one decision, and means one object, which is written once and deleted once.
 
 A mounted file system may serve listings, and answers that a name does not exist, from its cache. It never caches the
 content of an existing object, even of a replaced one, nor the result of a put that creates. So a reader reads only
@@ -15,91 +18,167 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from dstl_service.registry.hints import read_hint, write_hint
 from dstl_service.registry.lives import LifeFolder
 from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
-from storage.object_store import ObjectStore, exists
+from storage.object_store import ObjectStore
 from storage.stored_json import parse_json
 
+PIN = "@"
+"""Follows the savepoint's name in that of its object; no name of a user's has it."""
 _HINT = "savepoints"
 _EMPTY = b"{}"
 _BARRED = "!"
-"""Follows a name that `replace` no longer finds; no name ends with it."""
+"""Follows some pins in entries of earlier versions; no name ends with it."""
 _Names = frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """
+    What the register says at one moment.
+
+    Args:
+        objects: Names of the objects that are registered, whether they are savepoints or pins.
+        published: Those that are the savepoint of their name; one of each name.
+        gone: Names that are never registered: their objects were deleted before they were.
+    """
+
+    objects: _Names = frozenset()
+    published: _Names = frozenset()
+    gone: _Names = frozenset()
+
+    def object_of(self, name: str) -> str | None:
+        """Return the object that is the savepoint of a name, or None."""
+        return max((one for one in self.published if name_of(one) == name), default=None)
+
+    def title(self, one: str) -> str:
+        """Return what people call an object: a savepoint's name, or that of the pin itself."""
+        return name_of(one) if one in self.published else one
+
+    def without(self, objects: Iterable[str]) -> Registered:
+        """Return what holds when these were taken off; those that are not there never come there."""
+        off = frozenset(objects)
+        return Registered(self.objects - off, self.published - off, self.gone | (off - self.objects))
+
+    def encode(self) -> bytes:
+        """Return an entry's content; ``names`` is what earlier versions read."""
+        pinned = {one for one in self.published if PIN in one}
+        lists = {"names": self.objects, "published": pinned, "gone": self.gone}
+        return json.dumps({key: sorted(names) for key, names in lists.items() if names or key == "names"}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Registered | None:
+        """Read an entry, also of an earlier version; None if it is not filled. Raises what a damaged one causes."""
+        found = parse_json(data)
+        if (names := found.get("names")) is None:
+            return None
+        objects = frozenset(str(name).removesuffix(_BARRED) for name in names)
+        pinned = objects & frozenset(found.get("published", ()))
+        return cls(objects, pinned | {one for one in objects if PIN not in one}, frozenset(found.get("gone", ())))
+
+
 class SavepointRegister:
-    """Knows the names of one life's savepoints, as far as they were made with a register; thread-safe."""
+    """Knows the savepoints of one life, as far as they were made with a register; thread-safe."""
 
     def __init__(self, store: ObjectStore, folder: LifeFolder) -> None:
         self._store = store
         self._folder = folder
         self._lock = threading.Lock()
         self._next: int | None = None
-        self._names: _Names = frozenset()
+        self._now = Registered()
 
-    def names(self, *, begin: bool = True) -> _Names:
+    def read(self, *, begin: bool = True) -> Registered:
         """
-        Return the names on the register now; one request after the process's first call.
+        Return what is registered now; one request after the process's first call.
 
         Args:
-            begin: Create the register of a job that has none. Required before a deletion, since the answer that there
-                is none may be stale. If false, nothing is written.
+            begin: Create the register of a job that has none. Required before a deletion and before a savepoint is
+                made, since the answer that there is none may be stale. If false, nothing is written.
 
         Raises:
             CorruptDataError: An entry cannot be read: delete nothing.
         """
         with self._lock:
-            return frozenset(name.removesuffix(_BARRED) for name in self._look(begin=begin)[1])
+            return self._look(begin=begin)[1]
 
-    def add(self, name: str) -> None:
-        """Put a name on the register; every read that starts after this call sees it."""
-        self._change(lambda names: names | {name})
-
-    def remove(self, name: str) -> None:
+    def add(self, one: str) -> None:
         """
-        Take a name off the register, if it is there.
+        Put an object on the register; every read that starts after this call sees it.
 
-        It makes an entry in any case. The next number may have the claim of a call that was adding the name and died;
-        filled later, it would put the name on the register after its savepoint is gone.
+        Raises:
+            UnavailableError: Somebody deleted it before.
         """
-        self._change(lambda names: names - {name, f"{name}{_BARRED}"}, always=True)
+        now = self._change(lambda now: now if one in now.gone else replace(now, objects=now.objects | {one}))
+        if one not in now.objects:
+            raise self._deleted(one)
 
-    def bar(self, prefix: str) -> None:
-        """Let no name with this prefix be replaced any more; they stay on the register."""
-        self._change(
-            lambda names: frozenset(
-                f"{name}{_BARRED}" if name.startswith(prefix) and not name.endswith(_BARRED) else name for name in names
-            )
-        )
-
-    def replace(self, name: str, other: str) -> bool:
+    def publish(self, one: str, check: Callable[[str], object]) -> bool:
         """
-        Put a name on the register in place of another one, in one entry.
+        Make an object the savepoint of its name, in one entry; if there is one, take it off instead.
+
+        Args:
+            one: It is on the register.
+            check: Raises unless the object that has the name will do.
 
         Returns:
-            Whether the first one was there until then, and not barred. If it was not, nothing is changed.
-        """
-        return self._change(lambda names: names - {name} | {other} if name in names else names)
+            Whether it is the savepoint.
 
-    def _change(self, change: Callable[[_Names], _Names], *, always: bool = False) -> bool:
-        """Make an entry of what is to be changed, if anything is, or always; return whether it made one."""
+        Raises:
+            UnavailableError: Somebody took it off, so it may have kept nothing since.
+        """
+
+        def step(now: Registered) -> Registered:
+            if one not in now.objects:
+                raise self._deleted(one)
+            if (there := now.object_of(name_of(one))) is None:
+                return replace(now, published=now.published | {one})
+            check(there)
+            return now.without({one})
+
+        return one in self._change(step).published
+
+    def remove(self, name: str) -> _Names:
+        """
+        Take off what people call by a name: a savepoint, or a pin that is none by then.
+
+        If there is nothing, objects of that name that are listed only are meant: of a call that died while it deleted
+        the savepoint, or before it had registered one.
+
+        Returns:
+            The names of the objects, whose turn to be deleted it is; empty if nothing has the name.
+        """
+        listed = frozenset(savepoint_objects(self._store, self._folder, name))
+        off: _Names = frozenset()
+
+        def step(now: Registered) -> Registered:
+            nonlocal off
+            off = frozenset(one for one in now.objects | listed if now.title(one) == name)
+            off = off or frozenset(one for one in listed - now.objects if name_of(one) == name)
+            return now.without(off)
+
+        self._change(step)
+        return off
+
+    def _change(self, step: Callable[[Registered], Registered]) -> Registered:
+        """Make an entry of what a step changes, if anything; return what it led to."""
         with self._lock:
             while True:
-                number, names = self._look(begin=True)
-                wanted = change(names)
-                if wanted == names and not always:
-                    return False
-                if self._fill(number, json.dumps({"names": sorted(wanted)}).encode()):
-                    self._next, self._names = number + 1, wanted
-                    return True
+                number, now = self._look(begin=True)
+                wanted = step(now)
+                if wanted == now:
+                    return now
+                if self._fill(number, wanted):
+                    self._next, self._now = number + 1, wanted
+                    return wanted
 
-    def _fill(self, number: int, entry: bytes) -> bool:
+    def _fill(self, number: int, filled: Registered) -> bool:
         """Fill a number's entry: with this one, or with that of a quicker writer; return whether this one."""
-        claim, is_own = f"{self._prefix}{number:020d}.claim", True
+        claim, entry, is_own = f"{self._prefix}{number:020d}.claim", filled.encode(), True
         try:
             self._store.put(claim, entry, if_absent=True)
         except ConflictError:
@@ -113,25 +192,28 @@ class SavepointRegister:
         with suppress(ConflictError):
             self._store.put(self._key(number), _EMPTY, if_absent=True)
 
-    def _look(self, *, begin: bool) -> tuple[int, _Names]:
-        """Return the first number that is not filled, and the names in the entry before it."""
-        number, names = self._next, self._names
+    def _look(self, *, begin: bool) -> tuple[int, Registered]:
+        """Return the first number that is not filled, and the entry before it."""
+        number, now = self._next, self._now
         if number is None:
-            number, names = max(read_hint(self._store, self._folder.path, _HINT), default=0), frozenset()
+            number, now = max(read_hint(self._store, self._folder.path, _HINT), default=0), Registered()
         try:
             found = self._entry(number)
             is_wrong = found is None and self._next is None and number > 0  # a hint is of a filled entry
         except NotFoundError:
-            found, is_wrong = None, True
+            found, is_wrong = None, number > 0
         if is_wrong:
-            number, names = 0, frozenset()  # there is no register, or it was restored by hand since
-            if begin:
-                self._begin(0)
-            elif not exists(self._store, self._key(0)):
-                return 0, names
+            number, now = 0, Registered()  # there is no register, or it was restored by hand since
+            with suppress(NotFoundError):
+                found = self._entry(0)
+        if number == 0 and found is None:
+            now = self._listed()
+            if not begin:
+                return 0, now
+            self._fill(0, now)
             found = self._entry(0)
         while found is not None:
-            number, names = number + 1, found
+            number, now = number + 1, found
             try:
                 found = self._entry(number)
             except NotFoundError as error:  # it existed before its predecessor was filled
@@ -139,15 +221,26 @@ class SavepointRegister:
                     raise UnavailableError(f"{self._key(number)} is not visible yet; retry") from error
                 self._begin(number)  # a copy may lack it; if it exists, this put conflicts and makes it visible
                 found = self._entry(number)
-        self._next, self._names = number, names
-        return number, names
+        self._next, self._now = number, now
+        return number, now
 
-    def _entry(self, number: int) -> _Names | None:
+    def _listed(self) -> Registered:
+        """
+        Return the first entry of a register: what is listed where the register is lost, or was not copied.
+
+        Whoever makes a savepoint fills the first entry before, so pins of calls that run are not among them. Those of
+        calls that died may be; of two objects of one name the newer one is the savepoint. Objects of earlier versions
+        need no entry.
+        """
+        pinned = [one for one in sorted(savepoint_objects(self._store, self._folder)) if _is_of_this_version(one)]
+        objects = frozenset({name_of(one): one for one in pinned}.values())
+        return Registered(objects, objects)
+
+    def _entry(self, number: int) -> Registered | None:
         key = self._key(number)
         data = self._store.get(key)
         try:
-            found = parse_json(data).get("names")
-            return None if found is None else frozenset(map(str, found))
+            return Registered.decode(data)
         except (ValueError, TypeError, AttributeError) as error:
             raise CorruptDataError(
                 f"{key} cannot be read, so the savepoints of job {self._folder.job!r} are unknown: replace its "
@@ -155,9 +248,30 @@ class SavepointRegister:
                 object_key=key,
             ) from error
 
+    def _deleted(self, one: str) -> UnavailableError:
+        return UnavailableError(
+            f"{one} of job {self._folder.job!r} was deleted while the savepoint was made; retry", job=self._folder.job
+        )
+
     @property
     def _prefix(self) -> str:
         return f"{self._folder.path}/savepoints-made/"
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}{number:020d}.json"
+
+
+def name_of(one: str) -> str:
+    """Return the savepoint's name, of which an object is or was to be."""
+    return one.partition(PIN)[0]
+
+
+def savepoint_objects(store: ObjectStore, folder: LifeFolder, name: str = "") -> list[str]:
+    """Return the names of the objects in ``savepoints/`` that are listed, and begin with `name`."""
+    prefix = f"{folder.path}/savepoints/"
+    return [info.key.removeprefix(prefix).removesuffix(".json") for info in store.list(f"{prefix}{name}")]
+
+
+def _is_of_this_version(one: str) -> bool:
+    """Return whether an object may be a savepoint: earlier versions named only pins so, with a number at the end."""
+    return PIN in one and "-" not in one.partition(PIN)[2]

@@ -4,8 +4,12 @@ Savepoints: complete manifests under a name, which keep all objects that they na
 A savepoint is a copy of a checkpoint's manifest, so a table is restored from it as from the checkpoint, whether or not
 the checkpoint itself was subsumed meanwhile.
 
-    savepoints/<name>.json              created if absent; deleted only by a call that was asked to delete it
-    savepoints/<name>@<call>-<n>.json   a pin: the same, of a call that is making it, or that died
+    savepoints/<name>@<call>.json   a savepoint, if the register says so; else a pin: of a call that makes it, or died
+    savepoints/<name>.json          a savepoint of an earlier version
+
+Each call that makes a savepoint writes an object of its own, once. The register (`registry.savepoint_register`) says
+which of them has the name. Who deletes takes the object off the register first, and then deletes that object, which
+nobody ever writes again: so a call that is paused there for any time deletes no other savepoint.
 
 Blocking I/O; the service calls it in threads.
 """
@@ -29,15 +33,13 @@ from dstl_service.formats.manifest import (
 from dstl_service.formats.under_way import NOTHING
 from dstl_service.registry.known_indexes import KnownIndexes
 from dstl_service.registry.lives import LifeFolder
-from dstl_service.registry.savepoint_register import SavepointRegister
+from dstl_service.registry.savepoint_register import PIN, SavepointRegister, savepoint_objects
 from dstl_service.wire import CheckpointRef
 from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
 from storage.model import validate_name
-from storage.object_store import ObjectStore, exists
+from storage.object_store import ObjectStore, is_readable
 
 _LOOKS_MAX = 5
-_PIN = "@"
-"""Follows the savepoint's name in that of a pin; no name of a user's has it."""
 
 logger = logging.getLogger("dstl_service")
 
@@ -55,100 +57,93 @@ class SavepointStore:
         """
         Keep a checkpoint under a name; idempotent for the same checkpoint and name.
 
-        Fifteen requests, three more for a job's first, however many tables there are. They suffice (I11) because a
+        Fourteen requests, eight more for a job's first, however many tables there are. They suffice (I11) because a
         deletion goes from manifests - all that are stored and not needed - to a look at the savepoints, to objects that
-        none of them names. This call writes a pin, a savepoint under a name that is never used again, and puts it on
-        the register (`dstl_service.registry.savepoint_register`), so that it is seen wherever listings are old. Then it
-        looks for the checkpoint's manifest. If that is still there, it was not deleted before the pin was written; so
-        either it is needed, and its objects stay, or its deletion looks at the savepoints later, and spares them. The
-        objects need no look: a manifest goes before its objects, so all of them are there while it is.
+        none of them names. This call writes a pin, and puts it on the register, so that it is seen wherever listings
+        are old. Then it reads the checkpoint's manifest. If that is still there, it was not deleted before the pin was
+        written; so either it is needed, and its objects stay, or its deletion looks at the savepoints later, and spares
+        them. The objects need no look: a manifest goes before its objects, so all of them are there while it is.
 
-        Only then it creates the savepoint itself, whose name takes the pin's place on the register in one entry. Names
-        are used again, so this call never overwrites or deletes what has the name: what it read of that may be old. A
-        crash or an unreachable store may leave the pin. It is listed, keeps what it names, and is deleted as any other.
+        Only then one entry of the register makes the pin the savepoint of its name, unless the name is taken by then.
+        A crash or an unreachable store may leave the pin. It is listed, keeps what it names, and is deleted as any
+        other.
 
         Args:
             name: See `storage.model.validate_name`.
             manifest: The checkpoint's own.
             before: The state of its base; None for a complete manifest and for a job's first.
-            call_uid: Names this call, and its pins.
+            call_uid: Names this call, and its pin; 32 characters of [0-9a-f].
+
+        Returns:
+            What has the name: it may have been made by an earlier call.
 
         Raises:
             ConflictError: The name is taken by another checkpoint.
             NotFoundError: The checkpoint's manifest is gone: it was subsumed meanwhile.
-            UnavailableError: It, or its pin, is deleted whenever it is made.
+            UnavailableError: The pin was deleted while this call ran.
         """
         savepoint = replace(manifest, kind=ManifestKind.COMPLETE, kept_by=call_uid, under_way=NOTHING)
         if before is not None:
             savepoint = replace(savepoint, earlier=tuple(before.log), materializations=before.materializations)
-        proof_key = manifest_key(self._folder.path, manifest.id, manifest.generation)
-        return self._create(name, savepoint, lambda: exists(self._store, proof_key))
+        key = manifest_key(self._folder.path, manifest.id, manifest.generation)
+        return self._create(name, savepoint, lambda: decode_manifest(self._store.get(key), key).uid == manifest.uid)
 
     def copy(self, name: str, copied: str, call_uid: str) -> Manifest:
         """
         Copy a savepoint under another name; idempotent.
 
         As in `create`, with the other savepoint in place of the manifest: while it is there, so are its objects. Its
-        name may be that of another checkpoint by then, so it is read again.
+        name may be that of another one by then, so it is looked up again.
 
         Raises:
             NotFoundError: There is no savepoint of this name, or it was deleted meanwhile.
         """
-        savepoint = replace(self.load(copied), kept_by=call_uid)
-        return self._create(name, savepoint, lambda: self._ref_of(copied) == savepoint.ref)
+        found = self._find(copied)
+        return self._create(name, replace(found[1], kept_by=call_uid), lambda: self._find(copied) == found)
 
     def _create(self, name: str, savepoint: Manifest, is_whole: Callable[[], bool]) -> Manifest:
-        validate_name("savepoint", name)
-        for number in range(_LOOKS_MAX):
-            if self._make(name, f"{name}{_PIN}{savepoint.kept_by}-{number}", savepoint, is_whole):
-                return savepoint
-        raise UnavailableError(
-            f"savepoint {name!r} of job {self._job!r} is made and deleted all the time; retry", job=self._job
-        )
-
-    def _make(self, name: str, pin: str, savepoint: Manifest, is_whole: Callable[[], bool]) -> bool:
-        """Make a savepoint; return whether its objects were kept throughout, and it was there at the end."""
+        with suppress(NotFoundError):
+            return self._same(name, self._find(name)[1], savepoint)
+        pin = f"{name}{PIN}{savepoint.kept_by}"
         self._store.put(self._key(pin), encode_manifest(savepoint), if_absent=True)
         try:
             self.register.add(pin)
-            if not is_whole():
-                raise NotFoundError(
-                    f"checkpoint {savepoint.id} of job {self._job!r} was subsumed while the savepoint was made; "
-                    "choose a newer one",
-                    name=name,
-                )
-            if not self._put(name, savepoint):
-                self.discard(pin)
-                return False
+            self._check_whole(name, savepoint, is_whole)
+            is_made = self.register.publish(pin, lambda there: self._check_same(name, there, savepoint))
         except (NotFoundError, ConflictError, CorruptDataError):
             self.discard(pin)
             raise
-        # A pin that was deleted as a leftover may have kept nothing since, and a barred one may be of nothing.
-        if not self.register.replace(pin, name):
-            self.discard(pin)
-            return False
-        is_made = exists(self._store, self._key(name))
-        self._store.delete([self._key(pin)])
-        return is_made
+        if not is_made:
+            self._store.delete([self._key(pin)])
+        return savepoint
 
-    def _put(self, name: str, savepoint: Manifest) -> bool:
-        """Create a savepoint's object, unless it is there, of the same checkpoint; return whether it was there."""
-        with suppress(ConflictError):
-            self._store.put(self._key(name), encode_manifest(savepoint), if_absent=True)
-            return True
-        there = self._ref_of(name)
-        if there is not None and there != savepoint.ref:
-            raise ConflictError(
-                f"savepoint {name!r} of job {self._job!r} already exists, of checkpoint {there.id}; "
-                "delete it first, or choose another name"
-            )
-        return there is not None
-
-    def _ref_of(self, name: str) -> CheckpointRef | None:
-        """Return the checkpoint that a savepoint keeps now, or None if there is none of this name."""
+    def _check_whole(self, name: str, savepoint: Manifest, is_whole: Callable[[], bool]) -> None:
         with suppress(NotFoundError):
-            return self.load(name).ref
-        return None
+            if is_whole():
+                return
+        raise NotFoundError(
+            f"checkpoint {savepoint.id} of job {self._job!r} was subsumed while the savepoint was made; "
+            "choose a newer one",
+            name=name,
+        )
+
+    def _same(self, name: str, there: Manifest, wanted: Manifest) -> Manifest:
+        """Return the savepoint that has a name if it is of the wanted one's checkpoint; else raise `ConflictError`."""
+        if there.ref == wanted.ref:
+            return there
+        raise ConflictError(
+            f"savepoint {name!r} of job {self._job!r} already exists, of checkpoint {there.id}; "
+            "delete it first, or choose another name"
+        )
+
+    def _check_same(self, name: str, there: str, wanted: Manifest) -> None:
+        try:
+            self._same(name, self._load(there), wanted)
+        except NotFoundError as error:
+            raise ConflictError(
+                f"savepoint {name!r} of job {self._job!r} is on the register but not found; "
+                "delete it first, or choose another name"
+            ) from error
 
     def load(self, name: str) -> Manifest:
         """
@@ -156,35 +151,45 @@ class SavepointStore:
 
         Raises:
             NotFoundError: There is no savepoint of this name.
-            CorruptDataError: The savepoint cannot be read.
+            CorruptDataError: The savepoint, or the register, cannot be read.
             InvalidInputError: The name is not allowed, or is that of a pin.
         """
-        return self._load(validate_name("savepoint", name))
+        return self._find(name, begin=False)[1]
 
-    def _load(self, name: str) -> Manifest:
-        key = self._key(name)
+    def _find(self, name: str, *, begin: bool = True) -> tuple[str, Manifest]:
+        """Return the object that is the savepoint of a name, and what it says."""
+        there = self.register.read(begin=begin).object_of(validate_name("savepoint", name)) or name
         try:
-            return decode_manifest(self._store.get(key), key)
+            return there, self._load(there)
         except NotFoundError as error:
             raise NotFoundError(f"job {self._job!r} has no savepoint {name!r}", job=self._job) from error
 
+    def _load(self, one: str) -> Manifest:
+        key = self._key(one)
+        return decode_manifest(self._store.get(key), key)
+
     def names(self) -> list[str]:
         """Return the names of all savepoints, and of all pins."""
-        prefix = self._prefix
-        return [info.key.removeprefix(prefix).removesuffix(".json") for info in self._store.list(prefix)]
+        return [title for title, _ in self._listed()]
+
+    def _listed(self) -> list[tuple[str, str]]:
+        """Return all savepoints and pins that are listed: what people call them, and their objects."""
+        listed = savepoint_objects(self._store, self._folder)
+        now = self.register.read(begin=False)
+        return sorted((now.title(one), one) for one in listed)
 
     def all(self) -> Iterator[tuple[str, Manifest]]:
         """
         Yield all savepoints and pins by name, as they were at one moment of the call.
 
         Raises:
-            CorruptDataError: A savepoint cannot be read.
+            CorruptDataError: A savepoint, or the register, cannot be read.
             UnavailableError: Savepoints are made and deleted faster than they can be read.
         """
         for _ in range(_LOOKS_MAX):
             # A savepoint that vanished may have been copied under a name that was not listed.
             with suppress(NotFoundError):
-                yield from [(name, self._load(name)) for name in self.names()]
+                yield from [(title, self._load(one)) for title, one in self._listed()]
                 return
         raise self._changing()
 
@@ -199,9 +204,9 @@ class SavepointStore:
         unreadable: CorruptDataError | None = None
         for _ in range(_LOOKS_MAX):
             with suppress(NotFoundError):  # see `all`
-                for name in self.names():
+                for one in savepoint_objects(self._store, self._folder):
                     try:
-                        manifest = self._load(name)
+                        manifest = self._load(one)
                     except CorruptDataError as error:
                         unreadable = error
                         continue
@@ -215,49 +220,45 @@ class SavepointStore:
         return None
 
     def delete(self, name: str) -> None:
-        """Delete a savepoint or a pin; objects that only it named become orphans. `NotFoundError` if there is none."""
-        for part in name.split(_PIN, 1):
+        """
+        Delete a savepoint or a pin; objects that only it named become orphans.
+
+        Off the register first: a name there without its object stops deletions. Whoever dies behind that leaves a pin,
+        which the same call deletes when it is repeated.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        for part in name.split(PIN, 1):
             validate_name("savepoint", part)
-        key = self._key(name)
-        if not exists(self._store, key) and name not in self.register.names():
+        objects = self.register.remove(name)
+        if not objects:
             raise NotFoundError(f"job {self._job!r} has no savepoint {name!r}", job=self._job)
-        while True:
-            self.discard(name)
-            # A call that met the savepoint before it was deleted puts its name on the register no more: it may die
-            # then, and leave the name without an object. Its pin stays, as what it made may be listed later.
-            self.register.bar(f"{name}{_PIN}")
-            # One made meanwhile was deleted with the other, if it was registered before this call deleted.
-            if name not in self.register.names() or exists(self._store, key):
-                return
+        self._store.delete([self._key(one) for one in sorted(objects)])
 
     def discard(self, name: str) -> None:
-        """
-        Delete a savepoint if it exists, off the register first: a name there without its object stops deletions.
-
-        For names that are never used again: another savepoint that has the name by now is deleted, too.
-        """
-        self.register.remove(name)
-        self._store.delete([self._key(name)])
+        """Delete a savepoint or a pin if it exists."""
+        with suppress(NotFoundError):
+            self.delete(name)
 
     def _all_for_deletion(self, *, begin: bool = True) -> list[tuple[str, Manifest]]:
         """
         Return all savepoints by name, including those that no listing shows yet.
 
         A name on the register without its object is left to a person. No death leaves one: an object is put before its
-        name is on the register, and deleted after that is taken off, and of a call that makes a savepoint and one that
-        deletes it at the same time, each that lives on takes the name off. So the object was lost or removed by hand,
-        or this host's answer is old. An old answer must not take a savepoint, or the pin of a call
-        that died, off the register: what that made may be listed later. A lost file may be brought back from a copy,
-        and is whole as long as its objects are there.
+        name is on the register, never put there once it was deleted, and deleted after its name is taken off. So the
+        object was lost or removed by hand, or this host's answer is old. An old answer must not take it off the
+        register. A lost file may be brought back from a copy, and is whole as long as its objects are there.
 
         Raises:
             UnavailableError: A savepoint on the register is not found, or not yet: delete nothing.
         """
         missing = ""
         for _ in range(_LOOKS_MAX):
-            names = sorted({*self.names(), *self.register.names(begin=begin)})
+            listed = savepoint_objects(self._store, self._folder)
+            now = self.register.read(begin=begin)
             try:
-                return [(missing := name, self._load(name)) for name in names]
+                return [(missing := now.title(one), self._load(one)) for one in sorted({*listed, *now.objects})]
             except NotFoundError:  # deleted since, or copied under a name not listed
                 continue
         raise UnavailableError(
@@ -285,7 +286,7 @@ class SavepointStore:
 
         Args:
             indexes: Reads and caches the indexes of snapshots.
-            begin: Whether to create a missing register; see `SavepointRegister.names`.
+            begin: Whether to create a missing register; see `SavepointRegister.read`.
 
         Raises:
             UnavailableError: A savepoint on the register is not found, or not yet: delete nothing.
@@ -298,7 +299,7 @@ class SavepointStore:
                 try:
                     named |= indexes.object_keys_of([handle])
                 except CorruptDataError:
-                    if exists(self._store, handle.index_key):
+                    if is_readable(self._store, handle.index_key):
                         raise
                 else:
                     continue
@@ -311,9 +312,5 @@ class SavepointStore:
     def _changing(self) -> UnavailableError:
         return UnavailableError(f"savepoints of job {self._job!r} change faster than they can be read; retry")
 
-    @property
-    def _prefix(self) -> str:
-        return f"{self._folder.path}/savepoints/"
-
-    def _key(self, name: str) -> str:
-        return f"{self._prefix}{name}.json"
+    def _key(self, one: str) -> str:
+        return f"{self._folder.path}/savepoints/{one}.json"

@@ -161,8 +161,8 @@ class Process:
 
     def save(self, name: str, checkpoint_id: int | None = None) -> None:
         """Make a savepoint, by default of the newest checkpoint."""
-        self._do(self.parts.catalog.create_savepoint(JOB, name, checkpoint_id))
-        self.world.saved(name)
+        made = self._do(self.parts.catalog.create_savepoint(JOB, name, checkpoint_id))
+        self.world.saved(name, made.ref)
 
     def forget_savepoint(self, name: str) -> None:
         """Delete a savepoint."""
@@ -173,7 +173,7 @@ class Process:
         """Set the job back to a `checkpoint_id` or a `savepoint`."""
         given: dict[str, Any] = {"checkpoints_max": RETAINED, **target}
         report = rewind(self.jobs(), JOB, self.ids, write=True, **given)
-        self.world.saved(report.savepoint)
+        self.world.saved(report.savepoint, CheckpointRef.parse(report.newest))
 
     def bury(self) -> Tombstone:
         """Let the job be deleted at once; whoever did that died before a query that runs was fenced."""
@@ -244,6 +244,9 @@ def _is_under_way(key: str, newest: Manifest | None) -> bool:
 
 def _check_restored(world: World, job_store: JobStore) -> None:
     """Restore all retained checkpoints and all savepoints as a new process does, and compare them."""
+    for name, savepoint in world.oracle.savepoints.items():
+        if job_store.savepoints.load(name).ref != savepoint.ref:
+            raise ViolationError(f"savepoint {name} is of another checkpoint than was reported")
     for manifest in (*world.oracle.retained(), *world.oracle.savepoints.values()):
         table: Table = {}
         plan = plan_restore(job_store, OPERATOR, GROUPS, None, manifest.ref)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from dstl_service.wire import CheckpointRef
@@ -399,6 +400,54 @@ def savepoint_is_deleted(world: World) -> None:
     world.actor("person", lambda: (person.forget_savepoint("kept"), person.save("other")))
     world.actor("collector", collector.collect)
     world.actor("driver", lambda: (driver.batch(), driver.settle()))
+
+
+def kept_once(world: World) -> None:
+    """Begin with two checkpoints, the first of which is a savepoint."""
+    driver = first_checkpoints(world, 1)
+    driver.save("kept")
+    driver.batch()
+
+
+@history(kept_once)
+def savepoint_is_deleted_again(world: World) -> None:
+    """A deletion is repeated while the first try is paused, and a savepoint of that name is made anew."""
+    one, other, collector = Process(world), Process(world), Process(world)
+
+    def repeat() -> None:
+        with suppress(DstlError):
+            other.forget_savepoint("kept")
+        other.save("kept")
+
+    world.actor("one", lambda: one.forget_savepoint("kept"))
+    world.actor("other", repeat)
+    world.actor("collector", collector.collect)
+
+
+@history(three_checkpoints)
+def two_savepoints_of_one_name(world: World) -> None:
+    """Three make a savepoint of one name, two of them of the same checkpoint, while a collector runs."""
+    collector = Process(world)
+    for name, checkpoint_id in ("one", 1), ("other", 2), ("third", 2):
+        process = Process(world)
+        world.actor(name, partial(process.save, "kept", checkpoint_id))
+    world.actor("collector", collector.collect)
+
+
+@history(kept_once)
+def pins_are_deleted(world: World) -> None:
+    """Somebody deletes all that is listed while two make a savepoint of one name, and one of them may die."""
+    one, other, person = Process(world), Process(world), Process(world)
+
+    def clear() -> None:
+        for name in person.jobs().savepoints.names():
+            with suppress(DstlError):
+                world.unsaved(name.partition("@")[0])
+                person.jobs().savepoints.delete(name)
+
+    world.actor("one", lambda: one.save("kept", 0))
+    world.actor("other", lambda: other.save("new", 1))
+    world.actor("person", clear)
 
 
 # --- Compaction ------------------------------------------------------------------------------------------------------

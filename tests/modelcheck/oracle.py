@@ -9,6 +9,8 @@ What must hold, whoever was paused or killed where: kept beside the store, and t
    Until the end of the deleted one is on record, no checkpoint of it is completed that is not whole.
 3. A driver can take the job over and complete the next checkpoint.
 4. Garbage is collected in the end.
+5. A savepoint that was reported is taken off the register only if somebody was asked to delete it, and no object of a
+   savepoint is deleted while it is on the register, or comes there without being stored.
 
 The oracle reads manifests and indexes as they are put, and takes no turns.
 """
@@ -22,6 +24,7 @@ from dstl_service.formats.keys import place_of
 from dstl_service.formats.manifest import Manifest, ManifestKind, decode_manifest, object_keys
 from dstl_service.formats.materialization_index import MaterializationIndex, decode_index
 from dstl_service.registry.lives import life_of
+from dstl_service.registry.savepoint_register import Registered, name_of
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError
 from storage.memory_store import MemoryStore
@@ -51,6 +54,8 @@ class Oracle:
         self.reported: list[str] = []
         self.savepoints: dict[str, Manifest] = {}
         self.saved: dict[str, Manifest] = {}
+        self.deleted: list[str] = []
+        self._registered: dict[str, Registered] = {}
 
     def copy(self, store: MemoryStore) -> Oracle:
         """Return one that knows the same, of another store."""
@@ -79,6 +84,8 @@ class Oracle:
         if folder == "materialized" and key.endswith(".json"):
             with suppress(CorruptDataError):
                 self._indexes[key] = decode_index(data, key)
+        if folder == "savepoints-made" and key.endswith(".json"):
+            self._register(key, data)
         if folder not in ("checkpoints", "savepoints"):
             return
         manifest = decode_manifest(data, key)
@@ -100,7 +107,17 @@ class Oracle:
             self._there.pop(key)
         elif folder == "savepoints" and life_in(key) >= len(self._doomed):
             self.saved.pop(_name_of(key))
+            if self._registered and _name_of(key) in self._registered[max(self._registered)].objects:
+                raise ViolationError(f"{key} is deleted while it is on the register")
         self.check("behind the deletion of " + key)
+
+    def save(self, name: str, ref: CheckpointRef) -> None:
+        """Learn that a savepoint was reported; somebody may have deleted it meanwhile."""
+        found = [item for one, item in self.saved.items() if name_of(one) == name and item.ref == ref]
+        if found and self._is_published(name):
+            self.savepoints[name] = found[0]
+        elif name not in self.deleted:
+            raise ViolationError(f"savepoint {name} was reported, and is not there")
 
     def check(self, when: str) -> None:
         """Raise `ViolationError` unless what must be restorable at any time is."""
@@ -156,11 +173,28 @@ class Oracle:
         chain = [step for manifest in self.retained() for step in self._chain(manifest)]
         return {key for manifest in [*chain, *self.saved.values()] for key in self._keys(manifest)}
 
+    def _register(self, key: str, data: bytes) -> None:
+        """Learn of an entry of the register; one that is put again late changes nothing."""
+        entry = Registered.decode(data)
+        if entry is None or life_in(key) < len(self._doomed) or key <= max(self._registered, default=""):
+            return
+        self._registered[key] = entry
+        if lost := entry.objects - set(self.saved):
+            raise ViolationError(f"{sorted(lost)} are on the register, and not there")
+        for name in [name for name in self.savepoints if not self._is_published(name)]:
+            if name not in self.deleted:
+                raise ViolationError(f"savepoint {name} is taken off the register, and nobody deletes it")
+            del self.savepoints[name]
+
+    def _is_published(self, name: str) -> bool:
+        return self._registered[max(self._registered)].object_of(name) is not None
+
     def _learn_of_deletions(self, key: str, data: bytes) -> None:
         if key.startswith("@fates/") and data != b"kept":
             self._doomed.append(key)
             self.saved.clear()
             self.savepoints.clear()
+            self._registered.clear()
 
     def _is_alive(self, manifest: Manifest) -> bool:
         """Say whether nobody has begun to delete the job in whose life a manifest was written."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dstl_service.wire import CheckpointRef
 from storage.clock import Clock
 from storage.testing import FakeClock
 from tests.modelcheck.explorer import Run
@@ -80,14 +81,15 @@ class World:
         """Note that a checkpoint was reported to its driver."""
         self.oracle.reported.append(uid)
 
-    def saved(self, name: str) -> None:
-        """Note that a savepoint was reported to whoever asked for it."""
-        self.oracle.savepoints[name] = self.oracle.saved[name]
+    def saved(self, name: str, ref: CheckpointRef) -> None:
+        """Note that a savepoint of a checkpoint was reported to whoever asked for it."""
+        self.oracle.save(name, ref)
         self._judge(lambda: self.oracle.check("behind the report of savepoint " + name))
 
     def unsaved(self, name: str) -> None:
-        """Note that somebody is about to delete a savepoint."""
+        """Note that somebody is about to delete a savepoint, and may do so at any time from now on."""
         self.oracle.savepoints.pop(name, None)
+        self.oracle.deleted.append(name)
 
     def copy(self) -> World:
         """Return a world in the same state, without the processes of this one."""

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 
 from dstl_service.formats.manifest import Manifest, ManifestKind
 from dstl_service.registry.job_store import JobStore
+from dstl_service.registry.savepoint_register import SavepointRegister
 from dstl_service.wire import CheckpointRef, OperatorInfo, StateInfo
 from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
@@ -48,6 +49,12 @@ def opened(store: ObjectStore, host: int = 0) -> JobStore:
     jobs = JobStore(store, "job", FakeClock(), FakeIds(host))
     jobs.open(None)
     return jobs
+
+
+def registered(register: SavepointRegister) -> set[str]:
+    """Return what people call the savepoints and pins that are on the register."""
+    now = register.read()
+    return {now.title(one) for one in now.objects}
 
 
 def manifest(

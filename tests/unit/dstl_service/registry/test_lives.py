@@ -18,6 +18,7 @@ from dstl_service.registry.jobs import delete_job, job_names
 from dstl_service.registry.lives import EPOCHS_OF_LIFE, Lives, first_epoch, life_folder, life_of
 from storage.errors import ConflictError, CorruptDataError, FencedError, NotFoundError, UnavailableError
 from storage.memory_store import MemoryStore
+from storage.model import ObjectInfo
 from storage.object_store import ObjectStore
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.http_life import service
@@ -51,6 +52,26 @@ def created_anew(first: World) -> World:
 def objects_of(store: ObjectStore) -> dict[str, bytes]:
     """Return all that is stored below the job's name."""
     return {info.key: store.get(info.key) for info in store.list("job/")}
+
+
+class BodylessStore(MemoryStore):
+    """What is behind a proxy that answers each HEAD below a prefix as if nothing was there."""
+
+    def head(self, key: str) -> ObjectInfo:
+        """Deny what is there."""
+        if key.startswith("@"):
+            raise NotFoundError(f"object {key} does not exist", key=key)
+        return super().head(key)
+
+
+def test_end_of_a_life_is_read() -> None:
+    """I11: a HEAD that a proxy answers brings no life back that has ended; the next one's objects are not deleted."""
+    lives = Lives(BodylessStore(), "job")
+    for life in range(3):
+        lives.end(life)
+
+    assert lives.current() == 3
+    assert lives.has_ended(2)
 
 
 def paused_everywhere(first: World, prepare: Callable[[ObjectStore], Callable[[], object]]) -> int:
@@ -101,7 +122,7 @@ def test_current_life_is_found_with_few_requests(ended: int) -> None:
     store.clear()
 
     assert lives.current() == ended
-    assert store.count("head") <= 1 + 2 * ended.bit_length()
+    assert store.count("get") <= 1 + 2 * ended.bit_length()
 
 
 def test_no_epoch_is_of_two_lives() -> None:
@@ -300,7 +321,7 @@ def test_store_that_does_not_tell_of_a_deletion_is_asked_until_it_does() -> None
         base = life.complete(0, None, life.append())
         delete_job(store, "job", write=True)
 
-        store.inject(Fault("head", FaultKind.FAIL_BEFORE, "@lives/*", times=None))
+        store.inject(Fault("get", FaultKind.FAIL_BEFORE, "@lives/*", times=None))
         life.begin(1)
         answers = [life.complete_raw(1, base).status_code for _ in range(2)]
         store.heal()

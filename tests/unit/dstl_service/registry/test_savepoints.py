@@ -157,7 +157,7 @@ def test_savepoint_that_another_call_relies_on_stays() -> None:
         inner.keep("kept", found)
         inner.delete_manifests([found.ref])
 
-    paused.pause_at("head", MANIFESTS, others)
+    paused.pause_at("get", MANIFESTS, others)
     with pytest.raises(NotFoundError):
         opened(paused, host=2).keep("kept", found)
 

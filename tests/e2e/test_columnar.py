@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def test_operators_can_be_chained(
         assert output.batches[batch] == sorted([(many, seen[many]) for many in changed], key=repr)
 
 
-def write_events(folder: Path, batches: list[list[tuple[str, float]]]) -> None:
+def write_events(folder: Path, batches: Sequence[Sequence[tuple[str, float]]]) -> None:
     """Write one JSON file of (key, seconds behind BEGIN) per batch."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, rows in enumerate(batches):

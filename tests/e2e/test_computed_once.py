@@ -79,7 +79,9 @@ def stored_numbers(backend: ChangelogStateBackend, operator: str) -> list[int]:
 def test_lost_block_repeats_the_batch(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
     """A block lost between two actions makes the batch run again; both actions then agree with the state (I18)."""
     write_input(tmp_path / "in", FILES)
-    backend, seen, lost = make_backend(), {}, []
+    backend = make_backend()
+    seen: dict[int, tuple[dict[Any, int], dict[Any, int]]] = {}
+    lost: list[int] = []
 
     def function(batch: DataFrame, batch_id: int) -> None:
         first = {row.k: row.n for row in batch.collect()}
@@ -141,12 +143,13 @@ def test_rows_of_another_attempt_are_refused_behind_any_filter(spark: SparkSessi
 
     assert [tuple(row) for row in checked(7).collect()] == [("a", 1), ("b", 2)]
     batch = checked(8)
-    for action in (
+    actions: tuple[Callable[[], list[Row]], ...] = (
         lambda: batch.limit(1).collect(),
         lambda: batch.filter("k is not null and n > 0").collect(),
         lambda: batch.groupBy("k").count().collect(),
         lambda: batch.select("k").collect(),
-    ):
+    )
+    for action in actions:
         with pytest.raises(PySparkException, match="DSTL_STALE_OUTPUT of attempt 8"):
             action()
 
@@ -196,7 +199,8 @@ def test_lost_block_between_operators(
     from backend_client.spark.driver.receipts import collect_receipts
 
     write_input(tmp_path / "in", FILES)
-    backend, lost = make_backend(), []
+    backend = make_backend()
+    lost: list[str] = []
 
     def collect_and_lose(output: DataFrame, info: Any) -> Any:
         receipts = collect_receipts(output, info)

@@ -4,7 +4,8 @@ Storage of state: value types, the byte format of segment objects, and the objec
 The package does not depend on HTTP, Spark or the state table.
 Layers, lowest first; a module imports only from lines above its own:
 
-    errors, checksum, clock          no imports of the project
+    errors, checksum, clock,
+    lost_bytes                       no imports of the project
     model, retry_policy              values and decisions, no I/O
     segment_format                   segment objects as bytes, no I/O
     object_store                     the contract of a store

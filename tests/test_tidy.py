@@ -176,6 +176,7 @@ PRIVATE_IN_TESTS = {
     # of others, who have no public way
     "_blocks": "pandas: what a door of ours to pandas gives is compared with pandas' own",
     "_get_running_loop": "asyncio: an actor of the model check is suspended inside of a loop",
+    "_gateway": "Spark: a listener in Python needs its server of calls from the JVM",
     "_jsc": "Spark: executors and what they keep are known to the JVM only",
     "_jsparkSession": "Spark: listeners of a session are known to the JVM only",
     "_parse_ddl": "Spark: its own reading of a schema is what ours is compared with",

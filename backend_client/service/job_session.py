@@ -40,7 +40,14 @@ logger = logging.getLogger("backend_client")
 
 
 def connect(settings: BackendSettings, patience_s: float | None = None) -> ServiceClient:
-    """Return a client of this host's service; for an embedded service, one that may start it."""
+    """
+    Return a client of this host's service; for an embedded service, one that may start it.
+
+    Args:
+        settings: The job's settings.
+        patience_s: How long the client repeats a request, by default as in the settings. Even a client without patience
+            gives a silent sidecar the settings' time before it is killed: it has the change sets of other clients, too.
+    """
     patience_s = settings.patience_s if patience_s is None else patience_s
     token = partial(_token, settings)
     address = settings.host_service
@@ -54,7 +61,7 @@ def connect(settings: BackendSettings, patience_s: float | None = None) -> Servi
             certificate=settings.host_certificate,
         )
     embedded = embedded_service(settings)
-    embedded = replace(embedded, answer_timeout_s=max(1.0, min(embedded.answer_timeout_s, patience_s / 2)))
+    embedded = replace(embedded, answer_timeout_s=max(1.0, min(embedded.answer_timeout_s, settings.patience_s / 2)))
     ensure: Callable[[], None] = embedded.ensure
     embedded.check_folder()  # its owner could answer on the socket
     return ServiceClient(embedded.address, token, patience_s, ensure, trust=settings.host_trust)

@@ -30,7 +30,7 @@ from rocksdict import Rdict
 from backend_client.table import layered_reads
 from backend_client.table.files import HeldError, TableFiles
 from backend_client.table.journal import BYTES_MAX, CHANGES_MAX, TableJournal, memory_bytes
-from backend_client.table.local_disk import LocalDiskError, is_damage
+from backend_client.table.local_disk import LocalDiskError, is_useless
 from backend_client.table.slots import SLOTS_MAX, free_slots
 from backend_client.table.snapshot import VERSION_KEY, IncomingSnapshot, making_snapshot, remove_left_behind
 from backend_client.table.writes import write
@@ -244,7 +244,7 @@ class StateTable:
             with making_snapshot(self._table, folder):
                 yield folder
         except LocalDiskError as error:
-            self._is_damaged = is_damage(error.__cause__)
+            self._is_damaged = is_useless(error.__cause__)
             raise
 
     def _bring_in_journal(self) -> None:

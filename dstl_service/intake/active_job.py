@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from dstl_service.intake.change_sets import BatchSettings, ChangeSetTracker
+from dstl_service.intake.change_sets import BatchSettings, ByteCount, ChangeSetTracker
 from dstl_service.intake.in_flight_limiter import InFlightLimiter
 from dstl_service.process.job_threads import RunInThread
 from dstl_service.registry.job_store import JobStore
@@ -140,6 +140,7 @@ class ActiveJobs:
         self._batch = batch
         self._room = room
         self._in_thread = in_thread
+        self._in_flight = ByteCount()
         self._jobs: dict[str, ActiveJob] = {}
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -159,8 +160,8 @@ class ActiveJobs:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Bytes of change sets in flight, over all jobs."""
-        return sum(job.book.in_flight_bytes for job in self)
+        """Bytes of change sets in flight, over all jobs, those that late attempts of dropped jobs hold included."""
+        return self._in_flight.value
 
     def in_flight_bytes_of(self, name: str | None) -> int:
         """Bytes of change sets in flight, of one job or, for None, of all."""
@@ -176,13 +177,16 @@ class ActiveJobs:
             validate_name("job", name)
             self.evict_idle()
             store = JobStore(self._store, name, self._clock, self._ids)
-            job = self._jobs[name] = ActiveJob(name, store, ChangeSetTracker(self._batch), self._room)
+            book = ChangeSetTracker(self._batch, self._in_flight)
+            job = self._jobs[name] = ActiveJob(name, store, book, self._room)
         job.used_ms = self._clock.monotonic_ms()
         return job
 
     def recreate(self, name: str) -> ActiveJob:
-        """Drop a deleted job, and return a fresh entry for its name."""
+        """Drop a deleted job with its change sets, and return a fresh entry for its name."""
         job = self._jobs.pop(name)
+        job.book.close()
+        job.wake()
         for end in job.at_end:
             end()
         return self.get(name)

@@ -56,6 +56,25 @@ class _Stage(enum.Enum):
     DURABLE = "durable"
 
 
+class ByteCount:
+    """
+    A number of bytes that is part of a total: one call changes both, so they cannot differ.
+
+    Args:
+        total: The number that this one is part of; None for a total itself.
+    """
+
+    def __init__(self, total: ByteCount | None = None) -> None:
+        self._total = total
+        self.value = 0
+
+    def add(self, size_bytes: int) -> None:
+        """Add bytes, or take them off if negative."""
+        self.value += size_bytes
+        if self._total is not None:
+            self._total.add(size_bytes)
+
+
 @dataclass(slots=True)
 class _Entry:
     segment: Segment
@@ -64,9 +83,15 @@ class _Entry:
 
 
 class ChangeSetTracker:
-    """The change sets of one job in one service. Not thread-safe: owned by the event loop."""
+    """
+    The change sets of one job in one service. Not thread-safe: owned by the event loop.
 
-    def __init__(self, settings: BatchSettings) -> None:
+    Args:
+        settings: When change sets are uploaded.
+        all_in_flight: The bytes in flight of all trackers.
+    """
+
+    def __init__(self, settings: BatchSettings, all_in_flight: ByteCount | None = None) -> None:
         self._settings = settings
         self._entries: dict[ChangeSetId, _Entry] = {}
         # The sets of the first two stages: taking a batch must not scan all sets of a large checkpoint.
@@ -76,7 +101,13 @@ class ChangeSetTracker:
         self._uploads_of: dict[int, int] = {}  # id() of a segment -> batches whose attempts hold it
         self._due_ms: int | None = None
         self._waiting_bytes = 0
-        self.in_flight_bytes = 0
+        self._in_flight = ByteCount(all_in_flight)
+        self._is_closed = False
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """See invariant 2."""
+        return self._in_flight.value
 
     @property
     def due_ms(self) -> int | None:
@@ -99,7 +130,9 @@ class ChangeSetTracker:
 
         Raises:
             ConflictError: The set is held with other content: two writers use one identity. Nothing was taken in.
+            LostChangesError: This was closed.
         """
+        self._check_open(segment)
         known = self._entries.get(segment.id)
         if known is not None:
             if known.segment.checksum != segment.checksum:
@@ -110,7 +143,7 @@ class ChangeSetTracker:
         self._entries[segment.id] = self._received[segment.id] = _Entry(segment, _Stage.RECEIVED)
         self._ids_of.setdefault(segment.id.checkpoint_id, []).append(segment.id)
         self._waiting_bytes += len(segment.payload)
-        self.in_flight_bytes += len(segment.payload)
+        self._in_flight.add(len(segment.payload))
         if self._waiting_bytes >= self._settings.size_bytes:
             self.request_all(now_ms)
         elif preemptive:
@@ -123,7 +156,11 @@ class ChangeSetTracker:
 
         A note triggers no threshold: it must not cause the upload of sets of attempts that were not accepted. A note of
         an earlier try with the same id is kept too; the later note gets the next free sqn.
+
+        Raises:
+            LostChangesError: This was closed.
         """
+        self._check_open(segment)
         while (known := self._entries.get(segment.id)) is not None:
             if known.segment.checksum == segment.checksum:
                 return segment.id
@@ -131,7 +168,7 @@ class ChangeSetTracker:
         self._entries[segment.id] = _Entry(segment, _Stage.RECEIVED)
         self._ids_of.setdefault(segment.id.checkpoint_id, []).append(segment.id)
         self._waiting_bytes += len(segment.payload)
-        self.in_flight_bytes += len(segment.payload)
+        self._in_flight.add(len(segment.payload))
         return segment.id
 
     def size_of(self, set_id: ChangeSetId) -> int | None:
@@ -249,6 +286,16 @@ class ChangeSetTracker:
         """Drop all sets of older epochs: no checkpoint can name them any more (I4)."""
         self._forget([set_id for set_id in self._entries if set_id.writer.epoch < epoch])
 
+    def close(self) -> None:
+        """Drop all sets of a job that was deleted, and take in none any more; late attempts count until `released`."""
+        self._is_closed = True
+        self._ids_of.clear()
+        self._forget(list(self._entries))
+
+    def _check_open(self, segment: Segment) -> None:
+        if self._is_closed:
+            raise LostChangesError(f"job {segment.id.job!r} was deleted meanwhile", job=segment.id.job)
+
     def _forget(self, ids: Iterable[ChangeSetId]) -> None:
         for set_id in ids:
             entry = self._entries.pop(set_id, None)
@@ -275,7 +322,7 @@ class ChangeSetTracker:
         """Stop counting a set's bytes if neither the tracker nor an attempt holds it."""
         entry = self._entries.get(segment.id)
         if id(segment) not in self._uploads_of and (entry is None or entry.segment is not segment):
-            self.in_flight_bytes -= len(segment.payload)
+            self._in_flight.add(-len(segment.payload))
 
     def _known(self, set_id: ChangeSetId) -> _Entry:
         entry = self._entries.get(set_id)

@@ -2,7 +2,8 @@
 A snapshot as a task hands it over: a folder on this host with hard links to a table's files.
 
 The client sends a path, so it is used only if it leads to a real folder of this process's own user that holds nothing
-but regular files with the names of a table's files. Files are opened below the checked folder, never by path again.
+but regular files with the names of a table's files. What was opened is checked, never a path before it is opened; below
+a root, each folder is opened in the one above it, without following links. Files are opened below the checked folder.
 While a folder is held it is locked (shared), which tells the owner of the table that it is still needed; the lock ends
 with the process. Blocking I/O.
 """
@@ -16,11 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dstl_service.formats.materialization_index import is_table_file
-from dstl_service.materialization.table_file_check import DamagedFileError, is_lost
-from storage.errors import InvalidInputError, UnavailableError
+from dstl_service.materialization.table_file_check import DamagedFileError
+from storage.errors import CorruptDataError, InvalidInputError, UnavailableError
+from storage.lost_bytes import is_lost
 
 _FILES_MAX = 100_000
 _DISK = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_FOLDER = _DISK | os.O_DIRECTORY
+_WAY = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +54,16 @@ class SnapshotFolder:
 
         Raises:
             InvalidInputError: The folder is not acceptable; says why.
+            DamagedFileError: The local disk has lost it.
+            UnavailableError: It cannot be read for another reason.
         """
         if not os.path.isabs(path) or os.path.normpath(path) != path or "\0" in path:
             raise _refused(path, "it must be an absolute path without '.', '..' or '//'")
-        if root is not None and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
-            raise _refused(path, "it is not below the root that this service is configured with (materialization root)")
         try:
-            fd = os.open(path, _DISK | os.O_DIRECTORY)
+            fd = os.open(path, _FOLDER) if root is None else _open_below(root, path)
         except OSError as error:
+            if is_lost(error):
+                raise _unreadable(path, error) from error
             raise _refused(path, f"{error.strerror}; the service must run on the task's host") from error
         folder = cls(path, fd)
         try:
@@ -79,13 +85,18 @@ class SnapshotFolder:
 
         Raises:
             InvalidInputError: The folder holds an entry that no snapshot has, or is not a snapshot.
+            DamagedFileError: The local disk has lost the folder or a file.
+            UnavailableError: It cannot be read for another reason.
         """
-        names = sorted(os.listdir(self._fd))
+        try:
+            names = sorted(os.listdir(self._fd))
+            infos = [os.stat(name, dir_fd=self._fd, follow_symlinks=False) for name in names[:_FILES_MAX]]
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
         if len(names) > _FILES_MAX or "CURRENT" not in names:
             raise _refused(self.path, "it is not a snapshot of a table")
         found = []
-        for name in names:
-            info = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+        for name, info in zip(names, infos, strict=True):
             if not is_table_file(name) or not stat.S_ISREG(info.st_mode) or info.st_uid != os.getuid():
                 raise _refused(self.path, f"it holds {name[:100]!r}, which no snapshot has")
             found.append(FoundFile(name, info.st_size, (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)))
@@ -104,8 +115,7 @@ class SnapshotFolder:
             with os.fdopen(fd, "rb") as stream:
                 data = stream.read()
         except OSError as error:
-            kind = DamagedFileError if is_lost(error) else UnavailableError
-            raise kind(f"file {file.name} of snapshot {self.path} cannot be read: {error}") from error
+            raise _unreadable(f"{self.path}, file {file.name}", error) from error
         if len(data) != file.size_bytes:
             raise UnavailableError(f"file {file.name} of snapshot {self.path} has changed")
         return data
@@ -125,6 +135,35 @@ class SnapshotFolder:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _open_below(root: Path, path: str) -> int:
+    """
+    Open a folder below a root; links may lead to the folder's parent, as long as that is below the root.
+
+    Whoever redirects the path meanwhile causes an error: below the root no link is followed, and each name is looked up
+    in the folder that was opened before.
+    """
+    above, name = os.path.split(path)
+    top, place = os.path.realpath(root), os.path.join(os.path.realpath(above), name)
+    if place == top or not Path(place).is_relative_to(top):
+        raise _refused(path, "it is not below the root that this service is configured with (materialization root)")
+    fd = os.open(top, _WAY)
+    for part in Path(place).relative_to(top).parts[:-1]:
+        fd = _open_next(fd, part, _WAY)
+    return _open_next(fd, name, _FOLDER)
+
+
+def _open_next(above: int, name: str, flags: int) -> int:
+    try:
+        return os.open(name, flags, dir_fd=above)
+    finally:
+        os.close(above)
+
+
+def _unreadable(what: str, error: OSError) -> CorruptDataError | UnavailableError:
+    kind = DamagedFileError if is_lost(error) else UnavailableError
+    return kind(f"snapshot {what[:300]} cannot be read: {error}")
 
 
 def _refused(path: str, why: str) -> InvalidInputError:

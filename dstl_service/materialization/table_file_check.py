@@ -13,12 +13,11 @@ must be covered by one of them: bytes between two blocks are damage, too.
 Tables are written in exactly these forms (`backend_client.table.files`). Any other form cannot be verified, so it is
 refused like damage. Pure.
 
-A disk that has lost a file's bytes may report an error when they are read: that is damage, too. A full disk is not.
+A disk that has lost a file's bytes may report an error when they are read: that is damage, too (`storage.lost_bytes`).
 """
 
 from __future__ import annotations
 
-import errno
 import struct
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
@@ -48,21 +47,9 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _CRC32C_POLYNOMIAL = 0x82F63B78
 _CRC_MASK_DELTA = 0xA282EAD8
 
-_LOST = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA})
-
 
 class DamagedFileError(CorruptDataError):
     """A file of a table is not as RocksDB wrote it. The local table is useless; its state is in the store."""
-
-
-def is_lost(error: OSError) -> bool:
-    """
-    Return whether a read error means that a file's bytes on disk are lost.
-
-    Retrying such a read never succeeds. Other errors are transient: too many open files, too little memory, a full disk
-    or quota.
-    """
-    return error.errno in _LOST
 
 
 class _NotAsWrittenError(Exception):

@@ -157,10 +157,8 @@ class TrackedTable:
         try:
             await self._shared.in_thread(job_store.resolve, version)
             own.folder = await self._shared.in_thread(SnapshotFolder.open, path, self._shared.settings.root)
-        except BaseException:
-            if self.own is own:
-                self.own = None
-            self._failed()
+        except BaseException as error:
+            self._give_up(own, error)
             raise
         if self.own is not own:  # given up meanwhile
             self._remove_folder(own)
@@ -272,19 +270,8 @@ class TrackedTable:
         started_ms, snapshot = self._now_ms(), own.announcement.snapshot
         try:
             stored = await self._shared.uploader.store(self.id, job_store, snapshot, base, folder, self._known)
-        except DamagedFileError as error:
-            logger.error(  # noqa: TRY400 - the message is complete
-                "a local table is damaged, and will be restored anew", extra={**self.id.names, "error": str(error)}
-            )
-            self._shared.metrics.damaged.labels(*self._labels).inc()
-            self._is_damaged = True
-            self._give_up(own)
-        except DstlError as error:
-            logger.warning("materialization failed", extra={**self.id.names, "error": str(error)})
-            self._give_up(own)
-        except Exception:  # a programming error must not leave the table without materialization for ever
-            logger.exception("materialization failed", extra=self.id.names)
-            self._give_up(own)
+        except Exception as error:  # noqa: BLE001 - a bug must not leave the table without materialization for ever
+            self._give_up(own, error)
         else:
             if self.own is own:  # else given up while the last object was uploaded
                 self._stored(own, stored, started_ms)
@@ -317,7 +304,16 @@ class TrackedTable:
             # Not awaited: this may run while the service stops.
             self._shared.executor.submit(folder.remove)
 
-    def _give_up(self, own: PendingSnapshot) -> None:
+    def _give_up(self, own: PendingSnapshot, error: BaseException) -> None:
+        facts = {**self.id.names, "error": str(error)}
+        if isinstance(error, DamagedFileError):
+            logger.error("a local table is damaged, and will be restored anew", extra=facts)
+            self._shared.metrics.damaged.labels(*self._labels).inc()
+            self._is_damaged = True
+        elif isinstance(error, DstlError):
+            logger.warning("materialization failed", extra=facts)
+        elif isinstance(error, Exception):
+            logger.error("materialization failed", extra=self.id.names, exc_info=error)
         if self.own is own:
             self.own = None
             self._failed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import LongType, StructType
 
 from backend_client import ChangelogStateBackend
+from backend_client.spark.driver.kept_output import KeptOutput
+from backend_client.spark.driver.receipts import checked
 from backend_client.spark.task.task import MARKER_COLUMN, Receipt
 from backend_client.state.codec import ValueCodec
 from tests.e2e.support import random_input, read_input, run_to_end, stored_state, write_input
@@ -131,18 +135,16 @@ def test_loss_counts_if_its_error_is_caught(
 
 def test_rows_of_another_attempt_are_refused_behind_any_filter(spark: SparkSession) -> None:
     """Rows of a second attempt are an error even for a limit or a filter that would drop the markers (I18)."""
-    from backend_client.spark.driver.receipts import checked as checked_output
-
     receipt = Receipt("dice-0", 0, attempt=7, rows=2, keys=2, changes=2, refs=[])
     rows = [(None, None, "{attempt}"), ("a", 1, None), ("b", 2, None), (None, None, "{attempt} receipt")]
 
-    def checked(attempt: int) -> DataFrame:
+    def rows_of(attempt: int) -> DataFrame:
         data = [(k, n, marker and marker.format(attempt=attempt)) for k, n, marker in rows]
         output = spark.createDataFrame(data, f"k string, n long, {MARKER_COLUMN} string").coalesce(1)
-        return checked_output(output, [receipt])
+        return checked(output, [receipt])
 
-    assert [tuple(row) for row in checked(7).collect()] == [("a", 1), ("b", 2)]
-    batch = checked(8)
+    assert [tuple(row) for row in rows_of(7).collect()] == [("a", 1), ("b", 2)]
+    batch = rows_of(8)
     actions: tuple[Callable[[], list[Row]], ...] = (
         lambda: batch.limit(1).collect(),
         lambda: batch.filter("k is not null and n > 0").collect(),
@@ -152,6 +154,74 @@ def test_rows_of_another_attempt_are_refused_behind_any_filter(spark: SparkSessi
     for action in actions:
         with pytest.raises(PySparkException, match="DSTL_STALE_OUTPUT of attempt 8"):
             action()
+
+
+class SlowListener:
+    """Delays Spark's record of its jobs: a listener in the same queue that takes its time for each task."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("on"):
+            raise AttributeError(name)
+        return lambda *_: time.sleep(0.3) if name == "onTaskEnd" else None
+
+    def equals(self, other: Any) -> bool:
+        return other is self
+
+    def hashCode(self) -> int:
+        return 1
+
+    def toString(self) -> str:
+        return "slow"
+
+    class Java:  # noqa: D106 - py4j reads it
+        implements = ("org.apache.spark.scheduler.SparkListenerInterface",)
+
+
+def kept_rows(spark: SparkSession, attempt: int) -> KeptOutput:
+    """Keep a row of an attempt."""
+    rows = [(None, None, f"{attempt}"), ("a", 1, None), (None, None, f"{attempt} receipt")]
+    output = KeptOutput(spark.createDataFrame(rows, f"k string, n long, {MARKER_COLUMN} string").coalesce(1))
+    output.frame.count()
+    return output
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda batch: batch.collect(),
+        lambda batch: batch.groupBy("k").count().collect(),
+        lambda batch: batch.join(batch.withColumnRenamed("n", "m"), "k").collect(),
+        lambda batch: batch.rdd.map(lambda row: row.k).collect(),
+    ],
+    ids=["direct", "shuffled", "broadcast", "rdd"],
+)
+def test_failed_read_counts_for_its_own_batch(spark: SparkSession, read: Callable[[DataFrame], Any]) -> None:
+    """Another query's failed read does not have this one's batch executed again: its sink has the rows (I18)."""
+    well, other = kept_rows(spark, 8), kept_rows(spark, 8)
+    read(checked(well.frame, [Receipt("dice-0", 0, attempt=8, rows=1, keys=1, changes=1, refs=[])]))
+    with pytest.raises((PySparkException, Py4JJavaError), match="DSTL_STALE_OUTPUT"):
+        read(checked(other.frame, [Receipt("dice-0", 0, attempt=7, rows=1, keys=1, changes=1, refs=[])]))
+
+    assert [*other.failed_reads()]
+    assert [*well.failed_reads()] == []
+    for output in (well, other):
+        output.release()
+
+
+def test_late_record_hides_no_failed_read(spark: SparkSession) -> None:
+    """Rows of another attempt are noticed though Spark records the failed read late, and no block is lost (I18)."""
+    receipt = Receipt("dice-0", 0, attempt=7, rows=1, keys=1, changes=1, refs=[])
+    bus, slow = spark.sparkContext._jsc.sc().listenerBus(), SlowListener()
+    ensure_callback_server_started(spark.sparkContext._gateway)  # type: ignore[no-untyped-call]  # has no types
+    bus.addToStatusQueue(slow)
+    try:
+        output = kept_rows(spark, 8)
+        with pytest.raises(PySparkException, match="DSTL_STALE_OUTPUT"):
+            checked(output.frame, [receipt]).collect()
+        assert [*output.failed_reads()]
+        output.release()
+    finally:
+        bus.removeListener(slow)
 
 
 @pytest.mark.parametrize("how", ["catalog", "sql"])

@@ -29,6 +29,7 @@ from backend_client.spark.event_time import DELAY_KEY
 from backend_client.spark.private import frames, session, sinks
 from storage.errors import InvalidInputError
 from tests.e2e.support import INPUT, read_input, write_input
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.e2e]
 
@@ -122,22 +123,22 @@ def test_plan_names_its_nodes(spark: SparkSession, node: str, plan: Callable[[Da
 
 
 def test_failed_jobs_are_known(spark: SparkSession) -> None:
-    """Spark says which blocks of a local checkpoint are gone, and why the jobs failed that would have read them."""
+    """Spark says why the jobs failed that would have read lost blocks, once its record has their ends."""
     frame = spark.range(4).localCheckpoint(eager=False)
     rdd = session.local_checkpoint(frame)
     first = session.jobs_so_far(rdd)
     assert frame.count() == 4
-    assert not session.lacks_blocks(rdd)
-    assert [*session.job_failures(rdd, first, wait=True)] == []
+    wait_until(lambda: not session.is_record_behind(rdd, first), what="the record of the job")
+    assert [*session.job_failures(rdd, first)] == []
 
     rdd.unpersist(True)
     with pytest.raises(Exception, match=LOST_BLOCK):
         frame.count()
 
-    assert session.lacks_blocks(rdd)
-    assert all(LOST_BLOCK in reason for reason in session.job_failures(rdd, first, wait=True))
-    assert len([*session.job_failures(rdd, first, wait=True)]) == 1
-    assert [*session.job_failures(rdd, session.jobs_so_far(rdd), wait=True)] == []
+    wait_until(lambda: not session.is_record_behind(rdd, first), what="the record of the failed job")
+    assert all(LOST_BLOCK in reason for reason in session.job_failures(rdd, first))
+    assert len([*session.job_failures(rdd, first)]) == 1
+    assert [*session.job_failures(rdd, session.jobs_so_far(rdd))] == []
 
 
 def test_watermark_is_in_the_schema(stream: DataFrame) -> None:

@@ -8,16 +8,25 @@ block is an error and never silently recomputed.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from pyspark.sql import DataFrame
 
 from backend_client.spark.driver.receipts import STALE_OUTPUT
-from backend_client.spark.private.session import job_failures, jobs_so_far, lacks_blocks, local_checkpoint
+from backend_client.spark.private.session import is_record_behind, job_failures, jobs_so_far, local_checkpoint
 
 LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 """Spark's error class for a lost block of a local checkpoint."""
+
+
+_RECORD_TIMEOUT_S = 10.0
+"""Spark drops events of an overloaded application, and records nothing of a job that fails before its start."""
+_RECORD_PAUSE_S = 0.005
+
+logger = logging.getLogger("backend_client")
 
 
 class KeptOutput:
@@ -32,12 +41,16 @@ class KeptOutput:
         """
         Yield why reads of the frame have failed, even if whoever read has caught the error (I18).
 
-        Spark remembers the jobs that failed, whoever started them. Its record is a moment behind; it is waited for if a
-        block is gone.
+        Spark remembers the jobs that failed, whoever started them. Its record is a moment behind, and is waited for.
         """
-        block = f"rdd_{self._blocks.id()}_"
-        for reason in job_failures(self._blocks, self._first_job, wait=lacks_blocks(self._blocks)):
-            if STALE_OUTPUT in reason or (LOST_BLOCK in reason and block in reason):
+        until = time.monotonic() + _RECORD_TIMEOUT_S
+        while is_record_behind(self._blocks, self._first_job):
+            if time.monotonic() > until:
+                logger.warning("Spark has not recorded how jobs of this batch ended; a loss may go unnoticed")
+                break
+            time.sleep(_RECORD_PAUSE_S)
+        for reason in job_failures(self._blocks, self._first_job):
+            if STALE_OUTPUT in reason or LOST_BLOCK in reason:
                 yield reason
 
     def release(self) -> None:

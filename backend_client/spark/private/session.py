@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 import pyspark
@@ -176,37 +177,41 @@ def jobs_so_far(rdd: Any) -> int:
         return int(rdd.sparkContext().dagScheduler().numTotalJobs())
 
 
-def lacks_blocks(rdd: Any) -> bool:
-    """Return whether no executor has some block of a kept RDD in the JVM."""
-    with needed("DAGScheduler.getCacheLocs", _SERVED_JOBS):
-        return "List()" in str(rdd.sparkContext().dagScheduler().getCacheLocs(rdd).mkString())
+def is_record_behind(rdd: Any, first_job: int) -> bool:
+    """Return whether a job of an RDD's application, from `first_job` on, has ended and Spark has not recorded it."""
+    with needed("DAGScheduler.jobIdToActiveJob", _SERVED_JOBS):
+        total, active = jobs_so_far(rdd), rdd.sparkContext().dagScheduler().jobIdToActiveJob()
+        recorded = {job.jobId(): str(job.status()) for job in _jobs_from(rdd, first_job)}
+        unfinished = [number for number, status in recorded.items() if status not in ("SUCCEEDED", "FAILED")]
+        unfinished += range(max(recorded, default=first_job - 1) + 1, total)  # Spark forgets the oldest ones
+        return any(not active.contains(number) for number in unfinished)
 
 
-def job_failures(rdd: Any, first_job: int, *, wait: bool) -> Iterator[str]:
+def job_failures(rdd: Any, first_job: int) -> Iterator[str]:
     """
-    Yield why stages of failed jobs failed, in an RDD's application.
+    Yield why stages of failed jobs failed that read an RDD, according to Spark's record.
 
     Args:
         rdd: An RDD in the JVM.
         first_job: The number of the first job that counts.
-        wait: Whether to wait until Spark has recorded what has happened until now.
     """
     with needed("AppStatusStore.jobsList", _SERVED_JOBS):
-        context = rdd.sparkContext()
-        if wait:
-            context.listenerBus().waitUntilEmpty()
-        jobs = context.statusStore().jobsList(None)
-        for job in map(jobs.apply, range(jobs.size())):  # the newest is the first
-            if job.jobId() < first_job:
-                return
+        for job in _jobs_from(rdd, first_job):
             if str(job.status()) == "FAILED":
                 stages = job.stageIds()
                 for stage in map(stages.apply, range(stages.size())):
-                    yield _failure(context.statusStore(), stage)
+                    yield _failure(rdd, stage)
 
 
-def _failure(store: Any, stage: int) -> str:
+def _jobs_from(rdd: Any, first_job: int) -> Iterator[Any]:
+    """Yield the recorded jobs from `first_job` on, the newest first."""
+    jobs = rdd.sparkContext().statusStore().jobsList(None)
+    return takewhile(lambda job: job.jobId() >= first_job, map(jobs.apply, range(jobs.size())))
+
+
+def _failure(rdd: Any, stage: int) -> str:
     try:
-        return str(store.lastStageAttempt(stage).failureReason())
+        attempt = rdd.sparkContext().statusStore().lastStageAttempt(stage)
     except Py4JJavaError:  # Spark has forgotten the stage
         return ""
+    return str(attempt.failureReason()) if attempt.rddIds().contains(rdd.id()) else ""

@@ -42,7 +42,7 @@ from backend_client.state.codec import KeyCodec
 from backend_client.state.keyed_state import CountedReads, KeyedState
 from backend_client.state.state_deletion import deletions, hide
 from backend_client.state.timers import Upcoming
-from backend_client.table.local_disk import is_damage
+from backend_client.table.local_disk import is_useless
 from backend_client.table.memory_table import open_advanced
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget, StateInfo
@@ -180,7 +180,7 @@ class OperatorTask:
                 table.overlay(read_change_sets(client, job, batch.epoch, earlier))
             yield _Partition(partition, attempt, key_groups, table, writer, advance.materialized)
         except Exception as error:
-            if is_damage(error):
+            if is_useless(error):
                 table.discard()
             raise
         finally:

@@ -50,3 +50,16 @@ def test_missing_token_file_is_an_error(token_of: Any, tmp_path: Path) -> None:
     """A token file that was named must be there."""
     with pytest.raises(InvalidInputError, match="cannot be read"):
         token_of(token_file=str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(("patience_s", "own_s", "expected_s"), [(60.0, 0.0, 15.0), (8.0, None, 4.0), (1.0, None, 1.0)])
+def test_impatient_client_kills_no_sidecar_early(
+    monkeypatch: pytest.MonkeyPatch, patience_s: float, own_s: float | None, expected_s: float
+) -> None:
+    """How long a sidecar may be silent follows from the job's patience; a health check in between has none."""
+    ensured: list[Any] = []
+    monkeypatch.setattr(job_session, "ServiceClient", lambda _a, _t, _p, ensure, **_o: ensured.append(ensure))
+
+    connect(BackendSettings("file:///s", "job", patience_s=patience_s), own_s)
+
+    assert [ensure.__self__.answer_timeout_s for ensure in ensured] == [expected_s]

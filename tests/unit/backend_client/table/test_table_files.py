@@ -13,7 +13,7 @@ import pytest
 from backend_client.table import state_table
 from backend_client.table.files import TableFiles
 from backend_client.table.journal import CHANGES_MAX
-from backend_client.table.local_disk import LocalDiskError, is_damage
+from backend_client.table.local_disk import LocalDiskError, is_damage, is_useless
 from backend_client.table.memory_table import MemoryTable, open_advanced
 from backend_client.table.state_table import StateTable
 from backend_client.table.writes import write
@@ -161,4 +161,13 @@ def test_files_held_by_an_iterator_are_left_alone(tmp_path: Path) -> None:
 )
 def test_damage_is_told_from_the_disks_errors(text: str, damage: bool) -> None:
     """I10, I16: only what the files hold is damage; what the disk refuses may work elsewhere."""
-    assert is_damage(Exception(text)) == damage
+    assert is_damage(Exception(text)) == is_useless(Exception(text)) == damage
+
+
+def test_table_whose_disk_has_lost_bytes_is_useless() -> None:
+    """I16: files that cannot be read are thrown away as damaged ones are, and do not mean that a stored object is."""
+    lost = Exception("IO error: While pread offset 0 len 70: /t/000008.sst: Input/output error")
+
+    assert is_useless(lost)
+    assert not is_damage(lost)
+    assert not is_useless(OSError(5, "of a user's own file, while pread IO error: Input/output error"))

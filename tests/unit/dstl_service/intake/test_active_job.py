@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
 from dstl_service.collection.tombstones import Deletions
 from dstl_service.composition import compose
+from dstl_service.intake.active_job import ActiveJob, ActiveJobs
 from dstl_service.peers.client import PeerClient
 from dstl_service.registry.job_store import JobStore
 from dstl_service.settings import GcSettings, ServiceSettings
@@ -19,6 +20,7 @@ from storage.memory_store import MemoryStore
 from storage.model import KeyGroupRange
 from storage.testing import FakeClock, FakeIds, RecordingStore
 from tests.unit.dstl_service.http_life import service
+from tests.unit.dstl_service.samples import segment
 
 HOUR_MS = 3_600_000
 
@@ -180,3 +182,28 @@ def test_job_is_reached_when_the_store_has_it() -> None:
         life.open()
 
         assert jobs.is_any_reached
+
+
+def test_sets_of_a_deleted_job_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I9: the bytes in flight are known without a look at each job, and those of a dropped job count no longer."""
+
+    def looked(_: ActiveJobs) -> Iterator[ActiveJob]:
+        raise AssertionError("each job is looked at")
+
+    async def story(host: Host) -> None:
+        await host.begin()
+        jobs = host.parts.jobs
+        for number in range(3):
+            jobs.get("job").book.receive(segment(number), 0, preemptive=False)
+            jobs.get(f"job-{number}").book.receive(segment(number), 0, preemptive=False)
+        with monkeypatch.context() as patched:
+            patched.setattr(ActiveJobs, "__iter__", looked)
+            assert jobs.in_flight_bytes == jobs.in_flight_bytes_of(None) == 60
+            waiting = jobs.get("job").changed
+        jobs.recreate("job")
+        assert waiting.is_set()
+        assert (jobs.in_flight_bytes, jobs.in_flight_bytes_of("job")) == (30, 0)
+        for number in range(3):
+            jobs.recreate(f"job-{number}")
+
+    run(story)

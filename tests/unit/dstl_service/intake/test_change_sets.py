@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from dstl_service.intake.change_sets import BatchSettings, ChangeSetTracker
+from dstl_service.intake.change_sets import BatchSettings, ByteCount, ChangeSetTracker
 from storage.errors import ConflictError, InvalidInputError, LostChangesError
 from storage.model import Segment, Writer
 from tests.unit.dstl_service.samples import handles_of, segment
@@ -505,3 +506,47 @@ class TestSettings:
         """Relations between settings are checked when they are made."""
         with pytest.raises(InvalidInputError):
             BatchSettings(**values)
+
+
+class TestTotal:
+    """What is counted over all jobs."""
+
+    def test_total_is_the_sum_of_all_books(self) -> None:
+        """I9: whatever becomes of a set, the total changes with the count of its job."""
+        total = ByteCount()
+        one, other = ChangeSetTracker(SETTINGS, total), ChangeSetTracker(SETTINGS, total)
+        seen = []
+        for number, book in enumerate((one, other)):
+            for partition in range(3):
+                book.receive(segment(partition=partition, checkpoint_id=number), 0, preemptive=False)
+        other.take_note(segment(operator="_note"))
+        one.request([segment(partition=1, checkpoint_id=0).id], 0)
+        batch = one.take_batch(0)
+        steps: tuple[Callable[[], object], ...] = (
+            lambda: one.forget_up_to(0),
+            lambda: one.released(batch),
+            lambda: other.forget_epochs_before(4),
+        )
+        for step in steps:
+            seen.append(total.value)
+            assert total.value == one.in_flight_bytes + other.in_flight_bytes
+            step()
+        assert [*seen, total.value] == [70, 50, 40, 0]
+
+    def test_closed_book_holds_what_late_attempts_hold(self) -> None:
+        """I9: of a deleted job's sets only those count that an attempt has in memory, and no other is taken in."""
+        total = ByteCount()
+        book = ChangeSetTracker(SETTINGS, total)
+        for partition in range(3):
+            book.receive(segment(partition=partition), 0, preemptive=False)
+        book.request([segment().id], 0)
+        batch = book.take_batch(0)
+
+        book.close()
+        for take in (book.take_note, lambda late: book.receive(late, 0, preemptive=False)):
+            with pytest.raises(LostChangesError, match="deleted"):
+                take(segment(7))
+        assert total.value == len(batch[0].payload)
+        book.failed(batch)
+        book.released(batch)
+        assert total.value == book.in_flight_bytes == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -395,6 +397,27 @@ def test_damaged_table_is_restored_anew(tasks: Tasks, store: FaultyStore, tmp_pa
     plans = [tasks.plan(have=have) for _ in range(2)]
     assert [(plan["full"], plan["segments"]) for plan in plans] == [(True, 3), (False, 1)]
     assert tasks.stored(snapshot_folder(tmp_path / "anew"))
+
+
+def test_table_whose_snapshot_the_disk_has_lost_is_restored_anew(
+    tasks: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I10, I13: where the disk has lost the folder that a task hands over, the table is damaged; it failed for ever."""
+    path = snapshot_folder(tmp_path / "s")
+    tasks.plan()
+    listdir = os.listdir
+
+    def failing(place: int | str) -> list[str]:
+        if isinstance(place, int):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return listdir(place)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", failing)
+        assert tasks.hand_over(path).status_code == 422
+
+    assert tasks.metric("dstl_tables_damaged_total") == tasks.metric("dstl_materializations_failed_total") == 1
+    assert tasks.plan(have=text(tasks.base))["full"] is True
 
 
 def test_unreadable_state_costs_no_restore(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:

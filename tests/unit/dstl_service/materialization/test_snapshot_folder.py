@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dstl_service.materialization.snapshot_folder import SnapshotFolder
-from storage.errors import InvalidInputError, UnavailableError
+from dstl_service.materialization.table_file_check import DamagedFileError
+from storage.errors import DstlError, InvalidInputError, UnavailableError
 from tests.unit.dstl_service.snapshots import FILES, snapshot_folder
 
 
@@ -118,3 +120,65 @@ def test_removed_folder_is_gone(tmp_path: Path) -> None:
 
     assert not path.exists()
     folder.remove()
+
+
+@pytest.mark.parametrize("place", ["open", "listdir", "stat"])
+@pytest.mark.parametrize(("code", "kind"), [(errno.EIO, DamagedFileError), (errno.EMFILE, UnavailableError)])
+def test_folder_that_the_disk_has_lost_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, code: int, kind: type[DstlError]
+) -> None:
+    """I10: an error of the disk is damage wherever the folder is looked at, as it is where a file is read."""
+    path = snapshot_folder(tmp_path / "s")
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    if place == "open" and code == errno.EMFILE:
+        kind = InvalidInputError
+    with monkeypatch.context() as patch:
+        patch.setattr(os, place, failing)
+        with pytest.raises(DstlError, match=os.strerror(code)) as raised:
+            SnapshotFolder.open(str(path), None)
+    assert type(raised.value) is kind
+
+
+@pytest.mark.parametrize("swapped", ["parent", "folder"])
+def test_path_that_is_redirected_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
+) -> None:
+    """I15: who replaces a folder on the path by a link, once the path was looked at, has nothing opened elsewhere."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    (root / "a").mkdir(parents=True)
+    outside.mkdir()
+    inside = snapshot_folder(root / "a" / "s")
+    snapshot_folder(outside / "s")
+    real = os.path.realpath
+
+    def realpath(path: str) -> str:
+        found = real(path)
+        if str(path).startswith(str(inside.parent)):
+            target, link = (outside / "s", inside) if swapped == "folder" else (outside, inside.parent)
+            link.rename(tmp_path / "moved")
+            link.symlink_to(target)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os.path, "realpath", realpath)
+        with pytest.raises(InvalidInputError, match="cannot be taken"):
+            SnapshotFolder.open(str(inside), root)
+    assert (root / "a").is_symlink() or inside.is_symlink()
+
+
+def test_links_may_lead_below_the_root(tmp_path: Path) -> None:
+    """The root, and the folder above a snapshot, may be given by links; the snapshot itself may be none."""
+    (tmp_path / "root" / "a").mkdir(parents=True)
+    path = snapshot_folder(tmp_path / "root" / "a" / "s")
+    (tmp_path / "link").symlink_to(tmp_path / "root")
+    for given, root in ((tmp_path / "link" / "a" / "s", tmp_path / "root"), (path, tmp_path / "link")):
+        folder = SnapshotFolder.open(str(given), root)
+        assert len(folder.files()) == len(FILES)
+        folder.close()
+    (tmp_path / "root" / "b").symlink_to(path)
+    for refused in (tmp_path / "root" / "b", tmp_path / "root"):
+        with pytest.raises(InvalidInputError):
+            SnapshotFolder.open(str(refused), tmp_path / "root")

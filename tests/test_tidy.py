@@ -183,12 +183,9 @@ PRIVATE_IN_TESTS = {
     "_set_running_loop": "asyncio: see _get_running_loop",
     "_temp_dir": "Spark: where it keeps files of shipped modules",
     # of ours: what a table, a store or a service does within shows only in how long it takes, or not at all
-    "_again_ms": "the pause between two announcements is an hour",
     "_client": "requests of the S3 store are counted, or answered, where boto3 sends them",
     "_encoded": "a bomb is made with our own encoder",
-    "_executor": "threads that keep nothing alive, so that what an uploader keeps is seen",
     "_folder": "which slot a table took",
-    "_inner": "a store that changes its manner while an uploader has it",
     "_is_writable": "whether a table was opened to read only, which is its whole point",
     "_joined": "how often rows are copied is counted where it is done",
     "_journal": "how much lies in a table's journal",

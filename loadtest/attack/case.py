@@ -5,10 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from loadtest.attack.raw import Answer
-from loadtest.attack.target import Attacked, State
+from loadtest.attack.target import State
+
+
+class Target(Protocol):
+    """What is looked at while a case runs and behind it: an `Attacked` service, which has the documentation."""
+
+    def begin(self) -> None: ...
+    def answers(self, within_s: float) -> bool: ...
+    def settle(self) -> None: ...
+    def state(self, known: tuple[str, ...]) -> State: ...
+
 
 RSS_GROWTH_MAX = 96 << 20
 """Memory that a case may cost the service; more than it may hold for requests in progress."""
@@ -44,7 +54,7 @@ class Result:
     misses: list[str] = field(default_factory=list)
 
 
-def judge(case: Case, target: Attacked, subject: Any = None) -> Result:
+def judge(case: Case, target: Target, subject: Any = None) -> Result:
     """Run a case against a service and return its result; `subject` replaces the service as its argument."""
     target.begin()
     started, misses = time.monotonic(), []

@@ -77,7 +77,7 @@ def die_before_checkpoint(batch_id: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return complete(self, checkpoint_id, plan)
 
-    JobSession.complete = dying  # type: ignore[method-assign]
+    JobSession.complete = dying  # type: ignore[method-assign]  # a driver that dies in it
 
 
 def run(spark: SparkSession, options: argparse.Namespace) -> None:

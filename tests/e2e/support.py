@@ -8,9 +8,9 @@ import random
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
@@ -33,6 +33,9 @@ from tests.waiting import wait_until
 INPUT = "k string, v double"
 STATE = "n long, s double"
 OUTPUT = "k string, n long, s double"
+
+Files: TypeAlias = Sequence[Sequence[tuple[str | None, float]]]
+"""The rows (k, v) of each file."""
 ALL_KEY_GROUPS = KeyGroupRange(0, 32767)
 
 
@@ -58,7 +61,7 @@ class Totals(StatefulProcessor):
         pass
 
 
-def write_input(folder: Path, files: list[list[tuple[str | None, float]]]) -> None:
+def write_input(folder: Path, files: Files) -> None:
     """Write one JSON file per batch, in an order that Spark's file source keeps."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, rows in enumerate(files):
@@ -107,9 +110,10 @@ class WhenStored(Collected):
         self._made = set(self.local_dir.rglob("*.snapshot-*"))
 
 
-def run_to_end(writer: Any, location: Path, function: Callable[[DataFrame, int], None]) -> StreamingQuery:
+def run_to_end(writer: Any, location: Path, function: Callable[[DataFrame, int], object]) -> StreamingQuery:
     """Run a query over all input that is there; raise its error."""
-    query = writer.option("checkpointLocation", str(location)).trigger(availableNow=True).foreachBatch(function).start()
+    started = writer.option("checkpointLocation", str(location)).trigger(availableNow=True).foreachBatch(function)
+    query: StreamingQuery = started.start()
     try:
         query.awaitTermination()
     finally:
@@ -117,7 +121,7 @@ def run_to_end(writer: Any, location: Path, function: Callable[[DataFrame, int],
     return query
 
 
-def expected_output(files: list[list[tuple[str | None, float]]]) -> dict[int, list[tuple[Any, ...]]]:
+def expected_output(files: Files) -> dict[int, list[tuple[Any, ...]]]:
     """Return what `Totals` yields, batch by batch, computed in plain Python."""
     totals: dict[str | None, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
     batches = {}
@@ -129,7 +133,7 @@ def expected_output(files: list[list[tuple[str | None, float]]]) -> dict[int, li
     return batches
 
 
-def expected_state(files: list[list[tuple[str | None, float]]]) -> list[tuple[Any, ...]]:
+def expected_state(files: Files) -> list[tuple[Any, ...]]:
     """Return all values that `Totals` leaves behind, sorted."""
     last: dict[Any, tuple[Any, ...]] = {}
     for rows in expected_output(files).values():

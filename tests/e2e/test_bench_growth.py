@@ -28,7 +28,10 @@ def test_curve_has_a_point_per_size(spark: SparkSession, tmp_path: Path, monkeyp
     figures = growth(spark, tmp_path / "growth", (200, 1000), rows=400, touched=200, measured=3)
 
     assert [figure.unit for figure in figures] == ["rows/s", "rows/s", "ratio"]
-    assert figures[2].value == pytest.approx(figures[1].value / figures[0].value)
+    small, large = figures[0].value, figures[1].value
+    assert small is not None
+    assert large is not None
+    assert figures[2].value == pytest.approx(large / small)
     assert (tmp_path / "reports" / "bench-growth.html").exists()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def test_names_have_any_characters(
     assert output.batches == expected_output(files)
 
 
-def write_events(folder: Path, batches: list[list[tuple[str, float]]]) -> None:
+def write_events(folder: Path, batches: Sequence[Sequence[tuple[str, float]]]) -> None:
     """Write one JSON file of (key, seconds behind BEGIN) per batch."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, rows in enumerate(batches):

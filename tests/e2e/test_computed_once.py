@@ -83,7 +83,9 @@ def stored_numbers(backend: ChangelogStateBackend, operator: str) -> list[int]:
 def test_lost_block_repeats_the_batch(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
     """A block lost between two actions makes the batch run again; both actions then agree with the state (I18)."""
     write_input(tmp_path / "in", FILES)
-    backend, seen, lost = make_backend(), {}, []
+    backend = make_backend()
+    seen: dict[int, tuple[dict[Any, int], dict[Any, int]]] = {}
+    lost: list[int] = []
 
     def function(batch: DataFrame, batch_id: int) -> None:
         first = {row.k: row.n for row in batch.collect()}
@@ -143,12 +145,13 @@ def test_rows_of_another_attempt_are_refused_behind_any_filter(spark: SparkSessi
 
     assert [tuple(row) for row in rows_of(7).collect()] == [("a", 1), ("b", 2)]
     batch = rows_of(8)
-    for action in (
+    actions: tuple[Callable[[], list[Row]], ...] = (
         lambda: batch.limit(1).collect(),
         lambda: batch.filter("k is not null and n > 0").collect(),
         lambda: batch.groupBy("k").count().collect(),
         lambda: batch.select("k").collect(),
-    ):
+    )
+    for action in actions:
         with pytest.raises(PySparkException, match="DSTL_STALE_OUTPUT of attempt 8"):
             action()
 
@@ -209,7 +212,7 @@ def test_late_record_hides_no_failed_read(spark: SparkSession) -> None:
     """Rows of another attempt are noticed though Spark records the failed read late, and no block is lost (I18)."""
     receipt = Receipt("dice-0", 0, attempt=7, rows=1, keys=1, changes=1, refs=[])
     bus, slow = spark.sparkContext._jsc.sc().listenerBus(), SlowListener()
-    ensure_callback_server_started(spark.sparkContext._gateway)
+    ensure_callback_server_started(spark.sparkContext._gateway)  # type: ignore[no-untyped-call]  # has no types
     bus.addToStatusQueue(slow)
     try:
         output = kept_rows(spark, 8)
@@ -266,7 +269,8 @@ def test_lost_block_between_operators(
     from backend_client.spark.driver.receipts import collect_receipts
 
     write_input(tmp_path / "in", FILES)
-    backend, lost = make_backend(), []
+    backend = make_backend()
+    lost: list[str] = []
 
     def collect_and_lose(output: DataFrame, info: Any) -> Any:
         receipts = collect_receipts(output, info)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pytest
@@ -120,7 +120,10 @@ def test_chain_of_one_class_is_numbered(spark: SparkSession, make_backend: Backe
         first = read_input(spark, tmp_path / "in").groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None")
         between = first.select(F.col("n").cast("string").alias("k"), F.col("s").alias("v"))
         second = between.groupBy("k").transformWithStateInPandas(PandasTotals(), OUTPUT, "Update", "None")
-        third = second.selectExpr("k", "s as v").groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None")
+        third = cast(  # Spark's types do not know what is installed
+            "StatefulDataFrame",
+            second.selectExpr("k", "s as v").groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None"),
+        )
         assert [operator.name for operator in third.statefulQuery.operators] == ["Totals", "PandasTotals", "Totals-2"]
 
         writer = third.writeStream.foreachBatch(collected).option("checkpointLocation", str(tmp_path / "chk"))
@@ -153,7 +156,7 @@ def test_what_cannot_be_served_is_refused(spark: SparkSession, make_backend: Bac
     with pytest.raises(InvalidInputError, match="would be a stateful operation"):
         result.join(stream, "k")
     with pytest.raises(InvalidInputError, match="Spark Connect is not supported: start the driver with spark-submit"):
-        backend.install(object())
+        backend.install(object())  # type: ignore[arg-type]  # any other session than a classic one
 
 
 def test_explain_describes_operators_and_state(

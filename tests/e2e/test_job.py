@@ -137,7 +137,8 @@ def chain(backend: ChangelogStateBackend, stream: DataFrame) -> StatefulDataFram
     second = backend.transform_with_state(
         between.groupBy("k"), Totals(), OUTPUT, "Update", "None", name="second", parallelism=3
     )
-    return second.withColumn("twice", second["n"] * 2).drop("s")
+    result: StatefulDataFrame = second.withColumn("twice", second["n"] * 2).drop("s")
+    return result
 
 
 def test_two_operators_in_a_chain(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:

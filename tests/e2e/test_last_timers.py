@@ -228,11 +228,12 @@ def test_spark_is_told_to_run_no_batch_without_data(
     What is due waits for the next batch and comes behind its rows, which are late by the watermark of the one before.
     """
     backend, settings = make_backend(), {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}
-    programs = (
-        (their_windows, partial(our_windows, backend)) if what == "columns" else (program := waits(what), program)
+    program = waits(what)
+    their_program, our_program = (
+        (their_windows, partial(our_windows, backend)) if what == "columns" else (program, program)
     )
 
-    theirs, ours = run_both(spark, backend, tmp_path, *programs, settings)
+    theirs, ours = run_both(spark, backend, tmp_path, their_program, our_program, settings)
 
     assert ours.batches == theirs.batches
     assert len(ours.batches) == len(BATCHES)

@@ -239,6 +239,7 @@ def test_memory_sink_is_a_table(spark: SparkSession) -> None:
 def test_types_come_back_from_arrow(spark: SparkSession) -> None:
     """Spark's types become Arrow's and come back, timestamps in UTC or without a zone."""
     schema = StructType.fromDDL(MANY_TYPES)
+    assert isinstance(schema, StructType)
 
     assert frames.arrow_schema(schema).field("t").type == pa.timestamp("us", "UTC")
     assert frames.arrow_schema(schema).field("n").type == pa.timestamp("us")
@@ -275,10 +276,11 @@ FRAME = pd.DataFrame(
 @pytest.fixture(params=["with pandas' blocks", "without them"])
 def pandas_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Pandas as it is, and one that keeps its frames in another way; whether it has blocks."""
-    if request.param == "without them":
+    with_blocks: bool = request.param == "with pandas' blocks"
+    if not with_blocks:
         monkeypatch.setattr(frames, "BlockManager", None)
-        monkeypatch.delattr(pd.core.internals.managers.BlockManager, "column_arrays")
-    return request.param == "with pandas' blocks"
+        monkeypatch.delattr("pandas.core.internals.managers.BlockManager.column_arrays")
+    return with_blocks
 
 
 def test_frames_are_sliced(pandas_of: bool) -> None:

@@ -119,12 +119,14 @@ def test_tables_are_created_and_appended_to(
 ) -> None:
     """A partitioned table is created by toTable, and appended to after a restart, each batch once (I14)."""
     table = "totals_" + re.sub(r"\W", "_", tmp_path.name)
+    results: list[StatefulDataFrame] = []
     for upto in (1, 3):
         write_input(tmp_path / "in", FILES[:upto])
-        result = totals(make_backend(), read_input(spark, tmp_path / "in")).withColumn("part", F.col("n") % 2)
-        writer = result.writeStream.trigger(availableNow=True)
+        results.append(totals(make_backend(), read_input(spark, tmp_path / "in")).withColumn("part", F.col("n") % 2))
+        writer = results[-1].writeStream.trigger(availableNow=True)
         writer.toTable(table, partitionBy="part", checkpointLocation=str(tmp_path / "chk")).awaitTermination()
 
+    result = results[-1]
     assert rows_of(spark.table(table)) == expected()
     with pytest.raises(InvalidInputError, match=r"is partitioned by \(part\), not by \(k\)"):
         result.writeStream.toTable(table, partitionBy="k", checkpointLocation=str(tmp_path / "chk"))

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from backend_client import ChangelogStateBackend, join_streams
+from backend_client.progress import BatchProgress
 from storage.errors import InvalidInputError
 from tests.e2e.support import Collected, read_input, run_to_end
 from tests.property.backend_client.test_stream_join_properties import joined as combinations
@@ -84,7 +85,8 @@ def test_join_of_two_streams_is_spark_s(
     how: str,
 ) -> None:
     """I14: duplicates, nulls, late rows and composite keys are joined as on Spark, over a restart with rescaling."""
-    theirs, ours, progress = Collected(), Collected(), []
+    theirs, ours = Collected(), Collected()
+    progress: list[BatchProgress] = []
     for part, numbers in enumerate((range(3), range(3, 7))):
         write_files(tmp_path / "left", numbers, seed=1, last=6)
         write_files(tmp_path / "right", numbers, seed=2, last=6)
@@ -94,7 +96,7 @@ def test_join_of_two_streams_is_spark_s(
             left, right = left.where("k is not null"), right.where("k is not null")
         run_to_end(spark_join(left, right, how).writeStream, tmp_path / "theirs", theirs)
         backend = make_backend(parallelism=2 + part, on_progress=progress.append)
-        waits = {"l": "10 seconds", "r": timedelta(seconds=4.5)}
+        waits: dict[str, str | timedelta] = {"l": "10 seconds", "r": timedelta(seconds=4.5)}
         result = join_streams(backend, {"l": left, "r": right}, on=["k", "n"], how=how, wait=waits)
         run_to_end(result.select(*COLUMNS).writeStream, tmp_path / "ours", ours)
 
@@ -152,7 +154,7 @@ def test_impossible_join_is_refused(spark: SparkSession, make_backend: Callable[
     backend, stream = make_backend(), read(spark, tmp_path / "input")
     plain = read_input(spark, tmp_path / "input", SCHEMA)
     good: dict[str, Any] = {"inputs": {"l": stream, "r": stream}, "on": "k", "wait": "1 minute"}
-    for change, message in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"how": "right"}, "how must be one of inner, left, full"),
         ({"inputs": {"l": stream}}, "at least two inputs"),
         ({"inputs": {"l": stream, "r": spark.range(3)}}, "'r' is not a stream"),
@@ -169,6 +171,7 @@ def test_impossible_join_is_refused(spark: SparkSession, make_backend: Callable[
         ({"wait": "soon"}, "non-negative duration"),
         ({"wait": timedelta(seconds=-1)}, "non-negative duration"),
         ({"wait": {"l": "1 minute"}}, "inputs are l, r"),
-    ]:
+    ]
+    for change, message in cases:
         with pytest.raises(InvalidInputError, match=message):
             join_streams(backend, **{**good, **change})

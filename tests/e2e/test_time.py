@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from backend_client import ChangelogStateBackend
+from backend_client.progress import BatchProgress
 from storage.errors import InvalidInputError
 from tests.e2e.differential.history import CLOCK, SCHEMA, START_S, Event, Feed, History, Run
 from tests.e2e.differential.reporting import OUTPUT
@@ -29,7 +30,8 @@ def test_timers_fire_without_rows_where_asked_for(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
     """With `idle_timers`, what is due fires although no row comes; a query cannot be changed to it or from it."""
-    seen, feed, progress = Collected(), Feed(tmp_path / "input"), []
+    seen, feed = Collected(), Feed(tmp_path / "input")
+    progress: list[BatchProgress] = []
 
     def start(**options: Any) -> Any:
         stream = spark.readStream.schema(SCHEMA).json(str(feed.folder)).withColumn("plan", F.lit("idle"))

@@ -178,12 +178,13 @@ def test_timers_and_ends_come_back_from_snapshots(
         os.kill(int(Path(backend.embedded_service.pid_path).read_text()), signal.SIGKILL)
         return backend.settings.storage
 
+    urls: list[str] = []
     disturbed, feed = WhenStored(local_dir), Feed(spark, tmp_path / "disturbed-in")
     for part, parallelism in ((files[:4], 2), (files[4:], 3)):
         for rows in part:
             feed.put(rows)
-        url = run("job", feed, parallelism, disturbed)
-        assert {handle.operator for handle in materializations(url)} == {"Scripted", "Ending"}
+        urls.append(run("job", feed, parallelism, disturbed))
+        assert {handle.operator for handle in materializations(urls[-1])} == {"Scripted", "Ending"}
         shutil.rmtree(local_dir / "tables")
     undisturbed, feed = Collected(), Feed(spark, tmp_path / "undisturbed-in")
     for rows in files:
@@ -194,5 +195,5 @@ def test_timers_and_ends_come_back_from_snapshots(
     # What was pending when the tables were lost came afterwards: by processing time at once, by event time in the end.
     assert any(result.startswith("expired") for _, result in disturbed.batches[4])
     assert any('["[\\"expired' in result for batch_id in (4, 5, 6) for _, result in disturbed.batches[batch_id])
-    entries = [len(stored_state(*where, "Ending")) for where in ((url, "job"), (other_url, "other"))]
+    entries = [len(stored_state(*where, "Ending")) for where in ((urls[-1], "job"), (other_url, "other"))]
     assert entries[0] == entries[1] > 0

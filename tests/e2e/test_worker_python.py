@@ -6,7 +6,6 @@ import sys
 import venv
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -77,7 +76,9 @@ def test_missing_python_is_refused(spark: SparkSession, python: Callable[..., No
         check_worker_python(spark)
 
 
-def test_workers_are_asked_once(spark: SparkSession, tmp_path: Path, python: Callable[..., Any], monkeypatch) -> None:
+def test_workers_are_asked_once(
+    spark: SparkSession, tmp_path: Path, python: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A Python that can run tasks is asked once for a session, also where it is called by another name."""
     linked = tmp_path / "python"
     linked.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')

@@ -249,5 +249,7 @@ def _play(
         scheduler.close()
     if error is None:
         return None
-    text = " ".join(map(str, made if made is not None else choices))  # type: ignore[arg-type]
+    shown = choices if made is None else made
+    assert not isinstance(shown, _Drawn), "choices that are drawn are in `made`"
+    text = " ".join(map(str, shown))
     return Failure(text, error, [*scheduler.trace])

@@ -10,6 +10,7 @@ from typing import TypeVar
 from dstl_service.composition import Parts
 from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
 from storage.change_set import decode_change_set, encode_change_set
+from storage.checksum import BytesLike
 from storage.errors import ConflictError, DstlError, FencedError, LostChangesError
 from storage.key_groups import key_group_range
 from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
@@ -185,13 +186,13 @@ def applied(table: Table, changes: Change) -> Table:
     return {key: value for key, value in merged.items() if value is not None}
 
 
-def table_of(found: Sequence[tuple[SegmentHandle, object]]) -> Table:
+def table_of(found: Sequence[tuple[SegmentHandle, BytesLike]]) -> Table:
     """Return the table that these segments make, each applied once."""
     places = [(handle.object_key, handle.entry.offset_bytes) for handle, _ in found]
     assert len(set(places)) == len(places), "a segment came twice"
     table: Table = {}
     for handle, payload in found:
-        table = applied(table, dict(decode_change_set(payload, handle.object_key)))  # type: ignore[arg-type]
+        table = applied(table, dict(decode_change_set(payload, handle.object_key)))
     return table
 
 

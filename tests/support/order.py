@@ -30,7 +30,7 @@ def dealt(
         module: What a test shares servers with.
         processes: At least 1.
     """
-    groups: dict[object, list[_T]] = {}
+    groups: dict[tuple[str, object], list[_T]] = {}
     for item in items:
         key = ("long", id(item)) if cost_s(item) >= LONG_S else ("module", module(item))
         groups.setdefault(key, []).append(item)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from tools.servers.programs import PROJECT_ROOT, ServerError, ServerProcess, stack_folder, stack_lock
 
@@ -23,6 +23,8 @@ _SCRIPT = Path(__file__).with_name("fault_proxy_script.py")
 _BUILD_REQUIREMENTS = PROJECT_ROOT / "requirements-build.txt"
 _REQUIREMENTS = PROJECT_ROOT / "requirements-stack.txt"
 _TIMEOUT_S = 60.0
+
+FaultName: TypeAlias = Literal["refuse", "delay", "hang", "drop", "lose_response", "truncate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Rule:
         kept_bytes: For "truncate".
     """
 
-    fault: Literal["refuse", "delay", "hang", "drop", "lose_response", "truncate"]
+    fault: FaultName
     method: str = "PUT"
     path: str = ""
     times: int | None = None

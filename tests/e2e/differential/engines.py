@@ -162,7 +162,9 @@ def _drive(result: Any, feed: Feed, files: list[str], location: Path, outputs: O
     """
 
     def start() -> StreamingQuery:
-        return result.writeStream.option("checkpointLocation", str(location)).foreachBatch(outputs).start()
+        writer = result.writeStream.option("checkpointLocation", str(location)).foreachBatch(outputs)
+        started: StreamingQuery = writer.start()
+        return started
 
     query = start()
     try:

@@ -81,9 +81,7 @@ class SilentFrames(ReportingFrames):
     def init(self, handle: Any) -> None:
         self.calls = handle.getValueState("calls", "n int")
 
-    def handleInputRows(  # type: ignore[override]
-        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
-    ) -> Iterator[pd.DataFrame]:
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
         calls = (self.calls.get() or (0,))[0] + 1
         self.calls.update((calls,))
         yield pd.DataFrame()
@@ -97,9 +95,7 @@ class OneFrame(ReportingFrames):
     def init(self, handle: Any) -> None:
         self.calls = handle.getValueState("calls", "n int")
 
-    def handleInputRows(  # type: ignore[override]
-        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
-    ) -> Iterator[pd.DataFrame]:
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
         calls = (self.calls.get() or (0,))[0] + 1
         self.calls.update((calls,))
         frame = pd.DataFrame({"plan": [key[0]], "k": [key[1]], "seen": [""]})

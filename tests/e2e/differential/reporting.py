@@ -52,15 +52,11 @@ class ReportingFrames(Reporting):
         """Yield what there is to report of a frame."""
         raise NotImplementedError
 
-    def handleInputRows(  # type: ignore[override]
-        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
-    ) -> Iterator[pd.DataFrame]:
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
         frame = pd.concat(list(rows)).sort_values("i", ignore_index=True)
         yield from self._frames(key, self.on_frame(key, frame, timerValues))
 
-    def handleExpiredTimer(  # type: ignore[override]
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[pd.DataFrame]:
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
         yield from self._frames(key, self.on_timer(key, expiredTimerInfo.getExpiryTimeInMs(), timerValues))
 
     def _frames(self, key: Any, reports: Iterator[Any]) -> Iterator[pd.DataFrame]:
@@ -76,7 +72,7 @@ class Together(StatefulProcessor):
 
     def init(self, handle: Any) -> None:
         for name, processor in self.processors.items():
-            processor.init(_OwnHandle(handle, name))  # type: ignore[arg-type]
+            processor.init(_OwnHandle(handle, name))  # type: ignore[arg-type]  # stands in for a handle
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         return self.processors[key[0]].handleInputRows(key, rows, timerValues)

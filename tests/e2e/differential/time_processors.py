@@ -154,6 +154,17 @@ class OnTime(Reporting):
 class _Aging(Reporting):
     """Two states of a kind, one that ends at once and one that lasts; says what it sees before and behind writing."""
 
+    short: Any
+    long: Any
+
+    def look(self, state: Any) -> Any:
+        """Return what is seen of a state."""
+        raise NotImplementedError
+
+    def write(self, state: Any, row: Row) -> None:
+        """Change a state as a row says."""
+        raise NotImplementedError
+
     def on_rows(self, key: Any, rows: list[Row], values: Any) -> Iterator[Any]:
         assert values.getCurrentProcessingTimeInMs() > 1_700_000_000_000
         for states in (self.short, self.long):

@@ -148,7 +148,8 @@ def test_damaged_table_enters_no_snapshot(job: Job, sidecar: Sidecar, monkeypatc
             data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
             file.write_bytes(data)  # in place: of an SST file, the table has the same
             damaged.append(file.name)
-        return post(path, body, **options)
+        answer: dict[str, Any] = post(path, body, **options)
+        return answer
 
     monkeypatch.setattr(job.client, "post", damaging)
     for number in range(2):

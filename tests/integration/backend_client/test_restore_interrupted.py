@@ -135,6 +135,7 @@ def test_sidecar_that_keeps_dying_is_reported(
     """A restore that never comes to its end raises, and the table stands at no checkpoint; later it succeeds."""
     ref, expected = base
     with pytest.raises(UnavailableError, match="broke off a stream"):
+        # Stands in for a client.
         advance_to_base(table, InterruptedClient(client, sidecar, kills=9), "job", "op", GROUPS, ref)  # type: ignore[arg-type]
     assert table.version is None
 

@@ -181,8 +181,13 @@ class TestTls:
 
             assert accepts_health(address, ca_file)
             ask("orders", "orders.pem", patience_s=60)
-            for job, certificate in (("others", "orders.pem"), ("orders", None), ("orders", "forged.pem")):
-                with pytest.raises((UnauthorizedError, UnavailableError)):
+            refusals: tuple[tuple[str, str | None, type[DstlError]], ...] = (
+                ("others", "orders.pem", UnauthorizedError),
+                ("orders", None, UnauthorizedError),
+                ("orders", "forged.pem", UnavailableError),
+            )
+            for job, certificate, refusal in refusals:
+                with pytest.raises(refusal):
                     ask(job, certificate)
 
     def test_certificate_is_exchanged_without_restart(

@@ -76,10 +76,10 @@ def test_sidecar_that_starts_itself_finds_bucket(
 ) -> None:
     """The settings file reaches an embedded sidecar as an option of the backend or by the environment."""
     config = str(folder / "dstl.toml")
-    options = {"sidecar_config_file": config} if way == "option" else {}
     if way == "environment":
         monkeypatch.setenv("DSTL_CONFIG", config)
-    settings = BackendSettings(f"s3://bucket/{way}", "job", local_dir=str(folder), **options)
+    option = config if way == "option" else None
+    settings = BackendSettings(f"s3://bucket/{way}", "job", local_dir=str(folder), sidecar_config_file=option)
 
     make_checkpoint(settings)
     client = boto3.client("s3", endpoint_url=server.endpoint_url, region_name=server.region)

@@ -205,7 +205,7 @@ class TestDriverAndHosts:
         complete = session.complete
 
         def lose_answer(*arguments: object) -> None:
-            complete(*arguments)  # type: ignore[arg-type]
+            complete(*arguments)  # type: ignore[arg-type]  # handed on as they are
             raise UnavailableError("the answer is lost")
 
         monkeypatch.setattr(session, "complete", lose_answer)

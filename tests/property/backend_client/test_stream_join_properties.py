@@ -121,7 +121,7 @@ def test_join_is_what_its_definition_says(
         state, sets = KeyedState(table.get, GROUPS, table.scan, number), Sets()
         grouped = [KeyRows(2 + (key[1] % 4), key, iter(by_key[key])) for key in by_key]
         grouped.sort(key=lambda item: item.key_group)
-        for part_of_output in calls.run(grouped, state, sets):  # type: ignore[arg-type]
+        for part_of_output in calls.run(grouped, state, sets):  # type: ignore[arg-type]  # stands in for a log writer
             for *key_parts, moment, first, second, third in part_of_output:
                 ids = tuple(None if item is None else item.id for item in (first, second, third))
                 assert moment is None or None in key_parts or moment.timestamp() * 1000 > previous_ms

@@ -129,6 +129,7 @@ def test_timers_fire_as_the_model_says(
         state, sets = KeyedState(table.get, GROUPS, table.scan, number), Sets()
         grouped = [KeyRows(2 + ord(key) % 4, (key,), iter([rows[key]])) for key in rows]
         grouped.sort(key=lambda item: (item.key_group, item.key))
+        # Stands in for a log writer.
         seen = [row for part in calls.run(grouped, state, sets) for row in part]  # type: ignore[arg-type]
         sets.append(state.take_changes(), preemptive=False)
         table.advance(sets.changes, f"{number}.0.u")

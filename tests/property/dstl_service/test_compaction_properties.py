@@ -120,6 +120,7 @@ class World:
 
     def compact(self, checkpoint_id: int) -> None:
         """Do what is due; the results wait."""
+        # Has no use for them.
         compactor = Compactor(self.store, SegmentCache(1 << 20), None, None, 1 << 30)  # type: ignore[arg-type]
         sizes = {"op": log_size(self.view, "op")}
         operators = [self.operator()]

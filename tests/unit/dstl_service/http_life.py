@@ -7,9 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from anyio.from_thread import BlockingPortal
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from httpx2 import Response
+from starlette.types import Receive, Send
 
 from dstl_service.app import create_app
+from dstl_service.composition import Parts
 from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.settings import ServiceSettings, UploadSettings
 from dstl_service.wire import decode_frames
@@ -30,6 +35,20 @@ class Life:
         self.path = f"/v1/jobs/{job}"
         self.epoch = 0
 
+    @property
+    def portal(self) -> BlockingPortal:
+        """The way into the service's event loop."""
+        assert self.client.portal is not None
+        return self.client.portal
+
+    @property
+    def parts(self) -> Parts:
+        """What the service is made of."""
+        app = self.client.app
+        assert isinstance(app, FastAPI)
+        parts: Parts = app.state.parts
+        return parts
+
     def open(self) -> dict[str, Any]:
         """Take the job over."""
         answer = self.client.post(f"{self.path}/epochs", json={"owner": "test"})
@@ -38,7 +57,7 @@ class Life:
         self.epoch = opened["epoch"]
         return opened
 
-    def append_raw(self, payload: bytes = b"payload", **changes: Any) -> Any:
+    def append_raw(self, payload: bytes = b"payload", **changes: Any) -> Response:
         """Send a change set; return the response."""
         query = {
             "operator": "op",
@@ -55,7 +74,9 @@ class Life:
         }
         return self.client.post(f"{self.path}/change-sets", params=query, content=payload)
 
-    def post_raw(self, path: str, query: bytes, headers: list[tuple[bytes, bytes]], receive: Any, send: Any) -> None:
+    def post_raw(
+        self, path: str, query: bytes, headers: list[tuple[bytes, bytes]], receive: Receive, send: Send
+    ) -> None:
         """Hand a POST straight to the application, whose body and answer go through these functions."""
         scope = {
             "type": "http",
@@ -70,8 +91,7 @@ class Life:
             "client": ("test", 1),
             "server": ("test", 1),
         }
-        assert self.client.portal is not None
-        self.client.portal.call(self.client.app, scope, receive, send)
+        self.portal.call(self.client.app, scope, receive, send)
 
     def append(self, payload: bytes = b"payload", **changes: Any) -> dict[str, Any]:
         """Send a change set that is to be taken; return its reference."""
@@ -80,27 +100,27 @@ class Life:
         reference: dict[str, Any] = answer.json()
         return reference
 
-    def persist(self, *refs: dict[str, Any], wait: bool = True) -> Any:
+    def persist(self, *refs: dict[str, Any], wait: bool = True) -> Response:
         """Have sets made durable; return the response."""
         return self.client.post(f"{self.path}/persist", json={"epoch": self.epoch, "refs": refs, "wait": wait})
 
-    def begin(self, checkpoint_id: int) -> Any:
+    def begin(self, checkpoint_id: int) -> Response:
         """Begin a checkpoint; return the response."""
         return self.client.post(f"{self.path}/checkpoints/{checkpoint_id}/begin", json={"epoch": self.epoch})
 
-    def abort(self, checkpoint_id: int) -> Any:
+    def abort(self, checkpoint_id: int) -> Response:
         """Give a checkpoint up; return the response."""
         return self.client.post(f"{self.path}/checkpoints/{checkpoint_id}/abort", json={"epoch": self.epoch})
 
-    def flush(self, checkpoint_id: int, base: Any, *refs: dict[str, Any], **changes: Any) -> Any:
+    def flush(self, checkpoint_id: int, base: Any, *refs: dict[str, Any], **changes: Any) -> Response:
         """Start the upload of what a checkpoint consists of; return the response."""
         return self._plan(f"{checkpoint_id}/flush", checkpoint_id, base, refs, changes)
 
-    def complete_raw(self, checkpoint_id: int, base: Any, *refs: dict[str, Any], **changes: Any) -> Any:
+    def complete_raw(self, checkpoint_id: int, base: Any, *refs: dict[str, Any], **changes: Any) -> Response:
         """Complete a checkpoint; return the response."""
         return self._plan(f"{checkpoint_id}/complete", checkpoint_id, base, refs, changes)
 
-    def _plan(self, path: str, checkpoint_id: int, base: Any, refs: Any, changes: dict[str, Any]) -> Any:
+    def _plan(self, path: str, checkpoint_id: int, base: Any, refs: Any, changes: dict[str, Any]) -> Response:
         operator = {"name": "op", "parallelism": 1, "key_schema": "{}", "states": {}}
         body = {
             "epoch": self.epoch,
@@ -121,7 +141,7 @@ class Life:
         reference: dict[str, Any] = answer.json()["ref"]
         return reference
 
-    def restore_raw(self, want: dict[str, Any], at: dict[str, Any] | None = None, **changes: Any) -> Any:
+    def restore_raw(self, want: dict[str, Any], at: dict[str, Any] | None = None, **changes: Any) -> Response:
         """Ask for what leads from `at` to `want`; return the response."""
         query = {"operator": "op", "first_key_group": 0, "last_key_group": 127, "to": text(want), **changes}
         if at is not None:

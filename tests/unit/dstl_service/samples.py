@@ -9,6 +9,7 @@ from dstl_service.formats.manifest import Manifest, ManifestKind
 from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.savepoint_register import SavepointRegister
 from dstl_service.wire import CheckpointRef, OperatorInfo, StateInfo
+from storage.checksum import BytesLike
 from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
 from storage.object_store import ObjectData, ObjectStore
@@ -18,7 +19,7 @@ from storage.testing import FakeClock, FakeIds
 
 def segment(
     sqn: int = 0,
-    payload: bytes = b"0123456789",
+    payload: BytesLike = b"0123456789",
     *,
     checkpoint_id: int = 1,
     partition: int = 0,

@@ -64,8 +64,8 @@ def test_open_address_needs_token(host: str) -> None:
     """A service that other hosts can reach does not start without a token."""
     with pytest.raises(InvalidInputError, match="token"):
         ServiceSettings("memory://x", host=host)
-    assert ServiceSettings("memory://x", host=host, token_file="t").host == host
-    assert ServiceSettings("memory://x", host=host, socket_path="s").host == host
+    assert ServiceSettings("memory://x", host=host, token_file=Path("t")).host == host
+    assert ServiceSettings("memory://x", host=host, socket_path=Path("s")).host == host
 
 
 def test_host_name_must_fit_keys() -> None:

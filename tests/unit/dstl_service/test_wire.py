@@ -18,6 +18,7 @@ from dstl_service.wire import (
     GoneFrame,
     PersistRequest,
     PlanFrame,
+    RestoreFrame,
     SegmentFrame,
     SetFrame,
     SnapshotFrame,
@@ -31,7 +32,7 @@ from dstl_service.wire import (
 from storage.errors import CorruptDataError, InvalidInputError
 from storage.model import KeyGroupRange
 
-FRAMES = [
+FRAMES: list[tuple[dict[str, Any], bytes]] = [
     ({"kind": "plan", "full": True}, b""),
     ({"kind": "segment", "object": "ü"}, bytes(range(256))),
     ({"kind": "end"}, b""),
@@ -86,7 +87,7 @@ def test_other_stream_is_corrupt(stream: bytes) -> None:
         list(decode_frames(io.BytesIO(stream)))
 
 
-RESTORE_FRAMES = [
+RESTORE_FRAMES: list[RestoreFrame] = [
     PlanFrame(is_full=True, materialize=True, materialized={"uid": "u"}, snapshots=1, segments=2, size_bytes=3),
     SnapshotFrame("the.index", "1.0.u", KeyGroupRange(0, 9), (KeyGroupRange(2, 3), KeyGroupRange(5, 5)), 4),
     FileFrame("CURRENT", "the.object", 10, 20, "0" * 32),

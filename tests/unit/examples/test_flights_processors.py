@@ -31,7 +31,7 @@ class KeyedRunner:
         self._processor = processor
         self._key: tuple[str, str] = ("", "")
         self.states: dict[tuple[str, str], Any] = {}
-        processor.init(self)  # type: ignore[arg-type]
+        processor.init(self)  # type: ignore[arg-type]  # stands in for a handle, and for its values
 
     def getValueState(self, stateName: str, schema: str) -> KeyedRunner:
         return self  # the processors have one state each
@@ -44,6 +44,7 @@ class KeyedRunner:
 
     def test(self, key: tuple[str, str], rows: list[Row]) -> list[Row]:
         self._key = key
+        # Stands in for a handle, and for its values.
         found: Iterator[Any] = self._processor.handleInputRows(key, iter(rows), None)  # type: ignore[arg-type]
         return list(found)
 

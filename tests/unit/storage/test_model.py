@@ -90,7 +90,7 @@ def test_bad_number_is_refused(value: Any) -> None:
 def test_values_are_frozen_and_slotted() -> None:
     """A value cannot change under those who share it."""
     with pytest.raises(dataclasses.FrozenInstanceError):
-        HANDLE.object_key = "other"  # type: ignore[misc]
+        HANDLE.object_key = "other"  # type: ignore[misc]  # refused
     assert not hasattr(HANDLE, "__dict__")
 
 

@@ -66,7 +66,7 @@ class Task:
         self.table = Table()
         self.preemptive_bytes = 1 << 20
         self.late_rows: list[int] = []
-        self.next_end_ms: int | None = None
+        self.next_ends_ms: list[int | None] = []
 
     def run(
         self,
@@ -88,10 +88,11 @@ class Task:
             self.preemptive_bytes,
         )
         writer = Writer()
+        # Stand in for table and log writer.
         outputs = list(calls.run(batches, self.table, writer))  # type: ignore[arg-type]
         assert calls.rows_seen == len(rows)
         self.late_rows.append(calls.late_rows)
-        self.next_end_ms = calls.next_end_ms
+        self.next_ends_ms.append(calls.next_end_ms)
         writer.apply(self.table)
         return [row for output in outputs for row in output.to_pylist()]
 

@@ -17,6 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from backend_client.columnar import Aggregate, ColumnarProcessor, Count, KeyBatch, KeyResults, Sum, chunks, tumbling
 from backend_client.columnar.keys import KeyColumns
+from backend_client.key_runs import key_changes
 from backend_client.state.declared_states import merge_states
 from storage.errors import InvalidInputError
 from tests.unit.backend_client.columnar.columnar_task import Task
@@ -45,7 +46,7 @@ def test_keys_are_whole(keys: list[int | None], batch_rows: int, chunk_rows: int
 def test_rows_of_a_large_key_are_joined_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many batches one key has, no row is copied, and no key looked at, more than a few times."""
     joined: Counter[str] = Counter()
-    join, find = chunks._joined, chunks.key_changes
+    join, find = chunks._joined, key_changes
 
     def counted_join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         result = join(batches)

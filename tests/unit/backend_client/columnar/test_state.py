@@ -21,6 +21,7 @@ def test_long_keys_that_end_are_taken_in_parts() -> None:
     codec = StateColumns(pa.schema([("n", pa.int64())]))
     state = ColumnarState(codec, KEY_GROUPS, 1, 2, table.get_many, table.between)
     keys = pack_rows([pa.array([f"{number:03}" + "k" * KEY_BYTES for number in range(KEYS)])])
+    assert keys is not None
     entries = state.entries(np.full(KEYS, KEY_GROUPS.first), keys)
     values = pa.RecordBatch.from_pydict({"n": range(KEYS)}, codec.schema)
     found = state.read(entries, None)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from backend_client.service.client import ServiceClient
 from backend_client.service.log_writer import LogWriter
 from dstl_service.wire import ChangeSetRef, LogTarget
 from storage.change_set import decode_change_set
@@ -16,10 +17,11 @@ from storage.model import KeyGroupRange
 TARGET = LogTarget("job", "op", 5, 2, 77, 3, KeyGroupRange(10, 19))
 
 
-class MemoryClient:
+class MemoryClient(ServiceClient):
     """A service that takes sets in and makes them durable, in memory; refuses where it is told to."""
 
     def __init__(self) -> None:
+        super().__init__("http://nowhere")
         self.sets: list[tuple[int, bytes, bool]] = []
         self.persisted: list[list[int]] = []
         self.is_full = False
@@ -37,7 +39,7 @@ class MemoryClient:
             "op", target.checkpoint_id, target.epoch, target.attempt, target.partition, sqn, len(payload), "s"
         )
 
-    def persist(self, job: str, epoch: int, refs: list[ChangeSetRef]) -> list[dict[str, Any]]:
+    def persist(self, job: str, epoch: int, refs: list[ChangeSetRef], *, wait: bool = True) -> list[dict[str, Any]]:
         """Make sets durable."""
         self.persisted.append([ref.sqn for ref in refs])
         return [{"handle": ref.sqn} for ref in refs]
@@ -49,7 +51,7 @@ def client() -> MemoryClient:
     return MemoryClient()
 
 
-def writer_of(client: Any) -> LogWriter:
+def writer_of(client: MemoryClient) -> LogWriter:
     """Return a writer that sends to this service."""
     return LogWriter(client, TARGET)
 

@@ -327,9 +327,11 @@ def test_broken_log_behind_snapshot_goes_on_from_it(table: StateTable, tmp_path:
 def test_task_hears_of_snapshots(table: StateTable) -> None:
     """I13: the plan tells the task whether to make a snapshot and which stored one to report; without both, neither."""
     told = {"kind": "plan", "full": False, "materialize": True, "materialized": {"uid": "m"}}
+    # Scripted, in place of a client.
     advanced = advance_to_base(table, ScriptedClient((told, b""), END), "job", "op", GROUPS, BASE)  # type: ignore[arg-type]
     assert (advanced.materialize, advanced.materialized) == (True, {"uid": "m"})
 
+    # Scripted, in place of a client.
     again = advance_to_base(table, ScriptedClient(), "job", "op", GROUPS, BASE)  # type: ignore[arg-type]
     assert (again.materialize, again.materialized) == (False, None)
 
@@ -356,7 +358,7 @@ class ReadingClient:
 def test_change_sets_are_read_one_at_a_time() -> None:
     """What came before a stream broke off was handed on already, and is not asked for again."""
     client = ReadingClient()
-    parts = read_change_sets(client, "job", 1, [1, 2, 3])  # type: ignore[arg-type, list-item]
+    parts = read_change_sets(client, "job", 1, [1, 2, 3])  # type: ignore[arg-type, list-item]  # stand-ins
 
     assert next(iter(parts)).values.to_pylist() == [b"1"]
     assert client.asked == [3]

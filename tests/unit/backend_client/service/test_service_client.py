@@ -275,14 +275,12 @@ def test_append_sends_set_as_it_is(serve: Callable[..., ScriptedServer]) -> None
     assert "preemptive=true" in head
 
 
-FRAMES = b"".join(
-    b"".join(encode_frame(header, payload))
-    for header, payload in [
-        ({"kind": "plan", "full": True}, b""),
-        ({"kind": "segment"}, b"x" * 100),
-        ({"kind": "end"}, b""),
-    ]
-)
+HEADERS_AND_PAYLOADS: list[tuple[dict[str, Any], bytes]] = [
+    ({"kind": "plan", "full": True}, b""),
+    ({"kind": "segment"}, b"x" * 100),
+    ({"kind": "end"}, b""),
+]
+FRAMES = b"".join(b"".join(encode_frame(header, payload)) for header, payload in HEADERS_AND_PAYLOADS)
 
 
 def restored(client: ServiceClient) -> list[str]:

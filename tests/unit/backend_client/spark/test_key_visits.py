@@ -27,7 +27,7 @@ def visits(stored: dict[bytes, bytes], rows: list[KeyRows]) -> Iterator[tuple[by
 
 def test_timers_behind_the_last_rows_are_visited() -> None:
     """Keys without rows whose timers are due are visited, also behind the last key that has rows."""
-    writing = KeyedState({}.get, GROUPS, lambda _: iter(()), checkpoint_id=0)
+    writing = KeyedState(dict[bytes, bytes]().get, GROUPS, lambda _: iter(()), checkpoint_id=0)
     timers = Timers(writing, 0)
     writing.key_group, writing.key = 5, b"b"
     timers.register(50)

@@ -34,21 +34,24 @@ def test_modes_that_were_not_stored_may_be_any(known: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changed", "message"),
     [
         (
-            {"time_mode": "ProcessingTime"},
+            replace(STORED, time_mode="ProcessingTime"),
             "'sessions' was started with timeMode 'EventTime', now it has 'ProcessingTime'",
         ),
-        ({"time_mode": "None"}, "timeMode 'EventTime', now it has 'None'.*use 'EventTime' again, or start"),
-        ({"kind": COLUMNS}, "'sessions' was started with a processor that is of the Row or pandas API, now it is colu"),
-        ({"output_mode": "Update"}, "'sessions' was started with outputMode 'Append', now it has 'Update'"),
+        (replace(STORED, time_mode="None"), "timeMode 'EventTime', now it has 'None'.*use 'EventTime' again, or start"),
+        (
+            replace(STORED, kind=COLUMNS),
+            "'sessions' was started with a processor that is of the Row or pandas API, now it is colu",
+        ),
+        (replace(STORED, output_mode="Update"), "'sessions' was started with outputMode 'Append', now it has 'Update'"),
     ],
 )
-def test_other_modes_are_refused(changes: dict[str, str], message: str) -> None:
+def test_other_modes_are_refused(changed: OperatorInfo, message: str) -> None:
     """A mode that changes is an error that names the operator, both modes and what to do."""
     with pytest.raises(InvalidInputError, match=message):
-        check_modes(STORED, replace(STORED, **changes))
+        check_modes(STORED, changed)
 
 
 ROW_STATES = {"totals": StateInfo(1, "value", "{}")}

@@ -17,6 +17,8 @@ def test_class_instead_of_processor_is_refused() -> None:
     nothing: Any = None
 
     with pytest.raises(InvalidInputError, match="is the class StatefulProcessor; give an object"):
+        # A class where an object is due.
         row_operator(nothing, TransformOptions(StatefulProcessor, "a long", "Update", "None"))  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="is the class Aggregate"):
+        # A class where an object is due.
         columnar_operator(nothing, Aggregate, None, "Update", name=None, parallelism=None)  # type: ignore[arg-type]

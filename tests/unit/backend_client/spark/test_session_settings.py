@@ -55,9 +55,15 @@ class Session:
         self.values[name] = value
 
 
-def limit(kinds: list[Any], *steps: Any, initial: InitialState | None = None, **changes: str) -> str:
+def limit(
+    kinds: list[Any],
+    *steps: Any,
+    initial: InitialState | None = None,
+    rows_max: str = "10000",
+    bytes_max: str = DEFAULTS[BYTES_MAX],
+) -> str:
     """Return the limit of an Arrow batch's size for an operator whose input has columns of these types."""
-    session = Session({ROWS_MAX: changes.pop("rows_max", "10000"), **changes})
+    session = Session({ROWS_MAX: rows_max, BYTES_MAX: bytes_max})
     schema = StructType([StructField(f"c{at}", kind) for at, kind in enumerate(kinds)])
     before = dict(session.values)
     operator = Operator("op", Totals(), ("c0",), schema, StructType(), {}, None, steps, initial=initial)
@@ -92,7 +98,7 @@ def test_rows_that_may_be_long_are_measured(kinds: list[DataType]) -> None:
 
 def test_limits_that_were_set_stay() -> None:
     """Who has set a limit keeps it, and without a limit of rows the one of bytes is needed."""
-    assert limit(NUMBERS, **{BYTES_MAX: "1048576b"}) == "1048576b"
+    assert limit(NUMBERS, bytes_max="1048576b") == "1048576b"
     assert limit(NUMBERS, rows_max="0") == limit(NUMBERS, rows_max="-1") == DEFAULTS[BYTES_MAX]
     assert limit(NUMBERS, rows_max="1000000") == DEFAULTS[BYTES_MAX]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_collections_are_rarer_within(given: tuple[int, int, int], within: int) 
 def test_stopped_task_leaves_no_trace() -> None:
     """The worker's next task collects as it did before, though this one is not read to its end."""
 
-    def outputs() -> Iterator[int]:
+    def outputs() -> Generator[int, None, None]:
         with rare_garbage_collection():
             yield from range(2)
 

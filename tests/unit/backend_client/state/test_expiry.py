@@ -25,6 +25,7 @@ class Batches:
 
     def __init__(self, table: StateTable) -> None:
         self.table = table
+        self.state: KeyedState
         self.batch = -1
         self.next(0)
 
@@ -153,4 +154,4 @@ def test_rewritten_value_has_few_index_entries(batches: Batches) -> None:
 def test_impossible_ttl_is_refused(ttl_ms: object) -> None:
     """A TTL is a positive whole number of milliseconds."""
     with pytest.raises(InvalidInputError, match="ttlDurationMs of state 'visits' must be a positive whole number"):
-        check_ttl("visits", ttl_ms)  # type: ignore[arg-type]
+        check_ttl("visits", ttl_ms)  # type: ignore[arg-type]  # refused whatever it is

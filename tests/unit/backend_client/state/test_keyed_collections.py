@@ -26,6 +26,7 @@ class Batches:
 
     def __init__(self, table: StateTable) -> None:
         self.table = table
+        self.state: KeyedState
         self.batch = -1
         self.next()
 
@@ -106,7 +107,7 @@ def test_refused_element_changes_nothing(batches: Batches) -> None:
         with pytest.raises(InvalidInputError, match="number"):
             call([(2,), ("three",)])
     with pytest.raises(InvalidInputError, match="None"):
-        batches.numbers.put(None)  # type: ignore[arg-type]
+        batches.numbers.put(None)  # type: ignore[arg-type]  # refused
 
     assert batches.list() == [1]
 

@@ -21,6 +21,7 @@ class Batches:
 
     def __init__(self, table: StateTable) -> None:
         self.table = table
+        self.state: KeyedState
         self.batch = -1
         self.next()
 
@@ -95,7 +96,7 @@ def test_timers_that_are_due_when_they_are_set_are_taken_once(batches: Batches) 
 def test_impossible_moment_is_refused(batches: Batches, moment: object) -> None:
     """What is no 64-bit number of milliseconds is an error that says so, and sets nothing."""
     with pytest.raises(InvalidInputError, match="milliseconds since 1970"):
-        batches.timers.register(moment)  # type: ignore[arg-type]
+        batches.timers.register(moment)  # type: ignore[arg-type]  # refused whatever it is
     assert batches.state.changes == {}
 
 

@@ -92,11 +92,11 @@ def test_every_route_with_every_role(client: TestClient) -> None:
 
 def test_writer_runs_its_job_and_reads_nothing_of_another(client: TestClient) -> None:
     """One job's token is enough to run it, and neither shows nor destroys anything of the other one."""
-    client.headers = bearer("full-token")  # type: ignore[assignment]  # as httpx takes it
+    client.headers = bearer("full-token")
     theirs = Life(client, "other")
     theirs.open()
     kept = theirs.complete(0, None, theirs.append(b"theirs"))
-    client.headers = bearer("writer-token")  # type: ignore[assignment]
+    client.headers = bearer("writer-token")
     mine = Life(client, "mine.query")
     mine.open()
     ref = mine.complete(0, None, mine.append(b"mine"))
@@ -111,7 +111,7 @@ def test_writer_runs_its_job_and_reads_nothing_of_another(client: TestClient) ->
 
 def test_writer_hands_over_snapshots_of_its_own_job_only(client: TestClient) -> None:
     """The path of another job's table is refused: the service would store what lies there, and then remove it."""
-    client.headers = bearer("writer-token")  # type: ignore[assignment]
+    client.headers = bearer("writer-token")
     mine = Life(client, "mine")
     uid = mine.open()["job_uid"]
     ref = mine.complete(0, None, mine.append(b"mine"))

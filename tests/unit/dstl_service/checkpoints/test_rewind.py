@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import pytest
 
@@ -67,8 +68,18 @@ def driver_of(store: ObjectStore, checkpoints: int, host: int = 1) -> Driver:
     return driver
 
 
-def set_back(store: ObjectStore, host: int = 90, **options: object) -> RewindReport:
-    return rewind(opened(store, host), "job", FakeIds(host), **{"write": True, **options})  # type: ignore[arg-type]
+class Options(TypedDict, total=False):
+    """The options of a rewind."""
+
+    savepoint: str
+    checkpoint_id: int
+    checkpoints_max: int
+    write: bool
+
+
+def set_back(store: ObjectStore, host: int = 90, **options: Unpack[Options]) -> RewindReport:
+    options.setdefault("write", True)
+    return rewind(opened(store, host), "job", FakeIds(host), **options)
 
 
 def newest_id(store: ObjectStore, host: int = 80) -> tuple[int, int]:
@@ -373,7 +384,7 @@ def check_whole(store: ObjectStore, follower: Driver) -> None:
         ({"savepoint": "none"}, NotFoundError),
     ],
 )
-def test_impossible_rewind_is_refused(store: MemoryStore, options: dict[str, object], error: type[Exception]) -> None:
+def test_impossible_rewind_is_refused(store: MemoryStore, options: Options, error: type[Exception]) -> None:
     """Nothing is written where it is not clear what to set the job back to."""
     driver_of(store, 3)
     before = [info.key for info in store.list("")]

@@ -19,7 +19,7 @@ from tests.unit.dstl_service.samples import opened
 from tests.unit.dstl_service.world import World
 from tests.waiting import wait_until
 
-OFTEN = GcSettings(interval_s=0.01)  # a fraction, for no test waits for seconds
+OFTEN = GcSettings(interval_s=0.01)  # type: ignore[arg-type]  # a fraction, for no test waits for seconds
 COLLECTED = 'dstl_orphans{job="job"}'
 FAILED = 'dstl_collections_failed_total{job="job"}'
 AGE = 'dstl_collection_success_age_seconds{job="job"}'
@@ -27,8 +27,7 @@ AGE = 'dstl_collection_success_age_seconds{job="job"}'
 
 def collector_of(life: Life) -> Any:
     """Return the task that collects the job's garbage."""
-    parts = life.client.app.state.parts
-    return parts.upkeep.collector_of(parts.jobs.get("job"))
+    return life.parts.upkeep.collector_of(life.parts.jobs.get("job"))
 
 
 def test_collector_outlives_a_bug() -> None:
@@ -37,7 +36,7 @@ def test_collector_outlives_a_bug() -> None:
     with service(store, gc=OFTEN) as life:
         store.inject(Fault("list", FaultKind.FAIL_BEFORE, "job/segments/*", error=lambda: ValueError("bug")))
         life.open()
-        found = wait_until(lambda: (now := samples(life)).get(COLLECTED) is not None and now)
+        found = wait_until(lambda: now if COLLECTED in (now := samples(life)) else None)
 
     assert found[FAILED] == 1
 
@@ -61,7 +60,7 @@ def test_ended_collector_is_started_again() -> None:
     with service(MemoryStore(), gc=OFTEN) as life:
         life.open()
         first = collector_of(life)
-        life.client.portal.call(first.cancel)
+        life.portal.call(first.cancel)
         wait_until(first.done)
         life.open()
 
@@ -148,7 +147,7 @@ def test_nothing_is_shown_of_a_job_that_was_deleted() -> None:
     with service(MemoryStore(), gc=GcSettings()) as life:
         life.open()
         assert AGE in samples(life)
-        life.client.portal.call(life.client.app.state.parts.jobs.recreate, "job")
+        life.portal.call(life.parts.jobs.recreate, "job")
         assert AGE not in samples(life)
 
 

@@ -87,7 +87,7 @@ class Job:
 
     def restored(self, ref: Any, half: int) -> tuple[dict[str, Any], dict[str, bytes], list[bytes]]:
         """Restore a table of one partition from nothing; return plan, files of its snapshot, and log."""
-        answer = self.life.restore_raw(ref, **HALVES[half])
+        answer = self.life.restore_raw(ref, None, **HALVES[half])
         assert answer.status_code == 200, answer.text
         (plan, _), *frames, (end, _) = decode_frames(io.BytesIO(answer.content))
         assert end["kind"] == "end"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -107,7 +107,11 @@ def test_object_of_vanished_driver_goes() -> None:
 
 def test_damaged_orphan_goes() -> None:
     """An object that is no segment object goes once the next checkpoint exists, or the next driver's epoch (I12)."""
-    for end in (lambda world: world.complete(world.object(1)), lambda world: world.jobs.claim("newer")):
+    ends: tuple[Callable[[World], object], ...] = (
+        lambda world: world.complete(world.object(1)),
+        lambda world: world.jobs.claim("newer"),
+    )
+    for end in ends:
         world = World()
         world.complete(world.object(0))
         world.store.put("job/segments/host/torn.seg", b"torn")

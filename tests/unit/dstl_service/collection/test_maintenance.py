@@ -171,6 +171,7 @@ def test_opaque_log_is_left_alone(job: Job) -> None:
         base = job.life.complete(checkpoint_id, base, job.life.append(b"opaque" * 9, checkpoint_id=checkpoint_id))
     wait_until(lambda: job.metric("dstl_compactions_failed_total") >= 1)
 
+    assert base is not None
     assert job.life.restore(base) == (True, [b"opaque" * 9] * 5)
 
 
@@ -222,6 +223,7 @@ def test_compaction_of_what_was_given_up_is_dropped() -> None:
         rewind(jobs, "job", FakeIds(8), checkpoint_id=job.base["id"] - 1, write=True)
         job.state = dict(job.states[-2][1])
         job.base = life.open()["latest"]["ref"]
+        newest: Manifest | None = None
         for _ in range(2):
             job.checkpoint()
             newest = opened(store).newest()
@@ -231,6 +233,7 @@ def test_compaction_of_what_was_given_up_is_dropped() -> None:
         compacted(job)
         job.checkpoint()
 
+        assert newest is not None
         assert not any(uid_in_key(handle.object_key) == uid for handle in jobs.state(newest.ref).log)
         assert job.restored(job.base) == job.state
 

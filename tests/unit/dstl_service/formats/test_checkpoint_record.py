@@ -198,11 +198,12 @@ def test_repeated_try_has_new_note() -> None:
     store = MemoryStore()
     with service(store) as life:
         life.open()
+        refs = []
         for attempt in (1, 2):
             life.begin(0)
-            ref = life.append(attempt=attempt)
-            flush(life, 0, ref, uid=f"try{attempt}")
-        life.complete(0, None, ref, uid="try2")
+            refs.append(life.append(attempt=attempt))
+            flush(life, 0, refs[-1], uid=f"try{attempt}")
+        life.complete(0, None, refs[-1], uid="try2")
 
     assert notes_in(store)[-1].uid == "try2"
 

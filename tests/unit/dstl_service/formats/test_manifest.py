@@ -9,6 +9,7 @@ import pytest
 
 from dstl_service.formats.manifest import (
     COMPLETE_EVERY,
+    Manifest,
     ManifestKind,
     decode_manifest,
     encode_manifest,
@@ -41,7 +42,7 @@ SNAPSHOT = MaterializationHandle("op", KeyGroupRange(0, 9), 3, "uid", "job/mater
         replace(manifest(kind=ManifestKind.COMPLETE), materializations=(SNAPSHOT,), note=OTHERS[0]),
     ],
 )
-def test_manifest_survives_round_trip(original) -> None:
+def test_manifest_survives_round_trip(original: Manifest) -> None:
     """What was encoded is decoded as it was."""
     assert decode_manifest(encode_manifest(original), "key") == original
 

@@ -33,7 +33,7 @@ class Requests:
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": b"x" * PIECE, "more_body": await pieces.get()}
 
-        return asyncio.create_task(self.room(scope, receive, None))  # type: ignore[arg-type]
+        return asyncio.create_task(self.room(scope, receive, None))  # type: ignore[arg-type]  # nothing is sent
 
 
 @pytest.mark.parametrize("length", [32 << 20, None])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from httpx2 import Response
+from starlette.types import Message
 
 from dstl_service.http.errors import HTTP_STATUS
 from dstl_service.wire import decode_frames
@@ -22,9 +25,10 @@ SEGMENTS = "*/segments/*"
 MANIFESTS = "*/checkpoints/*"
 
 
-def kind_of(answer: Any) -> str:
+def kind_of(answer: Response) -> str:
     """Return the kind of an error's answer."""
-    return answer.json()["kind"]
+    kind: str = answer.json()["kind"]
+    return kind
 
 
 class TestLife:
@@ -517,12 +521,12 @@ def stream_to(life: Life, path: str, query: bytes, chunk_bytes: int, chunks: int
     read = 0
     status = 0
 
-    async def receive() -> dict[str, Any]:
+    async def receive() -> Message:
         nonlocal read
         read += 1
         return {"type": "http.request", "body": b"x" * chunk_bytes, "more_body": read < chunks}
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: Message) -> None:
         nonlocal status
         status = message.get("status", status)
 
@@ -669,13 +673,14 @@ class TestRequests:
         """Without the token only the health of a service can be asked."""
         path = tmp_path / "token"
         path.write_text("secret", encoding="utf-8")
+        refused: list[Mapping[bytes, bytes]] = [
+            {},
+            {b"authorization": b"Bearer other"},
+            {b"authorization": b"secret"},
+            {b"authorization": "Bearer \xfc".encode("latin-1")},
+        ]
         with service(MemoryStore(), token_file=str(path)) as life:
-            for headers in (
-                {},
-                {"authorization": "Bearer other"},
-                {"authorization": "secret"},
-                {"authorization": "Bearer \xfc".encode("latin-1")},
-            ):
+            for headers in refused:
                 assert life.client.get("/v1/info", headers=headers).status_code == 401
             assert life.client.get("/openapi.json").status_code == 401
             assert life.client.get("/health").status_code == 200

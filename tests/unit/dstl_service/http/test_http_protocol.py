@@ -35,6 +35,7 @@ def done_after(act: Callable[[GatheredWrites, Connection], None]) -> list[Any]:
     connection = Connection()
 
     async def run() -> None:
+        # Stands in for a transport.
         act(GatheredWrites(connection, asyncio.get_running_loop()), connection)  # type: ignore[arg-type]
         await asyncio.sleep(0)
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
 from dstl_service.http import requests
 from storage.memory_store import MemoryStore
@@ -23,12 +24,12 @@ def send_half(life: Life, query: str) -> tuple[int, dict[str, str]]:
     answer: dict[str, Any] = {}
     pieces = [{"type": "http.request", "body": b"x" * 700, "more_body": True}] * 2
 
-    async def receive() -> dict[str, Any]:
+    async def receive() -> Message:
         if not pieces:
             await asyncio.Event().wait()
         return pieces.pop()
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: Message) -> None:
         answer.update(message)
 
     life.post_raw(f"{life.path}/change-sets", query.encode(), [(b"content-length", b"1900")], receive, send)

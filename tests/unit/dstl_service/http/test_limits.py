@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from httpx2 import Response
 
 from dstl_service.wire import REFS_MAX
 from storage.memory_store import MemoryStore
@@ -163,12 +164,13 @@ def test_long_number_is_refused(way: str, digits: int, life: Life) -> None:
     """C8: a number of any length, wherever it stands, is refused as one, and never a failure of the service."""
     number = "9" * digits
     body = f'{{"epoch": {number}, "refs": []}}'
-    answer = {
+    ways: dict[str, Callable[[], Response]] = {
         "query": lambda: life.append_raw(epoch=number),
         "path": lambda: life.client.get(f"{life.path}/checkpoints/{number}"),
         "body": lambda: life.client.post(f"{life.path}/persist", content=body),
         "reference": lambda: life.restore_raw({"id": number, "generation": 0, "uid": "u"}),
-    }[way]()
+    }
+    answer = ways[way]()
 
     assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_input"), answer.text[:500]
     assert len(answer.text) < 2000

@@ -34,7 +34,7 @@ class Requests:
                 self.statuses.append(message["status"])
                 assert (b"connection", b"close") in message["headers"]
 
-        return asyncio.create_task(self.places(scope, None, send))  # type: ignore[arg-type]
+        return asyncio.create_task(self.places(scope, None, send))  # type: ignore[arg-type]  # nothing is received
 
 
 def test_requests_of_one_job_leave_half_of_all_connections() -> None:

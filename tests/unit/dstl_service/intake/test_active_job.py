@@ -175,7 +175,7 @@ def test_look_whether_the_job_was_deleted_is_kept_for_who_needs_it(*, is_given_u
 def test_job_is_reached_when_the_store_has_it() -> None:
     """A service that no request has led to a job of the store may have wrong credentials; see `IdleWatch`."""
     with service(MemoryStore()) as life:
-        jobs = life.client.app.state.parts.jobs  # type: ignore[attr-defined]
+        jobs = life.parts.jobs
         assert life.client.get("/v1/jobs/job/checkpoints").status_code == 404
         assert not jobs.is_any_reached
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -521,11 +522,12 @@ class TestTotal:
         other.take_note(segment(operator="_note"))
         one.request([segment(partition=1, checkpoint_id=0).id], 0)
         batch = one.take_batch(0)
-        for step in (
+        steps: tuple[Callable[[], object], ...] = (
             lambda: one.forget_up_to(0),
             lambda: one.released(batch),
             lambda: other.forget_epochs_before(4),
-        ):
+        )
+        for step in steps:
             seen.append(total.value)
             assert total.value == one.in_flight_bytes + other.in_flight_bytes
             step()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
 import pytest
 from fastapi import FastAPI
+from httpx2 import Response
 
 from dstl_service.formats.checkpoint_record import CheckpointRecord, encode_note
 from dstl_service.intake.change_sets import BatchSettings
@@ -166,7 +168,7 @@ class TestEpochs:
             stranger = Life(life.client)
             stranger.epoch = claimed
             body = {"epoch": claimed, "uid": "u", "base": None, "refs": [], "operators": []}
-            answer = {
+            ways: dict[str, Callable[[], Response]] = {
                 "append": stranger.append_raw,
                 "damaged": lambda: stranger.append_raw(checksum="0" * 16),
                 "begin": lambda: stranger.begin(0),
@@ -174,7 +176,8 @@ class TestEpochs:
                 "flush": lambda: life.client.post(f"{life.path}/checkpoints/0/flush", json=body),
                 "complete": lambda: life.client.post(f"{life.path}/checkpoints/0/complete", json=body),
                 "persist": lambda: stranger.persist({**ref, "epoch": claimed}),
-            }[way]()
+            }
+            answer = ways[way]()
 
             assert kind_of(answer) == (404, "not_found"), answer.text
             life.complete(0, None, ref)
@@ -199,9 +202,8 @@ class TestEpochs:
         """While the store is slow, claims about one job wait for each other, and another job opens."""
         store = SlowLooks()
         with service(store, io_threads=2) as life:
-            assert life.client.portal is not None
-            admit = life.client.app.state.parts.intake.admit
-            claims = [life.client.portal.start_task_soon(admit, set_id(0, epoch, job="slow")) for epoch in range(1, 20)]
+            admit = life.parts.intake.admit
+            claims = [life.portal.start_task_soon(admit, set_id(0, epoch, job="slow")) for epoch in range(1, 20)]
             try:
                 assert store.asked.wait(60)
                 life.open()
@@ -315,5 +317,4 @@ def test_body_that_arrives_again_counts_beside_itself() -> None:
                     for _ in range(2)
                 ]
 
-        assert life.client.portal is not None
-        assert life.client.portal.call(free_places, 900) == [True, False]
+        assert life.portal.call(free_places, 900) == [True, False]

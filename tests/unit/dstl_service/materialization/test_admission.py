@@ -192,7 +192,7 @@ def test_index_is_read_once_and_the_oldest_first() -> None:
         coordinator.clock.advance(10)
         return get(key)
 
-    coordinator.faulty.get = slow_get  # type: ignore[method-assign]
+    coordinator.faulty.get = slow_get  # type: ignore[method-assign]  # a store that is slow
     reports = [handle.to_dict() for handle in handles]
     coordinator.store.clear()
     taken = [coordinator.choose(*reports, at_once=1).taken for _ in range(4)]
@@ -215,6 +215,6 @@ def test_indexes_are_read_at_the_same_time() -> None:
         together.wait(60)
         return get(key)
 
-    coordinator.faulty.get = get_together  # type: ignore[method-assign]
+    coordinator.faulty.get = get_together  # type: ignore[method-assign]  # a store that is slow
 
     assert len(coordinator.choose(*(handle.to_dict() for handle in handles), at_once=8).taken) == 8

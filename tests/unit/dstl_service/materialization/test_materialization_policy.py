@@ -279,5 +279,6 @@ def test_switched_off_asks_nobody() -> None:
 @pytest.mark.parametrize("name", [f.name for f in fields(MaterializationSettings) if f.type in ("int", "float")])
 def test_negative_setting_is_refused(name: str) -> None:
     """No number of the settings may be negative; the message names it."""
+    options: dict[str, Any] = {name: -1}  # one of many types, by its name
     with pytest.raises(InvalidInputError, match=name):
-        MaterializationSettings(**{name: -1})
+        MaterializationSettings(**options)

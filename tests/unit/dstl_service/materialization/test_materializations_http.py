@@ -14,6 +14,7 @@ import pytest
 
 from dstl_service.checkpoints.rewind import rewind
 from dstl_service.collection.garbage_collector import collect_garbage
+from dstl_service.formats.manifest import Manifest
 from dstl_service.formats.under_way import Announcement, UnderWaySnapshot, uid_in_key
 from dstl_service.materialization import materializer
 from dstl_service.materialization.policy import MaterializationSettings
@@ -119,6 +120,13 @@ def view(store: ObjectStore, tasks: Tasks) -> tuple[tuple[MaterializationHandle,
     return state.materializations, len(state.log)
 
 
+def newest(store: ObjectStore) -> Manifest:
+    """Return the manifest of the newest checkpoint."""
+    found = opened(store).newest()
+    assert found is not None
+    return found
+
+
 def ref(tasks: Tasks) -> CheckpointRef:
     """Return the newest checkpoint."""
     return CheckpointRef(**tasks.base)
@@ -153,7 +161,7 @@ def test_nothing_is_put_before_it_is_listed(tasks: Tasks, store: FaultyStore, tm
     assert again["uid"] != announcement["uid"]
 
     tasks.batch(announcement)  # it was announced for another base
-    assert opened(store).newest().under_way.uids == set()  # type: ignore[union-attr]
+    assert newest(store).under_way.uids == set()
     tasks.batch(tasks.plan()["materialized"])
     handle = wait_until(tasks.handle)
     assert {uid_in_key(info.key) for info in store.list("job/materialized/")} == {handle["uid"]}
@@ -183,10 +191,10 @@ def test_snapshot_that_no_checkpoint_takes_is_made_again(calm_tasks: Tasks, stor
     """I13: a stored snapshot that a checkpoint let go of counts as failed; its log is due again, whole."""
     calm_tasks.stored(snapshot_folder(tmp_path / "s"))
     logged = calm_tasks.metric("dstl_materialization_log_bytes")
-    uid = opened(store).newest().under_way.snapshots[0].uid  # type: ignore[union-attr]
+    uid = newest(store).under_way.snapshots[0].uid
     other = {**Announcement(UnderWaySnapshot("op", GROUPS, ref(calm_tasks), "other"), ref(calm_tasks)).to_dict()}
     calm_tasks.batch(other)
-    assert opened(store).newest().under_way.uids == {"other"} != {uid}  # type: ignore[union-attr]
+    assert newest(store).under_way.uids == {"other"} != {uid}
     assert calm_tasks.handle() is None
 
     assert calm_tasks.metric("dstl_materialization_log_bytes") == logged + 2 * len(b"payload")
@@ -216,7 +224,7 @@ def test_upload_of_what_is_not_listed_any_more_is_given_up(tasks: Tasks, store: 
     """
     store.inject(Fault("put", FaultKind.DELAY, "job/materialized/*", times=None))
     tasks.batch(tasks.announced(snapshot_folder(tmp_path / "s")))
-    (listed,) = opened(store).newest().under_way.snapshots  # type: ignore[union-attr]
+    (listed,) = newest(store).under_way.snapshots
     tasks.plan()
     other = Announcement(UnderWaySnapshot("op", GROUPS, ref(tasks), "other"), ref(tasks))
     tasks.batch(other.to_dict())
@@ -302,7 +310,7 @@ def test_next_process_announces_anew_what_is_not_whole(tmp_path: Path, fault: st
         plan = tasks.plan()
         assert plan["materialize"] is True
         tasks.batch(plan["materialized"])
-        assert opened(store).newest().under_way.uids == {plan["materialized"]["uid"]}  # type: ignore[union-attr]
+        assert newest(store).under_way.uids == {plan["materialized"]["uid"]}
 
 
 def test_nobody_is_asked_twice(tasks: Tasks) -> None:
@@ -479,11 +487,11 @@ def test_collector_deletes_no_name_that_came_back(tasks: Tasks, store: FaultySto
     delete = store.delete
 
     def late_delete(keys: Iterable[str]) -> None:
-        store.delete = delete  # type: ignore[method-assign]
+        store.delete = delete  # type: ignore[method-assign]  # a deletion that is late
         tasks.batch(tasks.stored(snapshot_folder(tmp_path / "again")))
         delete(keys)
 
-    store.delete = late_delete  # type: ignore[method-assign]
+    store.delete = late_delete  # type: ignore[method-assign]  # a deletion that is late
     collected = collect_garbage(store, opened(store), "job", FakeClock(1 << 50)).orphans
 
     assert len([key for key in collected if "materialized" in key]) == 1 + len(FILES)

@@ -27,7 +27,7 @@ from dstl_service.materialization.snapshot_uploader import (
     StoredSnapshot,
     TableId,
 )
-from dstl_service.materialization.table_file_check import DamagedFileError
+from dstl_service.materialization.table_file_check import DamagedFileError, check_table_file
 from dstl_service.registry.job_store import JobStore
 from dstl_service.wire import CheckpointRef
 from storage.errors import DstlError, InvalidInputError, UnavailableError
@@ -234,7 +234,7 @@ def test_file_that_the_disk_has_lost_is_damaged(
 def test_file_that_the_disk_loses_on_the_way_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I10: also where a file could be verified and not be read again to be stored; no index names it."""
     host = Host()
-    verify = snapshot_uploader.check_table_file
+    verify = check_table_file
 
     def verify_and_lose(name: str, data: bytes, names: Collection[str]) -> None:
         verify(name, data, names)

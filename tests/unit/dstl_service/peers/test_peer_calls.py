@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, cast
 
 import pytest
+from starlette.types import Message
 
 from dstl_service.access.certificates import TlsSettings
 from dstl_service.peers.calls import PeerCalls
@@ -105,13 +106,12 @@ class TestHungPeer:
 
     def test_hung_peers_leave_others_alone(self) -> None:
         """With many requests to hung peers under way, the service is ready, and other jobs open and complete."""
-        hung = {"io_threads": 4, "peers": PeerSettings(timeout_s=HUNG_S)}
-        with hung_peer() as (url, taken), service(announced(MemoryStore(), url), **hung) as life:
+        peers = PeerSettings(timeout_s=HUNG_S)
+        with hung_peer() as (url, taken), service(announced(MemoryStore(), url), io_threads=4, peers=peers) as life:
             life.open()
             refs = [away(life, url, partition) for partition in range(40)]
-            assert life.client.portal is not None
             waiting = [
-                life.client.portal.start_task_soon(_ask, life, f"{life.path}/persist", {"epoch": 1, "refs": [ref]})
+                life.portal.start_task_soon(_ask, life, f"{life.path}/persist", {"epoch": 1, "refs": [ref]})
                 for ref in refs
             ]
             calls_max = PeerSettings().calls_per_host_max // 2  # of one job
@@ -130,8 +130,8 @@ class TestHungPeer:
 
     def test_answer_has_a_deadline(self) -> None:
         """A peer that does not answer in time counts as gone: its sets are lost, and the batch is executed again."""
-        quick = {"upload": UploadSettings(timeout_ms=1000, attempts_max=1), "peers": PeerSettings(timeout_s=1)}
-        with hung_peer() as (url, _), service(announced(MemoryStore(), url), **quick) as life:
+        upload, peers = UploadSettings(timeout_ms=1000, attempts_max=1), PeerSettings(timeout_s=1)
+        with hung_peer() as (url, _), service(announced(MemoryStore(), url), upload=upload, peers=peers) as life:
             life.open()
             answer = life.complete_raw(0, None, away(life, url))
 
@@ -173,10 +173,10 @@ async def _ask(life: Life, path: str, body: dict[str, Any]) -> None:
         "server": ("test", 1),
     }
 
-    async def receive() -> dict[str, Any]:
+    async def receive() -> Message:
         return {"type": "http.request", "body": content, "more_body": False}
 
-    async def send(_: dict[str, Any]) -> None:
+    async def send(_: Message) -> None:
         return
 
     await life.client.app(scope, receive, send)
@@ -250,11 +250,11 @@ class TestWhoIsAsked:
     def test_address_is_given_out_when_the_store_has_it(self) -> None:
         """A service that cannot announce itself gives no address out: its tasks make their sets durable alone."""
         store = FaultyStore(MemoryStore(), Fault("put", FaultKind.FAIL_BEFORE, f"{FOLDER}/*"))
-        with service(store, advertised_url="http://here:7071") as life:
+        clock = FakeClock()
+        with service(store, clock, advertised_url="http://here:7071") as life:
             life.open()
             assert life.append(partition=0)["service_url"] is None
-            announcement = life.client.app.state.parts.announcement
-            announcement._again_ms = 0
+            clock.advance(5_000)  # after a failure, the next announcement is begun behind this
             wait_until(lambda: _appended_url(life) == "http://here:7071")
 
     def test_entries_of_services_that_are_gone_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from dstl_service.process import idle
 from dstl_service.process.idle import IdleWatch
 
 IDLE_S = 30
@@ -34,7 +33,7 @@ class Clockwork:
 def loop(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
     """Return the loop in which watches of the test live."""
     made = Clockwork()
-    monkeypatch.setattr(idle.asyncio, "get_running_loop", lambda: made)
+    monkeypatch.setattr("dstl_service.process.idle.asyncio.get_running_loop", lambda: made)
     return made
 
 

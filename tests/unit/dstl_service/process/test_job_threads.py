@@ -75,7 +75,7 @@ def test_slow_calls_of_several_jobs_leave_threads_to_others(total: int) -> None:
 def test_stop_iteration_reaches_its_caller() -> None:
     """What a future cannot hold is raised as another error: whoever waits is told, and the thread is free again."""
 
-    async def story(threads: JobThreads, _: threading.Event) -> None:
+    async def story(threads: JobThreads, let_go: threading.Event) -> None:
         for _ in range(5):
             with pytest.raises(RuntimeError, match="StopIteration"):
                 await threads.run("job", lambda: next(iter(())))
@@ -145,7 +145,7 @@ def test_restores_of_one_job_leave_threads_to_others() -> None:
         assert await asyncio.gather(*slow) == [b"slow"] * 2 * RESTORE_THREADS
 
     with service(MemoryStore()) as life:
-        life.client.portal.call(story, life.client.app.state.parts)
+        life.portal.call(story, life.parts)
 
 
 def test_registry_of_one_job_that_hangs_stops_no_other() -> None:
@@ -234,7 +234,7 @@ def test_long_note_does_not_block_the_loop(monkeypatch: pytest.MonkeyPatch) -> N
         life.open()
         body = {"epoch": 1, "refs": [], "note": text}
         assert life.client.post(f"{life.path}/persist", json=body).status_code == 200
-        loop_thread = life.client.portal.call(threading.get_ident)
+        loop_thread = life.portal.call(threading.get_ident)
 
     assert len(readers) == 1
     assert loop_thread not in readers

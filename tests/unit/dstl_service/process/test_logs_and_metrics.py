@@ -102,7 +102,7 @@ def test_fenced_append_is_logged(more: dict[str, int], lines: pytest.LogCaptureF
     with service(MemoryStore()) as life:
         life.open()
         life.open()
-        assert life.append_raw(epoch=1, attempt=7, checkpoint_id=3, **more).status_code == 409
+        assert life.append_raw(b"payload", epoch=1, attempt=7, checkpoint_id=3, **more).status_code == 409
 
     line = events(lines, "request refused")[0]
     assert (line["kind"], line["job"], line["checkpoint_id"], line["epoch"]) == ("fenced", "job", 3, 1)

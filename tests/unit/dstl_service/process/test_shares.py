@@ -85,7 +85,8 @@ def test_each_job_leaves_its_part_of_what_is_left(total: int, weight: int, parts
 )
 def test_jobs_that_take_all_they_can(total: int, held: list[int]) -> None:
     """Each takes half of what is left, down to the quarter that is kept; of few places everybody gets one."""
-    shares, found = shares_of(total), []
+    shares = shares_of(total)
+    found: list[int] = []
     for _ in held:
         own = 0
         while shares.admits(own, 1, total - sum(found) - own):

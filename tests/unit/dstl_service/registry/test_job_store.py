@@ -334,7 +334,7 @@ class TestCreate:
         first = completed(old, epoch, 0, uid="one")
         assert new.claim("new")[1] == first
 
-        with pytest.raises((ConflictError, FencedError)):
+        with pytest.raises(ConflictError, match=r"already complete, as 0\.1\.one"):
             completed(old, epoch, 0, uid="two")
         assert list(new.completed()) == [first]
 

@@ -72,9 +72,8 @@ def test_name_of_a_deleted_job_is_used_again() -> None:
     store = MemoryStore()
     with service(store) as life:
         for _ in range(2):
-            epoch = life.client.post("/v1/jobs/job/epochs", json={"owner": "test"}).json()["epoch"]
-        assert epoch > 1
-        life.epoch = epoch
+            life.epoch = life.client.post("/v1/jobs/job/epochs", json={"owner": "test"}).json()["epoch"]
+        assert life.epoch > 1
         life.complete(0, None, life.append())
         delete_job(store, "job", write=True)
 
@@ -93,8 +92,8 @@ def test_sidecar_that_knew_a_deleted_job_serves_the_new_one(payload: bytes) -> N
     """
     store = MemoryStore()
     with service(store) as sidecar, service(store) as coordinator:
-        for _ in range(2):  # the second job's epoch is the lower one
-            uid = coordinator.open()["job_uid"]
+        coordinator.open()  # a second time, so that the second job's epoch is the lower one
+        uid = coordinator.open()["job_uid"]
         sidecar.epoch = coordinator.epoch
         ref = sidecar.append(b"set", job_uid=uid)
         (handle,) = sidecar.persist(ref).json()["handles"]

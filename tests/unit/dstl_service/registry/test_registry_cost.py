@@ -7,6 +7,7 @@ A failure means that a job becomes slower with each restart, or with each table.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,7 +16,7 @@ from dstl_service.formats.manifest import Manifest
 from dstl_service.registry import manifest_log
 from dstl_service.registry.job_store import JobStore
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange, MaterializationHandle
+from storage.model import KeyGroupRange, MaterializationHandle, ObjectInfo
 from storage.object_store import ObjectStore
 from storage.testing import RecordingStore
 from tests.unit.dstl_service.samples import manifest, opened
@@ -185,7 +186,7 @@ class CountingStore(RecordingStore):
 
     listed = 0
 
-    def list(self, prefix: str, *, start_after: str = ""):  # type: ignore[no-untyped-def]
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Count each key that is taken."""
         for info in super().list(prefix, start_after=start_after):
             self.listed += 1

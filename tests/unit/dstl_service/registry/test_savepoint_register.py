@@ -17,7 +17,7 @@ import pytest
 from dstl_service.collection.deletion import delete_subsumed
 from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS, collect_garbage
 from dstl_service.collection.retention import Deletion
-from dstl_service.formats.manifest import ManifestKind, object_keys
+from dstl_service.formats.manifest import Manifest, ManifestKind, object_keys
 from dstl_service.registry.hints import write_hint
 from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.lives import LifeFolder
@@ -92,7 +92,7 @@ def test_savepoint_is_seen_though_listings_are_old(
         of_maker = CachedStore(world.store) if is_maker_old else PausingStore(world.store)
         delete = deleter(world, view)
         maker, first = opened(of_maker, host=2), next(world.jobs.completed())
-        save = lambda maker=maker, first=first: maker.keep("kept", first)  # noqa: E731
+        save = partial(maker.keep, "kept", first)
         results: dict[str, bool] = {}
 
         def other(act: Act, name: str, results: dict[str, bool] = results) -> None:
@@ -100,7 +100,7 @@ def test_savepoint_is_seen_though_listings_are_old(
 
         paused, goes_on, runs = (view, delete, save) if paused_one == "deleter" else (of_maker, save, delete)
         names = ("maker", "deleter") if paused_one == "deleter" else ("deleter", "maker")
-        paused.pause_before(paused.calls + call, lambda other=other, runs=runs, names=names: other(runs, names[0]))
+        paused.pause_before(paused.calls + call, partial(other, runs, names[0]))
         other(goes_on, names[1])
         if names[0] not in results:
             break
@@ -260,6 +260,19 @@ def test_damaged_entry_ends_the_collection() -> None:
 @pytest.mark.parametrize("paused_one", ["maker", "deleter"])
 def test_savepoint_that_is_made_and_deleted_at_once_holds_nobody_up(paused_one: str) -> None:
     """I12: wherever one of the two is paused, the register names no savepoint behind them that is not there."""
+
+    def delete(jobs: JobStore, _: Manifest) -> bool:
+        return run(lambda: jobs.savepoints.delete("kept"))
+
+    def save(jobs: JobStore, checkpoint: Manifest) -> bool:
+        return run(lambda: jobs.keep("kept", checkpoint))
+
+    goes_on, others = (save, [delete]) if paused_one == "maker" else (delete, [delete, save])
+
+    def meanwhile(jobs: JobStore, checkpoint: Manifest) -> None:
+        for act in others:
+            act(jobs, checkpoint)
+
     for call in count():
         world = subsumed_world(is_begun=True)
         first = next(world.jobs.completed())
@@ -267,17 +280,9 @@ def test_savepoint_that_is_made_and_deleted_at_once_holds_nobody_up(paused_one: 
             world.jobs.keep("kept", first)
         view = PausingStore(world.store)
         of_one, of_other = opened(view, host=2), opened(world.store, host=3)
-        delete = lambda jobs: run(lambda: jobs.savepoints.delete("kept"))  # noqa: E731
-        save = lambda jobs, first=first: run(lambda: jobs.keep("kept", first))  # noqa: E731
-        goes_on, others = (save, [delete]) if paused_one == "maker" else (delete, [delete, save])
-
-        def meanwhile(others: list[Callable[[JobStore], bool]] = others, jobs: JobStore = of_other) -> None:
-            for act in others:
-                act(jobs)
-
         calls = view.calls
-        view.pause_before(calls + call, meanwhile)
-        goes_on(of_one)
+        view.pause_before(calls + call, partial(meanwhile, of_other, first))
+        goes_on(of_one, first)
         if view.calls <= calls + call:
             break
         savepoints = opened(world.store, host=4).savepoints

@@ -594,12 +594,13 @@ def test_compacted_job_is_rebuilt() -> None:
 def test_later_life_of_a_name_is_rebuilt(lost: tuple[str, ...]) -> None:
     """I10: a job that was created anew comes back as itself, also where no trace of the former one is left."""
     store = MemoryStore()
+    made = []
     for content in (b"former", b"own"):
         if content == b"own":
             delete_job(store, "job", write=True)
         with service(store) as life:
             life.open()
-            made = life.complete(0, None, life.append(content))
+            made.append(life.complete(0, None, life.append(content)))
     for folder in lost:
         store.delete([info.key for info in store.list(folder)])
 
@@ -607,7 +608,7 @@ def test_later_life_of_a_name_is_rebuilt(lost: tuple[str, ...]) -> None:
     if lost == ("@lives/",):
         with pytest.raises(CorruptDataError, match="@lives/job/00000000 is lost"):
             opened(store)
-    assert rebuild_registry(store, "job", SystemClock(), SystemIds(), write=True).checkpoint.endswith(made["uid"])
+    assert rebuild_registry(store, "job", SystemClock(), SystemIds(), write=True).checkpoint.endswith(made[-1]["uid"])
     assert not check_job(store, "job").problems
     with service(store) as life:
         latest = life.open()["latest"]["ref"]

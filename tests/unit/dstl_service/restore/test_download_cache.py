@@ -23,6 +23,7 @@ from storage.model import KeyGroupRange
 from storage.segment_format import encode_object
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.samples import segment
+from tests.waiting import wait_until
 
 SST = "job/materialized/op/00000-00127/1.sst"
 SEGMENT_OBJECT = b"".join(encode_object([segment()])[0])
@@ -251,13 +252,8 @@ def test_idle_files_go_by_themselves(world: World, tmp_path: Path) -> None:
     world.made.append(cache)
     cache.get(SST)
     world.clock.advance(1_000)
-    deadline = threading.Event()
-    for _ in range(600):
-        if not cache.figures.bytes_kept:
-            break
-        deadline.wait(0.05)
 
-    assert cache.figures.bytes_kept == 0
+    wait_until(lambda: not cache.figures.bytes_kept)
 
 
 def flip(path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from starlette.types import Message
+
 from dstl_service.intake.change_sets import BatchSettings
 from storage.memory_store import MemoryStore
 from tests.unit.dstl_service.http_life import Life, service, text
@@ -14,10 +16,9 @@ SEGMENTS = 4
 NAMES = ("dstl_restore_planned_bytes_total", "dstl_restored_bytes_total", "dstl_restores_running")
 
 
-def progress(life: Life) -> tuple[float | None, ...]:
+def progress(life: Life) -> list[float | None]:
     """Return planned bytes, sent bytes and running restores of the job."""
-    registry = life.client.app.state.parts.metrics.registry
-    return tuple(registry.get_sample_value(name, {"job": "job"}) for name in NAMES)
+    return [life.parts.metrics.registry.get_sample_value(name, {"job": "job"}) for name in NAMES]
 
 
 def stored(life: Life) -> dict[str, Any]:
@@ -27,16 +28,16 @@ def stored(life: Life) -> dict[str, Any]:
     return life.complete(0, None, *sets)
 
 
-async def take_some(life: Life, ref: dict[str, Any], frames: int) -> tuple[float | None, ...]:
+async def take_some(life: Life, ref: dict[str, Any], frames: int) -> list[float | None]:
     """Restore as a client does that takes some frames, then none, and goes away; return the progress before that."""
     is_stuck, is_gone = asyncio.Event(), asyncio.Event()
     taken = 0
 
-    async def receive() -> dict[str, Any]:
+    async def receive() -> Message:
         await is_gone.wait()
         return {"type": "http.disconnect"}
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: Message) -> None:
         nonlocal taken
         if message["type"] == "http.response.body":
             if taken == frames:
@@ -66,11 +67,11 @@ def test_progress_follows_what_client_took() -> None:
     with service(MemoryStore(), batch=BatchSettings()) as life:
         ref = stored(life)
         plan_and_two_segments = 3
-        during = life.client.portal.call(take_some, life, ref, plan_and_two_segments)
+        during = life.portal.call(take_some, life, ref, plan_and_two_segments)
         after = progress(life)
 
-    assert during == (SEGMENTS * SEGMENT_BYTES, 2 * SEGMENT_BYTES, 1)
-    assert after == (SEGMENTS * SEGMENT_BYTES, 2 * SEGMENT_BYTES, 0)
+    assert during == [SEGMENTS * SEGMENT_BYTES, 2 * SEGMENT_BYTES, 1]
+    assert after == [SEGMENTS * SEGMENT_BYTES, 2 * SEGMENT_BYTES, 0]
 
 
 def test_whole_restores_send_what_was_planned() -> None:
@@ -83,5 +84,5 @@ def test_whole_restores_send_what_was_planned() -> None:
         assert life.restore(second, first) == (False, [b"small"])
         small = progress(life)
 
-    assert streamed == (SEGMENTS * SEGMENT_BYTES, SEGMENTS * SEGMENT_BYTES, 0)
-    assert small == (SEGMENTS * SEGMENT_BYTES + 5, SEGMENTS * SEGMENT_BYTES + 5, 0)
+    assert streamed == [SEGMENTS * SEGMENT_BYTES, SEGMENTS * SEGMENT_BYTES, 0]
+    assert small == [SEGMENTS * SEGMENT_BYTES + 5, SEGMENTS * SEGMENT_BYTES + 5, 0]

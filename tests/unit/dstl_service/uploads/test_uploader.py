@@ -5,25 +5,27 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import pytest
 
 from dstl_service.process.fair_slots import FairSlots
-from dstl_service.uploads.uploader import ThreadPerCall, Uploader
+from dstl_service.uploads.uploader import ThreadPerCall, Upload, Uploader
 from storage.errors import DstlError, InvalidInputError, UnavailableError
 from storage.memory_store import MemoryStore
 from storage.model import Segment, SegmentHandle
-from storage.object_store import ObjectData
 from storage.retry_policy import RetryPolicy
 from storage.segment_reader import read_segments
 from storage.testing import FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
+from tests.simulation.virtual_time import VirtualLoop
 from tests.unit.dstl_service.samples import segment
 
+_T = TypeVar("_T")
+
 HEDGED = RetryPolicy(timeout_ms=100, attempts_max=3, delay_after_error_ms=1)
-SLOWLY_HEDGED = RetryPolicy(timeout_ms=1_000, attempts_max=3, delay_after_error_ms=1)  # the last one must win
 PATIENT = RetryPolicy(timeout_ms=10_000, attempts_max=3, delay_after_error_ms=1)
 SETS = [segment(0, b"zero"), segment(1, b"one")]
 
@@ -31,11 +33,11 @@ SETS = [segment(0, b"zero"), segment(1, b"one")]
 class Bench:
     """An uploader on a store that fails by script; counts what reaches the store."""
 
-    def __init__(self, policy: RetryPolicy, threads: int, *faults: Fault, **limits: int) -> None:
+    def __init__(self, policy: RetryPolicy, executor: Executor, *faults: Fault, **limits: int) -> None:
         self.inner = MemoryStore()
         self.faulty = FaultyStore(self.inner, *faults)
         self.store = RecordingStore(self.faulty)
-        self.executor = ThreadPoolExecutor(threads)
+        self.executor = executor
         self.uploader = Uploader(self.store, self.executor, policy, FakeIds(), "host", **limits)
 
     def upload(self, *segments: Segment) -> list[SegmentHandle]:
@@ -52,14 +54,63 @@ class Bench:
 
 
 @contextmanager
-def bench(policy: RetryPolicy, *faults: Fault, threads: int = 3, **limits: int) -> Iterator[Bench]:
+def bench(
+    policy: RetryPolicy, *faults: Fault, threads: int = 3, executor: Executor | None = None, **limits: int
+) -> Iterator[Bench]:
     """Give a bench, and end its threads."""
-    made = Bench(policy, threads, *faults, **limits)
+    made = Bench(policy, executor or ThreadPoolExecutor(threads), *faults, **limits)
     try:
         yield made
     finally:
         made.faulty.heal()
         made.executor.shutdown()
+
+
+class TimedBench(Bench):
+    """A bench in virtual time, for one story: attempts take none, but the first `hangs` hang until `heal`."""
+
+    def __init__(self, policy: RetryPolicy, *faults: Fault, hangs: int = 0) -> None:
+        super().__init__(policy, ThreadPerCall("is not used"), *faults)
+        self.begun_s: list[float] = []
+        """When each attempt began."""
+        self._hangs = hangs
+        self._hung: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
+        self._loop = VirtualLoop(self._call)
+
+    def tell(self, story: Callable[[TimedBench, Upload], Awaitable[_T]]) -> _T:
+        """Tell a story of an upload."""
+
+        async def told() -> _T:
+            return await story(self, self.uploader.begin("job", SETS))
+
+        try:
+            return self._loop.run_until_complete(told())
+        finally:
+            self._loop.close()
+
+    def heal(self) -> None:
+        """Let the attempts that hang go on."""
+        for call, attempt in self._hung:
+            self._end(call, attempt)
+        self._hung = []
+
+    def _call(self, call: Callable[[], Any], attempt: asyncio.Future[Any]) -> None:
+        self.begun_s.append(self._loop.time())
+        if len(self.begun_s) <= self._hangs:
+            self._hung.append((call, attempt))
+        else:
+            self._end(call, attempt)
+
+    def _end(self, call: Callable[[], Any], attempt: asyncio.Future[Any]) -> None:
+        try:
+            attempt.set_result(call())
+        except Exception as error:  # noqa: BLE001 - is the attempt's, as a thread's is
+            attempt.set_exception(error)
+
+
+async def stored_payloads(made: TimedBench, upload: Upload) -> list[bytes]:
+    """Return what an upload stored."""
+    return made.payloads(await upload.stored())
 
 
 def test_sets_share_one_object() -> None:
@@ -75,39 +126,45 @@ def test_sets_share_one_object() -> None:
 
 def test_hung_attempt_is_overtaken() -> None:
     """I6: while the first attempt hangs, the second one stores the batch."""
-    with bench(HEDGED, Fault("put", FaultKind.DELAY)) as made:
-        handles = made.upload()
+    made = TimedBench(HEDGED, hangs=1)
 
-        assert made.payloads(handles) == [b"zero", b"one"]
-        assert made.store.count("put") >= 2
+    assert made.tell(stored_payloads) == [b"zero", b"one"]
+    assert made.begun_s == pytest.approx([0, 0.1])
 
 
 def test_late_loser_changes_nothing() -> None:
     """I6: an attempt that ends after another one won wrote the same bytes to the same key."""
-    with bench(HEDGED, Fault("put", FaultKind.DELAY)) as made:
-        handles = made.upload()
-        before = made.inner.get(handles[0].object_key)
-        made.faulty.heal()
-        made.executor.shutdown(wait=True)
 
-        assert len(set(made.store.keys("put"))) == 1
+    async def story(made: TimedBench, upload: Upload) -> None:
+        handles = await upload.stored()
+        before = made.inner.get(handles[0].object_key)
+        made.heal()
+        assert not await upload.ended()
         assert made.inner.get(handles[0].object_key) == before
+
+    made = TimedBench(HEDGED, hangs=1)
+    made.tell(story)
+    assert made.store.count("put") == 2
+    assert len(set(made.store.keys("put"))) == 1
 
 
 def test_last_attempt_gets_its_time() -> None:
     """I6: two attempts may hang, the third still wins."""
-    with bench(SLOWLY_HEDGED, Fault("put", FaultKind.DELAY, times=2)) as made:
-        assert made.payloads(made.upload()) == [b"zero", b"one"]
-        assert made.store.count("put") == 3
+    made = TimedBench(HEDGED, hangs=2)
+
+    assert made.tell(stored_payloads) == [b"zero", b"one"]
+    assert made.begun_s == pytest.approx([0, 0.1, 0.2])
 
 
 def test_all_attempts_hang() -> None:
     """I6: when no attempt ends in time, the upload fails; nothing waits for ever."""
-    with (
-        bench(HEDGED, Fault("put", FaultKind.DELAY, times=None)) as made,
-        pytest.raises(UnavailableError, match="3 attempts"),
-    ):
-        made.upload()
+
+    async def story(_: TimedBench, upload: Upload) -> float:
+        with pytest.raises(UnavailableError, match="3 attempts"):
+            await upload.stored()
+        return asyncio.get_running_loop().time()
+
+    assert TimedBench(HEDGED, hangs=3).tell(story) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
@@ -124,37 +181,29 @@ def test_error_is_retried(kind: FaultKind, failures: int) -> None:
 def test_error_is_retried_after_delay() -> None:
     """The attempt after an error waits, so that a store in trouble is not asked at once."""
     policy = RetryPolicy(timeout_ms=10_000, attempts_max=2, delay_after_error_ms=30)
+    made = TimedBench(policy, Fault("put", FaultKind.FAIL_BEFORE))
 
-    async def timed(made: Bench) -> float:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await made.uploader.begin("job", SETS).stored()
-        return loop.time() - began
-
-    with bench(policy, Fault("put", FaultKind.FAIL_BEFORE)) as made:
-        assert asyncio.run(timed(made)) >= 0.029
+    assert made.tell(stored_payloads) == [b"zero", b"one"]
+    assert made.begun_s == pytest.approx([0, 0.03])
 
 
 def test_attempt_after_time_out_does_not_wait() -> None:
     """The delay is for errors: the attempt after one that is late starts at once, while the first goes on."""
     policy = RetryPolicy(timeout_ms=1_000, attempts_max=2, delay_after_error_ms=3_600_000)
-    with bench(policy, Fault("put", FaultKind.DELAY)) as made:
-        assert made.payloads(made.upload()) == [b"zero", b"one"]
-        assert made.uploader.attempts_running == 1
+    made = TimedBench(policy, hangs=1)
+
+    assert made.tell(stored_payloads) == [b"zero", b"one"]
+    assert made.begun_s == pytest.approx([0, 1])
+    assert made.uploader.attempts_running == 1
 
 
 def test_next_attempt_waits_for_time_out() -> None:
     """The second attempt starts no earlier than the time that the first one has alone."""
     policy = RetryPolicy(timeout_ms=1_000, attempts_max=2, delay_after_error_ms=0)
+    made = TimedBench(policy, hangs=1)
 
-    async def timed(made: Bench) -> float:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await made.uploader.begin("job", SETS).stored()
-        return loop.time() - began
-
-    with bench(policy, Fault("put", FaultKind.DELAY)) as made:
-        assert asyncio.run(timed(made)) >= 0.999
+    assert made.tell(stored_payloads) == [b"zero", b"one"]
+    assert made.begun_s == pytest.approx([0, 1])
 
 
 def test_single_attempt_is_not_repeated() -> None:
@@ -205,20 +254,19 @@ def test_job_whose_uploads_hang_leaves_others_their_places() -> None:
 def test_winner_is_named() -> None:
     """The upload tells which attempt stored the object, and how many were begun."""
 
-    async def run(made: Bench) -> tuple[int, int]:
-        upload = made.uploader.begin("job", SETS)
+    async def story(_: TimedBench, upload: Upload) -> tuple[int, int]:
         await upload.stored()
         return upload.winner, upload.attempts
 
-    with bench(SLOWLY_HEDGED, Fault("put", FaultKind.DELAY, times=2)) as made:
-        assert asyncio.run(run(made)) == (3, 3)
+    assert TimedBench(HEDGED, hangs=2).tell(story) == (3, 3)
 
 
 def test_error_while_attempt_hangs() -> None:
     """I6: a hung first and a failing second attempt leave the third one to win."""
-    with bench(SLOWLY_HEDGED, Fault("put", FaultKind.DELAY), Fault("put", FaultKind.FAIL_BEFORE)) as made:
-        assert made.payloads(made.upload()) == [b"zero", b"one"]
-        assert made.store.count("put") == 3
+    made = TimedBench(HEDGED, Fault("put", FaultKind.FAIL_BEFORE), hangs=1)
+
+    assert made.tell(stored_payloads) == [b"zero", b"one"]
+    assert made.begun_s == pytest.approx([0, 0.1, 0.101])
 
 
 def test_all_attempts_fail() -> None:
@@ -252,36 +300,26 @@ def test_damaged_payload_is_not_uploaded() -> None:
 def test_attempt_after_give_up_counts() -> None:
     """I7: an attempt that ends well after its upload was given up has stored the batch, and this is noticed."""
 
-    async def run(made: Bench) -> bool:
-        upload = made.uploader.begin("job", SETS)
+    async def story(made: TimedBench, upload: Upload) -> bool:
         with pytest.raises(UnavailableError):
             await upload.stored()
-        made.faulty.heal()
+        made.heal()
         return await upload.ended()
 
-    with bench(HEDGED, Fault("put", FaultKind.DELAY, times=None)) as made:
-        assert asyncio.run(run(made))
+    assert TimedBench(HEDGED, hangs=3).tell(story)
 
 
 def test_failed_attempts_store_nothing() -> None:
     """An upload whose every attempt failed is not taken for a stored one, whatever its late attempts raise."""
 
-    async def run(made: Bench) -> bool:
-        upload = made.uploader.begin("job", SETS)
+    async def story(made: TimedBench, upload: Upload) -> bool:
         with pytest.raises(UnavailableError):
             await upload.stored()
-        made.faulty.heal()
+        made.heal()
         return await upload.ended()
 
-    class Late(MemoryStore):
-        """A store that fails late, in an unforeseen manner."""
-
-        def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
-            raise ValueError("late")
-
-    with bench(HEDGED, Fault("put", FaultKind.DELAY, times=None)) as made:
-        made.faulty._inner = Late()
-        assert not asyncio.run(run(made))
+    unforeseen = Fault("put", FaultKind.FAIL_BEFORE, times=None, error=lambda: ValueError("late"))
+    assert not TimedBench(HEDGED, unforeseen, hangs=3).tell(story)
 
 
 def test_hung_uploads_let_others_pass() -> None:
@@ -341,8 +379,8 @@ def test_failed_attempt_keeps_no_bytes() -> None:
     payload = Payload(b"payload")
     watched = weakref.ref(payload)
     one = segment(payload=payload)
-    with bench(PATIENT, Fault("put", FaultKind.FAIL_BEFORE, times=None)) as made:
-        made.uploader._executor = ThreadPerCall("test")
+    fault = Fault("put", FaultKind.FAIL_BEFORE, times=None)
+    with bench(PATIENT, fault, executor=ThreadPerCall("test")) as made:  # whose threads keep nothing alive
 
         async def run(*segments: Segment) -> None:
             upload = made.uploader.begin("job", segments)

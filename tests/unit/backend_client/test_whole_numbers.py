@@ -14,6 +14,7 @@ from backend_client.whole_numbers import check_whole, holds_integers
 
 INTEGERS = pa.list_(pa.int64())
 STRUCT = pa.struct([("n", pa.int32()), ("s", pa.string())])
+UNNAMED = Row(4.0, "y")  # type: ignore[call-overload]  # values without names, which Spark's types leave out
 NESTED = pa.map_(pa.int16(), pa.list_(STRUCT))
 
 
@@ -38,7 +39,7 @@ class Point(NamedTuple):
         (INTEGERS, (2**63 - 1,), [2**63 - 1]),
         (NESTED, {2.0: [None, {"n": 3.0, "s": "x"}, {}]}, [(2, [None, {"n": 3, "s": "x"}, {"n": None, "s": None}])]),
         (NESTED, [(2, None)], [(2, None)]),
-        (NESTED, [{"key": 2, "value": [(3, "x"), Row(4.0, "y")]}], [(2, [{"n": 3, "s": "x"}, {"n": 4, "s": "y"}])]),
+        (NESTED, [{"key": 2, "value": [(3, "x"), UNNAMED]}], [(2, [{"n": 3, "s": "x"}, {"n": 4, "s": "y"}])]),
         (STRUCT, Point(3, "x"), {"n": 3, "s": "x"}),
         (STRUCT, [("n", 3), ("s", "x")], {"n": 3, "s": "x"}),
         (pa.list_(pa.float64()), [1.5], [1.5]),

@@ -22,7 +22,7 @@ from dstl_service.http.access_middleware import AccessMiddleware
 from dstl_service.http.acts import RecordWriter
 from dstl_service.http.connections import connections_within
 from dstl_service.http.errors import RESPONSES, install
-from dstl_service.http.request_limits import BodyRoom, RequestPlaces
+from dstl_service.http.job_limits import BodyRoom, RequestPlaces
 from dstl_service.http.routes import appends, checkpoints, jobs, materializations, restore, savepoints
 from dstl_service.http.routes.description import describe_access
 from dstl_service.http.routes.fast_path import FastPath

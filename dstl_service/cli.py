@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Sequence
 
 from dstl_service import __version__
-from dstl_service.commands.care import check, collect
 from dstl_service.commands.checkpoints import list_checkpoints, savepoints, set_back
 from dstl_service.commands.common import complain
 from dstl_service.commands.jobs import audit, delete, list_jobs, undelete
+from dstl_service.commands.repair import check, collect
 from dstl_service.commands.serve import serve
 from storage.errors import DstlError
 

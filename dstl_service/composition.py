@@ -16,8 +16,8 @@ from typing import TypeVar, TypeVarTuple
 from dstl_service.checkpoints.catalog import Catalog
 from dstl_service.checkpoints.checkpointer import Checkpointer
 from dstl_service.checkpoints.job_opener import JobOpener
+from dstl_service.collection.background_work import BackgroundWork
 from dstl_service.collection.tombstones import Deletions
-from dstl_service.collection.upkeep import Upkeep
 from dstl_service.compaction.compactor import Compactor
 from dstl_service.intake.active_job import ActiveJobs
 from dstl_service.intake.handle_check import HandleCheck
@@ -33,7 +33,7 @@ from dstl_service.process.fair_slots import FairSlots
 from dstl_service.process.job_threads import NO_JOB, JobThreads, RunInThread
 from dstl_service.restore.download_cache import DownloadCache
 from dstl_service.restore.segment_cache import SegmentCache
-from dstl_service.restores import Restores
+from dstl_service.restore_service import RestoreService
 from dstl_service.settings import ServiceSettings
 from dstl_service.uploads.uploader import ThreadPerCall, Uploader
 from storage.clock import Clock, IdSource
@@ -65,7 +65,7 @@ class Parts:
         checkpointer: Completes checkpoints.
         restores: Advances tables to checkpoints.
         materializer: Stores snapshots of tables.
-        upkeep: Compacts and deletes after checkpoints.
+        background_work: Compacts and deletes after checkpoints.
         announcement: Announces this service's address to other hosts.
         io_threads: Run blocking calls of jobs.
         note_threads: Parse the notes in requests.
@@ -82,9 +82,9 @@ class Parts:
     intake: Intake
     persister: Persister
     checkpointer: Checkpointer
-    restores: Restores
+    restores: RestoreService
     materializer: Materializer
-    upkeep: Upkeep
+    background_work: BackgroundWork
     announcement: Announcement
     io_threads: JobThreads
     note_threads: JobThreads
@@ -94,7 +94,7 @@ class Parts:
     @property
     def is_busy(self) -> bool:
         """Say whether background work runs."""
-        return self.materializer.is_busy or self.upkeep.is_busy
+        return self.materializer.is_busy or self.background_work.is_busy
 
     async def check_storage(self) -> None:
         """
@@ -107,7 +107,7 @@ class Parts:
 
     async def close(self) -> None:
         """Stop, wait for uploads within their share of `shutdown_timeout_s`, and release the threads."""
-        self.upkeep.close()
+        self.background_work.close()
         await self.intake.stopped()
         await self.materializer.close()
         self.intake.close()
@@ -166,25 +166,29 @@ def compose(settings: ServiceSettings, store: ObjectStore, clock: Clock, ids: Id
     materializer = Materializer(
         settings.materialization, store, clock, ids, ThreadPerCall("materialize"), metrics.registry
     )
-    restores = Restores(jobs, persister, materializer, downloads, cache, clock, metrics.restores, in_thread)
+    restores = RestoreService(jobs, persister, materializer, downloads, cache, clock, metrics.restores, in_thread)
     deletions = Deletions(store, clock, ids)
     patient = replace(settings.upload, timeout_ms=max(settings.upload.timeout_ms, _BACKGROUND_TIMEOUT_MS))
     background = Uploader(store, upload_threads, patient, ids, settings.host_id)
     compactor = Compactor(store, cache, background, in_thread, settings.compaction.base_bytes_max)
-    upkeep = Upkeep(settings.upkeep, jobs, store, compactor, deletions, clock, ids, metrics.upkeep, in_thread)
+    background_work = BackgroundWork(
+        settings.background_work, jobs, store, compactor, deletions, clock, ids, metrics.background_work, in_thread
+    )
     return Parts(
         service_id=service_id,
         metrics=metrics,
         store=store,
         jobs=jobs,
-        opener=JobOpener(jobs, store, deletions, upkeep, in_thread, service_id),
+        opener=JobOpener(jobs, store, deletions, background_work, in_thread, service_id),
         catalog=Catalog(jobs, in_thread),
         intake=intake,
         persister=persister,
-        checkpointer=Checkpointer(jobs, persister, materializer, upkeep, clock, metrics.checkpoints, in_thread),
+        checkpointer=Checkpointer(
+            jobs, persister, materializer, background_work, clock, metrics.checkpoints, in_thread
+        ),
         restores=restores,
         materializer=materializer,
-        upkeep=upkeep,
+        background_work=background_work,
         announcement=announcement,
         io_threads=io_threads,
         note_threads=JobThreads(NOTES_AT_ONCE, "note"),

@@ -18,10 +18,10 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from dstl_service.access.certificates import TlsSettings
+from dstl_service.collection.background_work import BackgroundWorkSettings
 from dstl_service.collection.garbage_collector import ORPHAN_AGE_MIN_MS
 from dstl_service.collection.retention import RetentionSettings
 from dstl_service.collection.tombstones import DELAY_S
-from dstl_service.collection.upkeep import UpkeepSettings
 from dstl_service.compaction.plan import CompactionSettings
 from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.intake.intake import IntakeSettings
@@ -310,9 +310,9 @@ class ServiceSettings:
         )
 
     @property
-    def upkeep(self) -> UpkeepSettings:
-        """Settings of the upkeep of jobs, derived from other settings."""
-        return UpkeepSettings(self.compaction, self.retention, self.gc.interval_s, self.gc.age_min_s * 1000)
+    def background_work(self) -> BackgroundWorkSettings:
+        """Settings of the background work of jobs, derived from other settings."""
+        return BackgroundWorkSettings(self.compaction, self.retention, self.gc.interval_s, self.gc.age_min_s * 1000)
 
     @property
     def keeps_downloads(self) -> bool:

@@ -64,7 +64,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "repair",
         "settings",
         "settings_sources",
-        "restores",
+        "restore_service",
         "composition",
         "http",
         "http.routes",

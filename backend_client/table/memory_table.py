@@ -8,27 +8,19 @@ end. That is slow, and the next batch must repeat it, but neither the batch nor 
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 from backend_client.table.local_disk import LocalDiskError
-from backend_client.table.slots import IDLE_S, remove_idle_slots
 from backend_client.table.state_table import StateTable
 from storage.private_folder import open_lock
 
 _MEMORY = "/dev/shm"  # noqa: S108 - a private folder is made in it
 _PREFIX = "dstl-table-"
-
-logger = logging.getLogger("backend_client")
-
-_T = TypeVar("_T")
 
 
 class MemoryTable(StateTable):
@@ -58,35 +50,6 @@ class MemoryTable(StateTable):
         shutil.rmtree(self._folder.parent, ignore_errors=True)
 
 
-def open_advanced(
-    folder: str | os.PathLike[str], advance: Callable[[StateTable], _T], idle_s: float = IDLE_S
-) -> tuple[StateTable, _T]:
-    """
-    Open the table in `folder` and advance it; if the folder fails, use a spare table.
-
-    Also removes, at most once an hour, the host's tables that were not opened for `idle_s`.
-
-    Args:
-        folder: Where the table is kept.
-        advance: Advances a table; called again with the spare one.
-        idle_s: Idle time in seconds.
-
-    Raises:
-        DstlError: `advance` failed for a reason other than the local disk.
-    """
-    try:
-        advanced = _advanced(StateTable.open(Path(folder)), advance)
-    except Exception as error:
-        if not _is_local(error):
-            raise
-        logger.warning(
-            "the local folder %s cannot be used, the state is restored into memory for this batch: %s", folder, error
-        )
-        advanced = None
-    remove_idle_slots(Path(folder), idle_s)
-    return advanced or _advanced(MemoryTable.make(), advance)
-
-
 def _remove_left_behind(place: Path) -> None:
     """
     Remove this user's spare tables whose process was killed; one in use holds its slot's lock.
@@ -104,18 +67,3 @@ def _remove_left_behind(place: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(lock)
-
-
-def _advanced(table: StateTable, advance: Callable[[StateTable], _T]) -> tuple[StateTable, _T]:
-    try:
-        return table, advance(table)
-    except BaseException as error:
-        if _is_local(error):
-            table.discard()
-        table.close()
-        raise
-
-
-def _is_local(error: BaseException) -> bool:
-    # rocksdict raises nothing more specific than Exception.
-    return isinstance(error, LocalDiskError | OSError) or type(error) is Exception

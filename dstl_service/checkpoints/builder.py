@@ -27,7 +27,7 @@ TEXT_CHARS_MAX = 4 << 20
 """Most characters of the offsets and schemas of a checkpoint. A Kafka source needs about 25 for each partition."""
 
 Replace: TypeAlias = Callable[[StateView, UnderWay], tuple[StateView, tuple[str, ...]]]
-"""Returns a view with compactions applied, and the uids of those under way; see `Maintenance.replace`."""
+"""Returns a view with compactions applied, and the uids of those under way; see `JobMaintenance.replace`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from dstl_service.checkpoints.builder import (
     check_size,
     check_writers,
 )
-from dstl_service.collection.maintenance import Maintenance
-from dstl_service.collection.upkeep import Upkeep
+from dstl_service.collection.background_work import BackgroundWork
+from dstl_service.collection.job_maintenance import JobMaintenance
 from dstl_service.formats.manifest import Manifest
 from dstl_service.intake.active_job import ActiveJob, ActiveJobs
 from dstl_service.intake.persister import Persister
@@ -48,7 +48,7 @@ class Checkpointer:
         jobs: The jobs of this process.
         persister: Makes sets durable.
         materializer: Knows the snapshots that a checkpoint may take.
-        upkeep: Is told of new checkpoints, and provides compactions for them.
+        background_work: Is told of new checkpoints, and provides compactions for them.
         clock: Dates manifests.
         metrics: The service's.
         in_thread: Runs a blocking call of a job.
@@ -59,7 +59,7 @@ class Checkpointer:
         jobs: ActiveJobs,
         persister: Persister,
         materializer: Materializer,
-        upkeep: Upkeep,
+        background_work: BackgroundWork,
         clock: Clock,
         metrics: CheckpointMetrics,
         in_thread: RunInThread,
@@ -67,7 +67,7 @@ class Checkpointer:
         self._jobs = jobs
         self._persister = persister
         self._materializer = materializer
-        self._upkeep = upkeep
+        self._background_work = background_work
         self._clock = clock
         self._metrics = metrics
         self._in_thread = in_thread
@@ -112,7 +112,7 @@ class Checkpointer:
         if request.epoch >= job.owned_epoch:
             # Another process may have begun the epoch, and after a long batch the collector may have ended.
             job.owned_epoch = request.epoch
-            self._upkeep.start_collector(job)
+            self._background_work.start_collector(job)
         return completed
 
     async def _owned(self, name: str, epoch: int) -> ActiveJob:
@@ -147,7 +147,7 @@ class Checkpointer:
                 await self._in_thread(job.name, job.store.check_still_newest, request.epoch)
                 raise
             return CompleteResponse(made.ref, 0.0, 0.0, 0, 0)
-        self._upkeep.maintenance_of(job).checkpoint_completed(manifest)
+        self._background_work.maintenance_of(job).checkpoint_completed(manifest)
         job.book.forget_up_to(checkpoint_id)
         self._pending.pop(job, None)
         job.wake()
@@ -185,7 +185,7 @@ class Checkpointer:
         if pending is None or not pending.is_for(checkpoint_id, request):
             reported = await self._materializer.choose(job.name, job.store, request.base, request.materializations)
             # Replacements for the log are chosen here. However long the checkpoint takes, its base lists them.
-            maintenance = self._upkeep.maintenance_of(job)
+            maintenance = self._background_work.maintenance_of(job)
             pending = await self._in_thread(job.name, self._plan, job, maintenance, checkpoint_id, request, reported)
             self._pending[job] = pending
         return pending
@@ -193,7 +193,7 @@ class Checkpointer:
     def _plan(
         self,
         job: ActiveJob,
-        maintenance: Maintenance,
+        maintenance: JobMaintenance,
         checkpoint_id: int,
         request: CompleteRequest,
         reported: Reported,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 
+from dstl_service.collection.background_work import BackgroundWork
 from dstl_service.collection.tombstones import Deletions
-from dstl_service.collection.upkeep import Upkeep
 from dstl_service.intake.active_job import ActiveJobs
 from dstl_service.process.job_threads import RunInThread
 from dstl_service.wire import OpenedJob, OpenJob
@@ -27,7 +27,7 @@ class JobOpener:
         jobs: The jobs of this process.
         store: Holds them.
         deletions: Knows the deleted jobs.
-        upkeep: Collects the garbage of jobs opened here.
+        background_work: Collects the garbage of jobs opened here.
         in_thread: Runs a blocking call of a job.
         service_id: Tells the driver who coordinates.
     """
@@ -37,14 +37,14 @@ class JobOpener:
         jobs: ActiveJobs,
         store: ObjectStore,
         deletions: Deletions,
-        upkeep: Upkeep,
+        background_work: BackgroundWork,
         in_thread: RunInThread,
         service_id: str,
     ) -> None:
         self._jobs = jobs
         self._store = store
         self._deletions = deletions
-        self._upkeep = upkeep
+        self._background_work = background_work
         self._in_thread = in_thread
         self._service_id = service_id
 
@@ -75,7 +75,7 @@ class JobOpener:
             await self._in_thread(name, job.store.check_still_newest, epoch)
             job.check_epoch(epoch)
             job.owned_epoch = epoch
-        self._upkeep.start_collector(job)
+        self._background_work.start_collector(job)
         logger.info("job opened", extra={"job": name, "epoch": epoch, "checkpoint_id": latest.id if latest else None})
         return OpenedJob(
             job=name,

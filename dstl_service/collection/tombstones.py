@@ -28,8 +28,8 @@ from typing import Any
 
 from dstl_service.formats.keys import encode_job
 from dstl_service.process.display import utc_text
+from dstl_service.registry.job_deletion import Removal, delete_job, has_leftovers
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.jobs import Removal, delete_job, has_leftovers
 from dstl_service.registry.lives import Lives, first_without, record_key
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, DstlError, FencedError, InvalidInputError, NotFoundError

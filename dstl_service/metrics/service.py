@@ -13,12 +13,12 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from dstl_service.metrics.background_work import BackgroundWorkMetrics
 from dstl_service.metrics.batches import BatchMetrics
 from dstl_service.metrics.checkpoints import CheckpointMetrics
 from dstl_service.metrics.downloads import DownloadFigures
 from dstl_service.metrics.intake import IntakeMetrics
 from dstl_service.metrics.restores import RestoreMetrics
-from dstl_service.metrics.upkeep import UpkeepMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -48,7 +48,7 @@ class ServiceMetrics:
         self.intake = IntakeMetrics(self.registry)
         self.checkpoints = CheckpointMetrics(self.registry)
         self.restores = RestoreMetrics(self.registry)
-        self.upkeep = UpkeepMetrics(self.registry)
+        self.background_work = BackgroundWorkMetrics(self.registry)
 
     def watch(
         self,

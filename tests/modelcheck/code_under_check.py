@@ -114,7 +114,7 @@ class Process:
         """Do what a coordinator does behind its checkpoints: compact, and delete what was subsumed and is due."""
 
         async def settled() -> None:
-            self.parts.upkeep.maintenance_of(self.parts.jobs.get(JOB)).wake()
+            self.parts.background_work.maintenance_of(self.parts.jobs.get(JOB)).wake()
             while self.parts.is_busy:  # noqa: ASYNC110 - it has no event, and each round does some of it
                 await asyncio.sleep(0)
 
@@ -155,7 +155,7 @@ class Process:
         """Collect the job's garbage."""
 
         async def collected() -> None:
-            await self.parts.upkeep.collect(await self.parts.jobs.opened(JOB), dry_run=False)
+            await self.parts.background_work.collect(await self.parts.jobs.opened(JOB), dry_run=False)
 
         self._do(collected())
 

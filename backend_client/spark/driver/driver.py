@@ -37,7 +37,7 @@ from backend_client.spark.driver.placement import key_places, place
 from backend_client.spark.driver.receipts import STALE_OUTPUT, checked, collect_receipts, progress_of
 from backend_client.spark.driver.session_settings import set_for
 from backend_client.spark.driver.sinks import BatchFunction, ForeachRows
-from backend_client.spark.driver.steps import apply_steps, check_shippable, shipped_steps
+from backend_client.spark.driver.stateless_steps import apply_steps, check_shippable, shipped_steps
 from backend_client.spark.query import Operator, Query
 from backend_client.spark.shipping import Shipments
 from backend_client.spark.start.checks import check_plan, check_start

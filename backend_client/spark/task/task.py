@@ -43,7 +43,7 @@ from backend_client.state.keyed_state import CountedReads, KeyedState
 from backend_client.state.state_deletion import deletions, hide
 from backend_client.state.timers import Upcoming
 from backend_client.table.local_disk import is_useless
-from backend_client.table.memory_table import open_advanced
+from backend_client.table.opening import open_advanced
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget, StateInfo
 from storage.key_groups import key_group_range

@@ -53,7 +53,7 @@ async def metrics(parts: ServiceParts) -> Response:
 @router.post("/v1/jobs/{job}/garbage-collection")
 async def collect_garbage(job: JobName, parts: ServiceParts, acts: Acts, dry_run: bool = True) -> GarbageReport:
     """Report segment objects that no checkpoint names and that are old enough; delete them with `dry_run` false."""
-    report = await parts.upkeep.collect(await parts.jobs.stored(job), dry_run=dry_run)
+    report = await parts.background_work.collect(await parts.jobs.stored(job), dry_run=dry_run)
     if not dry_run:
         acts.record("collect garbage", job)
     return report

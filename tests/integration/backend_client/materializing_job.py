@@ -23,7 +23,7 @@ from backend_client.service.client import ServiceClient
 from backend_client.service.hand_over import hand_over_snapshot
 from backend_client.service.log_writer import LogWriter
 from backend_client.service.restore import Advance, advance_to_base
-from backend_client.table.memory_table import open_advanced
+from backend_client.table.opening import open_advanced
 from backend_client.table.state_table import StateTable
 from dstl_service.formats.manifest import StateView
 from dstl_service.formats.materialization_index import MaterializationIndex, read_index

@@ -12,7 +12,8 @@ import pytest
 
 from backend_client.service.restore import advance_to_base
 from backend_client.table.local_disk import LocalDiskError
-from backend_client.table.memory_table import MemoryTable, open_advanced
+from backend_client.table.memory_table import MemoryTable
+from backend_client.table.opening import open_advanced
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128

@@ -10,7 +10,8 @@ import pytest
 
 from backend_client.table import memory_table
 from backend_client.table.local_disk import LocalDiskError
-from backend_client.table.memory_table import MemoryTable, open_advanced
+from backend_client.table.memory_table import MemoryTable
+from backend_client.table.opening import open_advanced
 from backend_client.table.state_table import StateTable
 from storage.errors import CorruptDataError, UnavailableError
 

@@ -14,7 +14,8 @@ from backend_client.table import state_table
 from backend_client.table.files import TableFiles
 from backend_client.table.journal import CHANGES_MAX
 from backend_client.table.local_disk import LocalDiskError, is_damage, is_useless
-from backend_client.table.memory_table import MemoryTable, open_advanced
+from backend_client.table.memory_table import MemoryTable
+from backend_client.table.opening import open_advanced
 from backend_client.table.state_table import StateTable
 from backend_client.table.writes import write
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from backend_client.table import slots
-from backend_client.table.memory_table import open_advanced
+from backend_client.table.opening import open_advanced
 from backend_client.table.slots import IDLE_S, free_slots, remove_idle_slots
 from backend_client.table.state_table import StateTable
 

@@ -19,8 +19,8 @@ from dstl_service.collection.deletion import delete_subsumed
 from dstl_service.collection.retention import retained_manifests
 from dstl_service.formats.keys import epoch_key
 from dstl_service.formats.manifest import Manifest, ManifestKind
+from dstl_service.registry.job_deletion import delete_job
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.jobs import delete_job
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.rebuild import rebuild_registry
 from dstl_service.wire import CheckpointRef

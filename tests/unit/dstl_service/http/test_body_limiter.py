@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.exceptions import HTTPException
 
-from dstl_service.http.request_limits import BodyRoom
+from dstl_service.http.job_limits import BodyRoom
 
 PIECE = 100_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from dstl_service.http.request_limits import RequestPlaces
+from dstl_service.http.job_limits import RequestPlaces
 from dstl_service.process.logs import LogLimiter
 from storage.testing import FakeClock
 

@@ -39,7 +39,9 @@ class Host:
         await self.parts.opener.open("job", OpenJob("test"))
         operators = [OperatorInfo("op", 1, "{}", {})]
         answer = await self.parts.checkpointer.complete("job", 0, CompleteRequest(1, "uid", None, [], operators))
-        await sampled(self.parts.metrics.upkeep.table_bytes)  # what follows from the checkpoint has read what it needs
+        await sampled(
+            self.parts.metrics.background_work.table_bytes
+        )  # what follows from the checkpoint has read what it needs
         return answer.ref
 
     def lost(self) -> ChangeSetRef:
@@ -94,7 +96,7 @@ def test_collection_keeps_no_job_busy() -> None:
     async def story(host: Host) -> None:
         ref = await host.begin()
         host.clock.advance(HOUR_MS + 1)
-        while next(iter(host.parts.metrics.upkeep.collection_age.collect())).samples:  # noqa: ASYNC110 - until the last is over
+        while next(iter(host.parts.metrics.background_work.collection_age.collect())).samples:  # noqa: ASYNC110 - until the last is over
             await asyncio.sleep(0.01)
 
         assert await host.reads(ref) == 1

@@ -14,7 +14,7 @@ import pytest
 from dstl_service.composition import NOTES_AT_ONCE, Parts
 from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet, encode_note, received_segment
 from dstl_service.process.job_threads import JobThreads
-from dstl_service.restores import RESTORE_THREADS
+from dstl_service.restore_service import RESTORE_THREADS
 from storage.memory_store import MemoryStore
 from storage.model import ChangeSetId, Segment, Writer
 from storage.testing import Fault, FaultKind, FaultyStore, RecordingStore

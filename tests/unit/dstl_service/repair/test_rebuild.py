@@ -18,8 +18,8 @@ from dstl_service.formats.checksummed_json import seal
 from dstl_service.formats.manifest import ManifestKind, StateView
 from dstl_service.formats.materialization_index import MaterializationIndex
 from dstl_service.registry.hints import write_hint
+from dstl_service.registry.job_deletion import delete_job
 from dstl_service.registry.job_store import JobStore
-from dstl_service.registry.jobs import delete_job
 from dstl_service.repair.fsck import check_job
 from dstl_service.repair.manifests import manifests_of
 from dstl_service.repair.plan import CheckpointCandidate, choose

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from dstl_service.metrics.buckets import SECONDS
 
 
-class UpkeepMetrics:
+class BackgroundWorkMetrics:
     """Counts, sizes and ages by job."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -29,7 +29,7 @@ from dstl_service.compaction.plan import (
 )
 from dstl_service.formats.manifest import Manifest, StateView
 from dstl_service.formats.under_way import UnderWay
-from dstl_service.metrics.upkeep import UpkeepMetrics
+from dstl_service.metrics.background_work import BackgroundWorkMetrics
 from dstl_service.process.job_threads import RunInThread
 from dstl_service.registry.job_store import JobStore
 from storage.clock import Clock, IdSource
@@ -53,7 +53,7 @@ class _Findings:
     chosen: Sequence[Compaction]
 
 
-class Maintenance:
+class JobMaintenance:
     """The background work of one job in its coordinator."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Maintenance:
         store: ObjectStore,
         compactor: Compactor,
         clock: Clock,
-        metrics: UpkeepMetrics,
+        metrics: BackgroundWorkMetrics,
         in_thread: RunInThread,
         compaction: CompactionSettings,
         retention: RetentionSettings,

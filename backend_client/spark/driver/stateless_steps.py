@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 
 from backend_client.spark.driver.sinks import BatchFunction, ForeachRows
-from backend_client.spark.private.batch_clock import at_batch_time
+from backend_client.spark.private.current_time import at_batch_time
 from backend_client.spark.query import Query, Step
 from backend_client.spark.shipping import Shipments
 

@@ -1,5 +1,5 @@
 """
-Restores of tables: plans what a table lacks, and reads the bytes.
+Restores tables: plans what a table lacks, and reads the bytes.
 
 Combines the plan of a restore with caches, threads, and the materializer, which tells a task when a snapshot is due.
 Methods run on the event loop unless marked as blocking.
@@ -37,7 +37,7 @@ RESTORE_THREADS = 60
 """Threads that read the bytes of restores: each waits for the store most of the time."""
 
 
-class Restores:
+class RestoreService:
     """
     Advances tables to checkpoints.
 

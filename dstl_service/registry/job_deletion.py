@@ -1,4 +1,4 @@
-"""The jobs of a storage: listing their names, and deleting one. Blocking I/O."""
+"""Deletes the objects of a job; lists the names of all jobs of a storage. Blocking I/O."""
 
 from __future__ import annotations
 

@@ -14,13 +14,13 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from dstl_service.collection.garbage_collector import GarbageReport, collect_garbage
-from dstl_service.collection.maintenance import Maintenance
+from dstl_service.collection.job_maintenance import JobMaintenance
 from dstl_service.collection.retention import RetentionSettings
 from dstl_service.collection.tombstones import Deletions
 from dstl_service.compaction.compactor import Compactor
 from dstl_service.compaction.plan import CompactionSettings
 from dstl_service.intake.active_job import IDLE_MS, ActiveJob, ActiveJobs
-from dstl_service.metrics.upkeep import UpkeepMetrics
+from dstl_service.metrics.background_work import BackgroundWorkMetrics
 from dstl_service.process.job_threads import RunInThread
 from storage.clock import Clock, IdSource
 from storage.errors import DstlError
@@ -30,7 +30,7 @@ logger = logging.getLogger("dstl_service")
 
 
 @dataclass(frozen=True, slots=True)
-class UpkeepSettings:
+class BackgroundWorkSettings:
     """
     Settings of the background work.
 
@@ -48,10 +48,10 @@ class UpkeepSettings:
 
 
 @dataclass(slots=True)
-class _Care:
+class _WorkOfJob:
     """The background work of one job: its maintenance, and the task that collects its garbage."""
 
-    maintenance: Maintenance
+    maintenance: JobMaintenance
     collector: asyncio.Task[None] | None = None
     collected_ms: int = 0
     """When garbage was last collected successfully, or else the collector was started; monotonic."""
@@ -62,7 +62,7 @@ class _Care:
             self.collector.cancel()
 
 
-class Upkeep:
+class BackgroundWork:
     """
     Maintains the jobs of a service and collects their garbage.
 
@@ -80,14 +80,14 @@ class Upkeep:
 
     def __init__(
         self,
-        settings: UpkeepSettings,
+        settings: BackgroundWorkSettings,
         jobs: ActiveJobs,
         store: ObjectStore,
         compactor: Compactor,
         deletions: Deletions,
         clock: Clock,
         ids: IdSource,
-        metrics: UpkeepMetrics,
+        metrics: BackgroundWorkMetrics,
         in_thread: RunInThread,
     ) -> None:
         self._settings = settings
@@ -99,24 +99,24 @@ class Upkeep:
         self._ids = ids
         self._metrics = metrics
         self._in_thread = in_thread
-        self._cares: WeakKeyDictionary[ActiveJob, _Care] = WeakKeyDictionary()
+        self._works: WeakKeyDictionary[ActiveJob, _WorkOfJob] = WeakKeyDictionary()
 
     @property
     def is_busy(self) -> bool:
         """Whether a compaction or a deletion is running."""
-        return any(care.maintenance.is_busy for care in self._cares.values())
+        return any(care.maintenance.is_busy for care in self._works.values())
 
-    def maintenance_of(self, job: ActiveJob) -> Maintenance:
+    def maintenance_of(self, job: ActiveJob) -> JobMaintenance:
         """Return the maintenance of a job."""
-        return self._care_of(job).maintenance
+        return self._work_of(job).maintenance
 
     def collector_of(self, job: ActiveJob) -> asyncio.Task[None] | None:
         """Return the task that collects a job's garbage, or None if it has had none."""
-        return self._care_of(job).collector
+        return self._work_of(job).collector
 
     def close(self) -> None:
         """Stop; a later process repeats unfinished work."""
-        for care in self._cares.values():
+        for care in self._works.values():
             care.close()
 
     async def collect(self, job: ActiveJob, *, dry_run: bool) -> GarbageReport:
@@ -139,13 +139,13 @@ class Upkeep:
             raise
         self._metrics.orphans.labels(job.name).set(len(report.orphans) if dry_run else 0)
         if not dry_run:
-            self._care_of(job).collected_ms = self._clock.monotonic_ms()
+            self._work_of(job).collected_ms = self._clock.monotonic_ms()
             self._metrics.orphans_deleted.labels(job.name).inc(len(report.orphans))
         return report
 
     def start_collector(self, job: ActiveJob) -> None:
         """Start the regular collection of a job's garbage, unless it is running or turned off."""
-        care = self._care_of(job)
+        care = self._work_of(job)
         if self._settings.interval_s <= 0 or (care.collector is not None and not care.collector.done()):
             return
         care.collected_ms = self._clock.monotonic_ms()
@@ -155,21 +155,21 @@ class Upkeep:
         )
         care.collector = asyncio.get_running_loop().create_task(self._collect_regularly(job))
 
-    def _care_of(self, job: ActiveJob) -> _Care:
-        care = self._cares.get(job)
+    def _work_of(self, job: ActiveJob) -> _WorkOfJob:
+        care = self._works.get(job)
         if care is None:
-            care = self._cares[job] = _Care(self._new_maintenance(job))
+            care = self._works[job] = _WorkOfJob(self._new_maintenance(job))
             job.at_end.append(partial(self._end, job.name, care))
         return care
 
-    def _end(self, job: str, care: _Care) -> None:
+    def _end(self, job: str, care: _WorkOfJob) -> None:
         """Stop the work for a deleted job, and remove its metric: a new job may have its name."""
         care.close()
         with suppress(KeyError):
             self._metrics.collection_age.remove(job)
 
-    def _new_maintenance(self, job: ActiveJob) -> Maintenance:
-        return Maintenance(
+    def _new_maintenance(self, job: ActiveJob) -> JobMaintenance:
+        return JobMaintenance(
             job.name,
             job.store,
             self._store,

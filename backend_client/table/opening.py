@@ -1,0 +1,66 @@
+"""
+Opens the table of a partition and advances it; a table in memory takes its place where the local disk fails (I16).
+
+Every task opens its table here. A failure of the local folder costs time, never a batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from backend_client.table.local_disk import LocalDiskError
+from backend_client.table.memory_table import MemoryTable
+from backend_client.table.slots import IDLE_S, remove_idle_slots
+from backend_client.table.state_table import StateTable
+
+logger = logging.getLogger("backend_client")
+
+_T = TypeVar("_T")
+
+
+def open_advanced(
+    folder: str | os.PathLike[str], advance: Callable[[StateTable], _T], idle_s: float = IDLE_S
+) -> tuple[StateTable, _T]:
+    """
+    Open the table in `folder` and advance it; if the folder fails, use a spare table.
+
+    Also removes, at most once an hour, the host's tables that were not opened for `idle_s`.
+
+    Args:
+        folder: Where the table is kept.
+        advance: Advances a table; called again with the spare one.
+        idle_s: Idle time in seconds.
+
+    Raises:
+        DstlError: `advance` failed for a reason other than the local disk.
+    """
+    try:
+        advanced = _advanced(StateTable.open(Path(folder)), advance)
+    except Exception as error:
+        if not _is_local(error):
+            raise
+        logger.warning(
+            "the local folder %s cannot be used, the state is restored into memory for this batch: %s", folder, error
+        )
+        advanced = None
+    remove_idle_slots(Path(folder), idle_s)
+    return advanced or _advanced(MemoryTable.make(), advance)
+
+
+def _advanced(table: StateTable, advance: Callable[[StateTable], _T]) -> tuple[StateTable, _T]:
+    try:
+        return table, advance(table)
+    except BaseException as error:
+        if _is_local(error):
+            table.discard()
+        table.close()
+        raise
+
+
+def _is_local(error: BaseException) -> bool:
+    # rocksdict raises nothing more specific than Exception.
+    return isinstance(error, LocalDiskError | OSError) or type(error) is Exception

@@ -26,6 +26,8 @@ FILES_MAX = 96
 _HALF_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 """The first bytes of a record of 512 bytes."""
 _OPEN = "/v1/jobs/claimer/epochs"
+_ANSWER_S = 5.0
+"""Longest wait of another client for an answer; the machine may have other work."""
 
 _Data = Callable[[Attacked], bytes]
 
@@ -130,7 +132,7 @@ def _crowd(count: int, make: _Data) -> Callable[[Attacked], str | None]:
                     connection.sendall(data)
             end = time.monotonic() + 2.0
             while time.monotonic() < end:
-                if not target.answers(2.0):
+                if not target.answers(_ANSWER_S):
                     return f"no other client was answered beside {count} connections"
         return None
 
@@ -196,7 +198,7 @@ def _answered_bodies(method: str) -> Callable[[Attacked], str | None]:
                 for connection in _open_many(target.address, FILES_MAX, stack):
                     with suppress(OSError):
                         connection.sendall(data)
-                if not (_asked(target) and target.answers(2.0)):
+                if not (_asked(target) and target.answers(_ANSWER_S)):
                     return "no other client was answered"
         return None
 
@@ -215,7 +217,7 @@ def _sets_of_one_job(target: Attacked) -> str | None:
             for connection in _open_many(target.address, FILES_MAX, stack):
                 with suppress(OSError):
                     connection.sendall(data)
-            if not (_asked(target) and target.answers(2.0)):
+            if not (_asked(target) and target.answers(_ANSWER_S)):
                 return "no other client was answered"
     return None
 
@@ -238,7 +240,7 @@ def _handshakes(data: bytes) -> Callable[[Attacked], str | None]:
                 connections += _open_many(target.address, 1, stack)
                 with suppress(OSError):
                     connections[-1].send(data)
-                if number % 32 == 0 and not (_asked(target) and target.answers(2.0)):
+                if number % 32 == 0 and not (_asked(target) and target.answers(_ANSWER_S)):
                     return f"no other client was answered beside {number} handshakes"
             if (files := target.open_files()) > FILES_MAX * 3 // 4:
                 return f"{files} of {FILES_MAX} files are open"

@@ -163,7 +163,8 @@ def check_size(request: CompleteRequest) -> None:
     chars = sum(map(len, texts))
     if chars > TEXT_CHARS_MAX:
         raise InvalidInputError(
-            f"offsets and schemas have {chars} characters together, at most {TEXT_CHARS_MAX} are allowed"
+            f"offsets and schemas have {chars} characters together, at most {TEXT_CHARS_MAX} are allowed; "
+            "read the sources in several queries"
         )
 
 

@@ -99,12 +99,12 @@ class BackgroundWork:
         self._ids = ids
         self._metrics = metrics
         self._in_thread = in_thread
-        self._works: WeakKeyDictionary[ActiveJob, _WorkOfJob] = WeakKeyDictionary()
+        self._by_job: WeakKeyDictionary[ActiveJob, _WorkOfJob] = WeakKeyDictionary()
 
     @property
     def is_busy(self) -> bool:
         """Whether a compaction or a deletion is running."""
-        return any(care.maintenance.is_busy for care in self._works.values())
+        return any(care.maintenance.is_busy for care in self._by_job.values())
 
     def maintenance_of(self, job: ActiveJob) -> JobMaintenance:
         """Return the maintenance of a job."""
@@ -116,7 +116,7 @@ class BackgroundWork:
 
     def close(self) -> None:
         """Stop; a later process repeats unfinished work."""
-        for care in self._works.values():
+        for care in self._by_job.values():
             care.close()
 
     async def collect(self, job: ActiveJob, *, dry_run: bool) -> GarbageReport:
@@ -156,9 +156,9 @@ class BackgroundWork:
         care.collector = asyncio.get_running_loop().create_task(self._collect_regularly(job))
 
     def _work_of(self, job: ActiveJob) -> _WorkOfJob:
-        care = self._works.get(job)
+        care = self._by_job.get(job)
         if care is None:
-            care = self._works[job] = _WorkOfJob(self._new_maintenance(job))
+            care = self._by_job[job] = _WorkOfJob(self._new_maintenance(job))
             job.at_end.append(partial(self._end, job.name, care))
         return care
 

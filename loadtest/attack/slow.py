@@ -190,28 +190,18 @@ def _out_of_files(target: Attacked) -> str | None:
 
 def _answered_bodies(method: str) -> Callable[[Attacked], str | None]:
     """Announce bodies on an open path, without a token, and send none: they are answered, and others still are."""
-
-    def run(target: Attacked) -> str | None:
-        data = request(method, "/health", headers={"connection": "keep-alive", "content-length": "100000"})
-        with ExitStack() as stack:
-            for _ in range(3):  # within the time that a body may take
-                for connection in _open_many(target.address, FILES_MAX, stack):
-                    with suppress(OSError):
-                        connection.sendall(data)
-                if not (_asked(target) and target.answers(_ANSWER_S)):
-                    return "no other client was answered"
-        return None
-
-    return run
+    data = request(method, "/health", headers={"connection": "keep-alive", "content-length": "100000"})
+    return lambda target: _bodies_that_never_come(target, data)
 
 
 def _sets_of_one_job(target: Attacked) -> str | None:
     """Begin more change sets of one job than there are connections, and send none: others are answered."""
-    data = request(
-        "POST",
-        Job(target, "claimer").place_of_sets(),
-        headers={"connection": "keep-alive", "authorization": f"Bearer {target.token}", "content-length": "100000"},
-    )
+    headers = {"connection": "keep-alive", "authorization": f"Bearer {target.token}", "content-length": "100000"}
+    return _bodies_that_never_come(target, request("POST", Job(target, "claimer").place_of_sets(), headers=headers))
+
+
+def _bodies_that_never_come(target: Attacked, data: bytes) -> str | None:
+    """Send a head on more connections than there are files; return a defect if nobody else is answered."""
     with ExitStack() as stack:
         for _ in range(3):  # within the time that a body may take
             for connection in _open_many(target.address, FILES_MAX, stack):

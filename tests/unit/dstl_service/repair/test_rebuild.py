@@ -36,7 +36,7 @@ from storage.model import KeyGroupRange, MaterializationHandle
 from storage.object_store import ObjectStore
 from storage.open import open_store
 from storage.testing import FakeClock, FakeIds
-from tests.unit.dstl_service.collection.test_maintenance import EAGER, NOW, Job
+from tests.unit.dstl_service.collection.test_job_maintenance import EAGER, NOW, Job
 from tests.unit.dstl_service.http_life import Life, service
 from tests.unit.dstl_service.samples import handles_of, opened, segment, stored
 from tests.unit.dstl_service.snapshots import index_of, store_snapshot

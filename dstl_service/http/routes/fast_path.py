@@ -111,11 +111,12 @@ def _restore(job: str, query: str) -> _Answer | None:
     found = _RESTORE.fullmatch(query)
     if found is None:
         return None
-    operator, first, last, to, have = found.groups()
+    operator, first, last, to_checkpoint, from_checkpoint = found.groups()
     key_groups = KeyGroupRange(int(first), int(last))
-    want, at = CheckpointRef.parse(to), CheckpointRef.parse(have) if have else None
+    target = CheckpointRef.parse(to_checkpoint)
+    base = CheckpointRef.parse(from_checkpoint) if from_checkpoint else None
 
     async def answer(parts: Parts, _scope: Scope, _receive: Receive) -> Response:
-        return await answer_restore(parts, job, operator, key_groups, at, want)
+        return await answer_restore(parts, job, operator, key_groups, base, target)
 
     return answer

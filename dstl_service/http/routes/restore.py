@@ -98,11 +98,11 @@ async def answer_restore(
     job: str,
     operator: str,
     key_groups: KeyGroupRange,
-    have: CheckpointRef | None,
-    want: CheckpointRef,
+    from_checkpoint: CheckpointRef | None,
+    to_checkpoint: CheckpointRef,
 ) -> Response:
     """Return the answer to a restore: a stream, or one piece if it is small."""
-    plan, offer = await parts.restores.plan(job, operator, key_groups, have, want)
+    plan, offer = await parts.restores.plan(job, operator, key_groups, from_checkpoint, to_checkpoint)
     running = parts.metrics.restores.restores_running.labels(job)
     frames = _frames(parts, plan, offer, parts.metrics.restores.restored_bytes.labels(job).inc)
     if plan.size_bytes > _AT_ONCE_BYTES_MAX:

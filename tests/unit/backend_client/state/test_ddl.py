@@ -27,12 +27,12 @@ from tests.unit.backend_client.schemas import array, mapping, struct
     ],
 )
 def test_text_is_read_as_by_spark(text: str, expected: dict[str, object]) -> None:
-    """All that state can hold is read, in Spark's spellings."""
+    """All types that state can hold are parsed, in Spark's spellings."""
     assert parse_schema(text) == expected
 
 
 def test_field_may_be_required_and_commented() -> None:
-    """What stands behind a field's type is kept."""
+    """Constraints and comments after a field's type are kept."""
     (field,) = parse_schema("n long not null comment 'it\\'s'")["fields"]
 
     assert field == {"name": "n", "type": "long", "nullable": False, "metadata": {"comment": "it's"}}

@@ -44,7 +44,7 @@ def test_failed_request_has_no_time() -> None:
 
 
 def test_missing_checkpoints_miss_goal() -> None:
-    """Who does not keep the rate misses the goal; who does reaches it."""
+    """A run below the rate misses the goal; a run at the rate reaches it."""
     assert strict_exit_code(figures_of(samples_of(9), SETTINGS, 1.0, 0.5)) == 1
     assert strict_exit_code(figures_of(samples_of(10), SETTINGS, 1.0, 0.5)) == 0
 

@@ -48,7 +48,7 @@ def main() -> None:
         collected(batch, batch_id)
 
     run_to_end(totals.writeStream, options.folder / "chk", function)
-    assert not any(sessions), "a batch must be of its query's own session: what is set there is nobody else's"
+    assert not any(sessions), "a batch must belong to its query's own session, whose settings are its own"
     result = {"batches": collected.batches, "progress": [asdict(progress) for progress in backend.recent_progress]}
     (options.folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
 

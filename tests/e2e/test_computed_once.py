@@ -257,7 +257,7 @@ def test_clearing_the_cache_costs_nothing(
     last = {key: number for first, _ in seen for key, number in first.items()}
     assert stored_numbers(backend, "dice-1") == sorted(last.values())
     wait_until(  # a query frees them after its end
-        lambda: not spark.sparkContext._jsc.getPersistentRDDs(), what="the end of what the query kept"
+        lambda: not spark.sparkContext._jsc.getPersistentRDDs(), what="the removal of the query's kept output"
     )
 
 

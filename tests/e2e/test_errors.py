@@ -170,7 +170,7 @@ def _unchecked(query: Query, *arguments: Any) -> list[OperatorInfo]:
 
 
 def test_spark_checkpoint_set_back(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
-    """A Spark checkpoint that was set back behind the state is refused with the remedy."""
+    """A Spark checkpoint that is older than the state is refused with the remedy."""
     writer = totals(make_backend(), stream).writeStream
     run_to_end(writer, tmp_path / "chk", Collected())
     for folder in ("offsets", "commits"):

@@ -1,4 +1,4 @@
-"""The flights job on both engines, on the first weeks of the data, as a process of its own."""
+"""The flights job on both engines, over the first weeks of the data, in a separate process."""
 
 from __future__ import annotations
 

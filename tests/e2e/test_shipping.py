@@ -79,7 +79,7 @@ def test_large_functions_are_shipped_once(
     else:
         assert {path.name for path in out.iterdir()} == {f"{k}-{n}" for rows in expected for k, n, _ in rows}
     # Files of other tests' queries may be deleted meanwhile.
-    wait_until(lambda: broadcast_files(spark) <= before, what="the end of what the query shipped")
+    wait_until(lambda: broadcast_files(spark) <= before, what="the deletion of the query's shipments")
 
 
 def test_anchors_go_with_the_last_query(spark: SparkSession) -> None:

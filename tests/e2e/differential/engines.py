@@ -53,13 +53,13 @@ _STARTS_MAX = 5
 @dataclass(slots=True)
 class Engines:
     """
-    Both engines, and the figures of what was compared.
+    Both engines, and the figures of the comparisons.
 
     Args:
-        spark: Each query gets sessions of its own from it.
+        spark: Each query gets its own sessions from it.
         folder: For inputs and checkpoints.
         make_backend: Makes a backend for a job and a parallelism.
-        local_dir: Where those keep their tables.
+        local_dir: Folder of its tables.
     """
 
     spark: SparkSession
@@ -150,15 +150,15 @@ def _stream(session: SparkSession, feed: Feed) -> DataFrame:
 
 def _drive(result: Any, feed: Feed, files: list[str], location: Path, outputs: Outputs, *, ticks: bool = False) -> None:
     """
-    Run a query over files, each of which is worked off before the next is put there.
+    Run a query over files, each of which is processed before the next one is added.
 
     Args:
-        result: What to write.
-        feed: Takes the files.
+        result: The result to write.
+        feed: Receives the files.
         files: Their contents.
-        location: Of the checkpoints.
-        outputs: Collects what is written.
-        ticks: Whether the query runs batches without data for ever: one of them is waited for.
+        location: Folder of the checkpoints.
+        outputs: Collects the output.
+        ticks: Whether the query runs endless batches without data; the end waits for one of them.
     """
 
     def start() -> StreamingQuery:

@@ -184,7 +184,7 @@ def test_killed_service_costs_only_the_snapshot(folder: Path, moment: str) -> No
         job.batches_until(lambda: materialized(job), "a materialization after the restart")
 
         assert job.restored(2, "same") == job.state
-        job.batches_until(lambda: not job.snapshots_left(), "the removal of what the killed process left behind")
+        job.batches_until(lambda: not job.snapshots_left(), "the removal of the killed process's leftovers")
     finally:
         job.close()
         sidecar.kill()
@@ -206,7 +206,7 @@ def test_failing_uploads_fail_no_checkpoint(folder: Path) -> None:
         assert "materialization keeps failing" in sidecar.log()
         blocker.unlink()
 
-        job.batches_until(lambda: materialized(job), "a materialization when the storage is mended")
+        job.batches_until(lambda: materialized(job), "a materialization after the storage is restored")
 
         assert job.metric("dstl_materialization_consecutive_failures") == 0
         assert job.restored(2, "same") == job.state

@@ -1,7 +1,7 @@
 """
 The processors of the flights example, run without Spark.
 
-PySpark's `TwsTester` hands over a key of several columns as one value, other than Spark; so there is a runner here.
+Unlike Spark, PySpark's `TwsTester` passes a key of several columns as one value, so this module has its own runner.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class KeyedRunner:
         self._processor = processor
         self._key: tuple[str, str] = ("", "")
         self.states: dict[tuple[str, str], Any] = {}
-        processor.init(self)  # type: ignore[arg-type]  # stands in for a handle, and for its values
+        processor.init(self)  # type: ignore[arg-type]  # replaces a handle and its values
 
     def getValueState(self, stateName: str, schema: str) -> KeyedRunner:
         return self  # each processor has one state
@@ -44,7 +44,7 @@ class KeyedRunner:
 
     def test(self, key: tuple[str, str], rows: list[Row]) -> list[Row]:
         self._key = key
-        # Stands in for a handle, and for its values.
+        # Replaces a handle and its values.
         found: Iterator[Any] = self._processor.handleInputRows(key, iter(rows), None)  # type: ignore[arg-type]
         return list(found)
 

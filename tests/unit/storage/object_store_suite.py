@@ -1,5 +1,5 @@
 """
-What every object store must do, as classes of tests that a module inherits with a `store` fixture of its own.
+Requirements of every object store, as classes of tests that a module inherits with its own `store` fixture.
 
 A failure means that checkpoints on this store can be lost, altered or misread.
 """

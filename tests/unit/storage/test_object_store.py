@@ -54,7 +54,7 @@ class TestDoubles(ObjectStoreSuite):
 
     @pytest.fixture
     def store(self) -> ObjectStore:
-        """Return an empty store behind both doubles."""
+        """Return an empty store wrapped in both doubles."""
         return RecordingStore(FaultyStore(MemoryStore()))
 
 

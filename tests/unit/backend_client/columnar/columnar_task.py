@@ -20,7 +20,7 @@ KEY_GROUPS = KeyGroupRange(2, 5)
 
 
 class Table:
-    """What `StateTable` does for columnar operators, in memory."""
+    """The operations of `StateTable` that columnar operators use, in memory."""
 
     def __init__(self) -> None:
         self.entries: dict[bytes, bytes] = {}

@@ -109,9 +109,9 @@ def test_killed_process_is_started_again(service: EmbeddedService) -> None:
 @pytest.mark.parametrize("recorded", [True, False])
 def test_hung_process_is_replaced(service: EmbeddedService, *, recorded: bool) -> None:
     """
-    A client whose sidecar hangs gets its answer from a new one, within its patience; the old one is gone.
+    A client whose sidecar hangs gets its answer from a new one, within its patience; the old one is ended.
 
-    Also where its process id is not on record: who started it may have ended before, or another start was in vain.
+    This also works without a recorded process id: the starter may have ended first, or another start may have failed.
     """
     impatient = replace(service, answer_timeout_s=3.0)
     impatient.ensure()

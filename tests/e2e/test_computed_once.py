@@ -133,7 +133,7 @@ def test_loss_counts_if_its_error_is_caught(
     assert stored_numbers(backend, "dice-0") == sorted(last.values())
 
 
-def test_rows_of_another_attempt_are_refused_behind_any_filter(spark: SparkSession) -> None:
+def test_rows_of_another_attempt_are_refused_after_any_filter(spark: SparkSession) -> None:
     """I18: rows of a second attempt are an error even for a limit or a filter that would drop the markers."""
     receipt = Receipt("dice-0", 0, attempt=7, rows=2, keys=2, changes=2, refs=[])
     rows = [(None, None, "{attempt}"), ("a", 1, None), ("b", 2, None), (None, None, "{attempt} receipt")]

@@ -264,7 +264,7 @@ def test_unknown_column_fails_where_written(make_backend: Backends, stream: Data
 @pytest.mark.parametrize(
     "key", [lambda: F.col("v") + 1, lambda: F.lower("k").alias("k"), lambda: F.lit(1)], ids=["sum", "alias", "literal"]
 )
-def test_key_that_is_no_column_is_refused(make_backend: Backends, stream: DataFrame, key: Any) -> None:
+def test_key_that_is_not_a_column_is_refused(make_backend: Backends, stream: DataFrame, key: Any) -> None:
     """Grouping by an expression is refused with the remedy, even if the expression has a column's name."""
     with pytest.raises(InvalidInputError, match=r"stateful operator takes columns.*withColumn first"):
         make_backend().transform_with_state(stream.groupBy(key()), Totals(), OUTPUT, "Update", "None")

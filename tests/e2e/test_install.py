@@ -138,7 +138,7 @@ def test_chain_of_one_class_is_numbered(spark: SparkSession, make_backend: Backe
     assert sorted(collected.batches) == [0, 1]
 
 
-def test_what_cannot_be_served_is_refused(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+def test_unsupported_use_is_refused(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
     """Batch DataFrames, native stateful operations after the operator and Spark Connect are refused with the remedy."""
     write_input(tmp_path / "in", FILES[:1])
     stream, backend = read_input(spark, tmp_path / "in"), make_backend()

@@ -158,7 +158,7 @@ def test_watermark_of_two_inputs(make_backend: Backends, rows: Input, tmp_path: 
     assert closed(backend)[:-1] == watermarks(location) == [23, 24, 53]
 
 
-def test_last_timers_fire_behind_an_operator_of_spark_that_waits_for_nothing(
+def test_last_timers_after_a_spark_operator_that_needs_no_empty_batch(
     make_backend: Backends, rows: Input, tmp_path: Path
 ) -> None:
     """

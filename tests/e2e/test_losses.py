@@ -47,7 +47,7 @@ def run(
     run_to_end(query.writeStream, folder / "chk", function)
 
 
-def test_query_goes_on_after_rebuild(
+def test_query_continues_after_rebuild(
     make_backend: Callable[..., ChangelogStateBackend], spark: SparkSession, tmp_path: Path
 ) -> None:
     """I10, I14: a job that lost its registry and all tables is rebuilt from its log, and continues unaffected."""

@@ -99,7 +99,7 @@ def test_grouping_is_read(spark: SparkSession, stream: DataFrame) -> None:
     assert session.grouped_frame(grouped).columns == ["k", "v"]
 
 
-def test_column_with_a_dot_is_no_field(stream: DataFrame) -> None:
+def test_column_with_a_dot_is_not_a_field(stream: DataFrame) -> None:
     """A quoted name is a column's, whatever its characters; an unquoted dot names a field of a struct."""
     frame = stream.select(F.col("k").alias("a.b"), F.col("v").alias("c`d"), F.struct("v").alias("a"))
     grouped = frame.groupBy("`a.b`", frame["`c``d`"], "a.v")
@@ -323,7 +323,7 @@ def test_missing_class_of_the_jvm_is_named(spark: SparkSession) -> None:
     assert issubclass(Py4JError, Exception)
 
 
-def test_error_of_spark_stays_what_it_is(spark: SparkSession) -> None:
+def test_error_of_spark_is_unchanged(spark: SparkSession) -> None:
     """Spark's own errors are not reported as missing interfaces."""
     with pytest.raises(PySparkException), session.needed("a parser", "use another"):
         DataType.fromDDL("a of no type")

@@ -99,7 +99,7 @@ def test_other_file_formats(spark: SparkSession, make_backend: Backends, tmp_pat
     assert rows_of(spark.read.schema(OUTPUT).format(source).load(str(tmp_path / "out"))) == expected(1)
 
 
-def test_file_sink_after_a_crash_behind_the_checkpoint(
+def test_file_sink_after_a_crash_between_checkpoint_and_commit(
     spark: SparkSession, make_backend: Backends, tmp_path: Path
 ) -> None:
     """I3: a batch that Spark executes again because only its own commit is missing is in the files once."""

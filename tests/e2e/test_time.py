@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.spark
 
 
-def test_timers_fire_without_rows_where_asked_for(
+def test_timers_fire_without_rows_if_enabled(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
     """With `idle_timers`, due timers fire without rows; a query's setting cannot be changed."""

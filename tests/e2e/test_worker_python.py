@@ -76,7 +76,7 @@ def test_missing_python_is_refused(spark: SparkSession, python: Callable[..., No
         check_worker_python(spark)
 
 
-def test_workers_are_asked_once(
+def test_workers_are_checked_once(
     spark: SparkSession, tmp_path: Path, python: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Python that can run tasks is checked once per session, even under another name."""

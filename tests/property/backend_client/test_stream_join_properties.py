@@ -94,7 +94,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StateTable]:
     script=[(0, [(("a", 1), 0, 10), (("a", 1), 1, 20), (("a", 1), 2, 30)])], waits=(10, 10, 10), preemptive_bytes=1
 )
 @settings(deadline=None, max_examples=80)
-def test_join_is_what_its_definition_says(
+def test_join_follows_its_definition(
     table: StateTable, how: str, script: list[Any], waits: tuple[int, ...], preemptive_bytes: int
 ) -> None:
     """In any batches, each combination is emitted once, with its time; after the last wait no state is left."""

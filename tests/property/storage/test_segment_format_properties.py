@@ -74,7 +74,7 @@ def test_any_extension_is_found(wanted: list[Segment], more: bytes, draw: st.Dat
 
 
 @given(st.binary(max_size=500))
-def test_random_bytes_are_no_object(data: bytes) -> None:
+def test_random_bytes_are_refused(data: bytes) -> None:
     """I10, I15: any bytes in the store are refused with one kind of error, and nothing in them is executed."""
     with pytest.raises(CorruptDataError, match=KEY):
         decode_object(data, KEY)

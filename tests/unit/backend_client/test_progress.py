@@ -41,7 +41,7 @@ def test_text_has_all_figures() -> None:
     assert PROGRESS.to_text() == TEXT
 
 
-def test_lines_where_there_is_no_terminal() -> None:
+def test_lines_without_a_terminal() -> None:
     """In a log file each batch is a line, whatever the width."""
     out = io.StringIO()
     with ProgressLine(Console(file=out, width=40)) as line:
@@ -73,7 +73,7 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ProgressLine()
 
 
-def test_coordinator_is_told_whole_numbers() -> None:
+def test_coordinator_gets_rounded_figures() -> None:
     """The coordinator gets the same figures for the metrics, rounded."""
     figures = figures_of(PROGRESS)
 

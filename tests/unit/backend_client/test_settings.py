@@ -39,7 +39,7 @@ def test_unknown_option_gets_hint(option: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["storage", "job"])
-def test_arguments_are_no_options(option: str) -> None:
+def test_arguments_are_not_options(option: str) -> None:
     """A setting with its own argument is not an option."""
     with pytest.raises(InvalidInputError, match="unknown option"):
         BackendSettings.of("file:///s", "job", {option: "x"})

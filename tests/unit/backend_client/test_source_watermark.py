@@ -36,12 +36,12 @@ def test_inputs_without_state() -> None:
     assert PlanNode().output_ms(7) is None
 
 
-def test_operator_without_a_watermark_behind_it() -> None:
+def test_operator_without_an_output_watermark() -> None:
     """An operator without an output watermark ends it."""
     assert PlanNode((GIVES,), lets_out=lambda ms: None).output_ms(7) is None
 
 
-def test_time_behind_the_input() -> None:
+def test_time_after_stateful_inputs() -> None:
     """Both watermarks of a batch are propagated through the input; none is before 1970, which means there is none."""
     time = BatchTime(timestamp_ms=5, watermark_ms=100, previous_watermark_ms=20)
 

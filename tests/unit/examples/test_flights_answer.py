@@ -28,7 +28,7 @@ HOURS = weather(
 )
 
 
-def test_answer_is_worked_out_by_hand() -> None:
+def test_answer_equals_manual_computation() -> None:
     """Counts, means per weather class and the percentile are as defined; flights without weather are omitted."""
     found = answer(
         flights(
@@ -58,7 +58,7 @@ def test_percentile_has_nearest_rank(count: int, expected: Any) -> None:
     assert found["p95_delay"].to_list() == [expected]
 
 
-def test_identical_answers_have_no_difference() -> None:
+def test_identical_answers_do_not_differ() -> None:
     """Neither the order of rows nor the kind of missing value matters."""
     one = pd.DataFrame([("EWR", "IAH", 1.5), ("LGA", "MIA", float("nan"))], columns=["origin", "dest", "mean_delay"])
     other = pd.DataFrame([("LGA", "MIA", None), ("EWR", "IAH", 1.5)], columns=one.columns, dtype=object)

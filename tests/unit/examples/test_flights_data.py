@@ -74,7 +74,7 @@ def test_modification_times_rise_with_file_number(folder: Path) -> None:
         assert len(times) == FILES
 
 
-def test_weather_comes_early_in_time_and_late(folder: Path) -> None:
+def test_weather_arrives_early_on_time_and_late(folder: Path) -> None:
     """Weather of Newark is one file early, that of JFK on time, that of LaGuardia one file late."""
     weather_files = read_files(folder / "weather")
     starts = [part["time_hour"].iloc[0] for part in read_files(folder / "flights")]

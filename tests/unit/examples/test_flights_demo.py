@@ -108,7 +108,7 @@ def test_no_sidecar_has_no_pid(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_exit_code_tells_result(
+def test_exit_code_reports_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figures: list[Figure], arguments: list[str], expected: Any
 ) -> None:
     """Different output always fails; a missed goal fails only in strict mode."""

@@ -149,7 +149,7 @@ def test_route_without_departure_has_no_delay() -> None:
     assert (row.flights, row.cancelled, row.mean_delay, row.p95_delay, row.mean_delay_clear) == (1, 1, None, None, None)
 
 
-def test_statistics_go_on_over_batches() -> None:
+def test_statistics_cover_all_batches() -> None:
     """Counts, means per weather class and the percentile cover all batches, including negative delays."""
     runner = KeyedRunner(RouteStats())
     runner.test(("EWR", "IAH"), [joined(-5), joined(10, "rain"), joined(None, "rain")])

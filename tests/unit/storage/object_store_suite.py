@@ -98,7 +98,7 @@ class ObjectStoreSuite:
         assert store.get_range("k", 5, 0) == b""
 
     @pytest.mark.parametrize(("offset", "size"), [(8, 3), (10, 1), (100, 1)])
-    def test_range_behind_the_end_is_corrupt(self, store: ObjectStore, offset: int, size: int) -> None:
+    def test_range_beyond_the_end_is_corrupt(self, store: ObjectStore, offset: int, size: int) -> None:
         """I10: if an object is shorter than its handle says, the error names the object."""
         store.put("k", b"0123456789")
         with pytest.raises(CorruptDataError, match="k"):

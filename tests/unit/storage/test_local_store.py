@@ -90,7 +90,7 @@ def test_failed_replacement_keeps_old_object(store: LocalStore, monkeypatch: pyt
     assert store.get("k") == b"old"
 
 
-def test_missing_hard_links_are_said(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_hard_links_are_reported(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """I3: the check refuses a file system without hard links, with the reason."""
     monkeypatch.setattr(os, "link", raiser(errno.EPERM))
     with pytest.raises(UnavailableError, match="must have hard links"):
@@ -274,14 +274,14 @@ def test_two_stores_share_a_folder(store: LocalStore, tmp_path: Path) -> None:
         store.put("k", b"second", if_absent=True)
 
 
-def test_unmakeable_folder_is_said(tmp_path: Path) -> None:
+def test_impossible_folder_is_reported(tmp_path: Path) -> None:
     """A base below a file cannot be created."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DstlError, match="cannot make"):
         LocalStore(tmp_path / "file" / "base")
 
 
-def test_disk_that_ignores_case_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_disk_that_ignores_case_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """C12: on such a disk, jobs `orders` and `Orders` would share objects; a link simulates it."""
     store = LocalStore(tmp_path)
     (tmp_path / ".TMP").mkdir()

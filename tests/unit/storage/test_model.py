@@ -140,7 +140,7 @@ def test_other_fields_are_refused(data: Any) -> None:
         SegmentHandle.from_dict(data)
 
 
-def test_handle_behind_its_object_is_refused() -> None:
+def test_handle_beyond_its_object_is_refused() -> None:
     """A segment ends within its object."""
     with pytest.raises(InvalidInputError, match="ends after"):
         SegmentHandle("k", 16, ENTRY)

@@ -161,7 +161,7 @@ def test_folder_that_is_removed_meanwhile_is_made_again(
     assert (folder / "b").is_dir()
 
 
-def test_what_is_no_folder_is_no_folder_for_ever(tmp_path: Path) -> None:
+def test_file_in_place_of_a_folder_is_an_error_at_once(tmp_path: Path) -> None:
     """A file in place of a folder, or a dangling link, is an error at once."""
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("nowhere")
@@ -182,7 +182,7 @@ def test_lock_is_made_private_and_kept_as_it_is(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == "precious"
 
 
-def test_lock_follows_no_link_and_waits_for_nothing(tmp_path: Path) -> None:
+def test_lock_follows_no_link_and_does_not_wait(tmp_path: Path) -> None:
     """Neither the target of a link nor a pipe is opened in place of a lock."""
     (tmp_path / "target").write_text("precious", encoding="utf-8")
     (tmp_path / "link").symlink_to(tmp_path / "target")

@@ -86,7 +86,7 @@ def sent_headers(store: S3Store) -> list[dict[str, str]]:
         ),
     ],
 )
-def test_encryption_is_asked_for_when_writing(options: dict[str, Any], expected: dict[str, str]) -> None:
+def test_encryption_is_requested_when_writing(options: dict[str, Any], expected: dict[str, str]) -> None:
     """Without the setting the bucket decides; with it, every PUT names the encryption, and no GET does."""
     store = S3Store("bucket", region="us-east-1", **options)
     put, *others = sent_headers(store)
@@ -149,7 +149,7 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: s
         ({"endpoint_url": "http://host:9000", "addressing_style": "virtual"}, "http://bucket.host:9000/k"),
     ],
 )
-def test_request_goes_where_it_was_told(options: dict[str, Any], url: str) -> None:
+def test_request_goes_to_the_configured_address(options: dict[str, Any], url: str) -> None:
     """Region, endpoint and addressing style determine the address; a custom endpoint has the bucket in the path."""
     store = S3Store("bucket", region="eu-central-1", **options)
     seen: list[str] = []

@@ -124,7 +124,7 @@ def test_every_extension_is_found() -> None:
             decode_object(damaged, KEY)
 
 
-def test_newer_version_is_said() -> None:
+def test_newer_version_is_reported() -> None:
     """The error for a newer object says that the program is too old, not only that the object is damaged."""
     data = bytearray(encoded(*PAYLOADS)[0])
     data[8:10] = (2).to_bytes(2, "big")

@@ -39,7 +39,7 @@ def program(folder: Path, output: str, code: int) -> list[str]:
         ("", 1, True, 1, "NOT CHECKED"),
     ],
 )
-def test_advisories_are_told_from_silence(
+def test_advisories_are_distinguished_from_unreachable_sources(
     output: str, code: int, strict: bool, expected: int, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An advisory fails the check; an unreachable source is reported, and fails only a strict check."""
@@ -47,7 +47,7 @@ def test_advisories_are_told_from_silence(
     assert text in capsys.readouterr().out
 
 
-def test_missing_program_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_program_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """Without pip-audit nothing is checked, and the output says so."""
     assert advisories.main(["/no/such/program", "requirements.txt"]) == 0
     assert "NOT CHECKED" in capsys.readouterr().out

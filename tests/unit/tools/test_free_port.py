@@ -21,7 +21,7 @@ def ports_of_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return file
 
 
-def test_port_is_given_to_no_connection(ports_of_connections: Path) -> None:
+def test_port_is_not_assigned_to_a_connection(ports_of_connections: Path) -> None:
     """A server that stops for a while finds its port free again, whatever connections were opened meanwhile."""
     assert all(1024 < free_port() < 32_768 for _ in range(50))
 
@@ -36,7 +36,7 @@ def test_processes_with_one_seed_take_different_ports(ports_of_connections: Path
     assert len(found) > 1
 
 
-def test_system_that_leaves_no_ports_has_some(ports_of_connections: Path) -> None:
+def test_port_is_found_if_connections_may_use_all(ports_of_connections: Path) -> None:
     """If the system assigns all ports to connections, or the range is unknown, a port is still found."""
     ports_of_connections.write_text("1024\t65535\n")
     with socket.socket() as listener:

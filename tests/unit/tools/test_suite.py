@@ -28,7 +28,7 @@ def test_other_ends_are_final(run: Run) -> None:
     assert not is_worth_another(run)
 
 
-def test_failures_of_both_runs_are_told_apart() -> None:
+def test_failures_of_both_runs_are_distinguished() -> None:
     """A test that then passed alone is named, and so is one that failed again; the second run's result counts."""
     assert report(first(2), Run(1, frozenset({"test_1"}), "1 failed, 1 passed in 1.00s")) == [
         "first run: 2 failed in 9.00s",

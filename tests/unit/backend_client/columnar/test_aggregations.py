@@ -203,7 +203,7 @@ def test_damaged_sketch_is_an_error() -> None:
         task.run([{"k": 1, "v": 1, "t": 0}])
 
 
-def test_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the sketch library, the error names its package."""
     monkeypatch.setitem(sys.modules, "datasketches", None)
     with pytest.raises(InvalidInputError, match="needs the package datasketches"):

@@ -194,7 +194,7 @@ def test_state_has_a_row_per_key(state: Any, words: str, *, expires: bool) -> No
         Task(Returned(results, expires=expires), ROWS).run(TWO)
 
 
-def test_output_schema_is_asked_for() -> None:
+def test_output_schema_is_required() -> None:
     """If a processor cannot derive its output schema, the user must give it."""
     with pytest.raises(InvalidInputError, match="outputStructType"):
         Task(Longest(), ROWS).plan.output_schema()

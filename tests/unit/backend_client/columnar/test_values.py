@@ -44,7 +44,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
 
 
 @given(batches(), st.data())
-def test_state_comes_back_as_it_was(batch: pa.RecordBatch, data: st.DataObject) -> None:
+def test_state_is_read_back_unchanged(batch: pa.RecordBatch, data: st.DataObject) -> None:
     """I15: values of all types, including nulls, are read as they were written; a key without a value has nulls."""
     codec = StateColumns(batch.schema)
     stored = codec.encode(batch).to_pylist()

@@ -49,7 +49,7 @@ def test_append_mode_needs_a_watermark() -> None:
     ("processor", "mode"),
     [(WINDOWS, "Update"), (REPETITIONS, "Append"), (REPETITIONS, "Update"), (Ending(), "Append")],
 )
-def test_state_without_end_is_warned_of(
+def test_state_without_end_causes_a_warning(
     processor: ColumnarProcessor, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If an operator emits output without a watermark, a warning says that its state never ends."""
@@ -74,7 +74,7 @@ def test_watermark_of_another_column_is_refused(
 
 @pytest.mark.parametrize("processor", [WINDOWS, REPETITIONS, Ending(), Aggregate(Count())])
 @pytest.mark.parametrize("is_first", [True, False])
-def test_fitting_watermark_is_taken(
+def test_fitting_watermark_is_accepted(
     processor: ColumnarProcessor, caplog: pytest.LogCaptureFixture, *, is_first: bool
 ) -> None:
     """A watermark on the column itself is accepted, also if other columns have one."""
@@ -92,7 +92,7 @@ def test_no_watermark_is_needed_without_ends(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.parametrize("mode", ["Append", "Update"])
-def test_unmarked_times_behind_an_operator_are_warned_of(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_unmarked_times_after_an_operator_cause_a_warning(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     """An operator's output may match the stream's watermark without a mark: a warning says how to set the mark."""
     plan(WINDOWS, mode, is_first=False)
     [record] = caplog.records

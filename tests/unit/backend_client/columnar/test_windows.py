@@ -54,7 +54,7 @@ def test_windows_end_with_the_watermark() -> None:
     assert task.late_rows == [0, 0, 1, 0]
 
 
-def test_windows_behind_another_operator_end_behind_its_rows() -> None:
+def test_windows_after_another_operator_end_after_its_rows() -> None:
     """Rows up to the new watermark are not late and belong to the windows that it ends; the next end is reported."""
     task = Task(Aggregate(Count(), windows=tumbling("at", 10 * SECOND)), ROWS, "Append")
 

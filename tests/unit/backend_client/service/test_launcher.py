@@ -154,7 +154,7 @@ def test_slow_answer_is_waited_for() -> None:
     assert served.result().count(b"POST /v1/x") == 1
 
 
-def test_answer_is_waited_for_where_nobody_can_look_after_the_service() -> None:
+def test_slow_answer_is_waited_for_without_health_checks() -> None:
     """A slow request gets its answer even if the client cannot find out whether the service hangs."""
     with tempfile.TemporaryDirectory(prefix="dl") as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/s")
@@ -180,7 +180,7 @@ def test_answer_is_waited_for_where_nobody_can_look_after_the_service() -> None:
             served.result()
 
 
-def test_start_costs_no_patience() -> None:
+def test_slow_start_does_not_use_up_the_patience() -> None:
     """A request to a hung service is sent to the new one, even if the start took longer than the patience."""
     patience_s = 2.0  # the time left after the start is enough for a busy machine
     with tempfile.TemporaryDirectory(prefix="dl") as folder, socket.socket(socket.AF_UNIX) as listener:
@@ -304,7 +304,7 @@ def no_answer(*_: object, **__: object) -> subprocess.CompletedProcess[bytes]:
         (no_answer, "ValueError"),
     ],
 )
-def test_start_that_the_system_refuses_says_what_to_do(
+def test_refused_start_names_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any], why: str
 ) -> None:
     """If the system refuses to start a sidecar, the error is one that the query retries; it names log and cause."""

@@ -191,7 +191,7 @@ class BreakingClient(ScriptedClient):
         raise UnavailableError("broke off")
 
 
-def test_broken_stream_is_begun_again(table: StateTable) -> None:
+def test_broken_stream_is_resumed(table: StateTable) -> None:
     """If a sidecar dies twice during a restore, it is asked a third time, from the table's version."""
     client = BreakingClient(2, plan(full=False), changed({key(10): b"1"}), changed({key(11): b"2"}), END)
 
@@ -303,7 +303,7 @@ def test_error_within_snapshot_is_raised(table: StateTable, tmp_path: Path, last
     assert not list(tmp_path.glob("*.incoming"))
 
 
-def test_broken_log_behind_snapshot_goes_on_from_it(table: StateTable, tmp_path: Path) -> None:
+def test_broken_log_after_snapshot_resumes_from_it(table: StateTable, tmp_path: Path) -> None:
     """A stream that breaks after the snapshot is resumed from the snapshot's version, without the snapshot."""
 
     class Breaking(ScriptedClient):

@@ -137,7 +137,7 @@ def test_one_connection_serves_all_requests(serve: Callable[..., ScriptedServer]
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_refusal_is_asked_again(serve: Callable[..., ScriptedServer], status: int) -> None:
+def test_refused_request_is_retried(serve: Callable[..., ScriptedServer], status: int) -> None:
     """If a service refuses temporarily, the same request is retried."""
     server = serve(error(status, "unavailable"), error(status, "overloaded"), GOOD)
     with client_of(server) as client:
@@ -196,7 +196,7 @@ def test_foreign_error_is_internal(serve: Callable[..., ScriptedServer], body: b
         client.get("/p")
 
 
-def test_foreign_answer_is_internal(serve: Callable[..., ScriptedServer]) -> None:
+def test_answer_of_another_program_is_internal(serve: Callable[..., ScriptedServer]) -> None:
     """An answer that is not JSON, for example from a stranger at the address, becomes an error of the project."""
     with client_of(serve(answer(200, b"<html>"))) as client, pytest.raises(InternalError):
         client.get("/p")
@@ -330,7 +330,7 @@ def test_abandoned_restore_costs_connection(serve: Callable[..., ScriptedServer]
 REFUSED = b'{"kind": "unauthorized", "message": "a valid token is needed", "context": {}}'
 
 
-def test_exchanged_token_is_taken(serve: Callable[..., ScriptedServer]) -> None:
+def test_replaced_token_is_used(serve: Callable[..., ScriptedServer]) -> None:
     """After a refused token the token is read again; the request is retried at once with the new one."""
     tokens = ["old", "new"]
     server = serve(answer(401, REFUSED), GOOD)

@@ -25,7 +25,7 @@ def visits(stored: dict[bytes, bytes], rows: list[KeyRows]) -> Iterator[tuple[by
         yield visit.encoded, tuple(visit.due), [*(visit.rows or ())]
 
 
-def test_timers_behind_the_last_rows_are_visited() -> None:
+def test_timers_after_the_last_rows_are_visited() -> None:
     """Keys with due timers and no rows are visited, also after the last key with rows."""
     writing = KeyedState(dict[bytes, bytes]().get, GROUPS, lambda _: iter(()), checkpoint_id=0)
     timers = Timers(writing, 0)

@@ -61,7 +61,7 @@ def test_rows_of_a_key_come_together(parts: list[Rows]) -> None:
         assert rows == sorted(rows)
 
 
-def test_unmixed_batches_go_on_as_they_are() -> None:
+def test_unmixed_batches_are_not_copied() -> None:
     """If no keys share a number, nothing is copied, wherever batches end."""
     given_batches = [batch([(1, "a", 0), (1, "a", 1), (2, "b", 2)]), batch([(2, "b", 3)]), batch([(3, "c", 4)])]
 
@@ -95,7 +95,7 @@ def test_key_groups_take_the_place_of_numbers() -> None:
     assert found[0].columns[1:] == batch([(0, "a", 0)] * 4).columns[1:]
 
 
-def test_keys_among_the_rows_come_to_the_front() -> None:
+def test_key_columns_are_moved_to_the_front() -> None:
     """All key columns follow the number in the key's order, wherever they are in the row; the row's order stays."""
     given = {"order": [1, 2], "of_key": [0.5, 0.0]}
     rows = {"a": ["x", "y"], "b": [7, 8], "c": [-0.0, 0.0]}

@@ -20,7 +20,7 @@ from storage.errors import InvalidInputError
 STORED = OperatorInfo("sessions", 2, "{}", {}, "EventTime", "Append", ROWS)
 
 
-def test_same_modes_go_on() -> None:
+def test_same_modes_are_accepted() -> None:
     """An operator restarts with the modes it was stored with, at any parallelism."""
     check_modes(STORED, replace(STORED, parallelism=7))
 
@@ -68,7 +68,9 @@ COLUMNAR_STATES = {"columns": StateInfo(1, "columns", "{}"), "ends": StateInfo(2
         (None, {}, None),
     ],
 )
-def test_kind_is_stored_or_told_by_states(stored: str | None, states: dict[str, StateInfo], kind: str | None) -> None:
+def test_kind_is_stored_or_inferred_from_states(
+    stored: str | None, states: dict[str, StateInfo], kind: str | None
+) -> None:
     """An operator stored without a kind gets it from its states, whatever their names; without states any kind fits."""
     assert kind_of(replace(STORED, kind=stored, states=states)) == kind
 

@@ -70,7 +70,7 @@ def test_one_key_may_fill_many_batches() -> None:
     assert grouped(split(["a"] * 50, list(range(1, 50)))) == [("a", list(range(50)))]
 
 
-def test_no_rows_are_no_calls() -> None:
+def test_no_rows_cause_no_calls() -> None:
     """Without rows no key is called, and nothing is counted."""
     groups = GroupedRows(split([], []), 1, ["user", "n"])
 
@@ -126,7 +126,7 @@ def test_equal_keys_are_one_call(kind: pa.DataType, keys: list[Any], counts: lis
     assert [len(numbers) for _, numbers in grouped(batches)] == counts
 
 
-def test_keys_of_two_columns_are_told_apart() -> None:
+def test_keys_of_two_columns_are_distinguished() -> None:
     """A key changes when any of its columns does; the key group follows."""
     columns = [pa.array([1, 1, 2, 2]), pa.array(["a", "a", "b", "c"]), pa.array([1, 2, 2, 2]), pa.array([0, 1, 2, 3])]
     groups = GroupedRows([pa.RecordBatch.from_arrays(columns, ["kg", "x", "y", "n"])], 2, ["n"])
@@ -211,7 +211,7 @@ PAIR = StructType([StructField("user", StringType()), StructField("n", LongType(
 class TestRowsToArrow:
     """Rows that a user's function yields."""
 
-    def test_fields_are_taken_by_name(self) -> None:
+    def test_fields_are_matched_by_name(self) -> None:
         """Rows with fields in any order, missing or superfluous, fill the columns by name."""
         rows = [Row(user="a", n=1), Row(n=2, user="b"), Row(n=3), Row(user="d", n=4, other=True)]
 
@@ -332,7 +332,7 @@ class TestRowsToArrow:
         [-62_135_500_000_000_000, 253_402_200_000_000_000],
     ],
 )
-def test_moments_are_what_arrow_makes_of_them(zone: str | None, moments: list[int | None]) -> None:
+def test_moments_are_converted_like_arrow_does(zone: str | None, moments: list[int | None]) -> None:
     """Timestamps become Python's, however they are converted, with their zone and with nulls."""
     column = pa.array(moments, pa.int64()).view(pa.timestamp("us", zone))
     assert to_python(column) == column.to_pylist()

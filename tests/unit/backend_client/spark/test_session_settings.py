@@ -91,7 +91,7 @@ def test_batches_of_short_rows_are_not_measured(kinds: list[DataType]) -> None:
         [IntegerType()] * 200,
     ],
 )
-def test_rows_that_may_be_long_are_measured(kinds: list[DataType]) -> None:
+def test_rows_of_unbounded_length_are_measured(kinds: list[DataType]) -> None:
     """If values can have any length, or are many, the limit stays; the worker relies on it."""
     assert limit(kinds) == DEFAULTS[BYTES_MAX]
 

@@ -73,7 +73,7 @@ def stored_of(ask: Callable[[Any], Any]) -> dict[str, StateInfo]:
         (lambda handle: handle.listTimers(), "set timers in handleInputRows"),
     ],
 )
-def test_what_cannot_be_is_refused(ask: Callable[[Any], Any], what: str) -> None:
+def test_impossible_declaration_is_refused(ask: Callable[[Any], Any], what: str) -> None:
     """A TTL without processing time and timers without a key are refused before any batch runs, never ignored."""
     with pytest.raises(InvalidInputError, match=what):
         declared(ask)
@@ -132,7 +132,7 @@ def test_init_may_make_what_cannot_be_sent() -> None:
     assert vars(shipped).keys() == {"_ask", "parts"}
 
 
-def test_processor_that_no_task_could_get_is_refused() -> None:
+def test_processor_that_cannot_be_pickled_is_refused() -> None:
     """A processor that cannot be pickled is refused when the operator is created; the error names the remedy."""
     processor = Connected()
     processor.parts["lock"] = threading.Lock()

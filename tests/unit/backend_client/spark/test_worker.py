@@ -27,7 +27,7 @@ def test_collections_are_rarer_within(given: tuple[int, int, int], within: int) 
     assert gc.get_threshold() == given
 
 
-def test_stopped_task_leaves_no_trace() -> None:
+def test_ended_task_leaves_no_trace() -> None:
     """After a task, even one not read to its end, the worker collects as before."""
 
     def outputs() -> Generator[int, None, None]:

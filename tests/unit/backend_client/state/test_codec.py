@@ -101,7 +101,7 @@ def test_decimals_have_one_zero(kind: Any, minus_zero: str) -> None:
     ("kind", "value", "expected"),
     [("long", np.int64(5), 5), ("double", np.float64(0.5), 0.5), ("boolean", np.bool_(True), True), ("double", 3, 3.0)],
 )
-def test_numpy_value_is_taken(kind: str, value: Any, expected: Any) -> None:
+def test_numpy_value_is_accepted(kind: str, value: Any, expected: Any) -> None:
     """A NumPy scalar, or an int for a float, is stored as Python's own value."""
     codec = codec_of(kind)
     (back,) = codec.decode(codec.encode((value,)))
@@ -225,7 +225,7 @@ def test_failed_value_leaves_codec_usable() -> None:
 @pytest.mark.parametrize(
     "kind", [mapping("long", "long"), array(mapping("long", "long")), struct(a=mapping("long", "long"))]
 )
-def test_map_is_no_key(kind: Any) -> None:
+def test_map_cannot_be_a_key(kind: Any) -> None:
     """A map cannot be a grouping key, at any depth; the error names the column."""
     with pytest.raises(InvalidInputError, match="'user'"):
         KeyCodec(schema(user=kind))

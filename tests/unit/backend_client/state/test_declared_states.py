@@ -92,7 +92,7 @@ def test_unknown_deleted_state_is_fine() -> None:
     assert ids_to_delete({}, states) == ()
 
 
-def test_state_that_begins_anew_is_deleted_every_time() -> None:
+def test_state_deleted_and_requested_is_deleted_in_every_batch() -> None:
     """A variable that is deleted and then requested keeps its number, and its entries are deleted in every batch."""
     states = merge_states("op", {}, {"a": value(), "b": value()})
 

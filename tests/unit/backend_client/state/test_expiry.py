@@ -90,7 +90,7 @@ def test_every_entry_ends_by_itself(batches: Batches) -> None:
     assert not batches.ages.exists()
 
 
-def test_what_has_expired_is_removed_by_and_by(batches: Batches) -> None:
+def test_expired_entries_are_removed_gradually(batches: Batches) -> None:
     """Each batch removes a limited number of expired entries, except rewritten ones, until none is left."""
     batches.value.update((1,))
     batches.numbers.appendValue((1,))
@@ -113,7 +113,7 @@ def test_what_has_expired_is_removed_by_and_by(batches: Batches) -> None:
     assert batches.entries() == []
 
 
-def test_entry_written_behind_its_removal_stays(batches: Batches) -> None:
+def test_entry_rewritten_after_its_removal_stays(batches: Batches) -> None:
     """A value that expired and is rewritten in the batch that removes it has the new value afterwards."""
     batches.value.update((1,))
     batches.next(500, remove=10)
@@ -123,7 +123,7 @@ def test_entry_written_behind_its_removal_stays(batches: Batches) -> None:
     assert batches.content() == (2, [], {})
 
 
-def test_changed_ttl_holds_for_what_is_written_from_then_on(batches: Batches) -> None:
+def test_changed_ttl_applies_to_later_writes(batches: Batches) -> None:
     """Values from before a TTL stay, values with an end keep it when the TTL is removed; writes follow the new TTL."""
     batches.next(0, ttl_ms=None)
     batches.value.update((1,))

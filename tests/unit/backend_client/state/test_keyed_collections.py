@@ -87,7 +87,7 @@ def test_put_replaces_the_list(batches: Batches) -> None:
     assert batches.list() == [9, 10]
 
 
-def test_empty_list_is_no_list(batches: Batches) -> None:
+def test_empty_list_is_not_stored(batches: Batches) -> None:
     """Putting or appending nothing to an absent list leaves the key without a list."""
     batches.numbers.appendList([])
     assert not batches.numbers.exists()
@@ -156,7 +156,7 @@ def test_elements_stay_with_their_key(batches: Batches) -> None:
         assert (batches.numbers.exists(), batches.list()) == (bool(numbers), numbers)
 
 
-def test_elements_are_taken_between_keys(batches: Batches) -> None:
+def test_changes_taken_between_keys_have_all_elements(batches: Batches) -> None:
     """Changes taken before the end of a batch include all elements appended so far, and no later ones."""
     taken = []
     for number in range(3):

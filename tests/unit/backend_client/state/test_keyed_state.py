@@ -78,7 +78,7 @@ def test_refused_value_changes_nothing(state: KeyedState) -> None:
     assert (total.get(), state.changes, state.changed_bytes) == ((1,), {}, 0)
 
 
-def test_taken_changes_begin_anew(state: KeyedState) -> None:
+def test_changes_are_taken_once(state: KeyedState) -> None:
     """Changes are taken once, and their bytes are then counted from zero again."""
     total = ValueVariable(state, 0, CODEC)
     total.update((2,))

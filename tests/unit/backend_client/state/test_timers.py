@@ -82,7 +82,7 @@ def test_due_timers_are_those_of_the_key_group_up_to_the_moment(batches: Batches
     assert due_timers(batches.state, 3, 100) == {ANN: [-7], BOB: [100]}
 
 
-def test_timers_that_are_due_when_they_are_set_are_taken_once(batches: Batches) -> None:
+def test_timers_that_are_due_when_they_are_set_fire_once(batches: Batches) -> None:
     """A timer set at or before the batch's time fires in this batch, unless it is deleted first."""
     batches.next(until_ms=100)
     for moment in (101, 100, 50, 60):

@@ -185,7 +185,7 @@ def test_verified_files_are_blamed_for_damage_only(
     other.close()
 
 
-def test_snapshot_that_nobody_took_is_removed(table: StateTable, tmp_path: Path) -> None:
+def test_snapshot_that_was_not_handed_over_is_removed(table: StateTable, tmp_path: Path) -> None:
     """If handing over a snapshot fails, nothing is left beside the table."""
     with pytest.raises(UnavailableError), table.making_snapshot():
         raise UnavailableError("no sidecar")

@@ -79,7 +79,7 @@ def test_table_that_cannot_be_written_keeps_its_content(
         assert again.version == ("3.0.u" if write is advance else "2.0.u")
 
 
-def test_spare_table_is_taken_for_a_table_that_cannot_be_written(
+def test_spare_table_replaces_a_table_that_cannot_be_written(
     tmp_path: Path, table: StateTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I14, I16: if a table cannot be written, its whole state is restored into memory."""
@@ -160,7 +160,7 @@ def test_files_held_by_an_iterator_are_left_alone(tmp_path: Path) -> None:
         ("File exists (os error 17)", False),
     ],
 )
-def test_damage_is_told_from_the_disks_errors(text: str, damage: bool) -> None:
+def test_damage_is_distinguished_from_disk_errors(text: str, damage: bool) -> None:
     """I10, I16: only wrong content is damage; an operation that the disk refuses may work elsewhere."""
     assert is_damage(Exception(text)) == is_useless(Exception(text)) == damage
 

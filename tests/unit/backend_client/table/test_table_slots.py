@@ -53,7 +53,7 @@ def clean(tables: Path, idle_s: float = IDLE_S) -> None:
     remove_idle_slots(tables / "job" / "op" / "00000-00001", idle_s)
 
 
-def test_idle_slots_go(tables: Path) -> None:
+def test_idle_slots_are_removed(tables: Path) -> None:
     """Tables of deleted jobs, other parallelisms and extra slots are removed with empty folders; slots in use stay."""
     idle = [
         made(tables / "gone" / "op" / "00000-00007", age_s=2 * IDLE_S),
@@ -89,7 +89,7 @@ def test_nothing_foreign_is_removed(tables: Path, tmp_path: Path) -> None:
     assert (foreign / "0").exists()
 
 
-def test_lock_that_is_a_link_is_not_taken(tmp_path: Path) -> None:
+def test_lock_that_is_a_link_is_not_locked(tmp_path: Path) -> None:
     """The target of a link in place of a lock is neither locked nor changed."""
     (tmp_path / "target").write_bytes(b"precious")
     (tmp_path / "table").mkdir()
@@ -112,7 +112,7 @@ def test_folders_of_tables_are_private(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in made_folders if path.is_dir()} == {0o700}
 
 
-def test_opening_tells_that_a_table_is_needed(tables: Path) -> None:
+def test_idle_time_counts_from_the_last_opening(tables: Path) -> None:
     """The idle time counts from a table's last opening, for any purpose."""
     slot = made(tables / "job" / "op" / "00000-00001", age_s=2 * IDLE_S)
     StateTable.open(slot.parent).close()
@@ -189,7 +189,7 @@ def at_next_lock(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], Any], tim
     assert not left
 
 
-def test_removed_lock_is_taken_anew(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_lock_is_created_again(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that is about to lock a slot that is removed at that moment gets a lock that all others see."""
     root = tables / "job" / "op" / "00000-00001"
     made(root, age_s=2 * IDLE_S)
@@ -201,7 +201,7 @@ def test_removed_lock_is_taken_anew(tables: Path, monkeypatch: pytest.MonkeyPatc
     os.close(lock)
 
 
-def test_lock_that_is_removed_many_times_is_taken(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_that_is_removed_many_times_is_locked(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that is about to lock a slot gets it, however often a removal comes first."""
     root = tables / "job" / "op" / "00000-00001"
 

@@ -177,7 +177,7 @@ class Deleting(Purchases):
         yield Row(n=(self.count.get() or (0,))[0])
 
 
-def test_deleted_state_begins_anew(tester: StateTester) -> None:
+def test_deleted_state_is_empty_when_requested_again(tester: StateTester) -> None:
     """A state that one version of a processor deleted is empty when a later version requests it."""
     tester.test("ann", purchases(1.0))
     tester.checkpoint()
@@ -205,7 +205,7 @@ class Asking(Purchases):
             handle.deleteIfExists("count")
 
 
-def test_state_deleted_and_asked_for_begins_anew_every_time() -> None:
+def test_state_deleted_and_requested_is_empty_in_every_batch() -> None:
     """As in Spark, a state that init deletes and then requests is empty in every batch; the reverse is an error."""
     with StateTester(Asking(delete_first=True)) as tester:
         counts = [tester.test("ann", purchases(1.0))[0].n for _ in range(3)]

@@ -33,7 +33,7 @@ def test_changes_leave_the_former_table() -> None:
     assert before == {b"a": b"1", b"b": b"2"}
 
 
-def test_restored_table_is_what_the_segments_say() -> None:
+def test_restored_table_has_the_changes_of_the_segments() -> None:
     """Segments are applied in order; other frames have no changes."""
     frames = [
         ({"kind": "begin"}, b""),

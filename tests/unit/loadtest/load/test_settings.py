@@ -47,7 +47,7 @@ def test_impossible_value_is_refused(name: str, value: Any) -> None:
         LoadSettings.of({name: value})
 
 
-def test_few_slots_need_no_hosts() -> None:
+def test_few_slots_have_one_host_each() -> None:
     """With fewer slots than default hosts, the number of hosts is that of slots."""
     assert LoadSettings.of({"SLOTS": "2"}).hosts == 2
 

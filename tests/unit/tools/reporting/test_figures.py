@@ -37,7 +37,7 @@ def test_goal_is_relation_to_bound(relation: Relation, value: Any, expected: Any
     assert Goal(relation, 3).holds(value) is expected
 
 
-def test_strict_exit_code_tells_missed_goal() -> None:
+def test_strict_exit_code_reports_missed_goal() -> None:
     """Only a missed goal gives exit code 1; figures without a goal do not count."""
     good = [Figure("a", 1, "ms", Goal("<=", 2)), Figure("b", None, "ms")]
 
@@ -46,7 +46,7 @@ def test_strict_exit_code_tells_missed_goal() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_json_has_null_for_what_it_cannot_say(tmp_path: Path, value: Any) -> None:
+def test_json_has_null_for_non_finite_values(tmp_path: Path, value: Any) -> None:
     """With a value that is not a finite number, the file is still valid for every parser."""
     write_report_json(tmp_path / "a.json", [Figure("a", value, "ms", Goal("<=", 2))])
 

@@ -36,7 +36,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (MISSED, "1", False, 0),
     ],
 )
-def test_missed_goal_fails_where_it_is_asked_for(
+def test_missed_goal_fails_in_strict_mode(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     figure: Figure,
@@ -54,7 +54,7 @@ def test_missed_goal_fails_where_it_is_asked_for(
     assert row == {"name": "losses", "value": figure.value, "unit": "sets", "goal": "== 0", "holds": figure is HELD}
 
 
-def test_run_that_breaks_off_leaves_no_earlier_report(tmp_path: Path) -> None:
+def test_run_that_fails_leaves_no_earlier_report(tmp_path: Path) -> None:
     """A run first deletes the previous report; what it has written so far stays."""
     TargetReport("load", tmp_path).write([HELD])
 

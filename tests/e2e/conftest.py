@@ -1,4 +1,4 @@
-"""One Spark session for the tests that run in this process, and backends whose sidecars are stopped by their pid."""
+"""One Spark session for the tests in this process, and backends whose sidecars are stopped by their pid."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
-Types that Spark's own operator fails on. All others are compared with it in `differential`.
+Types on which Spark's own operator fails. All others are compared with it in `differential`.
 
-A failure means that a processor sees or writes other values than it was given.
+A failure means that a processor sees or writes other values than its input.
 """
 
 from __future__ import annotations

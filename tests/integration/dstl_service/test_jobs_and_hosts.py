@@ -38,7 +38,7 @@ HOSTS = ("driver", "worker-1", "worker-2")
 
 @contextmanager
 def running(storage: str, host_id: str) -> Iterator[ServiceClient]:
-    """Run a host's service that others can ask; yield a client of it."""
+    """Run a host's service that other hosts can call; yield a client of it."""
     address = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "dstl_service", "serve", "--storage", storage, "--host-id", host_id]
     command += ["--port", address.rsplit(":", 1)[1], "--advertise", address]

@@ -23,7 +23,7 @@ METHODS = ("get", "put", "post", "delete", "patch")
 
 
 class Asker:
-    """Sends plain requests to a service, each over a connection of its own."""
+    """Sends plain requests to a service, each over its own connection."""
 
     def __init__(self, address: str) -> None:
         self.host = address.removeprefix("http://")

@@ -1,4 +1,4 @@
-"""Round trips of values of any schema, and keys that are no prefix of each other."""
+"""Round trips of values of any schema, and keys that are not prefixes of each other."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ KEY_KINDS = st.lists(st.sampled_from(sorted(SIMPLE)), min_size=1, max_size=3)
 
 @st.composite
 def keys(draw: st.DrawFn) -> tuple[str, list[tuple[Any, ...]]]:
-    """Draw a key schema and two keys of it that are often alike."""
+    """Draw a key schema and two keys of it that are often similar."""
     kinds = draw(KEY_KINDS)
     one = tuple(draw(st.none() | SIMPLE[kind]) for kind in kinds)
     other = tuple(draw(st.just(part) | st.none() | SIMPLE[kind]) for kind, part in zip(kinds, one, strict=True))

@@ -43,7 +43,7 @@ def test_any_object_is_read_back(wanted: list[Segment]) -> None:
 
 @given(objects, st.data())
 def test_any_overwritten_bytes_are_found(wanted: list[Segment], draw: st.DataObject) -> None:
-    """I10: any other bytes at any place are an error."""
+    """I10: any overwritten bytes anywhere are an error."""
     data = encode(wanted)
     begin = draw.draw(st.integers(0, len(data) - 1))
     patch = draw.draw(st.binary(min_size=1, max_size=min(64, len(data) - begin)))

@@ -111,7 +111,7 @@ class ObjectStoreSuite:
             store.get_range("k", -1, 1)
 
     def test_list_ascends_across_folders(self, store: ObjectStore) -> None:
-        """Keys come in byte order, in which '-' and '.' sort before '/', and digits after."""
+        """Keys are listed in byte order, in which '-' and '.' sort before '/', and digits after."""
         keys = ["a-b", "a.b", "a/b", "a/b-c/d", "a/b.c", "a/b/c", "a0", "b"]
         # "a/b" is both an object and a folder, which a file system cannot hold.
         wanted = [key for key in keys if key != "a/b"]

@@ -1,4 +1,4 @@
-"""A columnar operator without Spark: its real calls over a table that is a dictionary, batch by batch."""
+"""A columnar operator without Spark: its real calls over a dictionary as the table, batch by batch."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Task:
             self.preemptive_bytes,
         )
         writer = Writer()
-        # Stand in for table and log writer.
+        # Replace table and log writer.
         outputs = list(calls.run(batches, self.table, writer))  # type: ignore[arg-type]
         assert calls.rows_seen == len(rows)
         self.late_rows.append(calls.late_rows)

@@ -42,7 +42,7 @@ def table(tmp_path: Path) -> Iterator[StateTable]:
 def hand_over(table: StateTable, sidecar: Sidecar) -> bool:
     """Hand a snapshot over."""
     version = CheckpointRef(7, 0, "u")
-    # Stand in for table and client.
+    # Replace table and client.
     return hand_over_snapshot(table, sidecar, "job", "op", KeyGroupRange(0, 9), version)  # type: ignore[arg-type]
 
 
@@ -84,6 +84,6 @@ def test_table_elsewhere_is_not_stored(table: StateTable) -> None:
     version = CheckpointRef(8, 0, "u")
     groups = KeyGroupRange(0, 9)
 
-    # Stand in for table and client.
+    # Replace table and client.
     assert not hand_over_snapshot(table, sidecar, "job", "op", groups, version)  # type: ignore[arg-type]
     assert sidecar.posted == []

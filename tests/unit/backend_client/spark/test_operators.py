@@ -1,4 +1,4 @@
-"""What is refused when an operator is declared."""
+"""Invalid declarations of operators."""
 
 from __future__ import annotations
 

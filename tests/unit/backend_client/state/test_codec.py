@@ -241,6 +241,6 @@ def test_equal_keys_have_equal_bytes(kind: str, one: float, other: float) -> Non
 
 
 def test_null_keys_are_legal() -> None:
-    """A null in a key is a key of its own."""
+    """A null in a key makes a separate key."""
     for codec in (KeyCodec(schema(a="long", b="string")), KeyCodec(schema(a="date", b="string"))):
         assert len({codec.encode(key) for key in [(None, None), (None, ""), (None, "None")]}) == 3

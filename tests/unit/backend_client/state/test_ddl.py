@@ -53,6 +53,6 @@ def test_field_may_be_required_and_commented() -> None:
     ],
 )
 def test_wrong_text_is_refused_where_it_is_wrong(text: str, message: str) -> None:
-    """The error quotes the text and says what is missing where."""
+    """The error quotes the text and names the missing part and its place."""
     with pytest.raises(InvalidInputError, match=message):
         parse_schema(text)

@@ -152,6 +152,6 @@ def test_rewritten_value_has_few_index_entries(batches: Batches) -> None:
 
 @pytest.mark.parametrize("ttl_ms", [-1, 0, 1.5, True, "1 hour"])
 def test_impossible_ttl_is_refused(ttl_ms: object) -> None:
-    """A TTL is a positive whole number of milliseconds."""
+    """A TTL must be a positive integer of milliseconds."""
     with pytest.raises(InvalidInputError, match="ttlDurationMs of state 'visits' must be a positive whole number"):
         check_ttl("visits", ttl_ms)  # type: ignore[arg-type]  # refused whatever it is

@@ -33,7 +33,7 @@ class Function:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Iterator[StateTable]:
-    """Return a table with a value, a list of two parts and a map of two entries."""
+    """Return a table with a value, a list of two chunks and a map of two entries."""
     made = StateTable.open(tmp_path)
     first = Function(made, 0)
     first.value.update((1,))

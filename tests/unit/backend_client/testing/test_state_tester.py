@@ -1,4 +1,4 @@
-"""Unit tests of processors without Spark: `StateTester`, beside PySpark's own `TwsTester`."""
+"""Unit tests of processors without Spark: `StateTester`, compared with PySpark's own `TwsTester`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from storage.errors import InvalidInputError
 
 
 class Purchases(StatefulProcessor):
-    """Counts rows, keeps the amounts in a list and the last amount by article in a map."""
+    """Counts rows, and stores the amounts in a list and the last amount per article in a map."""
 
     count_schema = "n int"
 

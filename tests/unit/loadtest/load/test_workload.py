@@ -47,7 +47,7 @@ def test_keys_lie_in_range_of_task() -> None:
 
 
 def test_every_kind_of_task_occurs() -> None:
-    """Within 40 checkpoints, tasks send ahead, lose tables, are retried, repeat sets, rescale, and delete keys."""
+    """Within 40 checkpoints, tasks send early, lose tables, are retried, repeat sets, rescale and delete keys."""
     plans = [Workload(0, 128).plan(*task, 100) for task in TASKS]
 
     assert any(len(plan.sets) == 2 for plan in plans)

@@ -1,4 +1,4 @@
-"""Values that several tests of this package need."""
+"""Segments for several tests of this package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of key groups, taken from each other."""
+"""Intersections and differences of key group ranges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def members(parts: tuple[KeyGroupRange, ...]) -> set[int]:
 
 
 def test_ranges_behave_as_sets() -> None:
-    """Within and without are what intersection and difference of plain sets are."""
+    """Intersection and difference equal those of plain sets."""
     chance = random.Random(4)
 
     def any_range() -> KeyGroupRange:

@@ -223,7 +223,7 @@ def test_job_is_set_back_again_within_a_minute(store: MemoryStore) -> None:
 
 
 def test_completed_meanwhile_is_kept(store: MemoryStore) -> None:
-    """A checkpoint completed after the rewind chose its start is not lost: the savepoint is of that one."""
+    """A checkpoint that completes after the rewind was decided is not lost: the savepoint is of that one."""
     driver = driver_of(store, 3)
     stepping = PausingStore(store)
     stepping.pause_at("put", "job/epochs/*", driver.complete)

@@ -196,7 +196,7 @@ def test_head_in_one_block_is_refused() -> None:
 
 
 def test_headers_are_so_many_at_most() -> None:
-    """Empty headers take a hundred times their bytes in memory, so their number is limited before any token is checked."""
+    """Empty headers take a hundred times their bytes in memory, so their number is limited even without a token."""
 
     async def story(protocol: BoundedHttpProtocol, wire: Wire) -> None:
         protocol.data_received(b"GET / HTTP/1.1\r\n" + b"a:\r\n" * HEADERS_MAX + b"\r\n")

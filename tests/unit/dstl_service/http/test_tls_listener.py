@@ -186,7 +186,7 @@ def test_place_is_free_when_a_handshake_fails(authority: trustme.CA, caplog: pyt
 
 
 def test_port_without_files_listens_again(authority: trustme.CA, caplog: pytest.LogCaptureFixture) -> None:
-    """B12: at the limit of open files nothing is accepted and the log says why; the port resumes when files are free."""
+    """B12: at the limit of open files nothing is accepted and the log says why; later the port resumes."""
 
     async def story(port: Port) -> None:
         FewFiles.refusals = 2

@@ -56,7 +56,7 @@ def test_requests_of_web_pages_are_refused(headers: dict[str, str], status: int)
     ],
 )
 def test_names_of_the_service(settings: dict[str, Any], expected: set[str] | None) -> None:
-    """A service has its own names and those of loopback; with a token, and where no page can send, any name is accepted."""
+    """A service has its own names and those of loopback; with a token, and where no page can send, any name will do."""
     assert ServiceSettings("memory://x", **settings).known_hosts == expected
 
 

@@ -83,6 +83,11 @@ class BackendSettings:
 
     def __post_init__(self) -> None:
         validate_name("job", self.job)
+        if isinstance(self.storage, str) and "@" in urlsplit(self.storage).netloc:
+            raise InvalidInputError(
+                "storage must not contain credentials: commands and errors show it. Give them to the sidecar in its "
+                "environment, or in the files that boto3 reads"
+            )
         if not _is_storage(self.storage):
             raise InvalidInputError(
                 f"storage {self.storage!r} must be file:///an/absolute/path (a disk that all hosts see) or s3://bucket/prefix"

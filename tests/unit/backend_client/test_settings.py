@@ -103,6 +103,13 @@ def test_service_address_is_the_hosts_own(monkeypatch: pytest.MonkeyPatch) -> No
     assert BackendSettings("file:///s", "job").host_service is None
 
 
+def test_storage_with_credentials_is_refused() -> None:
+    """The storage's URL is part of command lines and errors, so it has no password; the error does not repeat it."""
+    with pytest.raises(InvalidInputError, match="storage must not contain credentials") as refused:
+        BackendSettings(storage="s3://key:5ecret@bucket/prefix", job="j")
+    assert "5ecret" not in str(refused.value)
+
+
 def test_authority_is_the_hosts_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the option, the certificates in a host's environment are used."""
     monkeypatch.setenv("DSTL_CA_FILE", "/from/environment")

@@ -230,6 +230,14 @@ def test_bad_option_is_refused(options: dict[str, Any]) -> None:
         S3Store("bucket", **{"region": "us-east-1", **options})
 
 
+def test_endpoint_of_the_environment_has_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint with a password is refused wherever it comes from; the error does not repeat it."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://user:5ecret@127.0.0.1:1")
+    with pytest.raises(InvalidInputError, match="endpoint must not contain credentials") as refused:
+        S3Store("bucket", region="us-east-1")
+    assert "5ecret" not in str(refused.value)
+
+
 def test_client_error_without_fields_is_translated(store: S3Store) -> None:
     """An answer without code and status still becomes a project error."""
     with pytest.raises(DstlError), store._translated("read", "k"):

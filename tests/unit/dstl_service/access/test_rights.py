@@ -165,6 +165,8 @@ def test_access_file_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "",
+        "tokens = []",
         "tokens = 1",
         "people = []",
         "no toml",

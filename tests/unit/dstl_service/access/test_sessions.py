@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from pathlib import Path
 
@@ -44,6 +45,8 @@ def test_session_of_a_removed_authority_is_not_resumed(tmp_path: Path) -> None:
     assert shake_hands(contexts(), client, session).session_reused
 
     newer.cert_pem.write_to_path(accepted)
+    for path in (own, accepted):
+        os.utime(path, (1, 1))
     clock.advance(2_000)
 
     with pytest.raises(ssl.SSLError):

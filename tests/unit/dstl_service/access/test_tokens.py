@@ -68,6 +68,33 @@ def test_token_file_is_read_again(tmp_path: Path) -> None:
     assert (lets_in(tokens, b"Bearer new"), lets_in(tokens, b"Bearer old"), tokens.own()) == (True, False, "new")
 
 
+def test_half_written_file_changes_nothing(tmp_path: Path) -> None:
+    """A file that is being written counts once it has not changed for a second, or is older than that."""
+    path, clock = tmp_path / "access.toml", FakeClock()
+    entry = '[[tokens]]\ntoken = "secret"\nname = "orders"\nrole = "full"\n'
+    jobs = 'jobs = ["orders"]\n'
+    write(path, entry + jobs, 1)
+    access = Access(None, None, clock, path)
+    rights = access.identify(b"Bearer secret")
+    assert rights is not None
+    assert not rights.is_unlimited
+    now_s = clock.now_ms() // 1000
+    for number, half in enumerate(["", entry, entry + "# and more\n"], 1):
+        clock.advance(1_000)
+        write(path, half, now_s + number)
+        assert access.identify(b"Bearer secret") == rights
+
+    clock.advance(1_000)
+    whole = access.identify(b"Bearer secret")
+    assert whole is not None
+    assert whole.is_unlimited
+
+    write(path, entry + jobs, now_s + 3600)  # by a file server whose clock is ahead
+    for expected in (whole, rights):
+        clock.advance(1_000)
+        assert access.identify(b"Bearer secret") == expected
+
+
 @pytest.mark.parametrize("text", [None, "", "two words\n"])
 def test_broken_token_file_changes_nothing(text: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A missing or malformed file admits nobody and locks nobody out; the log says so, without the token."""

@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from storage.errors import InvalidInputError
-from storage.model import KEY_GROUP_MAX, validate_name
 from storage.private_folder import Trust, make_folder
+from storage.validation import KEY_GROUP_MAX, validate_name
 
 
 def _default_folder() -> str:

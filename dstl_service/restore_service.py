@@ -31,7 +31,9 @@ from dstl_service.wire import ChangeSetRef, CheckpointRef
 from storage.checksum import BytesLike
 from storage.clock import Clock
 from storage.errors import CorruptDataError, NotFoundError
-from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, validate_name
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId, Segment, SegmentHandle
+from storage.validation import validate_name
 
 RESTORE_THREADS = 60
 """Threads that read the bytes of restores: each waits for the store most of the time."""

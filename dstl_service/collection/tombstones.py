@@ -33,9 +33,9 @@ from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.lives import Lives, first_without, record_key
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, DstlError, FencedError, InvalidInputError, NotFoundError
-from storage.model import validate_name
 from storage.object_store import ObjectStore, is_readable
 from storage.stored_json import parse_json, text_of, whole_number
+from storage.validation import validate_name
 
 DELAY_S = 7 * 24 * 3600
 """Default time for which a deletion can be undone."""

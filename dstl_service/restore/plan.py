@@ -23,7 +23,8 @@ from dstl_service.wire import CheckpointRef
 from storage.checksum import BytesLike
 from storage.errors import NotFoundError
 from storage.key_group_sets import KeyGroups
-from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle
+from storage.key_groups import KeyGroupRange
+from storage.model import MaterializationHandle, SegmentHandle
 from storage.object_store import ObjectReader
 from storage.segment_reader import read_segments
 

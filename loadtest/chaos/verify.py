@@ -23,7 +23,7 @@ from loadtest.chaos.model import MAX_PARALLELISM, OPERATORS, Table, apply
 from storage.change_set import decode_change_set
 from storage.clock import SystemClock, SystemIds
 from storage.errors import DstlError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from storage.object_store import ObjectStore
 from storage.segment_reader import read_segments
 

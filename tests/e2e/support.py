@@ -25,7 +25,8 @@ from dstl_service.wire import FileFrame
 from storage.change_set import decode_change_set
 from storage.clock import SystemClock, SystemIds
 from storage.key_group_sets import KeyGroups
-from storage.model import KeyGroupRange, MaterializationHandle
+from storage.key_groups import KeyGroupRange
+from storage.model import MaterializationHandle
 from storage.object_store import ObjectStore
 from storage.open import open_store
 from tests.waiting import wait_until

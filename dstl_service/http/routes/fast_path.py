@@ -22,7 +22,8 @@ from dstl_service.http.requests import take_in
 from dstl_service.http.routes.restore import answer_restore
 from dstl_service.wire import NAME, CheckpointRef
 from storage.errors import DstlError, InvalidInputError
-from storage.model import ChangeSetId, KeyGroupRange, Writer
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId, Writer
 
 _PATH = re.compile(rf"/v1/jobs/({NAME})/(change-sets|restore)")
 _NUMBERS = ("checkpoint_id", "epoch", "attempt", "partition", "sqn", "first_key_group", "last_key_group", "count")

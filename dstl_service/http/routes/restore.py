@@ -30,7 +30,9 @@ from dstl_service.wire import (
 )
 from storage.checksum import BytesLike
 from storage.errors import DstlError, NotFoundError
-from storage.model import KEY_GROUP_MAX, ChangeSetId, KeyGroupRange
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId
+from storage.validation import KEY_GROUP_MAX
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["restore"])
 

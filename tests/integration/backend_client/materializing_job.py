@@ -31,9 +31,9 @@ from dstl_service.formats.under_way import is_announcement
 from dstl_service.registry.job_store import JobStore
 from dstl_service.wire import CheckpointRef, LogTarget
 from storage.clock import SystemClock, SystemIds
-from storage.key_groups import key_group_range
+from storage.key_groups import KeyGroupRange, key_group_range
 from storage.local_store import LocalStore
-from storage.model import KeyGroupRange, MaterializationHandle
+from storage.model import MaterializationHandle
 
 MAX_PARALLELISM = 128
 Report: TypeAlias = Callable[[dict[str, Any]], bool]

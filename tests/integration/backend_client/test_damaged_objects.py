@@ -24,7 +24,7 @@ from backend_client.service.restore import advance_to_base
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef, LogTarget
 from storage.errors import CorruptDataError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,7 @@ from backend_client.table.opening import open_advanced
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from tests.support.machine import fill, small_disk
 
 pytestmark = pytest.mark.integration

@@ -19,7 +19,7 @@ from backend_client.service.log_writer import LogWriter
 from dstl_service.peers.client import PeerClient
 from dstl_service.wire import ChangeSetRef, LogTarget
 from storage.errors import LostChangesError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from tests.support.machine import Host
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]

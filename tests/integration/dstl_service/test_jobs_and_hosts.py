@@ -24,7 +24,7 @@ from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget
 from storage.change_set import decode_change_set
 from storage.clock import SystemClock, SystemIds
 from storage.errors import LostChangesError, NotFoundError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from storage.object_store import ObjectStore
 from storage.open import open_store
 from tests.announced import wait_until_announced

@@ -22,7 +22,7 @@ from backend_client.service.client import ServiceClient
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget
 from storage.checksum import checksum64
 from storage.errors import LostChangesError, UnavailableError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from storage.segment_format import decode_object
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]

@@ -21,7 +21,7 @@ from backend_client.settings import BackendSettings
 from dstl_service.wire import LogTarget
 from storage.checksum import checksum64
 from storage.errors import UnavailableError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from tests.sidecars import end_sidecars
 from tools.servers.s3_server import S3Server
 

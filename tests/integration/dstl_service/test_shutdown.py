@@ -26,7 +26,8 @@ from backend_client.service.client import ServiceClient
 from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef, LogTarget
 from storage.checksum import checksum64
 from storage.errors import DstlError
-from storage.model import ChangeSetId, KeyGroupRange
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId
 from storage.open import open_store
 from storage.segment_format import decode_object
 from tests.waiting import wait_until

@@ -12,7 +12,8 @@ from botocore.awsrequest import AWSPreparedRequest
 
 from storage.clock import SystemIds
 from storage.errors import NotFoundError, UnavailableError
-from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId, Segment, SegmentHandle, Writer
 from storage.object_store import ObjectStore
 from storage.open import open_store
 from storage.s3_store import S3Store

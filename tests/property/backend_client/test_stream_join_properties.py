@@ -24,7 +24,7 @@ from backend_client.spark.task.state_handle import declare_states
 from backend_client.state.declared_states import merge_states
 from backend_client.state.keyed_state import KeyedState
 from backend_client.table.state_table import StateTable
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 GROUPS = KeyGroupRange(2, 5)
 KEY_SCHEMA = StructType().add("k", StringType()).add("l", LongType()).json()

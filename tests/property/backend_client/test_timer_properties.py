@@ -23,7 +23,7 @@ from backend_client.spark.task.row_calls import RowCalls, Timing
 from backend_client.spark.task.rows import KeyRows
 from backend_client.state.keyed_state import KeyedState
 from backend_client.table.state_table import StateTable
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 KEYS = "abcdef"
 GROUPS = KeyGroupRange(2, 5)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.change_set import decode_change_set, encode_change_set, merge_change_sets
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 GROUPS = KeyGroupRange(0, 7)
 keys = st.builds(lambda group, rest: bytes([0, group]) + rest, st.integers(0, 7), st.binary(max_size=2))

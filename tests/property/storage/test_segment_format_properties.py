@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import CorruptDataError
-from storage.model import KEY_GROUP_MAX, NUMBER_MAX, ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId, Segment, SegmentHandle, Writer
 from storage.segment_format import decode_object, encode_object
+from storage.validation import KEY_GROUP_MAX, NUMBER_MAX
 
 KEY = "job/segments/host/1.seg"
 

@@ -18,7 +18,7 @@ from storage.change_set import (
     merge_change_sets,
 )
 from storage.errors import CorruptDataError, OverloadedError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 CHANGES = {b"b": b"value", b"a": None, b"c": b""}
 

@@ -6,7 +6,7 @@ import random
 from itertools import pairwise
 
 from storage.key_group_sets import to_pairs, within, without, without_all
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 
 def members(parts: tuple[KeyGroupRange, ...]) -> set[int]:

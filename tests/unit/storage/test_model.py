@@ -9,19 +9,17 @@ from typing import Any
 import pytest
 
 from storage.errors import InvalidInputError
+from storage.key_groups import KeyGroupRange
 from storage.model import (
-    COUNT_MAX,
-    NUMBER_MAX,
     ChangeSetId,
-    KeyGroupRange,
     MaterializationHandle,
     Segment,
     SegmentEntry,
     SegmentHandle,
     SegmentKind,
     Writer,
-    validate_name,
 )
+from storage.validation import COUNT_MAX, NUMBER_MAX, validate_name
 from tests.unit.storage.segments import segment
 
 ENTRY = SegmentEntry(segment(5, b"x").id, KeyGroupRange(20, 23), 3, 16, 1, 0xABC)

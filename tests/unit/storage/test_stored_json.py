@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from storage.model import NUMBER_MAX
 from storage.stored_json import parse_json, text_of, whole_number
+from storage.validation import NUMBER_MAX
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 

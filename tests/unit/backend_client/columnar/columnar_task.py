@@ -14,7 +14,7 @@ from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.event_time import DELAY_KEY
 from backend_client.spark.task.columnar_calls import ColumnarCalls
 from storage.change_set import ChangeColumns, decode_change_set, encode_columns
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 KEY_GROUPS = KeyGroupRange(2, 5)
 

@@ -12,7 +12,7 @@ from backend_client.service.hand_over import hand_over_snapshot
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef
 from storage.errors import ConflictError, DstlError, InvalidInputError, UnavailableError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 
 class Sidecar:

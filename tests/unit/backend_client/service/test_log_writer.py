@@ -12,7 +12,7 @@ from dstl_service.wire import ChangeSetRef, LogTarget
 from storage.change_set import decode_change_set
 from storage.checksum import checksum64
 from storage.errors import OverloadedError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 TARGET = LogTarget("job", "op", 5, 2, 77, 3, KeyGroupRange(10, 19))
 

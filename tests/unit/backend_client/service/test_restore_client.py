@@ -17,7 +17,7 @@ from dstl_service.wire import CheckpointRef
 from storage.change_set import encode_change_set
 from storage.checksum import checksum64, checksum128
 from storage.errors import CorruptDataError, DstlError, UnavailableError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 GROUPS = KeyGroupRange(10, 19)
 BASE = CheckpointRef(7, 0, "u")

@@ -25,7 +25,7 @@ from storage.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 REASONS = {200: "OK", 204: "No Content"}
 

@@ -8,7 +8,7 @@ from backend_client.spark.task.key_visits import KeyVisits
 from backend_client.spark.task.rows import KeyRows
 from backend_client.state.keyed_state import KeyedState
 from backend_client.state.timers import Timers
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 GROUPS = KeyGroupRange(0, 7)
 

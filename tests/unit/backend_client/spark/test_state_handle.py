@@ -19,7 +19,7 @@ from backend_client.state.declared_states import merge_states
 from backend_client.state.keyed_state import KeyedState
 from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -13,7 +13,7 @@ from backend_client.state.keyed_collections import ListVariable, MapVariable
 from backend_client.state.keyed_state import KeyedState, ValueVariable
 from backend_client.table.state_table import StateTable
 from storage.errors import InvalidInputError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from tests.unit.backend_client.schemas import schema
 
 NUMBERS = ValueCodec(schema(number="long"), "numbers")

@@ -14,7 +14,7 @@ from backend_client.state.keyed_collections import PART_BYTES, ListVariable, Map
 from backend_client.state.keyed_state import KeyedState
 from backend_client.table.state_table import StateTable
 from storage.errors import CorruptDataError, InvalidInputError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from tests.unit.backend_client.schemas import schema
 
 NUMBERS = ValueCodec(schema(number="long"), "numbers")

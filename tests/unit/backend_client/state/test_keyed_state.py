@@ -7,7 +7,7 @@ import pytest
 from backend_client.state.codec import ValueCodec
 from backend_client.state.keyed_state import KeyedState, ValueVariable, table_key
 from storage.errors import InvalidInputError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from tests.unit.backend_client.schemas import schema
 
 CODEC = ValueCodec(schema(count="long"), "total")

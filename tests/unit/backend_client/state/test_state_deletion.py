@@ -10,7 +10,7 @@ import pytest
 from backend_client.state.keyed_state import table_key
 from backend_client.state.state_deletion import deletions, hide
 from backend_client.table.state_table import StateTable
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 GROUPS = KeyGroupRange(2, 3)
 

@@ -11,7 +11,7 @@ from backend_client.state.keyed_state import KeyedState
 from backend_client.state.timers import Timers, Upcoming, due_timers
 from backend_client.table.state_table import StateTable
 from storage.errors import InvalidInputError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 ANN, BOB = b"\x91\xa3ann", b"\x91\xa3bob"
 

@@ -23,8 +23,9 @@ from dstl_service.peers.client import PeerClient
 from dstl_service.settings import GcSettings, PeerSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CompleteRequest, OpenJob
 from storage.errors import FencedError, InvalidInputError, LostChangesError
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
+from storage.model import ChangeSetId, Segment, SegmentHandle, Writer
 from storage.object_store import ObjectData, ObjectStore
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.samples import handles_of, manifest, opened

@@ -17,8 +17,8 @@ from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.unfinished_objects import UnfinishedObjects
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, DstlError, NotFoundError
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange
 from storage.open import open_store
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.interleaving import StaleStore

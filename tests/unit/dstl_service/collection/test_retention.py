@@ -9,7 +9,8 @@ import pytest
 from dstl_service.collection.retention import RetentionSettings, RetentionTracker, manifests_to_keep
 from dstl_service.formats.manifest import Manifest, ManifestKind
 from storage.errors import CorruptDataError, InvalidInputError
-from storage.model import ChangeSetId, KeyGroupRange, SegmentEntry, SegmentHandle, Writer
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId, SegmentEntry, SegmentHandle, Writer
 
 
 def handle(checkpoint_id: int, key: str | None = None) -> SegmentHandle:

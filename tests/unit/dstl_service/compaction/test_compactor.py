@@ -8,8 +8,9 @@ from typing import Any
 from dstl_service.compaction.compactor import Compactor
 from dstl_service.compaction.plan import Compaction, Output
 from dstl_service.restore.segment_cache import SegmentCache
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange, SegmentKind
+from storage.model import SegmentKind
 
 PARTITION = KeyGroupRange(0, 7)
 COMPACTION = Compaction("op", 1, frozenset(), frozenset(), (Output(0, PARTITION, SegmentKind.BASE, ()),))

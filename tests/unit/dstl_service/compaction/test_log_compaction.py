@@ -21,9 +21,9 @@ from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.restore.truncation import truncate
 from dstl_service.wire import OperatorInfo
 from storage.change_set import encode_change_set
-from storage.key_groups import key_group_range
+from storage.key_groups import KeyGroupRange, key_group_range
 from storage.memory_store import MemoryStore
-from storage.model import ChangeSetId, KeyGroupRange, MaterializationHandle, Segment, SegmentHandle, SegmentKind, Writer
+from storage.model import ChangeSetId, MaterializationHandle, Segment, SegmentHandle, SegmentKind, Writer
 from tests.unit.dstl_service.samples import handles_of, stored
 
 OPERATOR = OperatorInfo("op", 2, "{}", {})

@@ -17,8 +17,9 @@ from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet, d
 from dstl_service.formats.manifest import StateView
 from dstl_service.wire import NOTE_OPERATOR, CheckpointRef, validate_operator
 from storage.errors import CorruptDataError, InvalidInputError
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle
+from storage.model import MaterializationHandle, SegmentHandle
 from storage.object_store import ObjectStore
 from storage.segment_reader import read_index, read_payload
 from storage.testing import FakeClock, RecordingStore

@@ -22,7 +22,8 @@ from dstl_service.formats.manifest import (
 from dstl_service.wire import CheckpointRef, OperatorInfo, StateInfo
 from storage.checksum import checksum64
 from storage.errors import CorruptDataError, NewerFormatError
-from storage.model import KeyGroupRange, MaterializationHandle
+from storage.key_groups import KeyGroupRange
+from storage.model import MaterializationHandle
 from tests.unit.dstl_service.samples import handles_of, manifest, segment
 
 HANDLES = handles_of([segment(0), segment(1)])

@@ -17,8 +17,8 @@ from dstl_service.formats.under_way import (
 )
 from dstl_service.wire import CheckpointRef, OperatorInfo
 from storage.errors import InvalidInputError
-from storage.key_groups import key_group_range
-from storage.model import KeyGroupRange, MaterializationHandle
+from storage.key_groups import KeyGroupRange, key_group_range
+from storage.model import MaterializationHandle
 from tests.unit.dstl_service.samples import manifest
 
 BASE = CheckpointRef(9, 0, "base")

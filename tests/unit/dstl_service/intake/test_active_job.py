@@ -16,8 +16,8 @@ from dstl_service.registry.job_store import JobStore
 from dstl_service.settings import GcSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
 from storage.errors import DstlError, NotFoundError
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange
 from storage.testing import FakeClock, FakeIds, RecordingStore
 from tests.unit.dstl_service.http_life import service
 from tests.unit.dstl_service.samples import segment

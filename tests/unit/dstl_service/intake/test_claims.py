@@ -15,8 +15,9 @@ from dstl_service.formats.checkpoint_record import CheckpointRecord, encode_note
 from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.intake.intake import NOTES_MAX
 from storage.errors import NotFoundError
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import ChangeSetId, KeyGroupRange, ObjectInfo, Segment, Writer
+from storage.model import ChangeSetId, ObjectInfo, Segment, Writer
 from storage.segment_format import encode_object
 from storage.testing import Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.http_life import PATIENT, Life, service

@@ -13,8 +13,9 @@ from dstl_service.formats.materialization_index import MaterializationIndex
 from dstl_service.formats.under_way import Announcement, UnderWay, UnderWaySnapshot
 from dstl_service.materialization.admission import Reported, choose_materializations
 from dstl_service.wire import CheckpointRef
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange, MaterializationHandle
+from storage.model import MaterializationHandle
 from storage.testing import FakeClock, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.samples import manifest, opened
 from tests.unit.dstl_service.snapshots import GROUPS, index_of, store_snapshot

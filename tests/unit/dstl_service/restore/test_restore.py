@@ -11,8 +11,9 @@ from dstl_service.restore.plan import RestorePlan, plan_restore, read_handles, r
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, NotFoundError
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange, SegmentHandle
+from storage.model import SegmentHandle
 from storage.object_store import ObjectStore
 from storage.testing import FakeIds, RecordingStore
 from tests.unit.dstl_service.samples import manifest, opened, segment, stored

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dstl_service.formats.manifest import StateView
 from dstl_service.restore.truncation import key_groups_by_materialization, truncate, would_count
-from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle
+from storage.key_groups import KeyGroupRange
+from storage.model import MaterializationHandle, SegmentHandle
 from tests.unit.dstl_service.samples import handles_of, segment
 
 

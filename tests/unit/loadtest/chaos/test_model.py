@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.chaos.model import Table, Violation, applied, draw_changes, table_of
 from storage.change_set import encode_change_set
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 GROUPS = KeyGroupRange(8, 31)
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from loadtest.load.workload import SimulatedTable, Workload, WrongDataError
-from storage.key_groups import key_group_range
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange, key_group_range
 
 TASKS = [(checkpoint_id, partition) for checkpoint_id in range(40) for partition in range(100)]
 

@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from storage.errors import InvalidInputError
-from storage.model import KEY_GROUP_MAX, validate_name
 from storage.private_folder import Trust, make_folder
+from storage.validation import KEY_GROUP_MAX, validate_name
 
 
 def _default_folder() -> str:
@@ -83,6 +83,11 @@ class BackendSettings:
 
     def __post_init__(self) -> None:
         validate_name("job", self.job)
+        if isinstance(self.storage, str) and "@" in urlsplit(self.storage).netloc:
+            raise InvalidInputError(
+                "storage must not contain credentials: commands and errors show it. Give them to the sidecar in its "
+                "environment, or in the files that boto3 reads"
+            )
         if not _is_storage(self.storage):
             raise InvalidInputError(
                 f"storage {self.storage!r} must be file:///an/absolute/path (a disk that all hosts see) or s3://bucket/prefix"

@@ -31,7 +31,9 @@ from dstl_service.wire import ChangeSetRef, CheckpointRef
 from storage.checksum import BytesLike
 from storage.clock import Clock
 from storage.errors import CorruptDataError, NotFoundError
-from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, validate_name
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId, Segment, SegmentHandle
+from storage.validation import validate_name
 
 RESTORE_THREADS = 60
 """Threads that read the bytes of restores: each waits for the store most of the time."""
@@ -74,23 +76,32 @@ class RestoreService:
         self._threads = JobThreads(RESTORE_THREADS, "restore")
 
     async def plan(
-        self, name: str, operator: str, key_groups: KeyGroupRange, have: CheckpointRef | None, want: CheckpointRef
+        self,
+        name: str,
+        operator: str,
+        key_groups: KeyGroupRange,
+        from_checkpoint: CheckpointRef | None,
+        to_checkpoint: CheckpointRef,
     ) -> tuple[RestorePlan, Offer]:
-        """Plan what advances a table from `have` to `want`, with the materializer's offer to its task."""
+        """Plan the restore of a table from one checkpoint to another, with the materializer's offer to its task."""
         job = await self._jobs.opened(name)
         table_id = TableId(name, operator, key_groups)
-        have = self._materializer.trusted(table_id, have)
-        plan = plan_step(job.store, operator, key_groups, have, want)
+        from_checkpoint = self._materializer.trusted(table_id, from_checkpoint)
+        plan = plan_step(job.store, operator, key_groups, from_checkpoint, to_checkpoint)
         if plan is None:
             try:
-                plan = await self._in_thread(name, plan_restore, job.store, operator, key_groups, have, want)
+                plan = await self._in_thread(
+                    name, plan_restore, job.store, operator, key_groups, from_checkpoint, to_checkpoint
+                )
             except (NotFoundError, CorruptDataError):
                 if not await self._jobs.forget_ended(name):
                     raise
                 job = await self._jobs.opened(name)
-                plan = await self._in_thread(name, plan_restore, job.store, operator, key_groups, have, want)
+                plan = await self._in_thread(
+                    name, plan_restore, job.store, operator, key_groups, from_checkpoint, to_checkpoint
+                )
         self._metrics.restore_planned_bytes.labels(name).inc(plan.size_bytes)
-        return plan, await self._materializer.offer(table_id, job.store, plan, want)
+        return plan, await self._materializer.offer(table_id, job.store, plan, to_checkpoint)
 
     async def sets(
         self, name: str, epoch: int, refs: Sequence[ChangeSetRef]

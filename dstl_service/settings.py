@@ -31,9 +31,9 @@ from dstl_service.process.stop_time import STORED_BY
 from dstl_service.uploads.uploader import slots_in_all
 from dstl_service.wire import JSON_BYTES_MAX, URL_PATTERN
 from storage.errors import InvalidInputError
-from storage.model import validate_name
 from storage.private_folder import Trust
 from storage.retry_policy import RetryPolicy
+from storage.validation import validate_name
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 """Loopback names of this host."""

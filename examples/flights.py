@@ -61,7 +61,7 @@ def spark_transform(grouped: GroupedData, *, name: str, **arguments: Any) -> Dat
 
 
 def read_events(spark: SparkSession, data: Path) -> DataFrame:
-    """Return flights and weather as one stream, one file of each per batch; ``is_weather`` tells them apart."""
+    """Return flights and weather as one stream, one file of each per batch; ``is_weather`` distinguishes them."""
 
     def read(folder: str, schema: str) -> DataFrame:
         return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(data / folder))

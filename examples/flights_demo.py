@@ -261,6 +261,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Told to stop, it must not leave its driver and sidecar behind: as an exception, so that `finally` is reached.
+    # When stopped, it must end its driver and sidecar: the exception makes `finally` run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

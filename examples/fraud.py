@@ -74,7 +74,7 @@ class FraudRules(StatefulProcessor):
         case = self._case.get()
         if case is not None:
             self._handle.deleteTimer(case[0] + CASE_MS)
-            # The watermark, and with it the timer, lags behind the payments: a case may already be over by their time.
+            # The watermark, and with it the timer, lags behind the payments: a case may have ended by their time.
             if case[0] + CASE_MS <= now:
                 yield self._close_case(key, case)
                 case = None

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from storage.checksum import BytesLike
 from storage.errors import CorruptDataError, OverloadedError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 # Bounds of the changes that are put into columns together; sizes are summed once per `_CHANGES_PER_LOOK` changes.
 _CHANGES_AT_ONCE = 50_000

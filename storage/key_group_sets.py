@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 KeyGroups = tuple[KeyGroupRange, ...]
 """Ascending ranges without overlap; empty for no key group at all."""

@@ -1,5 +1,5 @@
 """
-The key groups of a partition.
+Ranges of key groups, and which of them a partition owns.
 
 Partitions own contiguous ranges of key groups. The number of partitions may change between checkpoints, the number of
 key groups never does. No I/O.
@@ -7,8 +7,61 @@ key groups never does. No I/O.
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+from typing import Any
+
 from storage.errors import InvalidInputError
-from storage.model import KeyGroupRange
+from storage.validation import KEY_GROUP_MAX, check_int, shorten
+
+_RANGE = re.compile(r"([0-9]{5})-([0-9]{5})")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KeyGroupRange:
+    """
+    A contiguous range of key groups, inclusive at both ends, never empty.
+
+    Args:
+        first: 0 <= first <= last.
+        last: first <= last <= 32767.
+    """
+
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        check_int("first key group", self.first, KEY_GROUP_MAX)
+        check_int("last key group", self.last, KEY_GROUP_MAX)
+        if self.first > self.last:
+            raise InvalidInputError(f"key-group range {self.first}-{self.last} ends before it begins")
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def contains(self, key_group: int) -> bool:
+        """Return whether the key group is in this range."""
+        return self.first <= key_group <= self.last
+
+    def intersects(self, other: KeyGroupRange) -> bool:
+        """Return whether the ranges have a key group in common."""
+        return self.first <= other.last and other.first <= self.last
+
+    def covers(self, other: KeyGroupRange) -> bool:
+        """Return whether every key group of `other` is in this range."""
+        return self.first <= other.first and other.last <= self.last
+
+    def to_text(self) -> str:
+        """Return "00000-00031": five digits each, so that texts sort as ranges do."""
+        return f"{self.first:05d}-{self.last:05d}"
+
+    @classmethod
+    def parse(cls, text: Any) -> KeyGroupRange:
+        """Parse the output of `to_text`; `InvalidInputError` for anything else."""
+        match = _RANGE.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            raise InvalidInputError(f'{shorten(text)} is not a key-group range such as "00000-00031"')
+        return cls(int(match[1]), int(match[2]))
 
 
 def key_group_range(partition: int, parallelism: int, max_parallelism: int) -> KeyGroupRange:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from storage.clock import Clock, IdSource, SystemClock, SystemIds
 from storage.errors import NotFoundError
-from storage.model import ObjectInfo, validate_name
+from storage.model import ObjectInfo
 from storage.object_store import (
     ObjectData,
     check_range_size,
@@ -19,6 +19,7 @@ from storage.object_store import (
     validate_prefix,
     validate_range,
 )
+from storage.validation import validate_name
 
 
 class MemoryStore:

@@ -20,98 +20,21 @@ from typing import Any
 
 from storage.checksum import BytesLike, checksum64
 from storage.errors import InvalidInputError
+from storage.key_groups import KeyGroupRange
+from storage.validation import (
+    CHECKSUM_MAX,
+    COUNT_MAX,
+    KEY_GROUP_MAX,
+    NUMBER_MAX,
+    OBJECT_BYTES_MAX,
+    SEGMENT_BYTES_MAX,
+    check_fields,
+    check_int,
+    shorten,
+    validate_name,
+)
 
-KEY_GROUP_MAX = 32_767
-"""The largest key group, and with it the largest partition number."""
-
-NUMBER_MAX = 2**53 - 1
-"""The largest epoch, attempt, checkpoint id and sequence number."""
-
-COUNT_MAX = 2**31 - 1
-"""The largest number of changes in one segment."""
-
-CHECKSUM_MAX = 2**64 - 1
-
-SEGMENT_BYTES_MAX = 2**30
-"""The largest payload of one segment: 1 GiB."""
-
-OBJECT_BYTES_MAX = 2**31 - 1
-"""The largest segment object: below 2 GiB, so that no reader needs more than a signed 32-bit length."""
-
-NAME_CHARS_MAX = 128
-_SHOWN_CHARS_MAX = 80
-
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
-_RANGE = re.compile(r"([0-9]{5})-([0-9]{5})")
 _CHECKSUM = re.compile(r"[0-9a-f]{16}")
-
-
-def validate_name(kind: str, value: Any) -> str:
-    """
-    Return `value` if it may name a job, an operator or a host.
-
-    Names become parts of object keys and of paths: 1-128 characters of [A-Za-z0-9._-], the first one not a dot.
-
-    Args:
-        kind: The kind of thing, for the message: "job", "operator", "host".
-        value: The name.
-
-    Raises:
-        InvalidInputError: The name is not allowed; the message gives the rule.
-    """
-    if not isinstance(value, str) or len(value) > NAME_CHARS_MAX or not _NAME.fullmatch(value):
-        raise InvalidInputError(
-            f"{kind} name {_shorten(value)} is not allowed; use "
-            f"1-{NAME_CHARS_MAX} characters of [A-Za-z0-9._-], the first one not a dot"
-        )
-    return value
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class KeyGroupRange:
-    """
-    A contiguous range of key groups, inclusive at both ends, never empty.
-
-    Args:
-        first: 0 <= first <= last.
-        last: first <= last <= 32767.
-    """
-
-    first: int
-    last: int
-
-    def __post_init__(self) -> None:
-        _check_int("first key group", self.first, KEY_GROUP_MAX)
-        _check_int("last key group", self.last, KEY_GROUP_MAX)
-        if self.first > self.last:
-            raise InvalidInputError(f"key-group range {self.first}-{self.last} ends before it begins")
-
-    def __len__(self) -> int:
-        return self.last - self.first + 1
-
-    def contains(self, key_group: int) -> bool:
-        """Return whether the key group is in this range."""
-        return self.first <= key_group <= self.last
-
-    def intersects(self, other: KeyGroupRange) -> bool:
-        """Return whether the ranges have a key group in common."""
-        return self.first <= other.last and other.first <= self.last
-
-    def covers(self, other: KeyGroupRange) -> bool:
-        """Return whether every key group of `other` is in this range."""
-        return self.first <= other.first and other.last <= self.last
-
-    def to_text(self) -> str:
-        """Return "00000-00031": five digits each, so that texts sort as ranges do."""
-        return f"{self.first:05d}-{self.last:05d}"
-
-    @classmethod
-    def parse(cls, text: Any) -> KeyGroupRange:
-        """Parse the output of `to_text`; `InvalidInputError` for anything else."""
-        match = _RANGE.fullmatch(text) if isinstance(text, str) else None
-        if match is None:
-            raise InvalidInputError(f'{_shorten(text)} is not a key-group range such as "00000-00031"')
-        return cls(int(match[1]), int(match[2]))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -128,8 +51,8 @@ class Writer:
     attempt: int
 
     def __post_init__(self) -> None:
-        _check_int("epoch", self.epoch, NUMBER_MAX)
-        _check_int("attempt", self.attempt, NUMBER_MAX)
+        check_int("epoch", self.epoch, NUMBER_MAX)
+        check_int("attempt", self.attempt, NUMBER_MAX)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -156,9 +79,9 @@ class ChangeSetId:
     def __post_init__(self) -> None:
         validate_name("job", self.job)
         validate_name("operator", self.operator)
-        _check_int("checkpoint id", self.checkpoint_id, NUMBER_MAX)
-        _check_int("partition", self.partition, KEY_GROUP_MAX)
-        _check_int("sqn", self.sqn, NUMBER_MAX)
+        check_int("checkpoint id", self.checkpoint_id, NUMBER_MAX)
+        check_int("partition", self.partition, KEY_GROUP_MAX)
+        check_int("sqn", self.sqn, NUMBER_MAX)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the id as a flat JSON-able dict."""
@@ -175,7 +98,7 @@ class ChangeSetId:
     @classmethod
     def from_dict(cls, data: Any) -> ChangeSetId:
         """Read what `to_dict` wrote; `InvalidInputError` for other fields, types or bounds."""
-        _check_fields("change set id", data, _ID_FIELDS)
+        check_fields("change set id", data, _ID_FIELDS)
         return _id_of(data)
 
 
@@ -212,9 +135,9 @@ class Segment:
     kind: SegmentKind = SegmentKind.CHANGES
 
     def __post_init__(self) -> None:
-        _check_int("count", self.count, COUNT_MAX)
-        _check_int("checksum", self.checksum, CHECKSUM_MAX)
-        _check_int("payload size in bytes", self.size_bytes, SEGMENT_BYTES_MAX)
+        check_int("count", self.count, COUNT_MAX)
+        check_int("checksum", self.checksum, CHECKSUM_MAX)
+        check_int("payload size in bytes", self.size_bytes, SEGMENT_BYTES_MAX)
 
     @classmethod
     def of(
@@ -258,10 +181,10 @@ class SegmentEntry:
     kind: SegmentKind = SegmentKind.CHANGES
 
     def __post_init__(self) -> None:
-        _check_int("count", self.count, COUNT_MAX)
-        _check_int("offset in bytes", self.offset_bytes, OBJECT_BYTES_MAX)
-        _check_int("size in bytes", self.size_bytes, SEGMENT_BYTES_MAX)
-        _check_int("checksum", self.checksum, CHECKSUM_MAX)
+        check_int("count", self.count, COUNT_MAX)
+        check_int("offset in bytes", self.offset_bytes, OBJECT_BYTES_MAX)
+        check_int("size in bytes", self.size_bytes, SEGMENT_BYTES_MAX)
+        check_int("checksum", self.checksum, CHECKSUM_MAX)
 
     @property
     def end_bytes(self) -> int:
@@ -284,7 +207,7 @@ class SegmentEntry:
     @classmethod
     def from_dict(cls, data: Any) -> SegmentEntry:
         """Read what `to_dict` wrote; `InvalidInputError` for other fields, types or bounds."""
-        _check_fields("segment entry", data, _ENTRY_FIELDS, _ENTRY_OPTIONAL)
+        check_fields("segment entry", data, _ENTRY_FIELDS, _ENTRY_OPTIONAL)
         return _entry_of(data)
 
 
@@ -305,8 +228,8 @@ class SegmentHandle:
 
     def __post_init__(self) -> None:
         if type(self.object_key) is not str or not self.object_key:
-            raise InvalidInputError(f"object key must be non-empty text, not {_shorten(self.object_key)}")
-        _check_int("object size in bytes", self.object_size_bytes, OBJECT_BYTES_MAX)
+            raise InvalidInputError(f"object key must be non-empty text, not {shorten(self.object_key)}")
+        check_int("object size in bytes", self.object_size_bytes, OBJECT_BYTES_MAX)
         if self.entry.end_bytes > self.object_size_bytes:
             raise InvalidInputError(
                 "segment ends after the end of its object",
@@ -322,7 +245,7 @@ class SegmentHandle:
     @classmethod
     def from_dict(cls, data: Any) -> SegmentHandle:
         """Read what `to_dict` wrote; `InvalidInputError` for other fields, types or bounds."""
-        _check_fields("segment handle", data, _HANDLE_FIELDS, _ENTRY_OPTIONAL)
+        check_fields("segment handle", data, _HANDLE_FIELDS, _ENTRY_OPTIONAL)
         return cls(data["object"], data["object_size"], _entry_of(data))
 
 
@@ -350,10 +273,10 @@ class MaterializationHandle:
     def __post_init__(self) -> None:
         validate_name("operator", self.operator)
         validate_name("materialization", self.uid)
-        _check_int("checkpoint id", self.checkpoint_id, NUMBER_MAX)
-        _check_int("size in bytes", self.size_bytes, NUMBER_MAX)
+        check_int("checkpoint id", self.checkpoint_id, NUMBER_MAX)
+        check_int("size in bytes", self.size_bytes, NUMBER_MAX)
         if type(self.index_key) is not str or not self.index_key:
-            raise InvalidInputError(f"index key must be non-empty text, not {_shorten(self.index_key)}")
+            raise InvalidInputError(f"index key must be non-empty text, not {shorten(self.index_key)}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the handle as a flat JSON-able dict."""
@@ -369,7 +292,7 @@ class MaterializationHandle:
     @classmethod
     def from_dict(cls, data: Any) -> MaterializationHandle:
         """Read what `to_dict` wrote; `InvalidInputError` for other fields, types or bounds."""
-        _check_fields("materialization handle", data, _MATERIALIZATION_FIELDS)
+        check_fields("materialization handle", data, _MATERIALIZATION_FIELDS)
         key_groups = KeyGroupRange.parse(data["key_groups"])
         return cls(data["operator"], key_groups, data["checkpoint"], data["uid"], data["index"], data["size"])
 
@@ -405,10 +328,10 @@ def _id_of(data: Mapping[str, Any]) -> ChangeSetId:
 def _entry_of(data: Mapping[str, Any]) -> SegmentEntry:
     checksum = data["checksum"]
     if not isinstance(checksum, str) or not _CHECKSUM.fullmatch(checksum):
-        raise InvalidInputError(f"checksum must be 16 characters of [0-9a-f], not {_shorten(checksum)}")
+        raise InvalidInputError(f"checksum must be 16 characters of [0-9a-f], not {shorten(checksum)}")
     kind = data.get("kind", SegmentKind.CHANGES.value)
     if kind not in list(SegmentKind):
-        raise InvalidInputError(f"segment kind {_shorten(kind)} is not one of {', '.join(SegmentKind)}")
+        raise InvalidInputError(f"segment kind {shorten(kind)} is not one of {', '.join(SegmentKind)}")
     return SegmentEntry(
         id=_id_of(data),
         key_groups=KeyGroupRange.parse(data["key_groups"]),
@@ -418,24 +341,3 @@ def _entry_of(data: Mapping[str, Any]) -> SegmentEntry:
         checksum=int(checksum, 16),
         kind=SegmentKind(kind),
     )
-
-
-def _check_int(name: str, value: Any, value_max: int) -> None:
-    """Raise `InvalidInputError` unless `value` is an int (not a bool) within 0..value_max."""
-    if type(value) is not int or not 0 <= value <= value_max:
-        raise InvalidInputError(f"{name} must be a whole number within 0..{value_max}, not {_shorten(value)}")
-
-
-def _check_fields(kind: str, data: Any, expected: frozenset[str], optional: frozenset[str] = frozenset()) -> None:
-    """Raise `InvalidInputError` unless `data` has all expected fields and no others than the optional ones."""
-    if not isinstance(data, Mapping):
-        raise InvalidInputError(f"{kind} must be an object with fields, not {_shorten(data)}")
-    if data.keys() - optional != expected:
-        missing = ", ".join(sorted(expected - data.keys())) or "none"
-        unknown = ", ".join(sorted(map(str, data.keys() - expected - optional))) or "none"
-        raise InvalidInputError(f"{kind} has unexpected fields: missing {missing}; unknown {unknown}")
-
-
-def _shorten(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}..."

@@ -138,8 +138,6 @@ class S3Store:
         addressing_style: str | None = None,
         ids: IdSource | None = None,
     ) -> None:
-        if endpoint_url is not None and "@" in endpoint_url:
-            raise InvalidInputError("endpoint_url must not contain credentials; use boto3's default chain for them")
         self._bucket = bucket
         self._prefix = f"{validate_key(prefix)}/" if prefix else ""
         self._ids = ids or SystemIds()
@@ -175,6 +173,8 @@ class S3Store:
             self._client: Any = session.client(
                 "s3", endpoint_url=endpoint_url, config=config, verify=None if ca_file is None else os.fspath(ca_file)
             )
+        if "@" in self._client.meta.endpoint_url:  # which boto3 also takes from the environment, and errors name
+            raise InvalidInputError("the endpoint must not contain credentials; use boto3's default chain for them")
 
     def __repr__(self) -> str:
         return f"S3Store({self.url!r})"

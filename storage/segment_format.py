@@ -22,7 +22,8 @@ from typing import NoReturn
 
 from storage.checksum import BytesLike, checksum64
 from storage.errors import CorruptDataError, InvalidInputError
-from storage.model import OBJECT_BYTES_MAX, SEGMENT_BYTES_MAX, Segment, SegmentEntry
+from storage.model import Segment, SegmentEntry
+from storage.validation import OBJECT_BYTES_MAX, SEGMENT_BYTES_MAX
 
 __all__ = [
     "FOOTER_BYTES",

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from storage.checksum import BytesLike
-from storage.model import NUMBER_MAX
+from storage.validation import NUMBER_MAX
 
 
 def parse_json(data: BytesLike | str) -> Any:

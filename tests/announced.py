@@ -7,7 +7,7 @@ from itertools import count
 from backend_client.service.client import ServiceClient
 from dstl_service.wire import LogTarget
 from storage.checksum import checksum64
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from tests.waiting import wait_until
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from backend_client.service.client import ServiceClient
 from dstl_service.wire import CompleteRequest, LogTarget
 from storage.checksum import checksum64
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from tools.fuzz_hooks import JOB
 
 TOKEN = "token-of-the-fuzz-test"  # noqa: S105 - of a service that lives for a minute

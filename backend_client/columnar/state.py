@@ -23,7 +23,7 @@ from backend_client.columnar.values import Bools, Ints, StateColumns, split_head
 from backend_client.state.keyed_state import table_key
 from storage.change_set import ChangeColumns
 from storage.errors import CorruptDataError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 STATE, INDEX = "columns", "ends"
 """The names, and the kinds, of an operator's two variables."""

@@ -26,7 +26,7 @@ from urllib.parse import urlencode, urlsplit
 
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget, PersistRequest, ReadRequest, decode_frames
 from storage.errors import DstlError, InternalError, InvalidInputError, UnavailableError, error_from_dict
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from storage.private_folder import OWN, Trust, user_name
 from storage.unix_peer import peer_uid
 

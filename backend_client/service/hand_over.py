@@ -14,7 +14,7 @@ from backend_client.service.client import ServiceClient
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef, SnapshotRequest
 from storage.errors import DstlError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 logger = logging.getLogger("backend_client")
 

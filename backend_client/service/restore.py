@@ -35,7 +35,7 @@ from dstl_service.wire import (
 from storage.change_set import ChangeColumns, decode_columns, in_columns
 from storage.checksum import checksum64
 from storage.errors import CorruptDataError, UnavailableError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 _KEY_GROUP = struct.Struct(">H")
 _BROKEN_STREAMS_MAX = 2

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Iterator
 
 from backend_client.state.codec import ValueCodec
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 _HEAD = struct.Struct(">HH")
 _MISSING = object()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from backend_client.state.keyed_state import table_key
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 
 def deletions(

@@ -7,24 +7,29 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from storage.clock import Clock
 from storage.errors import InvalidInputError
 
 _CHECK_INTERVAL_MS = 1_000
+_REST_MS = 1_000
 
 logger = logging.getLogger("dstl_service")
 
 _T = TypeVar("_T")
+_Signature: TypeAlias = list[tuple[int, int, int]]
+"""Time of the last write in ns, size in bytes and inode of each file."""
 
 
 class Reread(Generic[_T]):
     """
     The parsed content of some files, checked for changes at most once a second.
 
-    The last valid content stays in use while the files cannot be read: a file that is being replaced must neither admit
-    nor lock out every caller. Refreshing is not synchronized, but harmless in two threads: both read the same files.
+    The last valid content stays in use while the files cannot be read or are being written: half of a file may be
+    valid, and would admit callers or lock them out. A change counts once the files are at rest: the newest is older
+    than `_REST_MS`, or nothing has changed since the check before. Refreshing is not synchronized, but harmless in two
+    threads: both read the same files.
 
     Args:
         what: Name of the files in log lines and errors.
@@ -46,6 +51,7 @@ class Reread(Generic[_T]):
         self._clock = clock
         self._is_secret = secret
         self._seen, self._value = self._look()
+        self._changed: _Signature = []
         self._checked_ms = clock.monotonic_ms()
 
     @property
@@ -59,13 +65,22 @@ class Reread(Generic[_T]):
 
     def _refresh(self) -> None:
         try:
-            if self._signature() != self._seen:
+            signature = self._signature()
+            if signature == self._seen:
+                return
+            if signature == self._changed or self._is_at_rest(signature):
                 self._seen, self._value = self._look()
                 logger.info("%s read again", self._what)
+            self._changed = signature
         except (OSError, InvalidInputError) as error:
             logger.warning("%s cannot be read again", self._what, extra={"error": str(error)})
 
-    def _look(self) -> tuple[object, _T]:
+    def _is_at_rest(self, signature: _Signature) -> bool:
+        """Whether the files were last written a while ago; a clock that is wrong only costs one more check."""
+        written_ms = max(modified_ns for modified_ns, _, _ in signature) // 1_000_000
+        return self._clock.now_ms() - written_ms >= _REST_MS
+
+    def _look(self) -> tuple[_Signature, _T]:
         where = f"{self._what} {', '.join(map(str, self._paths))}"
         try:
             seen = self._signature()  # before the content, so that a change in between is detected later
@@ -78,7 +93,7 @@ class Reread(Generic[_T]):
             warn_if_readable(self._what, self._paths)
         return seen, value
 
-    def _signature(self) -> object:
+    def _signature(self) -> _Signature:
         return [(status.st_mtime_ns, status.st_size, status.st_ino) for status in map(os.stat, self._paths)]
 
 

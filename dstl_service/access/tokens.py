@@ -155,6 +155,8 @@ def parse_grants(text: str) -> Grants:
     for name, entries in document.items():
         if name not in _FIELDS or not isinstance(entries, list):
             raise InvalidInputError(f"{name!r} is not a list of tokens or certificates; the file has only these")
+    if not any(document.values()):
+        raise InvalidInputError("the file lists no token and no certificate, so nobody could send requests; add one")
     tokens = [(_digest(entry), _identity("tokens", entry)) for entry in document.get("tokens", [])]
     certificates = [_identity("certificates", entry) for entry in document.get("certificates", [])]
     if len({digest for digest, _ in tokens}) < len(tokens) or len({it.name for it in certificates}) < len(certificates):

@@ -13,8 +13,8 @@ from dstl_service.collection.tombstones import Deletions
 from dstl_service.intake.active_job import ActiveJobs
 from dstl_service.process.job_threads import RunInThread
 from dstl_service.wire import OpenedJob, OpenJob
-from storage.model import validate_name
 from storage.object_store import ObjectStore
+from storage.validation import validate_name
 
 logger = logging.getLogger("dstl_service")
 

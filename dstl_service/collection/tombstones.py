@@ -33,9 +33,9 @@ from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.lives import Lives, first_without, record_key
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, DstlError, FencedError, InvalidInputError, NotFoundError
-from storage.model import validate_name
 from storage.object_store import ObjectStore, is_readable
 from storage.stored_json import parse_json, text_of, whole_number
+from storage.validation import validate_name
 
 DELAY_S = 7 * 24 * 3600
 """Default time for which a deletion can be undone."""
@@ -229,18 +229,18 @@ class Deletions:
             CorruptDataError: The registry cannot be read.
             NotFoundError: The job is being rewound to a savepoint that was deleted.
         """
-        jobs = JobStore(self._store, tombstone.job, self._clock, self._ids)
+        job_store = JobStore(self._store, tombstone.job, self._clock, self._ids)
         while not Lives(self._store, tombstone.job).has_ended(tombstone.life):
             try:
-                jobs.open_life(tombstone.life)
+                job_store.open_life(tombstone.life)
             except NotFoundError:
                 return
             try:
-                jobs.claim(_OWNER)
+                job_store.claim(_OWNER)
             except FencedError:  # by another collector, which may die before it puts its fence
                 continue
             except (CorruptDataError, NotFoundError):  # damaged, or being deleted by another collector
-                if not jobs.has_ended():
+                if not job_store.has_ended():
                     raise
             return
 

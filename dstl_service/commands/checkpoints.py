@@ -14,8 +14,8 @@ from storage.clock import SystemIds
 
 def list_checkpoints(options: argparse.Namespace) -> int:
     """Print a job's checkpoints, oldest first, one per line, as text or JSON."""
-    _, jobs = open_job(options)
-    for manifest in jobs.completed():
+    _, job_store = open_job(options)
+    for manifest in job_store.completed():
         info = manifest.info()
         row = {
             "checkpoint": info.ref.to_text(),
@@ -31,27 +31,27 @@ def list_checkpoints(options: argparse.Namespace) -> int:
 
 def savepoints(options: argparse.Namespace) -> int:
     """Delete or create savepoints as the options say; then print all."""
-    store, jobs = open_job(options)
-    jobs.open(None)
+    store, job_store = open_job(options)
+    job_store.open(None)
     if options.delete is not None:
-        jobs.savepoints.delete(options.delete)
+        job_store.savepoints.delete(options.delete)
         record(store, "delete savepoint", options.job, savepoint=options.delete)
     if options.create is not None:
         deletions_of(store).check(options.job)
-        jobs.make_savepoint(options.create, options.checkpoint)
+        job_store.make_savepoint(options.create, options.checkpoint)
         record(store, "create savepoint", options.job, savepoint=options.create)
-    for name, manifest in jobs.savepoints.all():
+    for name, manifest in job_store.savepoints.all():
         say(f"{name}  {manifest.ref.to_text()}")
     return 0
 
 
 def set_back(options: argparse.Namespace) -> int:
     """Rewind a job to a savepoint or checkpoint with ``--write``, else report what would be done."""
-    store, jobs = open_job(options)
+    store, job_store = open_job(options)
     deletions_of(store).check(options.job)
-    jobs.open(None)
+    job_store.open(None)
     report = rewind(
-        jobs,
+        job_store,
         options.job,
         SystemIds(),
         savepoint=options.savepoint,

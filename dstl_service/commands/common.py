@@ -39,13 +39,13 @@ def open_job(options: argparse.Namespace) -> tuple[ObjectStore, JobStore]:
     """Return the storage and one job of it, which may be a deleted one; `NotFoundError` if there is no such job."""
     settings = settings_of(options)
     store = open_store(settings.storage, **settings.store_options())
-    jobs = JobStore(store, options.job, SystemClock(), SystemIds())
-    if not jobs.exists() and deletions_of(store).of(options.job) is None:
+    job_store = JobStore(store, options.job, SystemClock(), SystemIds())
+    if not job_store.exists() and deletions_of(store).of(options.job) is None:
         left = " (objects of that name exist: see `dstl fsck --rebuild`, or `dstl delete`)"
         raise NotFoundError(
             f"there is no job {options.job!r} in {settings.storage}{left if has_leftovers(store, options.job) else ''}"
         )
-    return store, jobs
+    return store, job_store
 
 
 def deletions_of(store: ObjectStore) -> Deletions:

@@ -15,8 +15,8 @@ from dstl_service.registry.job_deletion import delete_job, has_leftovers, job_na
 from dstl_service.registry.job_store import MAX_PARALLELISM_DEFAULT, JobStore
 from storage.clock import SystemClock, SystemIds
 from storage.errors import ConflictError, CorruptDataError, DstlError, NotFoundError
-from storage.model import validate_name
 from storage.open import open_store
+from storage.validation import validate_name
 
 
 def list_jobs(options: argparse.Namespace) -> int:

@@ -19,16 +19,16 @@ from storage.open import open_store
 def collect(options: argparse.Namespace) -> int:
     """Print a job's orphans and, with ``--delete``, delete them."""
     settings = settings_of(options)
-    store, jobs = open_job(options)
+    store, job_store = open_job(options)
     tombstone = deletions_of(store).of(options.job)
     if tombstone is not None:
         return _collect_deleted(options, store, tombstone)
     if options.delete:
-        jobs.open(None)  # finishes an interrupted rewind
+        job_store.open(None)  # finishes an interrupted rewind
     age_min_s = settings.gc.age_min_s if options.age_min_s is None else options.age_min_s
     report = collect_garbage(
         store,
-        jobs,
+        job_store,
         options.job,
         SystemClock(),
         age_min_ms=age_min_s * 1000,

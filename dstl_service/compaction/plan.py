@@ -23,8 +23,8 @@ from dstl_service.restore.truncation import key_groups_of_segment
 from dstl_service.wire import OperatorInfo
 from storage.errors import InvalidInputError
 from storage.key_group_sets import KeyGroups
-from storage.key_groups import key_group_range
-from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle, SegmentKind
+from storage.key_groups import KeyGroupRange, key_group_range
+from storage.model import MaterializationHandle, SegmentHandle, SegmentKind
 
 _FRESH_SHARE_MIN = 0.25
 _SEGMENTS_FACTOR = 4

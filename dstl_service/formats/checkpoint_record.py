@@ -36,7 +36,8 @@ from dstl_service.process.memory import without_collections
 from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef, CheckpointRef, CompleteRequest, OperatorInfo
 from storage.checksum import BytesLike
 from storage.errors import CorruptDataError, DstlError, InvalidInputError, NewerFormatError
-from storage.model import ChangeSetId, KeyGroupRange, MaterializationHandle, Segment, SegmentHandle, Writer
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId, MaterializationHandle, Segment, SegmentHandle, Writer
 
 FORMAT = 1
 

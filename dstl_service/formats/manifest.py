@@ -19,7 +19,8 @@ from dstl_service.formats.checksummed_json import seal, unseal
 from dstl_service.formats.under_way import NOTHING, UnderWay
 from dstl_service.wire import CheckpointInfo, CheckpointRef, OperatorInfo, StateInfo
 from storage.errors import CorruptDataError, DstlError, NewerFormatError
-from storage.model import KeyGroupRange, MaterializationHandle, SegmentEntry, SegmentHandle
+from storage.key_groups import KeyGroupRange
+from storage.model import MaterializationHandle, SegmentEntry, SegmentHandle
 from storage.stored_json import text_of, whole_number
 
 FORMAT = 1

@@ -20,8 +20,10 @@ from dstl_service.formats.checksummed_json import seal, unseal
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
 from storage.errors import CorruptDataError, DstlError, InvalidInputError, NewerFormatError, NotFoundError
-from storage.model import KeyGroupRange, MaterializationHandle, validate_name
+from storage.key_groups import KeyGroupRange
+from storage.model import MaterializationHandle
 from storage.object_store import ObjectReader
+from storage.validation import validate_name
 
 FORMAT = 1
 FILE_BYTES_MAX = 2**40

@@ -27,8 +27,9 @@ from typing import Any
 
 from dstl_service.wire import CheckpointRef, OperatorInfo, validate_operator
 from storage.errors import InvalidInputError
-from storage.key_groups import key_group_range
-from storage.model import KeyGroupRange, MaterializationHandle, validate_name
+from storage.key_groups import KeyGroupRange, key_group_range
+from storage.model import MaterializationHandle
+from storage.validation import validate_name
 
 CHECKPOINTS_MAX = 50_000
 """A snapshot under way for more checkpoints than this is dropped: no process is left to finish it."""

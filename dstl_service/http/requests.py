@@ -17,7 +17,9 @@ from dstl_service.intake.in_flight_limiter import Place
 from dstl_service.intake.intake import Intake
 from dstl_service.wire import NAME_PATTERN, ChangeSetRef
 from storage.errors import InvalidInputError
-from storage.model import NUMBER_MAX, ChangeSetId, KeyGroupRange, Segment
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId, Segment
+from storage.validation import NUMBER_MAX
 
 BODY_WAIT_S = 30.0
 """Longest wait for the next piece of a body; meanwhile the body occupies room that others need."""

@@ -20,8 +20,9 @@ from dstl_service.registry.job_store import JobStore
 from dstl_service.wire import validate_operator
 from storage.clock import Clock, IdSource
 from storage.errors import DstlError, FencedError, NotFoundError
-from storage.model import ChangeSetId, validate_name
+from storage.model import ChangeSetId
 from storage.object_store import ObjectStore
+from storage.validation import validate_name
 
 logger = logging.getLogger("dstl_service")
 

@@ -31,7 +31,8 @@ from storage.errors import (
     OverloadedError,
     UnavailableError,
 )
-from storage.model import SEGMENT_BYTES_MAX, ChangeSetId, Segment, SegmentHandle
+from storage.model import ChangeSetId, Segment, SegmentHandle
+from storage.validation import SEGMENT_BYTES_MAX
 
 NOTES_MAX = 16
 """Notes of a job that may wait to be stored; each has up to some megabytes, and reserves no room."""

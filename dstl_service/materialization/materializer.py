@@ -80,7 +80,7 @@ class Materializer:
         """Whether a snapshot is being stored."""
         return bool(self._shared.uploads)
 
-    def trusted(self, table_id: TableId, have: CheckpointRef | None) -> CheckpointRef | None:
+    def trusted(self, table_id: TableId, from_checkpoint: CheckpointRef | None) -> CheckpointRef | None:
         """
         Return the version from which a table may advance; None if it must be restored, since its files are damaged.
 
@@ -88,9 +88,11 @@ class Materializer:
         answer, the table's next snapshot shows the damage again, and is not stored either.
         """
         table = self._tables.get(table_id)
-        return have if table is None or have is None else table.trusted(have)
+        return from_checkpoint if table is None or from_checkpoint is None else table.trusted(from_checkpoint)
 
-    async def offer(self, table_id: TableId, job_store: JobStore, plan: RestorePlan, want: CheckpointRef) -> Offer:
+    async def offer(
+        self, table_id: TableId, job_store: JobStore, plan: RestorePlan, to_checkpoint: CheckpointRef
+    ) -> Offer:
         """
         Register a restore, and decide what to tell its task. Raises no `DstlError`: a restore must not fail for this.
 
@@ -98,10 +100,10 @@ class Materializer:
             table_id: The table that is restored.
             job_store: Its job.
             plan: Its restore plan.
-            want: The checkpoint to which it is restored.
+            to_checkpoint: The checkpoint to which it is restored.
         """
         try:
-            history = TableHistory.of(job_store, want)
+            history = TableHistory.of(job_store, to_checkpoint)
             table = self._tables.get(table_id)
             if table is not None and table.history != history:
                 if table.history.job_uid == history.job_uid and table.history.branch > history.branch:
@@ -114,16 +116,16 @@ class Materializer:
                 if not plan.is_full:
                     # Another process counted the log so far; from here on this one does.
                     key = (table_id.operator, table_id.key_groups)
-                    plan = await self._shared.in_thread(plan_restore, job_store, *key, None, want)
+                    plan = await self._shared.in_thread(plan_restore, job_store, *key, None, to_checkpoint)
             table.count_log(plan)
-            manifest = job_store.remembered(want)
+            manifest = job_store.remembered(to_checkpoint)
             if manifest is None:
-                manifest = await self._shared.in_thread(lambda: next(job_store.chain(want)))
+                manifest = await self._shared.in_thread(lambda: next(job_store.chain(to_checkpoint)))
             await table.follow(job_store, manifest)
             if self._shared.settings.enabled:
                 await table.look_at_foreign(manifest)
-            is_asked = table.ask(want, self._replay_bytes_per_s)
-            return Offer(is_asked, table.own.report(want) if table.own is not None else None)
+            is_asked = table.ask(to_checkpoint, self._replay_bytes_per_s)
+            return Offer(is_asked, table.own.report(to_checkpoint) if table.own is not None else None)
         except DstlError as error:
             logger.warning("materialization not considered", extra={**table_id.names, "error": str(error)})
             return Offer()

@@ -60,11 +60,11 @@ class PendingSnapshot:
         """The id under which it is announced."""
         return self.announcement.snapshot.uid
 
-    def report(self, want: CheckpointRef) -> dict[str, Any] | None:
-        """Return the report to the checkpoint after `want`, or None."""
+    def report(self, to_checkpoint: CheckpointRef) -> dict[str, Any] | None:
+        """Return the report to the checkpoint after `to_checkpoint`, or None."""
         if self.stored is not None:
             return self.stored.to_dict()
-        is_for_next = self.listed_at is None and self.announcement.base == want
+        is_for_next = self.listed_at is None and self.announcement.base == to_checkpoint
         return self.announcement.to_dict() if is_for_next else None
 
 

@@ -38,7 +38,8 @@ from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
 from storage.clock import Clock
 from storage.errors import CorruptDataError
-from storage.model import KeyGroupRange, MaterializationHandle
+from storage.key_groups import KeyGroupRange
+from storage.model import MaterializationHandle
 from storage.object_store import ObjectStore
 from storage.retry_policy import is_retryable
 

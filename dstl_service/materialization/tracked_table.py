@@ -102,10 +102,10 @@ class TrackedTable:
         """Whether a snapshot was handed over and is not being stored."""
         return self.own is not None and self.own.folder is not None and self.own.storing is None
 
-    def trusted(self, have: CheckpointRef) -> CheckpointRef | None:
-        """Return `have`; once None after a snapshot showed that the table's files are damaged."""
+    def trusted(self, from_checkpoint: CheckpointRef) -> CheckpointRef | None:
+        """Return `from_checkpoint`; once None after a snapshot showed that the table's files are damaged."""
         if not self._is_damaged:
-            return have
+            return from_checkpoint
         self._is_damaged = False
         return None
 

@@ -8,8 +8,9 @@ from itertools import islice
 
 from dstl_service.registry.lives import Lives, record_key, registry_prefixes
 from storage.errors import InvalidInputError, NotFoundError
-from storage.model import ObjectInfo, validate_name
+from storage.model import ObjectInfo
 from storage.object_store import ObjectStore
+from storage.validation import validate_name
 
 _DELETED_AT_ONCE = 1000
 _WITH_FENCES = ("/checkpoints/", "/epochs/")

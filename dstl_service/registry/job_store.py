@@ -24,8 +24,9 @@ from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum64
 from storage.clock import Clock, IdSource
 from storage.errors import ConflictError, CorruptDataError, FencedError, InvalidInputError, NotFoundError
-from storage.model import KEY_GROUP_MAX, ObjectInfo
+from storage.model import ObjectInfo
 from storage.object_store import ObjectStore, exists
+from storage.validation import KEY_GROUP_MAX
 
 MAX_PARALLELISM_DEFAULT = 128
 _SWEPT_HINT = "swept"

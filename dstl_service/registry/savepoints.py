@@ -36,8 +36,8 @@ from dstl_service.registry.lives import LifeFolder
 from dstl_service.registry.savepoint_register import PIN, SavepointRegister, savepoint_objects
 from dstl_service.wire import CheckpointRef
 from storage.errors import ConflictError, CorruptDataError, NotFoundError, UnavailableError
-from storage.model import validate_name
 from storage.object_store import ObjectStore, is_readable
+from storage.validation import validate_name
 
 _LOOKS_MAX = 5
 
@@ -69,7 +69,7 @@ class SavepointStore:
         other.
 
         Args:
-            name: See `storage.model.validate_name`.
+            name: See `storage.validation.validate_name`.
             manifest: The checkpoint's own.
             before: The state of its base; None for a complete manifest and for a job's first.
             call_uid: Names this call, and its pin; 32 characters of [0-9a-f].

@@ -199,9 +199,9 @@ def _write(
     if registry.uid is None:
         store.put(registry.record_key, encode_job(uid, max_parallelism), if_absent=True)
     # Like any new owner: fences drivers that may still run, and proves that the registry is readable again.
-    jobs = JobStore(store, job, clock, ids)
-    jobs.open(None)
-    report.epoch, latest = jobs.claim("fsck --rebuild")
+    job_store = JobStore(store, job, clock, ids)
+    job_store.open(None)
+    report.epoch, latest = job_store.claim("fsck --rebuild")
     if latest is None or latest.ref.to_text() != report.checkpoint:
         raise ConflictError(f"another process wrote to job {job!r} during the rebuild; repeat it", job=job)
     report.is_written = True

@@ -23,7 +23,8 @@ from dstl_service.wire import CheckpointRef
 from storage.checksum import BytesLike
 from storage.errors import NotFoundError
 from storage.key_group_sets import KeyGroups
-from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle
+from storage.key_groups import KeyGroupRange
+from storage.model import MaterializationHandle, SegmentHandle
 from storage.object_store import ObjectReader
 from storage.segment_reader import read_segments
 
@@ -71,18 +72,22 @@ SnapshotStream: TypeAlias = Iterator[
 
 
 def plan_restore(
-    job_store: JobStore, operator: str, key_groups: KeyGroupRange, have: CheckpointRef | None, want: CheckpointRef
+    job_store: JobStore,
+    operator: str,
+    key_groups: KeyGroupRange,
+    from_checkpoint: CheckpointRef | None,
+    to_checkpoint: CheckpointRef,
 ) -> RestorePlan:
     """
-    Plan the restore of a table from `have` (None: empty) to `want`.
+    Plan the restore of a table from `from_checkpoint` (None: empty) to `to_checkpoint`.
 
     Raises:
-        NotFoundError: `want` does not exist.
+        NotFoundError: `to_checkpoint` does not exist.
         CorruptDataError: A manifest of the chain cannot be read.
     """
     newest_first: list[Manifest] = []
     complete_at: int | None = None
-    chain = job_store.chain(want)
+    chain = job_store.chain(to_checkpoint)
     while True:
         try:
             manifest = next(chain, None)
@@ -92,13 +97,13 @@ def plan_restore(
             break  # the table is older than the stored part of the chain
         if manifest is None:
             break
-        if have is not None and manifest.ref == have:
+        if from_checkpoint is not None and manifest.ref == from_checkpoint:
             handles = [handle for step in reversed(newest_first) for handle in step.segments]
             return RestorePlan(False, key_groups, select_handles(handles, operator, key_groups))
         newest_first.append(manifest)
         if complete_at is None and manifest.starts_chain:
             complete_at = len(newest_first)
-        if complete_at is not None and (have is None or manifest.id <= have.id):
+        if complete_at is not None and (from_checkpoint is None or manifest.id <= from_checkpoint.id):
             break
     state = state_up_to(newest_first[:complete_at])
     snapshots = [handle for handle in state.materializations if handle.operator == operator]
@@ -113,11 +118,15 @@ def plan_restore(
 
 
 def plan_step(
-    job_store: JobStore, operator: str, key_groups: KeyGroupRange, have: CheckpointRef | None, want: CheckpointRef
+    job_store: JobStore,
+    operator: str,
+    key_groups: KeyGroupRange,
+    from_checkpoint: CheckpointRef | None,
+    to_checkpoint: CheckpointRef,
 ) -> RestorePlan | None:
-    """Return the plan for a table at the base of `want`, the usual case; None if not, or not cached. Never blocks."""
-    manifest = job_store.remembered(want) if have is not None else None
-    if manifest is None or manifest.base != have or manifest.is_fence:
+    """Return the plan for a table at the base of `to_checkpoint`; None if it is not, or not cached. Never blocks."""
+    manifest = job_store.remembered(to_checkpoint) if from_checkpoint is not None else None
+    if manifest is None or manifest.base != from_checkpoint or manifest.is_fence:
         return None
     return RestorePlan(False, key_groups, select_handles(manifest.segments, operator, key_groups))
 

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Sequence
 
 from dstl_service.formats.manifest import StateView
 from storage.key_group_sets import KeyGroups, within, without, without_all
-from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle, SegmentKind
+from storage.key_groups import KeyGroupRange
+from storage.model import MaterializationHandle, SegmentHandle, SegmentKind
 
 
 def truncate(view: StateView, made: Iterable[MaterializationHandle]) -> StateView:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias
 
 from storage.errors import InvalidInputError
-from storage.model import KEY_GROUP_MAX, NAME_CHARS_MAX, NUMBER_MAX, validate_name
+from storage.validation import KEY_GROUP_MAX, NAME_CHARS_MAX, NUMBER_MAX, validate_name
 
 NOTE_OPERATOR = "_note"
 """

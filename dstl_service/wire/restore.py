@@ -18,7 +18,7 @@ from dstl_service.wire.frames import encode_frame
 from storage.checksum import BytesLike
 from storage.errors import CorruptDataError, DstlError, error_from_dict
 from storage.key_group_sets import KeyGroups, to_pairs
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 
 @dataclass(frozen=True, slots=True)

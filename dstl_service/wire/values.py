@@ -19,7 +19,9 @@ from dstl_service.wire.limits import (
     Url,
 )
 from storage.errors import InvalidInputError
-from storage.model import NUMBER_MAX, ChangeSetId, KeyGroupRange, Writer
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId, Writer
+from storage.validation import NUMBER_MAX
 
 _REF = re.compile(r"([0-9]{1,19})\.([0-9]{1,18})\.([0-9A-Za-z_-]{1,64})")
 

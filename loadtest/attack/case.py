@@ -12,7 +12,7 @@ from loadtest.attack.target import State
 
 
 class Target(Protocol):
-    """What is looked at while a case runs and behind it: an `Attacked` service, which has the documentation."""
+    """The observed target, during a case and after it: an `Attacked` service, which has the documentation."""
 
     def begin(self) -> None: ...
     def answers(self, within_s: float) -> bool: ...
@@ -23,7 +23,7 @@ class Target(Protocol):
 RSS_GROWTH_MAX = 96 << 20
 """Memory that a case may cost the service; more than it may hold for requests in progress."""
 NEIGHBOUR_MS_MAX = 5_000.0
-"""How long a batch of another job may take meanwhile."""
+"""Longest duration of another job's batch meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

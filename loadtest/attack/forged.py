@@ -127,7 +127,7 @@ def _handles() -> dict[str, _Attack]:
         "set of this service that it never had": lambda job: refused(
             job.complete([job.ref(service_id=_service_id(job.target))])
         ),
-        "snapshot that is none": lambda job: no_bug(job.complete([], materializations=[{"a": 1}])),
+        "invalid snapshot": lambda job: no_bug(job.complete([], materializations=[{"a": 1}])),
         "base of another job": lambda job: refused(job.complete([], base=_neighbours_checkpoint(job))),
         "base that is not there": lambda job: refused(job.complete([], base={"id": 7, "generation": 0, "uid": "x"})),
         "peer at port 99999": lambda job: refused(job.complete([job.ref(service_url="http://127.0.0.1:99999")])),

@@ -162,7 +162,7 @@ def _token_case(name: str, path: str) -> Case:
             answer = job.post(path, body)
             if any(TOKEN.encode() in data for data in peer.got):
                 return "the token was sent to a stranger"
-            return "the stranger's answer was handed on" if _MARK in answer.data else None
+            return "the stranger's answer was passed on" if _MARK in answer.data else None
 
     return Case(_GROUP, name, run, known=("forged",))
 
@@ -194,7 +194,7 @@ def _behaviours(*, is_known: bool) -> list[Case]:
         _asking("peer that never answers, 40 sets", 1, 40, is_known=is_known),
         _asking("peers that never answer, 16", 16, 1, is_known=is_known),
         _asking("peers that never answer, 24 with 3 sets each", 24, 3, is_known=is_known),
-        _asking("peer that sends a byte a moment", 4, 2, _drip, is_known=is_known),
+        _asking("peer that sends single bytes", 4, 2, _drip, is_known=is_known),
         _asking("peer that sends 250 MB", 2, 2, _flood, is_known=is_known),
         _asking("peer whose head never ends", 2, 2, _headers_for_ever, is_known=is_known),
         _asking("peer that resets", 8, 2, _reset, is_known=is_known),

@@ -29,7 +29,7 @@ from dstl_service.wire import LogTarget
 from loadtest.attack.raw import Address, Answer, ask, request
 from storage.checksum import checksum64
 from storage.errors import DstlError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from tools.servers.programs import ServerError, end_process
 
 NEIGHBOUR = "neighbour"

@@ -28,7 +28,7 @@ def _closed_socket(_: Attacked) -> str | None:
 
 
 def _opened_socket(_: Attacked) -> str | None:
-    """Even if the socket's mode admits another user, the kernel tells whose process it is."""
+    """Even if the socket's mode admits another user, the kernel reports whose process it is."""
     with folder_of(mode=0o755) as folder, service_on(folder / "s"):
         (folder / "s").chmod(0o777)
         said = as_nobody(CALL, str(folder / "s"))

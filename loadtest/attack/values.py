@@ -77,8 +77,8 @@ _PATHS: dict[str, tuple[str, str]] = {
         "GET",
         f"/v1/jobs/neighbour/restore?operator=op&first_key_group=0&last_key_group=1&to={_DIGITS}.0.a",
     ),
-    "version that is none": ("GET", "/v1/jobs/neighbour/restore?operator=op&first_key_group=0&last_key_group=1&to=1.1"),
-    "flag that is none": ("POST", "/v1/jobs/neighbour/garbage-collection?dry_run=perhaps"),
+    "invalid version": ("GET", "/v1/jobs/neighbour/restore?operator=op&first_key_group=0&last_key_group=1&to=1.1"),
+    "invalid flag": ("POST", "/v1/jobs/neighbour/garbage-collection?dry_run=perhaps"),
 }
 
 

@@ -34,8 +34,7 @@ from loadtest.chaos.rewinding import Fate, Rewinding
 from storage.change_set import encode_change_set
 from storage.checksum import checksum64
 from storage.errors import ConflictError, CorruptDataError, FencedError, LostChangesError, UnavailableError
-from storage.key_groups import key_group_range
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange, key_group_range
 
 PATIENCE_S = 8.0
 """Timeout of one request, shorter than a hang of the service."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from storage.change_set import decode_change_set
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 OPERATORS = ("counts", "joins")
 MAX_PARALLELISM = 128

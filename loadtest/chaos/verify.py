@@ -23,7 +23,7 @@ from loadtest.chaos.model import MAX_PARALLELISM, OPERATORS, Table, apply
 from storage.change_set import decode_change_set
 from storage.clock import SystemClock, SystemIds
 from storage.errors import DstlError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from storage.object_store import ObjectStore
 from storage.segment_reader import read_segments
 
@@ -61,9 +61,9 @@ def verify(storage: str, store: ObjectStore, driver: Driver, findings: Findings)
     clock = SystemClock()
 
     def opened() -> JobStore:
-        jobs = JobStore(store, driver.job, clock, SystemIds())
-        jobs.open(None)
-        return jobs
+        job_store = JobStore(store, driver.job, clock, SystemIds())
+        job_store.open(None)
+        return job_store
 
     _compare(store, opened(), driver, findings, newest_only=1)  # subsumed ones may be incomplete
     findings.collected += len(collect_garbage(store, opened(), driver.job, clock, age_min_ms=0).orphans)

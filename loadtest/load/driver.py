@@ -18,7 +18,7 @@ from dstl_service.wire import OperatorInfo
 from loadtest.load.hosts import ATTEMPTS_PER_TASK, OPERATOR, Batch, Record, SimulatedHost, TaskResult, measured
 from loadtest.load.settings import LoadSettings
 from loadtest.load.workload import SimulatedTable, WrongDataError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 RESTART_EVERY = 100
 """After this many checkpoints the driver restarts: it takes the job over with a higher epoch."""

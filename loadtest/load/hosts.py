@@ -23,8 +23,7 @@ from loadtest.load.workload import Changes, PlannedSet, SimulatedTable, TaskPlan
 from storage.change_set import decode_change_set
 from storage.checksum import checksum64
 from storage.errors import error_from_dict
-from storage.key_groups import key_group_range
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange, key_group_range
 
 OPERATOR = "load"
 ATTEMPTS_PER_TASK = 2

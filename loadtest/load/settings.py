@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from storage.errors import InvalidInputError
-from storage.model import KEY_GROUP_MAX
+from storage.validation import KEY_GROUP_MAX
 
 MAX_PARALLELISM_MIN = 128
 """Minimum number of the job's key groups."""

@@ -26,8 +26,7 @@ from backend_client.service.log_writer import LogWriter
 from backend_client.service.restore import advance_to_base
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef, LogTarget, OperatorInfo
-from storage.key_groups import key_group_range
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange, key_group_range
 from tools.reporting.figures import Figure, Goal
 from tools.servers.service_process import ServiceProcess
 

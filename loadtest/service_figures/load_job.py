@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from backend_client.service.client import ServiceClient
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget
 from storage.checksum import checksum64
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 OPERATOR = "op"
 KEY_GROUPS = KeyGroupRange(0, 127)

@@ -16,7 +16,7 @@ from typing import Any
 from backend_client.service.client import ServiceClient
 from dstl_service.wire import CheckpointRef, CompleteRequest, LogTarget, OpenJob, OperatorInfo
 from storage.checksum import checksum64
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from tools.reporting.figures import Figure, Goal, percentile
 from tools.servers.s3_server import S3Server
 from tools.servers.service_process import ServiceProcess

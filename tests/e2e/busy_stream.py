@@ -1,4 +1,4 @@
-"""A stream whose batches come without a pause, through a program on Spark's own operators and through one on ours."""
+"""A stream whose batches arrive without a pause, run on Spark's own operators and on this backend."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ DELAY = "1 second"
 
 BATCHES = (
     "a5 b6 a8 a11",
-    "a7 a12 a12 a20",  # the first one is late by the watermark that its own batch has, and not by the one before
-    "a9 b11 a15 a30",  # so are the second and the third one; the first one is late by both
+    "a7 a12 a12 a20",  # the first row is late by its own batch's watermark, not by the previous one
+    "a9 b11 a15 a30",  # so are the second and the third row; the first one is late by both
     "b41",
 )
-"""Rows of each batch: a key, and a second."""
+"""Rows of each batch: a key and a second."""
 
 
 class Waiting(StatefulProcessor):
-    """Keeps the seconds of its rows; says which they are with the rows, and when a timer fires that each one sets."""
+    """Keeps the seconds of its rows; yields them with the rows, and when each one's timer fires."""
 
     def __init__(self, time_mode: str) -> None:
         self.by_clock = time_mode == "ProcessingTime"
@@ -64,7 +64,7 @@ def run_both(
     ours: Callable[[DataFrame], Any],
     settings: Mapping[str, str] | None = None,
 ) -> tuple[Collected, Collected]:
-    """Return what both programs put out of `BATCHES`, batch by batch."""
+    """Return the output of both programs for `BATCHES`, batch by batch."""
     feed = Feed(folder / "input")
     for batch in BATCHES:
         rows = ((name[0], datetime.fromtimestamp(START_S + int(name[1:]), UTC)) for name in batch.split())
@@ -87,7 +87,7 @@ def run_both(
 
 
 def waits(time_mode: str) -> Callable[[DataFrame], Any]:
-    """Return a program that is the same on both."""
+    """Return a program that is the same for both."""
 
     def build(stream: DataFrame) -> Any:
         return stream.groupBy("k").transformWithState(Waiting(time_mode), OUTPUT, "Append", time_mode)

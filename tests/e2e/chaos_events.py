@@ -1,4 +1,4 @@
-"""What happens to the processes of the chaos test: one function an event, each says whether it met what it was for."""
+"""Events of the chaos test: one function for each; it returns whether the event met its target."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.sidecars import sidecars_of
 from tests.waiting import wait_until
 
 HANG_S = 20.0
-"""Longer than the time-outs of the program: Spark's are 10 s, and a task asks its sidecar for 8 s."""
+"""Longer than the program's time-outs: Spark's are 10 s, and a task waits for its sidecar for 8 s."""
 _SET_BACK_TIMEOUT_S = 300.0
 
 
@@ -42,7 +42,7 @@ class Program:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
             "SPARK_WORKER_DIR": str(folder / "work"),
-            # A folder with a `sitecustomize` comes first: sidecars get a clock that the test sets.
+            # A folder with a `sitecustomize` comes first: the test sets the sidecars' clock.
             "PYTHONPATH": os.pathsep.join([str(root / "tests" / "e2e" / "wrong_clock"), str(root)]),
             "DSTL_TEST_CLOCK": str(clock.path),
         }
@@ -53,7 +53,7 @@ class Program:
         self.descendants: set[psutil.Process] = set()
 
     def find(self, kind: str) -> list[psutil.Process]:
-        """Return the processes of a kind that run now."""
+        """Return the running processes of a kind."""
         with suppress(psutil.NoSuchProcess):
             self.descendants |= set(psutil.Process(self.process.pid).children(recursive=True))
         found = []
@@ -69,9 +69,9 @@ class Program:
         return found
 
     def kill_driver(self) -> None:
-        """Kill the driver's two processes; executors are left to notice."""
+        """Kill the driver's two processes; executors must notice it themselves."""
         jvms = self.find("jvm")
-        self.find("executor")  # remember them, to clean up at the very end
+        self.find("executor")  # remembered for the final cleanup
         self.process.kill()
         for jvm in jvms:
             with suppress(psutil.NoSuchProcess):
@@ -93,7 +93,7 @@ class Program:
 
 @dataclass
 class Scene:
-    """What the events act upon; `programs` ends with the one that runs."""
+    """The processes that events act upon; the last of `programs` is running."""
 
     folder: Path
     storage: str
@@ -105,15 +105,15 @@ class Scene:
 
     @property
     def program(self) -> Program:
-        """The program that runs."""
+        """The running program."""
         return self.programs[-1]
 
     def start(self) -> None:
-        """Start the program; it goes on with the first job that is not done."""
+        """Start the program; it continues with the first unfinished job."""
         self.programs.append(Program(self.folder, self.storage, self.local_dir, self.jobs, self.clock))
 
     def done(self, job: str) -> Path:
-        """The file that tells that a job came to its end."""
+        """The file that marks a finished job."""
         return self.folder / job / "done"
 
 
@@ -135,7 +135,7 @@ def kill_sidecar(scene: Scene, job: str) -> bool:
 
 
 def hang_executor(scene: Scene, job: str) -> bool:
-    """Suspend an executor until Spark has given it up, and let it go on."""
+    """Suspend an executor until Spark has given it up, then resume it."""
     process = _signal_one("executor", scene, signal.SIGSTOP)
     time.sleep(HANG_S if process is not None else 0)
     with suppress(psutil.NoSuchProcess):
@@ -145,7 +145,7 @@ def hang_executor(scene: Scene, job: str) -> bool:
 
 
 def hang_sidecar(scene: Scene, job: str) -> bool:
-    """Suspend the sidecar until tasks have given it up, and let it go on."""
+    """Suspend the sidecar until tasks have given it up, then resume it."""
     stopped = _signal_sidecars(scene, signal.SIGSTOP)
     time.sleep(HANG_S if stopped else 0)
     for pid in stopped:
@@ -155,13 +155,13 @@ def hang_sidecar(scene: Scene, job: str) -> bool:
 
 
 def move_clock(scene: Scene, job: str) -> bool:
-    """Set the sidecar's clock an hour ahead or back; it stays so."""
+    """Set the sidecar's clock an hour ahead or back, permanently."""
     scene.clock.jump_to(scene.chance.choice((-HOUR_MS, HOUR_MS)))
     return True
 
 
 def set_back(scene: Scene, job: str) -> bool:
-    """Set the job back by a checkpoint while its query runs, which is fenced by that, and start the program again."""
+    """Set the job back by a checkpoint while its query runs, which fences the query, and restart the program."""
     target: list[int] = []
 
     def has_target() -> bool:
@@ -177,7 +177,7 @@ def set_back(scene: Scene, job: str) -> bool:
     command += ["--checkpoint", str(target[0]), "--write", job]
     result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_SET_BACK_TIMEOUT_S)
     (scene.folder / job / "met").touch()
-    # The query may have ended while the job was set back, or found out that it is fenced, or both.
+    # The query may have ended while the job was set back, or have been fenced, or both.
     wait_until(
         lambda: scene.program.process.poll() is not None or scene.done(job).exists(),
         _SET_BACK_TIMEOUT_S,
@@ -199,11 +199,11 @@ EVENTS: dict[str, Callable[[Scene, str], bool]] = {
     "sidecar's clock moved": move_clock,
     "job set back": set_back,
 }
-"""What happens to a running job, by name; a function returns whether it did."""
+"""Events for a running job, by name; a function returns whether its event took place."""
 
 
 def wait_for(program: Program, marker: Path) -> None:
-    """Wait until the program has made `marker`; fail with its log if it ends before."""
+    """Wait until the program has made `marker`; fail with its log if it ends first."""
 
     def made() -> bool:
         if marker.exists():
@@ -216,7 +216,7 @@ def wait_for(program: Program, marker: Path) -> None:
 
 
 def _without_frames(log: str) -> str:
-    """Drop the JVM's stack frames: a session that ends writes hundreds of them behind what has failed."""
+    """Drop the JVM's stack frames: a session that ends writes hundreds of them after the actual error."""
     return "\n".join(line for line in log.splitlines() if not line.lstrip().startswith(("at ", "... ")))
 
 

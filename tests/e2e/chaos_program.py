@@ -1,9 +1,9 @@
 """
 The program that the chaos test kills: runs small jobs one after the other on a cluster of separate executors.
 
-Started again, it goes on with the job in which it died. Output is one file per batch, replaced as a whole; the file
-``<job>/done`` tells that a job came to its end, ``<job>/started`` that its query runs. From the batch on that
-``<job>/hold`` names, a job waits until ``<job>/met`` is there: so its event meets it however fast the machine is.
+After a restart it continues with the interrupted job. Output is one file per batch, replaced as a whole; the file
+``<job>/done`` marks a finished job, ``<job>/started`` a running query. From the batch that ``<job>/hold`` names, a job
+waits until ``<job>/met`` exists, so its event meets it however fast the machine is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.task.maxFailures", "8")
         .config("spark.deploy.maxExecutorRetries", "-1")
-        # A process that hangs is given up within seconds.
+        # A hanging process is given up within seconds.
         .config("spark.executor.heartbeatInterval", "1s")
         .config("spark.network.timeout", "10s")
         .config("spark.network.timeoutInterval", "2s")

@@ -1,4 +1,4 @@
-"""The driver of the cluster tests: one query over all input that is there; its figures go to a file."""
+"""The driver of the cluster tests: one query over all existing input, with its figures written to a file."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def main() -> None:
         .config("spark.executor.memory", "700m")
         .config("spark.executor.cores", "1")
         .config("spark.shuffle.reduceLocality.enabled", "false")
-        .config("spark.locality.wait", "60s")  # however long a task takes, its executor has the next one's table
-        .config("spark.cores.max", "2")  # of both workers; without it Spark expects none, and waits for none
+        .config("spark.locality.wait", "60s")  # however long a task takes, its executor has the next task's table
+        .config("spark.cores.max", "2")  # for both workers; by default Spark expects none, and waits for none
         .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
         .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "60s")
         .config("spark.sql.shuffle.partitions", "2")
@@ -48,7 +48,7 @@ def main() -> None:
         collected(batch, batch_id)
 
     run_to_end(totals.writeStream, options.folder / "chk", function)
-    assert not any(sessions), "a batch must be of its query's own session: what is set there is nobody else's"
+    assert not any(sessions), "a batch must belong to its query's own session, whose settings are its own"
     result = {"batches": collected.batches, "progress": [asdict(progress) for progress in backend.recent_progress]}
     (options.folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""One Spark session for the tests that run in this process, and backends whose sidecars are stopped by their pid."""
+"""One Spark session for the tests in this process, and backends whose sidecars are stopped by their pid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from backend_client import ChangelogStateBackend
 from tests.sidecars import end_sidecars
 
-# By default a table is materialized at a random time, and tests count objects. Who wants it switches it on again.
+# By default a table is materialized at a random time, but tests count objects. A test that needs it enables it.
 os.environ.setdefault("DSTL_MATERIALIZATION_ENABLED", "false")
 
 _used_folders: list[Path] = []
@@ -40,20 +40,20 @@ def spark() -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
-    for folder in _used_folders:  # a task that outlived its test starts a sidecar again
+    for folder in _used_folders:  # a task that outlived its test may restart a sidecar
         _stop_sidecars(folder)
 
 
 @pytest.fixture
 def local_dir() -> Iterator[Path]:
-    """A folder with a path short enough for a Unix socket; the sidecars that started there are stopped."""
+    """A folder with a path short enough for a Unix socket; sidecars started there are stopped."""
     with folder_of_sidecars() as folder:
         yield folder
 
 
 @contextmanager
 def folder_of_sidecars() -> Iterator[Path]:
-    """Give such a folder."""
+    """Yield such a folder."""
     folder = Path(tempfile.mkdtemp(prefix="dstl-"))
     _used_folders.append(folder)
     try:
@@ -69,7 +69,7 @@ def _stop_sidecars(folder: Path) -> None:
 
 @pytest.fixture
 def make_backend(tmp_path: Path, local_dir: Path) -> Callable[..., ChangelogStateBackend]:
-    """Make backends on one storage folder of the test."""
+    """Return a function that makes backends on one storage folder of the test."""
 
     def make(job: str = "job", storage: str | None = None, **options: Any) -> ChangelogStateBackend:
         url = storage or f"file://{tmp_path / 'store'}"
@@ -79,7 +79,7 @@ def make_backend(tmp_path: Path, local_dir: Path) -> Callable[..., ChangelogStat
 
 
 def stop(pid: int) -> None:
-    """End a process that a test started, whatever it is doing."""
+    """End a process that a test started, whatever its state."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -88,6 +88,6 @@ def stop(pid: int) -> None:
 
 @pytest.fixture
 def always_materialized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the sidecar that starts itself ask for a snapshot whenever something was logged."""
+    """Make an embedded sidecar request a snapshot whenever changes were logged."""
     for name, value in (("ENABLED", "true"), ("INTERVAL_S", "1"), ("LOG_RATIO", "0"), ("LOG_FLOOR_BYTES", "1")):
         monkeypatch.setenv(f"DSTL_MATERIALIZATION_{name}", value)

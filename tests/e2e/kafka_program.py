@@ -1,5 +1,5 @@
 """
-The driver of the Kafka test: a job from one topic to another, up to what is there, or killed in the middle of a batch.
+The driver of the Kafka test: a job between two topics that reads all existing rows, or dies within a batch.
 
 ``--die-in-batch`` kills the process when the batch's rows are in Kafka and its checkpoint does not exist yet.
 """
@@ -62,14 +62,14 @@ def main() -> None:
 
 
 def produce(spark: SparkSession, servers: str, rows: list[tuple[str | None, float]]) -> None:
-    """Append rows to the input's topic; those of a key stay in order, for they go to one partition."""
+    """Append rows to the input's topic; a key's rows stay in order, because they go to one partition."""
     messages = [(json.dumps({"k": k, "v": v}), len(k or "") % PARTITIONS) for k, v in rows]
     frame = spark.createDataFrame(messages, "value string, partition int").coalesce(1)
     frame.write.format("kafka").options(**{"kafka.bootstrap.servers": servers, "topic": "in"}).save()
 
 
 def die_before_checkpoint(batch_id: int) -> None:
-    """Let this process die when it is to complete a checkpoint."""
+    """Kill this process when it is about to complete a checkpoint."""
     complete = JobSession.complete
 
     def dying(self: JobSession, checkpoint_id: int, plan: Any) -> Any:
@@ -81,7 +81,7 @@ def die_before_checkpoint(batch_id: int) -> None:
 
 
 def run(spark: SparkSession, options: argparse.Namespace) -> None:
-    """Run the job over all that is in its topic."""
+    """Run the job over all rows in its topic."""
     stream = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", options.servers)

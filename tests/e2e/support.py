@@ -1,4 +1,4 @@
-"""What the tests of the whole system share: a small stream of rows, a processor, and a look into stored state."""
+"""Shared helpers of the end-to-end tests: a small stream of rows, a processor, and access to stored state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from dstl_service.wire import FileFrame
 from storage.change_set import decode_change_set
 from storage.clock import SystemClock, SystemIds
 from storage.key_group_sets import KeyGroups
-from storage.model import KeyGroupRange, MaterializationHandle
+from storage.key_groups import KeyGroupRange
+from storage.model import MaterializationHandle
 from storage.object_store import ObjectStore
 from storage.open import open_store
 from tests.waiting import wait_until
@@ -40,7 +41,7 @@ ALL_KEY_GROUPS = KeyGroupRange(0, 32767)
 
 
 class Totals(StatefulProcessor):
-    """Counts and sums the rows of each key, over all batches; `pause_s` makes each key take a while."""
+    """Counts and sums the rows of each key, over all batches; `pause_s` delays each key."""
 
     def __init__(self, pause_s: float = 0.0) -> None:
         self.pause_s = pause_s
@@ -71,19 +72,19 @@ def write_input(folder: Path, files: Files) -> None:
 
 
 def random_input(seed: int, batches: int, rows: int, keys: int) -> list[list[tuple[str | None, float]]]:
-    """Return rows per batch; one key is null, and values are whole numbers, so that sums are exact in any order."""
+    """Return rows per batch; one key is null, and values are integers, so that sums are exact in any order."""
     chance = random.Random(seed)
     names: list[str | None] = [None, *(f"key-{number}" for number in range(keys - 1))]
     return [[(chance.choice(names), float(chance.randrange(1000))) for _ in range(rows)] for _ in range(batches)]
 
 
 def read_input(spark: SparkSession, folder: Path, schema: str = INPUT) -> DataFrame:
-    """Return the stream of the files, one file a batch."""
+    """Return the stream of the files, one file per batch."""
     return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(folder))
 
 
 class Collected:
-    """A user's function that keeps each batch's rows by batch id, as an idempotent sink would."""
+    """A user's function that keeps each batch's rows by batch id, like an idempotent sink."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[tuple[Any, ...]]] = {}
@@ -94,9 +95,9 @@ class Collected:
 
 class WhenStored(Collected):
     """
-    Collects rows, and lets no batch end before the snapshots of the one before are stored: the next one names them.
+    Collects rows, and delays the end of each batch until the previous one's snapshots are stored.
 
-    They are stored from the first restore on that sees them listed by a checkpoint.
+    The next checkpoint then names them. They are stored from the first restore that finds them listed by a checkpoint.
     """
 
     def __init__(self, local_dir: Path) -> None:
@@ -111,7 +112,7 @@ class WhenStored(Collected):
 
 
 def run_to_end(writer: Any, location: Path, function: Callable[[DataFrame, int], object]) -> StreamingQuery:
-    """Run a query over all input that is there; raise its error."""
+    """Run a query over all existing input; raise its error."""
     started = writer.option("checkpointLocation", str(location)).trigger(availableNow=True).foreachBatch(function)
     query: StreamingQuery = started.start()
     try:
@@ -122,7 +123,7 @@ def run_to_end(writer: Any, location: Path, function: Callable[[DataFrame, int],
 
 
 def expected_output(files: Files) -> dict[int, list[tuple[Any, ...]]]:
-    """Return what `Totals` yields, batch by batch, computed in plain Python."""
+    """Return the output of `Totals`, batch by batch, computed in plain Python."""
     totals: dict[str | None, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
     batches = {}
     for batch_id, rows in enumerate(files):
@@ -134,7 +135,7 @@ def expected_output(files: Files) -> dict[int, list[tuple[Any, ...]]]:
 
 
 def expected_state(files: Files) -> list[tuple[Any, ...]]:
-    """Return all values that `Totals` leaves behind, sorted."""
+    """Return all values that `Totals` stores, sorted."""
     last: dict[Any, tuple[Any, ...]] = {}
     for rows in expected_output(files).values():
         for key, *value in rows:
@@ -143,13 +144,13 @@ def expected_state(files: Files) -> list[tuple[Any, ...]]:
 
 
 def materializations(url: str, job: str = "job") -> tuple[MaterializationHandle, ...]:
-    """Return what the newest checkpoint's state has."""
+    """Return the materializations in the newest checkpoint's state."""
     jobs = JobStore(open_store(url), job, SystemClock(), SystemIds())
     return jobs.state(list(jobs.completed())[-1].ref).materializations
 
 
 def stored_state(url: str | ObjectStore, job: str, operator: str) -> dict[bytes, bytes]:
-    """Read an operator's whole state from what the newest checkpoint names: key of the table to value."""
+    """Read an operator's whole state from the newest checkpoint: table key to value."""
     store = open_store(url) if isinstance(url, str) else url
     jobs = JobStore(store, job, SystemClock(), SystemIds())
     plan = plan_restore(jobs, operator, ALL_KEY_GROUPS, None, list(jobs.completed())[-1].ref)

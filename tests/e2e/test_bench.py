@@ -13,7 +13,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_line_is_measured_on_both_sides(tmp_path: Path) -> None:
-    """A line gives two medians and their ratio with its goal, in the report and on the terminal."""
+    """A line has two medians and their ratio with its goal, in the report and on the terminal."""
     command = [sys.executable, "-m", "loadtest.bench", "--only", "columnar", "--short"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -27,7 +27,7 @@ def test_line_is_measured_on_both_sides(tmp_path: Path) -> None:
 
 
 def test_unknown_line_is_refused(tmp_path: Path) -> None:
-    """A name that there is not ends the run at once, and says which ones there are."""
+    """An unknown name ends the run at once with the list of valid names."""
     command = [sys.executable, "-m", "loadtest.bench", "--only", "nothing"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_stages_fill_and_measure() -> None:
-    """Each size is reached by batches of new keys, and measured by batches of known ones; batches follow each other."""
+    """Batches of new keys fill each size, and batches of known keys measure it; batch numbers are consecutive."""
     assert stages((100, 500), rows=200, measured=7) == [
         Stage(0, 1, 0, 100, 100),
         Stage(1, 7, 0, 0, 100),
@@ -23,7 +23,7 @@ def test_stages_fill_and_measure() -> None:
 
 
 def test_curve_has_a_point_per_size(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows per second at each size, and the share that the largest keeps, with its goal."""
+    """The report has rows per second at each size, and the share that the largest size keeps, with its goal."""
     monkeypatch.chdir(tmp_path)
     figures = growth(spark, tmp_path / "growth", (200, 1000), rows=400, touched=200, measured=3)
 
@@ -36,7 +36,7 @@ def test_curve_has_a_point_per_size(spark: SparkSession, tmp_path: Path, monkeyp
 
 
 def test_memory_of_a_large_batch_is_measured(spark: SparkSession, tmp_path: Path) -> None:
-    """All rows come through one worker, the large key's in one call, within the bound."""
+    """All rows pass through one worker, the large key's in one call, within the memory bound."""
     figures = memory(spark, tmp_path, rows=50_000, key_rows=10_000)
 
     assert [figure.holds for figure in figures] == [True, True, True]

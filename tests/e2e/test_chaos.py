@@ -2,10 +2,10 @@
 Exactly-once state and output while processes die, hang or get a wrong clock (I2, I4, I7, I12, I14, I18).
 
 Steps: small jobs run one after the other on a cluster of real executor processes, and one event meets each at a random
-moment: the driver (Python and JVM, its executors left to find out), an executor, a Python worker or the sidecar is
-killed with SIGKILL; an executor or the sidecar hangs (SIGSTOP) for longer than every time-out and goes on; the
-sidecar's clock moves by an hour; the job is set back while its query runs. What has to start again does. At the end
-every job's output, batch by batch, and its stored state are compared with those of an undisturbed computation.
+moment: the driver (Python and JVM, with its executors left alive), an executor, a Python worker or the sidecar is
+killed with SIGKILL; an executor or the sidecar hangs (SIGSTOP) for longer than every time-out and resumes; the
+sidecar's clock moves by an hour; the job is set back while its query runs. Ended processes are started again. At the
+end every job's output, batch by batch, and its stored state are compared with those of an undisturbed computation.
 
 A failure means that a change was lost, counted twice, or taken from an attempt that Spark did not accept.
 DSTL_CHAOS_SEED repeats a run, DSTL_CHAOS_RUNS sets the number of jobs, DSTL_REPORTS names a folder for the figures;
@@ -47,7 +47,7 @@ Rows = list[tuple[str | None, float]]
 
 @pytest.fixture
 def scene(tmp_path: Path, local_dir: Path) -> Iterator[Scene]:
-    """The jobs with their storage; what is left of the programs that were started is ended."""
+    """Return the jobs with their storage; remaining processes of the programs are ended."""
     seed = int(os.environ.get("DSTL_CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"DSTL_CHAOS_SEED={seed}")
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
@@ -62,7 +62,7 @@ def scene(tmp_path: Path, local_dir: Path) -> Iterator[Scene]:
 
 @pytest.mark.timeout(3000)
 def test_disturbed_jobs_equal_undisturbed_ones(scene: Scene) -> None:
-    """Output and state of every job equal an undisturbed computation, whatever was killed, hung or moved (I14)."""
+    """I14: output and state of every job equal an undisturbed computation, whatever was killed, hung or moved."""
     folder = os.environ.get("DSTL_REPORTS")
     report = TargetReport("chaos", Path(folder)) if folder else None
     inputs = {job: random_input(scene.chance.randrange(1 << 32), BATCHES, rows=120, keys=24) for job in scene.jobs}
@@ -74,7 +74,7 @@ def test_disturbed_jobs_equal_undisturbed_ones(scene: Scene) -> None:
     hits = dict.fromkeys(EVENTS, 0)
     for job, (name, event) in zip(scene.jobs, cycle(EVENTS.items()), strict=False):
         wait_for(scene.program, scene.folder / job / "started")
-        time.sleep(scene.chance.uniform(0, WITHIN_S))  # the moment is the test's input
+        time.sleep(scene.chance.uniform(0, WITHIN_S))  # the time is the test's input
         if not scene.done(job).exists():
             hits[name] += event(scene, job)
         (scene.folder / job / "met").touch()
@@ -89,7 +89,7 @@ def test_disturbed_jobs_equal_undisturbed_ones(scene: Scene) -> None:
 
 
 def differences(scene: Scene, job: str, files: list[Rows]) -> list[str]:
-    """Return what of a job is not as if nothing had happened; what was left behind is collected before."""
+    """Return how a job differs from an undisturbed one, after garbage collection."""
     store = open_store(scene.storage)
     manifests = JobStore(store, job, SystemClock(), SystemIds())
     collect_garbage(store, manifests, job, SystemClock(), age_min_ms=0)
@@ -111,7 +111,7 @@ def differences(scene: Scene, job: str, files: list[Rows]) -> list[str]:
 
 
 def figures(hits: dict[str, int], wrong: list[tuple[str, str]]) -> list[Figure]:
-    """Return what the events have shown."""
+    """Return the figures of the events."""
     return [
         *(Figure(f"a running job's {name}", count, "events") for name, count in hits.items()),
         Figure("events that met a running job", sum(hits.values()), "events", Goal(">=", RUNS * 0.6)),
@@ -121,10 +121,10 @@ def figures(hits: dict[str, int], wrong: list[tuple[str, str]]) -> list[Figure]:
 
 def executed_batches(checkpoint: Path, files: list[Rows]) -> list[Rows]:
     """
-    Return the rows of each batch as Spark's offsets say.
+    Return the rows of each batch according to Spark's offsets.
 
-    Spark's file source notes a file before the batch is planned for good, so a driver that dies in between makes the
-    next run take that file and the following one in one batch.
+    Spark's file source records a file before the batch is finally planned, so after a driver's death in between the
+    next run reads that file and the following one in one batch.
     """
     entries = sorted(
         (path for path in (checkpoint / "offsets").iterdir() if path.name.isdigit()), key=lambda p: int(p.name)

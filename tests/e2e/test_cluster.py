@@ -29,13 +29,13 @@ from tools.servers.spark_cluster import SparkCluster
 
 pytestmark = pytest.mark.e2e
 
-HOSTS = 3  # the driver's and two workers'
+HOSTS = 3  # of the driver and of two workers
 FILES = random_input(seed=60, batches=4, rows=200, keys=40)
 
 
 @pytest.fixture
 def folders() -> Iterator[list[Path]]:
-    """A local folder per host, short enough for sockets; sidecars that started there are stopped by their pid."""
+    """One local folder per host, short enough for sockets; sidecars started there are stopped by their pid."""
     made = [Path(tempfile.mkdtemp(prefix="dstl-")) for _ in range(HOSTS)]
     yield made
     for folder in made:
@@ -86,9 +86,9 @@ def check(result: dict[str, Any], storage: str) -> None:
 
 def test_hosts_with_sidecars_of_their_own(tmp_path: Path, folders: list[Path]) -> None:
     """
-    Where the coordinator cannot reach a host's embedded sidecar, its tasks make their sets durable alone (I5).
+    I5: if the coordinator cannot reach a host's embedded sidecar, the host's tasks persist their sets alone.
 
-    Partitions stay with their executors: over all batches, no table is made on more than one host.
+    Partitions stay with their executors: over all batches, each table is made on only one host.
     """
     storage = f"file://{tmp_path / 'store'}"
     hosts = [{"DSTL_LOCAL_DIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[2])} for folder in folders]
@@ -103,7 +103,7 @@ def test_hosts_with_sidecars_of_their_own(tmp_path: Path, folders: list[Path]) -
 
 
 def test_hosts_share_objects_over_tcp(tmp_path: Path, folders: list[Path]) -> None:
-    """With addresses for each other, every host writes one object per checkpoint, however many tasks it runs."""
+    """With addresses for each other, each host writes one object per checkpoint, however many tasks it runs."""
     storage = f"file://{tmp_path / 'store'}"
     with ExitStack() as stack:
         hosts = []
@@ -121,7 +121,7 @@ def test_hosts_share_objects_over_tcp(tmp_path: Path, folders: list[Path]) -> No
         result = run_driver(cluster, tmp_path, storage, hosts[0])
 
     check(result, storage)
-    # Two workers with two tasks each: an object per worker, and the manifest.
+    # Two workers with two tasks each: one object per worker, and the manifest.
     assert max(progress["objects_written"] for progress in result["progress"]) <= 3
     hosts_seen = Counter(info.key.split("/")[2] for info in open_store(storage).list("job/segments/"))
     assert set(hosts_seen) == {"host-1", "host-2"}

@@ -59,7 +59,7 @@ def test_state_moves_with_its_keys(
 def test_operators_can_be_chained(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
-    """A columnar operator reads what another operator puts out, with stateless steps between them."""
+    """A columnar operator reads another operator's output, with stateless steps between them."""
     files = random_input(seed=6, batches=2, rows=100, keys=20)
     write_input(tmp_path / "input", files)
     output = Collected()
@@ -80,7 +80,7 @@ def test_operators_can_be_chained(
 def test_names_have_any_characters(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
-    """Columns whose names have dots, backticks and spaces are like others; PySpark's mapInArrow does not find them."""
+    """Column names may contain dots, backticks and spaces; PySpark's mapInArrow does not find such columns."""
     files = random_input(seed=8, batches=2, rows=50, keys=9)
     write_input(tmp_path / "input", files)
     output = Collected()
@@ -93,7 +93,7 @@ def test_names_have_any_characters(
 
 
 def write_events(folder: Path, batches: Sequence[Sequence[tuple[str, float]]]) -> None:
-    """Write one JSON file of (key, seconds behind BEGIN) per batch."""
+    """Write one JSON file of (key, seconds after BEGIN) per batch."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, rows in enumerate(batches):
         path = folder / f"{number:05d}.json"
@@ -113,11 +113,11 @@ def seconds(value: Any) -> float:
 def test_windows_end_and_late_rows_are_dropped(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
-    """Each window is put out once, when Spark's watermark has passed it, over a restart; late rows count apart."""
+    """Each window is emitted once, when Spark's watermark has passed it, also over a restart; late rows are counted."""
     batches = [
         [("a", 1), ("a", 9), ("b", 3), ("a", 11)],
-        [("a", 2), ("b", 16)],  # the watermark was 6: in time; it goes on to 11
-        [("a", 3), ("a", 12)],  # the first windows were over with the batch before, and one row is late
+        [("a", 2), ("b", 16)],  # the watermark was 6, so these are in time; it advances to 11
+        [("a", 3), ("a", 12)],  # the first windows ended with the previous batch, and one row is late
         [("c", 40)],
         [("c", 41)],
     ]
@@ -144,7 +144,7 @@ def test_windows_end_and_late_rows_are_dropped(
 def test_repetitions_are_dropped(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
-    """Of rows with the same key within a time, one passes, with all its columns."""
+    """Of rows with the same key within a period, one passes, with all its columns."""
     write_events(tmp_path / "input", [[("a", 1), ("a", 2), ("b", 2)], [("a", 5), ("c", 6)], [("a", 11)]])
     output = Collected()
     grouped = events(spark, tmp_path / "input").groupBy("k")
@@ -161,7 +161,7 @@ def test_watermark_is_that_of_the_times(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Windows that no watermark ends are refused at once; behind Deduplicate or a rename, the watermark is known."""
+    """Windows that no watermark ends are refused at once; after Deduplicate or a rename, the watermark is known."""
     (tmp_path / "input").mkdir()
     stream = read_input(spark, tmp_path / "input", "k string, at timestamp, came timestamp")
     backend = make_backend()
@@ -180,7 +180,7 @@ def test_watermark_is_that_of_the_times(
 def test_other_processor_is_refused(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
-    """I15: state of other columns than the stored ones is refused at the start, with the field's name."""
+    """I15: state with columns other than the stored ones is refused at the start, with the field's name."""
     write_input(tmp_path / "input", random_input(seed=7, batches=1, rows=10, keys=3))
     frame = read_input(spark, tmp_path / "input")
     run = make_backend().transform_columns(frame.groupBy("k"), TOTALS, name="totals").writeStream

@@ -1,7 +1,7 @@
 """
-Types that Spark's own operator fails on. All others are compared with it in `differential`.
+Types on which Spark's own operator fails. All others are compared with it in `differential`.
 
-A failure means that a processor sees or writes other values than it was given.
+A failure means that a processor sees or writes other values than its input.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def stream(spark: SparkSession, tmp_path: Path) -> DataFrame:
-    """Two files, a batch each, with one row per key, of which one is all null."""
+    """Return two files, one per batch, with one row per key, of which one is all null."""
     schema = f"k string, i int, {SCHEMA}"
     folder = tmp_path / "in"
     for number in range(2):
@@ -37,7 +37,7 @@ def stream(spark: SparkSession, tmp_path: Path) -> DataFrame:
 
 
 def test_keys_may_hold_arrays(stream: DataFrame, make_backend: Any, tmp_path: Path) -> None:
-    """Arrays and structs of them are keys like others: each row finds what its equal left behind."""
+    """Arrays and structs of arrays are valid keys: each row finds the state of its equals."""
     ours = Collected()
     frame = make_backend().transform_with_state(
         stream.groupBy("pair", "list"), Echo(), f"seen array<string>, {SCHEMA}", "Update", "None"

@@ -1,4 +1,4 @@
-"""Output and state of one batch are of one attempt, even if Spark loses what it kept (I18)."""
+"""Output and state of one batch are of one attempt, even if Spark loses kept output (I18)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FILES = random_input(seed=50, batches=3, rows=60, keys=12)
 
 
 class Dice(StatefulProcessor):
-    """Keeps and yields a number that no second attempt would come up with."""
+    """Stores and yields a random number that no second attempt would repeat."""
 
     def init(self, handle: Any) -> None:
         self.number = handle.getValueState("number", "n long")
@@ -61,7 +61,7 @@ class Largest(StatefulProcessor):
 
 
 def lose_blocks(spark: SparkSession) -> None:
-    """Drop every block that Spark keeps, as the loss of its executor would."""
+    """Drop every block that Spark keeps, as if its executor were lost."""
     for rdd in spark.sparkContext._jsc.getPersistentRDDs().values():
         rdd.unpersist(True)
 
@@ -81,7 +81,7 @@ def stored_numbers(backend: ChangelogStateBackend, operator: str) -> list[int]:
 
 
 def test_lost_block_repeats_the_batch(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """A block lost between two actions makes the batch run again; both actions then agree with the state (I18)."""
+    """I18: a block lost between two actions makes the batch run again; both actions then agree with the state."""
     write_input(tmp_path / "in", FILES)
     backend = make_backend()
     seen: dict[int, tuple[dict[Any, int], dict[Any, int]]] = {}
@@ -109,7 +109,7 @@ def test_lost_block_repeats_the_batch(spark: SparkSession, make_backend: Backend
 def test_loss_counts_if_its_error_is_caught(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, is_read: bool
 ) -> None:
-    """A function that catches the error of lost output is called again; a loss behind its reads costs nothing (I18)."""
+    """I18: a function that catches the error of lost output is called again; a loss after its reads has no effect."""
     write_input(tmp_path / "in", FILES)
     backend, seen, caught = make_backend(), {}, []
 
@@ -133,8 +133,8 @@ def test_loss_counts_if_its_error_is_caught(
     assert stored_numbers(backend, "dice-0") == sorted(last.values())
 
 
-def test_rows_of_another_attempt_are_refused_behind_any_filter(spark: SparkSession) -> None:
-    """Rows of a second attempt are an error even for a limit or a filter that would drop the markers (I18)."""
+def test_rows_of_another_attempt_are_refused_after_any_filter(spark: SparkSession) -> None:
+    """I18: rows of a second attempt are an error even for a limit or a filter that would drop the markers."""
     receipt = Receipt("dice-0", 0, attempt=7, rows=2, keys=2, changes=2, refs=[])
     rows = [(None, None, "{attempt}"), ("a", 1, None), ("b", 2, None), (None, None, "{attempt} receipt")]
 
@@ -157,7 +157,7 @@ def test_rows_of_another_attempt_are_refused_behind_any_filter(spark: SparkSessi
 
 
 class SlowListener:
-    """Delays Spark's record of its jobs: a listener in the same queue that takes its time for each task."""
+    """Delays Spark's record of its jobs: a listener in the same queue that is slow for each task."""
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("on"):
@@ -178,7 +178,7 @@ class SlowListener:
 
 
 def kept_rows(spark: SparkSession, attempt: int) -> KeptOutput:
-    """Keep a row of an attempt."""
+    """Return one kept row of an attempt."""
     rows = [(None, None, f"{attempt}"), ("a", 1, None), (None, None, f"{attempt} receipt")]
     output = KeptOutput(spark.createDataFrame(rows, f"k string, n long, {MARKER_COLUMN} string").coalesce(1))
     output.frame.count()
@@ -196,7 +196,7 @@ def kept_rows(spark: SparkSession, attempt: int) -> KeptOutput:
     ids=["direct", "shuffled", "broadcast", "rdd"],
 )
 def test_failed_read_counts_for_its_own_batch(spark: SparkSession, read: Callable[[DataFrame], Any]) -> None:
-    """Another query's failed read does not have this one's batch executed again: its sink has the rows (I18)."""
+    """I18: another query's failed read does not repeat this query's batch, whose rows are in its sink."""
     well, other = kept_rows(spark, 8), kept_rows(spark, 8)
     read(checked(well.frame, [Receipt("dice-0", 0, attempt=8, rows=1, keys=1, changes=1, refs=[])]))
     with pytest.raises((PySparkException, Py4JJavaError), match="DSTL_STALE_OUTPUT"):
@@ -209,7 +209,7 @@ def test_failed_read_counts_for_its_own_batch(spark: SparkSession, read: Callabl
 
 
 def test_late_record_hides_no_failed_read(spark: SparkSession) -> None:
-    """Rows of another attempt are noticed though Spark records the failed read late, and no block is lost (I18)."""
+    """I18: rows of another attempt are noticed even if Spark records the failed read late, and no block is lost."""
     receipt = Receipt("dice-0", 0, attempt=7, rows=1, keys=1, changes=1, refs=[])
     bus, slow = spark.sparkContext._jsc.sc().listenerBus(), SlowListener()
     ensure_callback_server_started(spark.sparkContext._gateway)  # type: ignore[no-untyped-call]  # has no types
@@ -228,7 +228,7 @@ def test_late_record_hides_no_failed_read(spark: SparkSession) -> None:
 def test_clearing_the_cache_costs_nothing(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Spark's cache is the user's: who clears it, between reads or between operators, reads the same rows (I18)."""
+    """I18: Spark's cache is the user's: after clearing it, between reads or operators, the same rows are read."""
     from backend_client.spark.driver import driver
     from backend_client.spark.driver.receipts import collect_receipts
 
@@ -256,15 +256,15 @@ def test_clearing_the_cache_costs_nothing(
     assert all(first == second for first, second in seen)
     last = {key: number for first, _ in seen for key, number in first.items()}
     assert stored_numbers(backend, "dice-1") == sorted(last.values())
-    wait_until(  # a query gives them back behind its end
-        lambda: not spark.sparkContext._jsc.getPersistentRDDs(), what="the end of what the query kept"
+    wait_until(  # a query frees them after its end
+        lambda: not spark.sparkContext._jsc.getPersistentRDDs(), what="the removal of the query's kept output"
     )
 
 
 def test_lost_block_between_operators(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A block of the first operator that is lost before the second has read it makes the batch run again (I18)."""
+    """I18: if a block of the first operator is lost before the second has read it, the batch runs again."""
     from backend_client.spark.driver import driver
     from backend_client.spark.driver.receipts import collect_receipts
 
@@ -289,7 +289,7 @@ def test_lost_block_between_operators(
 
 @pytest.fixture
 def time_type(spark: SparkSession) -> Iterator[None]:
-    """Have Spark know the type TIME, which older versions do only if they are told to."""
+    """Enable the type TIME, which is off by default in older Spark versions."""
     spark.conf.set("spark.sql.timeType.enabled", "true")
     yield
     spark.conf.unset("spark.sql.timeType.enabled")
@@ -297,7 +297,7 @@ def time_type(spark: SparkSession) -> Iterator[None]:
 
 @pytest.mark.usefixtures("time_type")
 def test_current_time_is_the_batch_s(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """Behind an operator, as before it, the current time is that of the batch, for all reads and operators of it."""
+    """Before and after an operator, the current time is that of the batch, for all its reads and operators."""
     write_input(tmp_path / "in", FILES)
     times = {
         "current_timestamp()": "timestamp",
@@ -338,7 +338,7 @@ def test_current_time_is_the_batch_s(spark: SparkSession, make_backend: Backends
 
 
 class PeakMemory(StatefulProcessor):
-    """Reads all rows of a key and yields how large the worker has become."""
+    """Reads all rows of a key and yields the worker's peak memory."""
 
     def init(self, handle: Any) -> None:
         self.count = handle.getValueState("count", "n long")

@@ -1,4 +1,4 @@
-"""Bad input and things that do not belong together: a clear error that says what to do, and nothing lost."""
+"""Wrong input and mismatched parts: the error is clear, names the remedy, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FILES = random_input(seed=20, batches=3, rows=40, keys=8)
 
 @pytest.fixture
 def stream(spark: SparkSession, tmp_path: Path) -> DataFrame:
-    """Two batches of rows."""
+    """Return two batches of rows."""
     write_input(tmp_path / "in", FILES[:2])
     return read_input(spark, tmp_path / "in")
 
@@ -52,7 +52,7 @@ def totals(backend: ChangelogStateBackend, stream: DataFrame, key: str = "k", **
 
 
 def test_newer_query_fences_the_older(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
-    """A query whose job was taken over stops with an error that says so, and writes no checkpoint (I4)."""
+    """I4: a query whose job was taken over stops with an error that says so, and writes no checkpoint."""
     backend = make_backend()
 
     def function(batch: DataFrame, batch_id: int) -> None:
@@ -70,7 +70,7 @@ def test_newer_query_fences_the_older(make_backend: Backends, stream: DataFrame,
 def test_refused_start_leaves_the_running_query_alone(
     make_backend: Backends, stream: DataFrame, tmp_path: Path, wrong: str
 ) -> None:
-    """Whoever starts a query by mistake under the name of one that runs is refused, and that one is not fenced (I4)."""
+    """I4: a query started by mistake under the name of a running one is refused, and the running one is not fenced."""
     backend, collected = make_backend(), Collected()
     refused: list[int] = []
 
@@ -90,7 +90,7 @@ def test_refused_start_leaves_the_running_query_alone(
 
 
 def test_new_spark_checkpoint_on_old_state(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
-    """State whose Spark checkpoint is gone is not mixed with a stream that begins anew."""
+    """State without its Spark checkpoint is not mixed with a stream that starts from the beginning."""
     run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "chk", Collected())
 
     with pytest.raises(InvalidInputError, match=r"state up to batch 1, but the Spark checkpoint .* is new"):
@@ -101,7 +101,7 @@ def test_new_spark_checkpoint_on_old_state(make_backend: Backends, stream: DataF
 def test_old_spark_checkpoint_on_new_state(
     make_backend: Backends, stream: DataFrame, tmp_path: Path, *, is_long: bool
 ) -> None:
-    """A Spark checkpoint whose state is missing is refused before a batch runs, also if its first entries are gone."""
+    """A Spark checkpoint without its state is refused before a batch runs, even if its first entries are gone."""
     run_to_end(totals(make_backend("one"), stream).writeStream, tmp_path / "chk", Collected())
     if is_long:  # Spark deletes all but the last hundred
         for folder in (tmp_path / "chk/offsets", tmp_path / "chk/commits"):
@@ -115,7 +115,7 @@ def test_old_spark_checkpoint_on_new_state(
 def test_driver_that_died_in_its_first_write_starts_again(
     make_backend: Backends, stream: DataFrame, tmp_path: Path
 ) -> None:
-    """What is left of a first offsets entry that was not written to its end does not keep the query from starting."""
+    """An incomplete first offsets entry does not prevent the query from starting."""
     (tmp_path / "chk/offsets").mkdir(parents=True)
     (tmp_path / "chk/offsets/.0.0b57d2f1-4f6e-4c8e-9c55-0d8a3d6a0f11.tmp").write_text("v1\n{")
     collected = Collected()
@@ -139,9 +139,9 @@ def test_spark_checkpoint_one_batch_behind(
     make_backend: Backends, stream: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str
 ) -> None:
     """
-    A batch that Spark plans anew, with more rows, is not taken for the one of the state: set back, the job goes on.
+    A batch that Spark plans again with more rows is not the state's batch: once set back, the job continues.
 
-    The source's own offsets are alike, for the folder's files are counted in the Spark checkpoint itself.
+    The source's own offsets are equal, because the folder's files are counted in the Spark checkpoint itself.
     """
     location, collected = tmp_path / "chk", Collected()
     run_to_end(totals(make_backend(), stream).writeStream, location, collected)
@@ -149,7 +149,7 @@ def test_spark_checkpoint_one_batch_behind(
         for path in (location / folder).glob("*1*"):
             path.unlink()
     write_input(tmp_path / "in", [FILES[0], FILES[1] + FILES[2]])
-    if found == "in the batch":  # lost behind the check
+    if found == "in the batch":  # lost after the check
         monkeypatch.setattr("backend_client.spark.driver.driver.check_start", _unchecked)
 
     refusal = StreamingQueryException if found == "in the batch" else ConflictError
@@ -164,13 +164,13 @@ def test_spark_checkpoint_one_batch_behind(
 
 
 def _unchecked(query: Query, *arguments: Any) -> list[OperatorInfo]:
-    """Return a query's operators without a look at the Spark checkpoint."""
+    """Return a query's operators without the check of the Spark checkpoint."""
     latest, max_parallelism = arguments[1:]
     return checks._operator_infos(query, latest, max_parallelism)
 
 
 def test_spark_checkpoint_set_back(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
-    """A Spark checkpoint that was set back behind the state is refused with what to do."""
+    """A Spark checkpoint that is older than the state is refused with the remedy."""
     writer = totals(make_backend(), stream).writeStream
     run_to_end(writer, tmp_path / "chk", Collected())
     for folder in ("offsets", "commits"):
@@ -184,7 +184,7 @@ def test_spark_checkpoint_set_back(make_backend: Backends, stream: DataFrame, tm
 def test_changed_key_columns_are_refused(
     spark: SparkSession, make_backend: Backends, stream: DataFrame, tmp_path: Path
 ) -> None:
-    """Another key column, or the same of another type, is an error that names it."""
+    """For another key column, or the same with another type, the error names the column."""
     run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "chk", Collected())
 
     with pytest.raises(InvalidInputError, match="key of operator 'Totals' was stored with field 'k' where 'v' is now"):
@@ -195,7 +195,7 @@ def test_changed_key_columns_are_refused(
 
 
 def test_missing_operator_is_refused(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
-    """A query without an operator that has state is refused; the state is not forgotten silently."""
+    """A query that lacks an operator with stored state is refused; the state is not silently lost."""
     run_to_end(totals(make_backend(), stream).writeStream, tmp_path / "chk", Collected())
 
     with pytest.raises(InvalidInputError, match=r"state of the operator\(s\) Totals, which this query does not have"):
@@ -203,7 +203,7 @@ def test_missing_operator_is_refused(make_backend: Backends, stream: DataFrame, 
 
 
 def test_storage_that_cannot_be_written(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
-    """A storage that cannot be written is an error of start, before any batch runs."""
+    """If the storage is not writable, the start fails, before any batch runs."""
     blocked = tmp_path / "file"
     blocked.write_text("a file where a folder should be")
 
@@ -234,7 +234,7 @@ def test_missing_checkpoint_location(make_backend: Backends, stream: DataFrame) 
 def test_impossible_argument_is_named(
     make_backend: Backends, stream: DataFrame, tmp_path: Path, arguments: dict[str, Any], message: str
 ) -> None:
-    """An argument that cannot be served is refused with its name."""
+    """An unsupported argument is refused with its name."""
     options = {"outputMode": "Update", "timeMode": "None", **arguments}
 
     with pytest.raises(InvalidInputError, match=message):
@@ -243,7 +243,7 @@ def test_impossible_argument_is_named(
 
 
 def test_unknown_option_has_a_hint(tmp_path: Path) -> None:
-    """A misspelt option is refused with the nearest known one."""
+    """A misspelt option is refused with the nearest valid one."""
     with pytest.raises(InvalidInputError, match="did you mean 'parallelism'"):
         ChangelogStateBackend(f"file://{tmp_path}", job="job", paralelism=3)
 
@@ -264,14 +264,14 @@ def test_unknown_column_fails_where_written(make_backend: Backends, stream: Data
 @pytest.mark.parametrize(
     "key", [lambda: F.col("v") + 1, lambda: F.lower("k").alias("k"), lambda: F.lit(1)], ids=["sum", "alias", "literal"]
 )
-def test_key_that_is_no_column_is_refused(make_backend: Backends, stream: DataFrame, key: Any) -> None:
-    """Grouping by an expression is refused with what to do, also where the expression has a column's name."""
+def test_key_that_is_not_a_column_is_refused(make_backend: Backends, stream: DataFrame, key: Any) -> None:
+    """Grouping by an expression is refused with the remedy, even if the expression has a column's name."""
     with pytest.raises(InvalidInputError, match=r"stateful operator takes columns.*withColumn first"):
         make_backend().transform_with_state(stream.groupBy(key()), Totals(), OUTPUT, "Update", "None")
 
 
 def test_key_is_found_as_spark_finds_columns(spark: SparkSession, make_backend: Backends, stream: DataFrame) -> None:
-    """A column's name in another case names it, unless the session tells cases apart."""
+    """Column names match in any case, unless the session is case-sensitive."""
     result = totals(make_backend(), stream, key="K")
     assert result.statefulQuery.operators[0].key_columns == ("k",)
 
@@ -297,7 +297,7 @@ def test_key_is_found_as_spark_finds_columns(spark: SparkSession, make_backend: 
 def test_step_over_many_rows_is_refused(
     spark: SparkSession, make_backend: Backends, stream: DataFrame, step: Any, message: str
 ) -> None:
-    """What would be computed for each batch alone is refused where it is written, whatever method it hides in."""
+    """An operation over many rows, which would see only one batch at a time, is refused where it is written."""
     static = spark.createDataFrame([("a", 1)], "k string, x int").groupBy("k").agg(F.max("x").alias("x"))
     result = totals(make_backend(), stream)
 
@@ -307,7 +307,7 @@ def test_step_over_many_rows_is_refused(
 
 
 def test_name_of_a_running_query_is_refused(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
-    """A cell that is run twice leaves the query alone that it started the first time (I4)."""
+    """I4: running a cell twice does not affect the query that it started the first time."""
     refused: list[int] = []
 
     def function(batch: DataFrame, batch_id: int) -> None:
@@ -322,7 +322,7 @@ def test_name_of_a_running_query_is_refused(make_backend: Backends, stream: Data
 
 
 def test_sidecar_outlives_a_long_batch(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
-    """A function that takes longer than the time after which an idle sidecar stops finds its batch's sets there."""
+    """A function that takes longer than the sidecar's idle time finds its batch's sets there."""
     backend = make_backend(sidecar_idle_exit_s=3)
     outlived: list[bool] = []
 
@@ -340,7 +340,7 @@ def test_sidecar_outlives_a_long_batch(make_backend: Backends, stream: DataFrame
 
 
 def test_failing_listener_fails_no_batch(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
-    """What a listener of progress raises is logged: the batch is done, and so are those behind it."""
+    """An error in a progress listener is logged: this batch and the following ones succeed."""
     heard: list[int] = []
 
     def listen(progress: Any) -> None:
@@ -355,7 +355,7 @@ def test_failing_listener_fails_no_batch(make_backend: Backends, stream: DataFra
 
 
 class Failing(Totals):
-    """Fails while a file is there."""
+    """Fails while a file exists."""
 
     def __init__(self, path: str, yields_wrong: bool = False) -> None:
         super().__init__()
@@ -375,7 +375,7 @@ class Failing(Totals):
 def test_failed_batch_loses_nothing(
     make_backend: Backends, stream: DataFrame, tmp_path: Path, yields_wrong: bool, message: str
 ) -> None:
-    """A value that does not fit fails the query with the field's name; mended, the query goes on where it was (I1)."""
+    """I1: a value that does not fit fails the query with the field's name; once fixed, the query resumes."""
     broken, collected = tmp_path / "broken", Collected()
     broken.touch()
 
@@ -394,7 +394,7 @@ def test_failed_batch_loses_nothing(
 
 
 def test_failing_user_function_repeats_batch(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
-    """A user's function that raises stops the query; the batch is executed again with the state before it (I1)."""
+    """I1: a user's function that raises stops the query; the batch is executed again with the earlier state."""
     collected, fail = Collected(), [True]
 
     def function(batch: DataFrame, batch_id: int) -> None:
@@ -411,7 +411,7 @@ def test_failing_user_function_repeats_batch(make_backend: Backends, stream: Dat
 
 
 def test_deleted_state_is_noticed(make_backend: Backends, stream: DataFrame, tmp_path: Path) -> None:
-    """Segment objects that were deleted by hand are reported by name when a table needs them (I10)."""
+    """I10: segment objects that were deleted manually are reported by name when a table needs them."""
     backend = make_backend()
     run_to_end(totals(backend, stream).writeStream, tmp_path / "chk", Collected())
     write_input(tmp_path / "in", FILES)

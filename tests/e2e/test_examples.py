@@ -1,5 +1,5 @@
 """
-The small examples, interrupted in the middle, against batch computations of the same answers.
+The small examples, interrupted in the middle, compared with batch computations of the same answers.
 
 A failure means that an example shows a wrong result, or that its state did not survive a restart.
 """
@@ -30,7 +30,7 @@ MakeBackend = Callable[..., ChangelogStateBackend]
 
 @pytest.fixture
 def utc(spark: SparkSession) -> Any:
-    """Let the session, as that of the examples, show moments in UTC."""
+    """Make the session, like that of the examples, show times in UTC."""
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     yield spark
@@ -38,7 +38,7 @@ def utc(spark: SparkSession) -> Any:
 
 
 def run_in_two_parts(example: ModuleType, spark: SparkSession, make_backend: MakeBackend, folder: Path) -> pd.DataFrame:
-    """Run an example over the first files, then, with another parallelism, over the others; return its output."""
+    """Run an example over the first files, then over the others at another parallelism; return its output."""
     example.write_input(folder / "all")
     files = sorted((folder / "all").iterdir())
     (folder / "input").mkdir()
@@ -51,7 +51,7 @@ def run_in_two_parts(example: ModuleType, spark: SparkSession, make_backend: Mak
 
 
 def in_order(frame: pd.DataFrame) -> list[tuple[Any, ...]]:
-    """Return the rows as Python values, sorted; moments are in UTC, whether or not the column says so."""
+    """Return the rows as Python values, sorted; times are in UTC, with or without a zone in the column's type."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, np.ndarray):
@@ -62,7 +62,7 @@ def in_order(frame: pd.DataFrame) -> list[tuple[Any, ...]]:
 
 
 def test_sessions_are_those_of_session_window(utc: SparkSession, make_backend: MakeBackend, tmp_path: Path) -> None:
-    """Each session comes once, with the clicks that Spark's batch aggregation over session windows counts."""
+    """Each session is emitted once, with the clicks that Spark's batch aggregation over session windows counts."""
     output = run_in_two_parts(sessions, utc, make_backend, tmp_path)
     clicks = utc.read.schema(sessions.CLICKS).json(str(tmp_path / "all")).where("user != 'next day'")
     windows = clicks.groupBy("user", F.session_window("time", "10 minutes").alias("w")).count()
@@ -103,7 +103,7 @@ def test_fraud_events_are_those_of_pandas(utc: SparkSession, make_backend: MakeB
 
 
 def test_revenue_is_that_of_a_batch(utc: SparkSession, make_backend: MakeBackend, tmp_path: Path) -> None:
-    """Each window comes once, with what Spark's batch aggregation says of it."""
+    """Each window is emitted once, with the result of Spark's batch aggregation."""
     output = run_in_two_parts(revenue, utc, make_backend, tmp_path)
     orders = utc.read.schema(revenue.ORDERS).json(str(tmp_path / "all")).where("product != 'next day'")
     windows = orders.groupBy("product", F.window("time", "15 minutes").alias("w")).agg(
@@ -120,7 +120,7 @@ def test_revenue_is_that_of_a_batch(utc: SparkSession, make_backend: MakeBackend
 
 
 def test_example_runs_as_program() -> None:
-    """``python -m examples.fraud`` prints its result, and leaves no sidecar behind that keeps its output open."""
+    """``python -m examples.fraud`` prints its result, and leaves no sidecar that keeps its output open."""
     command = [sys.executable, "-m", "examples.fraud"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=480, check=False)
 

@@ -1,4 +1,4 @@
-"""The flights job on both engines, on the first weeks of the data, as a process of its own."""
+"""The flights job on both engines, over the first weeks of the data, in a separate process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILES = 4
 @pytest.mark.spark
 @pytest.mark.parametrize("engine", ENGINES)
 def test_engine_gives_batch_answer(local_dir: Path, engine: str) -> None:
-    """The same job ends with the batch answer on the changelog backend and on Spark's own operator (I14)."""
+    """I14: the same job ends with the batch answer on the changelog backend and on Spark's own operator."""
     flights, weather = read_flights().iloc[:12_000], read_weather().iloc[:1_200]
     layout = Layout(local_dir)
     prepare(layout.data, flights, weather, FILES)

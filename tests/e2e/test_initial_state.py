@@ -1,7 +1,7 @@
 """
-Initial state under failures, and what is refused. Its use is compared with Spark's own in `differential`.
+Initial state after failures, and invalid initial state. Its use is compared with Spark's own in `differential`.
 
-A failure means that initial rows are lost, come twice, or come behind the first rows of their key.
+A failure means that initial rows are lost, duplicated, or arrive after the first rows of their key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FILES: list[list[tuple[str | None, float]]] = [[("x", 1.0), ("y", 2.0)]]
 
 
 class Journal(StatefulProcessor):
-    """Writes down how it was called, in order; fails with its first rows while a file is there."""
+    """Records its calls, in order; fails with its first rows while a file exists."""
 
     def __init__(self, broken: Path | None = None) -> None:
         self.broken = broken
@@ -45,9 +45,7 @@ class Journal(StatefulProcessor):
         if self.broken is not None and self.broken.exists():
             raise RuntimeError("the processor is broken")
         entries = [entry for (entry,) in self.log.get()]
-        yield Row(
-            k=key[0], log=json.dumps([*sorted(entries[:2]), *entries[2:]])
-        )  # the order of two is nobody's promise
+        yield Row(k=key[0], log=json.dumps([*sorted(entries[:2]), *entries[2:]]))  # the order of two is undefined
 
     def close(self) -> None:
         pass
@@ -63,7 +61,7 @@ def initial(spark: SparkSession) -> DataFrame:
 def test_failed_first_batch_takes_initial_state_once(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], initial: DataFrame, tmp_path: Path
 ) -> None:
-    """I14: a first batch that failed on the way is executed again, with the initial state once."""
+    """I14: a first batch that failed midway is executed again, with the initial state once."""
     write_input(tmp_path / "in", FILES)
     broken, collected = tmp_path / "broken", Collected()
     broken.touch()
@@ -89,7 +87,7 @@ def test_failed_first_batch_takes_initial_state_once(
 def test_impossible_initial_state_is_refused(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], initial: DataFrame, tmp_path: Path
 ) -> None:
-    """Initial state of another key type, not grouped, or of a stream, is an error where it is given."""
+    """Initial state with another key type, not grouped, or from a stream, is refused where it is given."""
     write_input(tmp_path / "in", FILES)
     stream = read_input(spark, tmp_path / "in")
     for wrong, message in (

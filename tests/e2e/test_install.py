@@ -1,4 +1,4 @@
-"""One line switches a program over: the same function with and without it, and what is refused with which words."""
+"""One line switches a program to this backend: the same function with and without it, and what is refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PandasTotals(Totals):
 
 
 def program(spark: SparkSession, folder: Path, name: str, *, pandas: bool) -> dict[int, list[Any]]:
-    """A user's program: knows Spark only."""
+    """A user's program, which knows only Spark."""
     collected = Collected()
     stream = spark.readStream.schema(INPUT).option("maxFilesPerTrigger", 1).json(str(folder / "in"))
     grouped = stream.filter(F.col("v") >= 10).groupBy(stream["k"])
@@ -72,7 +72,7 @@ def rocksdb(spark: SparkSession) -> Any:
 def test_unchanged_program_gives_the_same(
     spark: SparkSession, rocksdb: None, make_backend: Backends, tmp_path: Path
 ) -> None:
-    """A program that knows Spark only gives the same output with one line before it, in both APIs (I14)."""
+    """I14: a program that knows only Spark gives the same output with one line before it, in both APIs."""
     write_input(tmp_path / "in", FILES)
     backend = make_backend()
 
@@ -91,7 +91,7 @@ def test_unchanged_program_gives_the_same(
 
 
 def test_uninstall_gives_sparks_operator_back(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """Installed once per session, for that session only; undone, the class is as it was."""
+    """Installation affects one session only; after uninstalling, the class is unchanged."""
     write_input(tmp_path / "in", FILES[:1])
     original = GroupedData.transformWithState
     other = spark.newSession()
@@ -113,14 +113,14 @@ def test_uninstall_gives_sparks_operator_back(spark: SparkSession, make_backend:
 
 
 def test_chain_of_one_class_is_numbered(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """Two operators of one processor class in a chain get names of their own; unnamed queries may run one at a time."""
+    """Two operators of one processor class in a chain get separate names; unnamed queries may run one at a time."""
     write_input(tmp_path / "in", FILES)
     collected = Collected()
     with make_backend().install(spark):
         first = read_input(spark, tmp_path / "in").groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None")
         between = first.select(F.col("n").cast("string").alias("k"), F.col("s").alias("v"))
         second = between.groupBy("k").transformWithStateInPandas(PandasTotals(), OUTPUT, "Update", "None")
-        third = cast(  # Spark's types do not know what is installed
+        third = cast(  # Spark's type hints do not know the installed method
             "StatefulDataFrame",
             second.selectExpr("k", "s as v").groupBy("k").transformWithState(Totals(), OUTPUT, "Update", "None"),
         )
@@ -138,8 +138,8 @@ def test_chain_of_one_class_is_numbered(spark: SparkSession, make_backend: Backe
     assert sorted(collected.batches) == [0, 1]
 
 
-def test_what_cannot_be_served_is_refused(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """Batch DataFrames, native stateful operations behind the operator, Spark Connect: errors that say what to do."""
+def test_unsupported_use_is_refused(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
+    """Batch DataFrames, native stateful operations after the operator and Spark Connect are refused with the remedy."""
     write_input(tmp_path / "in", FILES[:1])
     stream, backend = read_input(spark, tmp_path / "in"), make_backend()
     static = spark.createDataFrame([("a", 1.0)], INPUT)
@@ -156,13 +156,13 @@ def test_what_cannot_be_served_is_refused(spark: SparkSession, make_backend: Bac
     with pytest.raises(InvalidInputError, match="would be a stateful operation"):
         result.join(stream, "k")
     with pytest.raises(InvalidInputError, match="Spark Connect is not supported: start the driver with spark-submit"):
-        backend.install(object())  # type: ignore[arg-type]  # any other session than a classic one
+        backend.install(object())  # type: ignore[arg-type]  # any session but a classic one
 
 
 def test_explain_describes_operators_and_state(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It names job, storage, operators, keys, parallelism and states; Spark's plan of the input follows."""
+    """The output has job, storage, operators, keys, parallelism and states, then Spark's plan of the input."""
     write_input(tmp_path / "in", FILES[:1])
     stream, backend = read_input(spark, tmp_path / "in"), make_backend(max_parallelism=64)
     first = backend.transform_with_state(stream.groupBy("k"), Totals(), OUTPUT, "Update", "None", parallelism=3)

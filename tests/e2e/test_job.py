@@ -1,4 +1,4 @@
-"""A job from start to end in one process: what a user writes, what comes out, what lies in the store."""
+"""A job from start to end in one process: the user's program, its output, and the stored objects."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def transform(backend: ChangelogStateBackend, stream: DataFrame, **options: Any)
 
 
 def test_output_and_state_equal_plain_python(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """Every batch's output and the stored state are those of a plain computation, null keys included (I14)."""
+    """I14: every batch's output and the stored state are those of a plain computation, including null keys."""
     files = random_input(seed=1, batches=4, rows=300, keys=40)
     write_input(tmp_path / "in", files)
     backend, collected = make_backend(), Collected()
@@ -64,7 +64,7 @@ def test_output_and_state_equal_plain_python(spark: SparkSession, make_backend: 
 
 
 def test_restart_goes_on_from_the_checkpoint(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """A second run with another parallelism continues with the state of the first (I14)."""
+    """I14: a second run with another parallelism continues with the state of the first."""
     files = random_input(seed=2, batches=5, rows=200, keys=30)
     collected = Collected()
     for upto, parallelism in ((2, 2), (4, 5), (5, 1)):
@@ -76,7 +76,7 @@ def test_restart_goes_on_from_the_checkpoint(spark: SparkSession, make_backend: 
 
 
 def test_empty_local_folder_restores_from_log(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """A host that has never seen the job rebuilds its tables from the log alone (I16)."""
+    """I16: a host without local tables rebuilds them from the log alone."""
     files = random_input(seed=3, batches=4, rows=200, keys=30)
     collected = Collected()
     write_input(tmp_path / "in", files[:3])
@@ -92,7 +92,7 @@ def test_empty_local_folder_restores_from_log(spark: SparkSession, make_backend:
 
 
 def test_long_log_crosses_complete_manifests(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """A cold start behind more than twenty checkpoints reads a complete manifest and what came after it."""
+    """A cold start after more than twenty checkpoints reads a complete manifest and the later ones."""
     files = random_input(seed=4, batches=23, rows=20, keys=10)
     collected = Collected()
     write_input(tmp_path / "in", files[:22])
@@ -131,7 +131,7 @@ def test_checkpoint_writes_two_objects(spark: SparkSession, make_backend: Backen
 
 
 def chain(backend: ChangelogStateBackend, stream: DataFrame) -> StatefulDataFrame:
-    """Totals per key, then totals per number of rows, with stateless steps before, between and after."""
+    """Return totals per key, then totals per number of rows, with stateless steps before, between and after."""
     first = transform(backend, stream.filter("v >= 0"), name="first")
     between = first.withColumn("v", F.col("s")).filter("n > 0").select(F.col("n").cast("string").alias("k"), "v")
     second = backend.transform_with_state(
@@ -142,7 +142,7 @@ def chain(backend: ChangelogStateBackend, stream: DataFrame) -> StatefulDataFram
 
 
 def test_two_operators_in_a_chain(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """A chain computes what two plain computations in a row do, with at most three objects a checkpoint (I18)."""
+    """I18: a chain computes the same as two plain computations in a row, with at most three objects per checkpoint."""
     files = random_input(seed=6, batches=4, rows=200, keys=30)
     write_input(tmp_path / "in", files)
     backend, collected = make_backend(), Collected()
@@ -156,7 +156,7 @@ def test_two_operators_in_a_chain(spark: SparkSession, make_backend: Backends, t
 
 
 class Counting(Totals):
-    """Totals that write a line into a file for every call."""
+    """Totals that append a line to a file for every call."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Counting(Totals):
 
 
 def test_several_actions_compute_once(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """A user's function with three actions sees the same rows each time, and the processor runs once per key (I18)."""
+    """I18: a user's function with three actions sees the same rows each time, and the processor runs once per key."""
     files = random_input(seed=7, batches=3, rows=100, keys=20)
     write_input(tmp_path / "in", files)
     calls, seen = tmp_path / "calls", []
@@ -188,7 +188,7 @@ def test_several_actions_compute_once(spark: SparkSession, make_backend: Backend
 
 
 class Everything(StatefulProcessor):
-    """Keeps one value of every type and tells what it read back."""
+    """Stores one value of every type and reports what it reads back."""
 
     SCHEMA = (
         "a struct<x:int,y:string>, b array<int>, c map<string,int>, d decimal(10,2), e timestamp, f date, g binary, "
@@ -229,7 +229,7 @@ class Everything(StatefulProcessor):
 
 
 def test_composite_values_come_back(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """Values of every type are read back as Spark's own value state gives them, and clear removes one."""
+    """Values of every type are read back as by Spark's own value state, and clear removes one."""
     write_input(tmp_path / "in", [[("a", 1.0)], [("a", 2.0)], [("a", 3.0)]])
     collected = Collected()
     result = make_backend().transform_with_state(
@@ -252,7 +252,7 @@ def test_composite_values_come_back(spark: SparkSession, make_backend: Backends,
 
 
 class KeyEcho(StatefulProcessor):
-    """Yields the keys that it is called with, and how often."""
+    """Yields its keys, and the number of calls."""
 
     def init(self, handle: Any) -> None:
         self.calls = handle.getValueState("calls", "n int")
@@ -267,7 +267,7 @@ class KeyEcho(StatefulProcessor):
 
 
 def test_keys_of_several_typed_columns(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """Rows of one composite key, with nulls, minus zero and not-a-number, reach the processor in one call."""
+    """Rows of one composite key, with nulls, minus zero and NaN, reach the processor in one call."""
     write_input(tmp_path / "in", [[("a", 0.0), ("a", -0.0), ("b", 1.0), (None, 1.0), (None, 1.0)]] * 2)
     stream = read_input(spark, tmp_path / "in").selectExpr(
         "struct(k, 1 as one) as s", "if(k = 'b', double('NaN'), v) as d", "date'2020-01-02' as t", "decimal(v) as m"
@@ -284,7 +284,7 @@ def test_keys_of_several_typed_columns(spark: SparkSession, make_backend: Backen
 
 
 def test_sidecar_killed_between_batches(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """A sidecar that dies is started again by who needs it, and the stream goes on by itself."""
+    """The next client restarts a dead sidecar, and the stream continues by itself."""
     files = random_input(seed=8, batches=4, rows=100, keys=20)
     write_input(tmp_path / "in", files)
     backend, collected, to_kill = make_backend(), Collected(), {1, 2}
@@ -320,7 +320,7 @@ def test_batch_with_manifest_is_not_repeated(spark: SparkSession, make_backend: 
 def test_readme_job_runs_as_printed(
     spark: SparkSession, tmp_path: Path, local_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first job of the README runs as it stands there, but for its folders and its wait for the end."""
+    """The first job of the README runs as printed, except for its folders and its wait for the end."""
     readme = README.read_text(encoding="utf-8")
     code = re.search(r"```python\n(.*?ChangelogStateBackend.*?)```", readme, re.DOTALL)
     make_input = re.search(r"`(mkdir -p /tmp/orders/in .*)`", readme)
@@ -349,7 +349,7 @@ def test_readme_job_runs_as_printed(
         query.processAllAvailable()
         first = capsys.readouterr().out
         (tmp_path / "2.json").write_text(f"{add_input[1]}\n")
-        (tmp_path / "2.json").rename(tmp_path / "in" / "2.json")  # so that it is never read half
+        (tmp_path / "2.json").rename(tmp_path / "in" / "2.json")  # so that no partial file is read
         query.processAllAvailable()
     finally:
         query.stop()
@@ -359,7 +359,7 @@ def test_readme_job_runs_as_printed(
 
 
 def test_foreach_and_noop_sinks(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """The writer's foreach sees every row in the workers; the noop sink makes checkpoints all the same."""
+    """The writer's foreach sees every row in the workers; the noop sink still creates checkpoints."""
     files = random_input(seed=10, batches=2, rows=50, keys=10)
     write_input(tmp_path / "in", files)
     out = tmp_path / "rows"

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 def run_program(
     broker: KafkaBroker, folder: Path, local_dir: Path, rows: list[tuple[str | None, float]], *more: str
 ) -> int:
-    """Let a process send rows and run the job; return how it ended."""
+    """Run a process that sends rows and runs the job; return its result."""
     (folder / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
     command = [sys.executable, "-m", "tests.e2e.kafka_program", "--servers", broker.servers]
     command += ["--jars", ",".join(map(str, connector_jars())), "--folder", str(folder)]
@@ -34,10 +34,10 @@ def run_program(
 
 def test_job_from_topic_to_topic_is_killed_and_goes_on(tmp_path: Path, local_dir: Path) -> None:
     """
-    I14: each row of the output is in its topic, and only those of the batch that was killed are there twice.
+    I14: each output row is in its topic, and only rows of the interrupted batch are there twice.
 
     The driver dies when the second batch is in Kafka and its checkpoint is not: a new driver executes it again, from
-    the same offsets and the same state. A row says how many values of its key there were, and their sum.
+    the same offsets and the same state. A row has the number of values of its key so far, and their sum.
     """
     files = random_input(seed=70, batches=2, rows=240, keys=20)
     with KafkaBroker() as broker:

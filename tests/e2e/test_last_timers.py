@@ -1,8 +1,8 @@
 """
-What the last rows make due: it is done at the end of their batch, as Spark does it in a batch without data.
+Timers due by the last rows: they fire at the end of the rows' batch, as Spark fires them in a batch without data.
 
 Whole histories are compared with Spark's own operator in `differential`. A failure means that the last sessions of a
-daily run are put out a day late, twice, or by a watermark that is not Spark's.
+daily run are emitted a day late, twice, or by a watermark that is not Spark's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Backends = Callable[..., ChangelogStateBackend]
 
 
 class Waiting(StatefulProcessor):
-    """Keeps the seconds of its rows, in a list, until a timer of that second; says what is left then."""
+    """Keeps the seconds of its rows, in a list, until a timer of that second; then reports what is left."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -51,7 +51,7 @@ class Waiting(StatefulProcessor):
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         second = expiredTimerInfo.getExpiryTimeInMs() // 1000 - START_S
-        # What is appended in the second pass must not take the place of what the first one has appended.
+        # Elements appended in the second pass must not replace those that the first one has appended.
         self.seconds.appendValue((-second,))
         yield Row(k=key[0], second=second, seconds=sorted(second for (second,) in self.seconds.get()))
 
@@ -60,7 +60,7 @@ class Waiting(StatefulProcessor):
 
 
 class Input:
-    """Files, each of which is a batch: seconds of the rows of one key."""
+    """Files, one per batch, with the seconds of one key's rows."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self._spark = spark
@@ -73,42 +73,42 @@ class Input:
         self._feed.put("".join(line for line in contents[0].splitlines(keepends=True) if '"clock"' not in line))
 
     def stream(self, delay: str = "1 second") -> DataFrame:
-        """Return the rows."""
+        """Return the stream of rows."""
         stream = self._spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(self._feed.folder))
         return stream.withWatermark("t", delay)
 
 
 @pytest.fixture
 def rows(spark: SparkSession, tmp_path: Path) -> Input:
-    """An input without files yet."""
+    """Return an input without files yet."""
     return Input(spark, tmp_path)
 
 
 def waiting(backend: ChangelogStateBackend, stream: DataFrame) -> Any:
-    """Return what puts the seconds out, each in its time."""
+    """Return a result that emits each second at its time."""
     output = "k string, second long, seconds array<long>"
     return backend.transform_with_state(stream.groupBy("k"), Waiting(), output, "Append", "EventTime")
 
 
 def watermarks(location: Path) -> list[int]:
-    """Return those with which Spark began its batches, in seconds behind the start; the first one is none."""
+    """Return the watermarks with which Spark began its batches, in seconds after the start; the first one has none."""
     entries = sorted((int(path.name), path) for path in (location / "offsets").glob("[0-9]*"))
     found = [json.loads(path.read_text(encoding="utf-8").splitlines()[1])["batchWatermarkMs"] for _, path in entries]
     return [moment // 1000 - START_S for moment in found[1:]]
 
 
 def closed(backend: ChangelogStateBackend) -> list[int]:
-    """Return the watermarks at which the batches were closed, in seconds behind the start."""
+    """Return the watermarks at which the batches were closed, in seconds after the start."""
     jobs = JobStore(open_store(backend.settings.storage), "job", SystemClock(), SystemIds())
     return [(manifest.closed_ms or 0) // 1000 - START_S for manifest in jobs.completed()]
 
 
 def test_last_timers_fire(make_backend: Backends, rows: Input, tmp_path: Path) -> None:
     """
-    A run to the end of its input ends with the timers fired that its last rows made due, each once, tables lost or not.
+    A run to the end of its input fires all timers due by its last rows, each once, even if tables are lost.
 
-    The state of the next run is what both passes have left, and every batch is closed at the watermark that Spark then
-    gives to the next one.
+    The next run's state is the result of both passes, and every batch is closed at the watermark that Spark then gives
+    to the next one.
     """
     backend, location, seen = make_backend(), tmp_path / "chk", Collected()
     rows.put(5, 8, 11)
@@ -117,7 +117,7 @@ def test_last_timers_fire(make_backend: Backends, rows: Input, tmp_path: Path) -
 
     shutil.rmtree(Path(backend.settings.host_folder) / "tables")
     rows.put(13)
-    rows.put(9, 13)  # the first one is late
+    rows.put(9, 13)  # the first row is late
     rows.put(20)
     run_to_end(waiting(make_backend(parallelism=1), rows.stream()).writeStream, location, seen)
 
@@ -133,7 +133,7 @@ def test_last_timers_fire(make_backend: Backends, rows: Input, tmp_path: Path) -
 def test_nothing_due_costs_nothing(
     make_backend: Backends, rows: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the watermark passes no timer, there is no second pass."""
+    """If the watermark passes no timer, there is no second pass."""
     passes: list[Any] = []
     monkeypatch.setattr(
         "backend_client.spark.driver.driver.BatchRunner._second_pass", lambda *given: passes.append(given)
@@ -148,7 +148,7 @@ def test_nothing_due_costs_nothing(
 
 
 def test_watermark_of_two_inputs(make_backend: Backends, rows: Input, tmp_path: Path) -> None:
-    """Of several inputs and delays, the watermark at which batches are closed is Spark's own, batch by batch."""
+    """With several inputs and delays, batches are closed at Spark's own watermark, batch by batch."""
     backend, location = make_backend(), tmp_path / "chk"
     both = rows.stream("7 seconds").where("op = 0").union(rows.stream("2 seconds").where("op = 0"))
     for seconds in ((5, 30), (31,), (60, 2), (55,)):
@@ -158,13 +158,13 @@ def test_watermark_of_two_inputs(make_backend: Backends, rows: Input, tmp_path: 
     assert closed(backend)[:-1] == watermarks(location) == [23, 24, 53]
 
 
-def test_last_timers_fire_behind_an_operator_of_spark_that_waits_for_nothing(
+def test_last_timers_after_a_spark_operator_that_needs_no_empty_batch(
     make_backend: Backends, rows: Input, tmp_path: Path
 ) -> None:
     """
-    Where Spark's own operators ask for no batch without data, there is none in which the last timers could fire.
+    If Spark's own operators request no batch without data, the last timers have no batch to fire in.
 
-    Rows of the next batch are late by the watermark at which this one was closed, as behind such a batch.
+    Rows of the next batch are late by the watermark at which this one was closed, as after such a batch.
     """
     backend, location, seen = make_backend(), tmp_path / "chk", Collected()
     rows.put(5, 8, 11)
@@ -181,7 +181,7 @@ def test_last_timers_fire_behind_an_operator_of_spark_that_waits_for_nothing(
 def test_spark_goes_on_at_the_watermark_of_a_batch_that_it_was_set_back_to(
     make_backend: Backends, rows: Input, tmp_path: Path
 ) -> None:
-    """Where Spark has deleted its entries of that batch, the next one has the watermark at which it was closed."""
+    """If Spark has deleted its entries of that batch, the next batch has the watermark at which that one was closed."""
     backend, location, seen = make_backend(), tmp_path / "chk", Collected()
     storage = ("--storage", backend.settings.storage)
     rows.put(5, 8, 11)
@@ -194,7 +194,7 @@ def test_spark_goes_on_at_the_watermark_of_a_batch_that_it_was_set_back_to(
         (location / folder / ".0.crc").unlink(missing_ok=True)
     assert main(["rewind", *storage, "--savepoint", "first", "--write", "job"]) == 0
     seen.batches.clear()
-    rows.put(9)  # late; the file source gives it in one batch with the one before
+    rows.put(9)  # late; the file source puts it in one batch with the previous one
     run_to_end(waiting(backend, rows.stream()).writeStream, location, seen)
 
     commit = (location / "commits" / "0").read_text(encoding="utf-8")
@@ -204,13 +204,13 @@ def test_spark_goes_on_at_the_watermark_of_a_batch_that_it_was_set_back_to(
 
 
 def their_windows(stream: DataFrame) -> Any:
-    """Count by windows what is no repetition, with Spark's own operators."""
+    """Count deduplicated rows by windows, with Spark's own operators."""
     windows = stream.dropDuplicatesWithinWatermark(["k", "t"]).groupBy("k", F.window("t", "5 seconds"))
     return windows.count().selectExpr("k", "window.start", "count")
 
 
 def our_windows(backend: ChangelogStateBackend, stream: DataFrame) -> Any:
-    """Do the same with columnar ones."""
+    """Do the same with columnar operators."""
     first = backend.transform_columns(
         stream.groupBy("k", "t"), Deduplicate("t", timedelta(seconds=1)), outputMode="Append"
     )
@@ -223,9 +223,9 @@ def test_spark_is_told_to_run_no_batch_without_data(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, what: str
 ) -> None:
     """
-    Where Spark runs none, each batch puts out what Spark's own operators do in it.
+    If Spark runs no batch without data, each batch emits what Spark's own operators emit in it.
 
-    What is due waits for the next batch and comes behind its rows, which are late by the watermark of the one before.
+    Due timers wait for the next batch and fire after its rows, which are late by the previous batch's watermark.
     """
     backend, settings = make_backend(), {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}
     program = waits(what)
@@ -240,7 +240,7 @@ def test_spark_is_told_to_run_no_batch_without_data(
 
 
 def test_last_windows_and_repetitions(spark: SparkSession, make_backend: Backends, tmp_path: Path) -> None:
-    """Columnar windows behind a columnar deduplication: the whole output is that of Spark's own two operators."""
+    """Output of columnar windows after a columnar deduplication equals that of Spark's own two operators."""
     rows, location = Input(spark, tmp_path), tmp_path / "chk"
     for seconds in ((1, 3, 3, 9), (9, 12, 17), (17, 30, 31), (33,)):
         rows.put(*seconds)

@@ -1,7 +1,7 @@
 """
-What may be lost beside processes: the registry, and the local disk.
+Losses other than processes: the registry, and the local disk.
 
-A failure means that state is lost although it is stored, or that a local disk is more than a cache.
+A failure means that stored state is lost, or that a local disk is more than a cache.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ FILES = random_input(seed=30, batches=4, rows=60, keys=12)
 def run(
     backend: ChangelogStateBackend, spark: SparkSession, folder: Path, files: int, function: Callable[..., None]
 ) -> None:
-    """Run a query over the first files, from where it stands to the end of them."""
+    """Run a query over the first files, from its current position to their end."""
     write_input(folder / "in", FILES[:files])
     stream = read_input(spark, folder / "in").groupBy("k")
     query = backend.transform_with_state(stream, Totals(), OUTPUT, "Update", "None")
     run_to_end(query.writeStream, folder / "chk", function)
 
 
-def test_query_goes_on_after_rebuild(
+def test_query_continues_after_rebuild(
     make_backend: Callable[..., ChangelogStateBackend], spark: SparkSession, tmp_path: Path
 ) -> None:
-    """I10, I14: a job that lost its registry and all tables is rebuilt from its log, and goes on as if nothing was."""
+    """I10, I14: a job that lost its registry and all tables is rebuilt from its log, and continues unaffected."""
     collected = Collected()
     run(make_backend(), spark, tmp_path, 2, collected)
     job, store = tmp_path / "store" / "job", open_store(f"file://{tmp_path / 'store'}")
@@ -70,7 +70,7 @@ def test_query_goes_on_after_rebuild(
 def test_full_local_disk_only_slows(
     make_backend: Callable[..., ChangelogStateBackend], spark: SparkSession, tmp_path: Path, local_dir: Path
 ) -> None:
-    """I16: a local disk that is full costs no batch and no checkpoint; where it has room again, tables come back."""
+    """I16: a full local disk costs no batch and no checkpoint; once it has room again, tables return."""
     collected = Collected()
     run(make_backend(), spark, tmp_path, 1, collected)
     shutil.rmtree(local_dir / "tables")

@@ -16,7 +16,7 @@ KILLS = 2
 
 
 def test_output_and_state_are_of_one_attempt(tmp_path: Path) -> None:
-    """I18: random numbers in the output are those of the state, whenever an executor with blocks is killed."""
+    """I18: random numbers in the output equal those in the state, whenever an executor with blocks is killed."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYSPARK_PYTHON": sys.executable}
     command = [sys.executable, "-m", "loadtest.chaos_blocks", "--kills", str(KILLS)]
 

@@ -1,4 +1,4 @@
-"""A job whose tables are materialized while it runs, and that is restored from the snapshots."""
+"""A job whose tables are materialized while it runs, and then restored from the snapshots."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_job_goes_on_from_snapshots(
     local_dir: Path,
     always_materialized: None,
 ) -> None:
-    """I13, I14: without its tables and its sidecar a job goes on from snapshots and log, also at other parallelism."""
+    """I13, I14: without tables and sidecar a job resumes from snapshots and log, also at another parallelism."""
     files = random_input(seed=13, batches=9, rows=200, keys=40)
     collected, backend = WhenStored(local_dir), make_backend()
     for upto, parallelism in ((6, 2), (7, 2), (9, 3)):

@@ -1,7 +1,7 @@
 """
-Operators behind Spark's own stateful ones. More of them are compared with Spark's own operator in `differential`.
+Operators after Spark's own stateful ones. More of them are compared with Spark's own operator in `differential`.
 
-A failure means that rows which are as old as the watermark, as Spark puts them out, are dropped as late.
+A failure means that rows as old as the watermark, as Spark emits them, are dropped as late.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.spark
 
 
 class Passing(StatefulProcessor):
-    """Yields what it is given."""
+    """Yields its rows."""
 
     def init(self, handle: Any) -> None:
         self.count = handle.getValueState("count", "n long")
@@ -40,14 +40,14 @@ class Passing(StatefulProcessor):
 
 
 def by_rows(backend: ChangelogStateBackend, windows: DataFrame) -> Any:
-    """Pass rows through a processor that goes by event time."""
+    """Pass rows through an event-time processor."""
     return backend.transform_with_state(
         windows.groupBy("k"), Passing(), "k string, t timestamp, n long", "Append", "EventTime"
     )
 
 
 def by_columns(backend: ChangelogStateBackend, windows: DataFrame) -> Any:
-    """Pass rows through a columnar one, of which none is a repetition."""
+    """Pass rows through a columnar operator; none is a duplicate."""
     grouped = windows.groupBy("k", "t")
     return backend.transform_columns(grouped, Deduplicate("t", timedelta(hours=1)), outputMode="Append")
 
@@ -59,7 +59,7 @@ def test_windows_of_spark_are_not_late(
     tmp_path: Path,
     operator: Callable[[ChangelogStateBackend, DataFrame], Any],
 ) -> None:
-    """Each window that Spark's own aggregation gives arrives, and once."""
+    """Each window of Spark's own aggregation arrives exactly once."""
     feed, seen = Feed(tmp_path / "input"), Collected()
     rows = tuple((Event("a", 0, "x", 2, second),) for second in (0, 4, 9))
     for content in History((Run(rows, 1),)).files(1)[0]:
@@ -82,8 +82,8 @@ def test_rows_come_before_timers_where_the_stream_does_not_pause(
     """
     A timer sees the rows of the batch in which it fires, as with Spark's own operator, batch by batch.
 
-    Spark runs no batch without data between two that follow each other at once: neither fires what is due before the
-    rows of the second one, nor makes them late by its watermark.
+    Between two immediately consecutive batches Spark runs none without data: no timer fires before the second one's
+    rows, and its watermark does not make them late.
     """
 
     def program(stream: DataFrame) -> Any:

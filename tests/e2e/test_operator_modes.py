@@ -1,4 +1,4 @@
-"""Time mode and output mode of an operator over restarts of its query."""
+"""Time mode and output mode of an operator across restarts of its query."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.e2e
 
 
 def forget_modes(url: str) -> None:
-    """Write the newest checkpoint as programs did that stored no modes."""
+    """Rewrite the newest checkpoint as written by programs that stored no modes."""
     store = open_store(url)
     newest = list(JobStore(store, "job", SystemClock(), SystemIds()).completed())[-1]
     assert [(info.time_mode, info.output_mode) for info in newest.operators] == [("None", "Update")]
@@ -45,9 +45,9 @@ def test_other_modes_are_refused_and_the_old_program_goes_on(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
     """
-    A restart with another time or output mode is an error that names both, as on Spark, and costs nothing (I14).
+    I14: a restart with another time or output mode is an error that names both, as on Spark, and loses nothing.
 
-    A job of a program that did not store modes goes on, and keeps from then on those it goes on with.
+    A job of a program that did not store modes continues, and from then on keeps the modes of that restart.
     """
     files, collected, backend = random_input(seed=80, batches=3, rows=40, keys=8), Collected(), make_backend()
 

@@ -26,7 +26,7 @@ PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 ROWS_PER_ARROW_BATCH = 7
 ZONE = "America/New_York"
 
-# Columns of every type, made of a number; `maybe` and `flag` are null for some keys, and never for others.
+# Columns of every type, derived from a number; `maybe` and `flag` are null for some keys, and never for others.
 TYPED = (
     "k",
     "v",
@@ -53,7 +53,7 @@ TYPED = (
 
 
 class Looks(StatefulProcessor):
-    """Tells all that can be seen of a key and its frames."""
+    """Reports all visible properties of a key and its frames."""
 
     def init(self, handle: Any) -> None:
         self.seen = handle.getValueState("seen", "n long, last timestamp, most double")
@@ -62,7 +62,7 @@ class Looks(StatefulProcessor):
         frames = list(rows)
         frame = frames[0].sort_values("v", ignore_index=True)
         seen = self.seen.get()
-        # Scalars of NumPy and pandas, as they come out of a frame.
+        # NumPy and pandas scalars from a frame.
         self.seen.update((np.int64(len(frame)) + (seen[0] if seen else 0), frame["ts"].max(), frame["small"].max()))
         look = {
             "key": [repr(part) for part in key],
@@ -78,7 +78,7 @@ class Looks(StatefulProcessor):
 
 
 class Collections(StatefulProcessor):
-    """A list and a map of what the frames bring; its output has every type, and an empty frame now and then."""
+    """A list and a map of values from frames; its output has every type, and sometimes an empty frame."""
 
     OUTPUT = (
         "k string, n int, top double, at timestamp, day date, tags array<string>, pair struct<a:int,b:string>, "
@@ -119,7 +119,7 @@ class Collections(StatefulProcessor):
 
 
 class ByPosition(StatefulProcessor):
-    """Yields frames whose columns have numbers for names, and several of them per key."""
+    """Yields frames with numbers as column names, and several of them per key."""
 
     def init(self, handle: Any) -> None:
         self.calls = handle.getValueState("calls", "n int")
@@ -176,7 +176,7 @@ def both(
 
 
 def test_frames_and_keys_look_as_on_spark(both: Callable[..., Any]) -> None:
-    """Columns, types, index, values and keys are those of Spark's frames, for every type, with nulls (I14)."""
+    """I14: columns, types, index, values and keys equal those of Spark's frames, for every type, with nulls."""
     files = [[(k, float(3 * batch + n)) for k in ("a", "b", None) for n in range(2)] for batch in range(4)]
 
     theirs, ours = both(Looks, "k string, look string", ["k", "ts", "day", "whole"], files)
@@ -185,7 +185,7 @@ def test_frames_and_keys_look_as_on_spark(both: Callable[..., Any]) -> None:
 
 
 def test_collections_and_output_types(both: Callable[..., Any]) -> None:
-    """List and map state take what frames hold; output columns of every type arrive as on Spark (I14)."""
+    """I14: list and map state accept values from frames; output columns of every type arrive as on Spark."""
     files = [[(k, float(n % (batch + 2))) for k in ("a", "b", "c") for n in range(batch + 1)] for batch in range(4)]
 
     theirs, ours = both(Collections, Collections.OUTPUT, ["k"], files)
@@ -194,7 +194,7 @@ def test_collections_and_output_types(both: Callable[..., Any]) -> None:
 
 
 def test_big_keys_come_in_chunks(both: Callable[..., Any]) -> None:
-    """A key of many Arrow batches is one call with several frames; output goes by position where names are numbers."""
+    """A key of many Arrow batches is one call with several frames; numeric column names select columns by position."""
     files = [[(k, float(n)) for k in ("a", "b") for n in range(10 * batch + 1)] for batch in range(4)]
 
     theirs, ours = both(ByPosition, "k string, v double", ["k"], files, ("k", "v"))

@@ -1,5 +1,5 @@
 """
-How Spark brings rows to their partitions, and in which order they come there.
+How Spark moves rows to their partitions, and in which order they arrive.
 
 A failure means that a processor sees a key twice in a batch, or the rows of two keys as one's.
 """
@@ -29,11 +29,11 @@ from tests.e2e.support import Collected, run_to_end
 
 pytestmark = pytest.mark.spark
 KEYS = ([1, None], [None, 1], [1], [2])
-"""The first three have one hash, for it passes over nulls."""
+"""The first three have one hash, because it skips nulls."""
 
 
 def test_late_rows_lie_before_all_others(spark: SparkSession) -> None:
-    """Late rows come first, and then each key once."""
+    """Late rows come first, then each key once."""
     time = F.expr("timestamp_millis(pmod(hash(id), 90) * 1000)").alias("t", metadata={DELAY_KEY: 0})
     rows = spark.range(3_000).select(F.expr("cast(id % 100 as int) as k"), time)
     operator = Operator(
@@ -84,7 +84,7 @@ class PandasCalls(PandasTotals):
 
 
 def counted(backend: ChangelogStateBackend, grouped: Any, api: str) -> Any:
-    """Return the number of rows per key, and of calls where there are any."""
+    """Return the number of rows per key, and of calls if any."""
     output = "k array<int>, n long, s double"
     if api == "rows":
         return backend.transform_with_state(grouped, Calls(), output, "Update", "None")
@@ -97,7 +97,7 @@ def counted(backend: ChangelogStateBackend, grouped: Any, api: str) -> Any:
 def test_keys_with_one_hash_are_kept_apart(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path, api: str
 ) -> None:
-    """Keys that Spark's hash cannot tell from each other are each seen once per batch, with all their rows."""
+    """Keys with equal Spark hashes are each seen once per batch, with all their rows."""
     session = spark.newSession()
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
     counts = {str(key): 500 + 7 * number for number, key in enumerate(KEYS)}

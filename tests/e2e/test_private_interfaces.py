@@ -1,8 +1,8 @@
 """
-What is private in Spark and pandas, on the version that runs: every use that the library makes of it.
+The library's uses of private interfaces of Spark and pandas, on the running version.
 
-``make test-versions`` runs this on each minor version that is served. A failure names what a new version has changed,
-and ``backend_client/spark/private`` is the one place to follow it.
+``make test-versions`` runs this on each supported minor version. A failure names an interface that a new version has
+changed; ``backend_client/spark/private`` is the one place to adapt.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ MANY_TYPES = f"{VALUES}, st struct<x:int,y:timestamp>, dt date, c decimal(10,2),
 
 @pytest.fixture
 def stream(spark: SparkSession, tmp_path: Path) -> DataFrame:
-    """A stream of files, one of them there."""
+    """Return a stream of files, with one of them present."""
     write_input(tmp_path / "in", [[("a", 1.0)]])
     return read_input(spark, tmp_path / "in")
 
 
 def test_version_is_served() -> None:
-    """The version that runs is one of those that the errors name."""
+    """The running version is one of those that the errors name."""
     first, last = (tuple(map(int, text.split("."))) for text in session.SERVED.split(" to "))
 
     assert first <= tuple(map(int, pyspark.__version__.split(".")[:2])) <= last
 
 
 def test_session_is_known(spark: SparkSession) -> None:
-    """A session has an id of its own, and a JVM."""
+    """A session has its own id, and a JVM."""
     assert session.is_classic(spark)
     assert not session.is_classic(object())
     assert session.session_id_of(spark) != session.session_id_of(spark.newSession())
@@ -74,22 +74,22 @@ def test_session_is_known(spark: SparkSession) -> None:
     ],
 )
 def test_setting_is_known(spark: SparkSession, name: str) -> None:
-    """The settings that are read have defaults of Spark's own."""
+    """Settings that the library reads have Spark's defaults."""
     assert session.setting(spark, name, "of ours") != "of ours"
 
 
 def test_unknown_setting_has_the_default(spark: SparkSession) -> None:
-    """A setting that this version does not know has the value that is given for it."""
+    """A setting that this version does not know has the given default."""
     assert session.setting(spark, "spark.sql.of.another.version", "of ours") == "of ours"
 
 
 def test_schema_is_parsed() -> None:
-    """Schemas as text are parsed by Spark's public parser, which needs the session only to be there."""
+    """Spark's public parser parses schema texts; it only needs a session to exist."""
     assert DataType.fromDDL("a int, b string").jsonValue() == StructType.fromDDL("a int, b string").jsonValue()
 
 
 def test_grouping_is_read(spark: SparkSession, stream: DataFrame) -> None:
-    """The columns of a groupBy are told from other expressions, and the frame that was grouped is known."""
+    """The columns of a groupBy are distinguished from other expressions, and the grouped frame is found."""
     grouped = stream.groupBy("k", F.col("v"), (F.col("v") + 1))
 
     assert session.is_classic_grouped(grouped)
@@ -99,8 +99,8 @@ def test_grouping_is_read(spark: SparkSession, stream: DataFrame) -> None:
     assert session.grouped_frame(grouped).columns == ["k", "v"]
 
 
-def test_column_with_a_dot_is_no_field(stream: DataFrame) -> None:
-    """A quoted name is that of a column, whatever characters it has; an unquoted dot names a field of a struct."""
+def test_column_with_a_dot_is_not_a_field(stream: DataFrame) -> None:
+    """A quoted name is a column's, whatever its characters; an unquoted dot names a field of a struct."""
     frame = stream.select(F.col("k").alias("a.b"), F.col("v").alias("c`d"), F.struct("v").alias("a"))
     grouped = frame.groupBy("`a.b`", frame["`c``d`"], "a.v")
 
@@ -111,7 +111,7 @@ def test_column_with_a_dot_is_no_field(stream: DataFrame) -> None:
 
 
 def test_methods_of_groups_can_be_replaced() -> None:
-    """The methods that install replaces are those of the class itself."""
+    """The methods that install replaces belong to the class itself."""
     assert {"transformWithState", "transformWithStateInPandas"} <= set(dir(GroupedData))
     assert {"transformWithState", "transformWithStateInPandas"} <= set(GroupedData.__dict__) | set(
         *(base.__dict__ for base in GroupedData.__mro__[1:2])
@@ -127,7 +127,7 @@ def test_methods_of_groups_can_be_replaced() -> None:
     ],
 )
 def test_plan_names_its_nodes(spark: SparkSession, node: str, plan: Callable[[DataFrame], DataFrame]) -> None:
-    """Operations on many rows are found in the analyzed plan by their names, joins with their types."""
+    """Operations over many rows are found in the analyzed plan by their names, joins with their types."""
     nodes = dict(session.stream_side_nodes(plan(spark.createDataFrame([], INPUT))))
 
     assert node in nodes
@@ -135,7 +135,7 @@ def test_plan_names_its_nodes(spark: SparkSession, node: str, plan: Callable[[Da
 
 
 def test_failed_jobs_are_known(spark: SparkSession) -> None:
-    """Spark says why the jobs failed that would have read lost blocks, once its record has their ends."""
+    """Spark reports why jobs that read lost blocks failed, once its record has their ends."""
     frame = spark.range(4).localCheckpoint(eager=False)
     rdd = session.local_checkpoint(frame)
     first = session.jobs_so_far(rdd)
@@ -161,7 +161,7 @@ def test_watermark_is_in_the_schema(stream: DataFrame) -> None:
 
 
 def test_checkpoint_is_text_as_read(spark: SparkSession, stream: DataFrame, tmp_path: Path) -> None:
-    """Spark's checkpoint has its id, a batch's offsets with its time, and the commit, as they are read and written."""
+    """Spark's checkpoint has an id, a batch's offsets with its time, and the commit, in the expected format."""
     location = tmp_path / "chk"
     marked = stream.withColumn("t", F.timestamp_millis(F.lit(5000))).withWatermark("t", "1 second")
     query = marked.writeStream.format("noop").option("checkpointLocation", str(location))
@@ -175,7 +175,7 @@ def test_checkpoint_is_text_as_read(spark: SparkSession, stream: DataFrame, tmp_
 
 
 def test_table_of_the_catalog(spark: SparkSession) -> None:
-    """A table's format, folder and partitions are in Spark's own catalog; what is not there is Spark's error."""
+    """Spark's own catalog has a table's format, folder and partitions; a missing table is Spark's error."""
     spark.sql("create table private_table (a int, b int) using parquet partitioned by (b)")
     try:
         table = session.catalog_table(spark, "private_table")
@@ -189,7 +189,7 @@ def test_table_of_the_catalog(spark: SparkSession) -> None:
 
 
 def test_file_sink_writes_each_batch_once(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark's sink of files writes a batch's rows, and skips a batch that it has."""
+    """Spark's file sink writes a batch's rows, and skips a batch that it already has."""
     found = sinks.Format(spark, "json")
     assert (found.is_of_files, found.is_stream_sink) == (True, False)
     write = found.file_sink(str(tmp_path / "out"), ["k"], {"Compression": "none"})
@@ -202,7 +202,7 @@ def test_file_sink_writes_each_batch_once(spark: SparkSession, tmp_path: Path) -
 
 
 def test_stream_sink_is_made_by_its_provider(spark: SparkSession) -> None:
-    """Providers of Spark's first streaming interface make a sink of what they are given; Spark itself has none."""
+    """Providers of Spark's first streaming interface create a sink with the given options; Spark itself has none."""
     loader = session.jvm_of(spark).java.lang.Thread.currentThread().getContextClassLoader()
     methods = loader.loadClass(sinks._STREAM_SINK).getMethods()
     kinds = [str(kind.getName()) for method in methods for kind in method.getParameterTypes()]
@@ -220,13 +220,13 @@ def test_stream_sink_is_made_by_its_provider(spark: SparkSession) -> None:
 
 
 def test_unknown_format_is_an_error(spark: SparkSession) -> None:
-    """A format that Spark does not know is told from an interface that is not there."""
+    """An unknown format is distinguished from a missing interface."""
     with pytest.raises(InvalidInputError, match="does not find the format 'unheard_of'"):
         sinks.Format(spark, "unheard_of")
 
 
 def test_memory_sink_is_a_table(spark: SparkSession) -> None:
-    """Spark's sink in memory is a table that grows with each batch."""
+    """Spark's memory sink is a table that grows with each batch."""
     batch = spark.createDataFrame([("a", 1.0)], INPUT)
     write = sinks.memory_sink(spark, batch.schema, "private_memory")
 
@@ -237,7 +237,7 @@ def test_memory_sink_is_a_table(spark: SparkSession) -> None:
 
 
 def test_types_come_back_from_arrow(spark: SparkSession) -> None:
-    """Spark's types become Arrow's and come back, timestamps in UTC or without a zone."""
+    """Spark's types become Arrow's and back, timestamps in UTC or without a zone."""
     schema = StructType.fromDDL(MANY_TYPES)
     assert isinstance(schema, StructType)
 
@@ -248,7 +248,7 @@ def test_types_come_back_from_arrow(spark: SparkSession) -> None:
 
 
 def test_values_are_converted(spark: SparkSession) -> None:
-    """Structs are dictionaries in frames, timestamps inside them in the session's zone, and come back as they were."""
+    """In frames, structs are dictionaries with timestamps in the session's zone; they are converted back unchanged."""
     kind = DataType.fromDDL("struct<x:int,y:timestamp>")
     column = pa.array([{"x": 1, "y": pd.Timestamp(0, tz="UTC")}], frames.arrow_type(kind))
     series = column.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True, integer_object_nulls=True)
@@ -275,7 +275,7 @@ FRAME = pd.DataFrame(
 
 @pytest.fixture(params=["with pandas' blocks", "without them"])
 def pandas_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Pandas as it is, and one that keeps its frames in another way; whether it has blocks."""
+    """Return pandas as it is, or with another internal layout of frames; and whether it has blocks."""
     with_blocks: bool = request.param == "with pandas' blocks"
     if not with_blocks:
         monkeypatch.setattr(frames, "BlockManager", None)
@@ -284,8 +284,8 @@ def pandas_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_frames_are_sliced(pandas_of: bool) -> None:
-    """A part of a frame has its rows under an index from 0, by the blocks and without them."""
-    from_arrow = FRAME.drop(columns="c")  # the columns that a frame of Arrow's values has
+    """A slice of a frame has its rows with an index from 0, with and without blocks."""
+    from_arrow = FRAME.drop(columns="c")  # the columns of a frame made from Arrow
     sliced = frames.SlicedFrame(from_arrow)
 
     assert (sliced._blocks is not None) is pandas_of
@@ -295,7 +295,7 @@ def test_frames_are_sliced(pandas_of: bool) -> None:
 
 
 def test_arrays_of_frames(pandas_of: bool) -> None:
-    """The columns of a frame are NumPy's arrays of the same values, by the blocks and without them."""
+    """The columns of a frame are NumPy arrays of the same values, with and without blocks."""
     arrays = frames.column_arrays(FRAME)
 
     assert [array.dtype.kind for array in arrays] == ["i", "O", "f", "M", "i", "O", "O"]
@@ -305,7 +305,7 @@ def test_arrays_of_frames(pandas_of: bool) -> None:
 
 @pytest.mark.parametrize("error", [AttributeError("no x"), TypeError("'JavaPackage' object is not callable")])
 def test_missing_interface_is_named(error: Exception) -> None:
-    """An interface that is not there is an error with its name, the versions that have it, and a way on."""
+    """For a missing interface, the error has its name, the versions that have it, and the remedy."""
     with (
         pytest.raises(InvalidInputError, match=r"FileStreamSink of PySpark 4\.1 to 4\.3: use foreachBatch"),
         session.needed("FileStreamSink", "use foreachBatch"),
@@ -314,7 +314,7 @@ def test_missing_interface_is_named(error: Exception) -> None:
 
 
 def test_missing_class_of_the_jvm_is_named(spark: SparkSession) -> None:
-    """A class and a method that the JVM does not have are such errors, too."""
+    """A missing class or method of the JVM raises the same error."""
     with pytest.raises(InvalidInputError, match="AnotherSink"), session.needed("AnotherSink", "use foreachBatch"):
         session.jvm_of(spark).org.apache.spark.sql.execution.streaming.sinks.AnotherSink(1)
     with pytest.raises(InvalidInputError, match="anotherMethod"), session.needed("anotherMethod", "leave it"):
@@ -323,7 +323,7 @@ def test_missing_class_of_the_jvm_is_named(spark: SparkSession) -> None:
     assert issubclass(Py4JError, Exception)
 
 
-def test_error_of_spark_stays_what_it_is(spark: SparkSession) -> None:
-    """What Spark itself says is not taken for a missing interface."""
+def test_error_of_spark_is_unchanged(spark: SparkSession) -> None:
+    """Spark's own errors are not reported as missing interfaces."""
     with pytest.raises(PySparkException), session.needed("a parser", "use another"):
         DataType.fromDDL("a of no type")

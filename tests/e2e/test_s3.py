@@ -33,7 +33,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A bucket of a server of the test's own; its address is in the environment, as on a user's machine."""
+    """Return a bucket on the test's own server; its address is in the environment, as on a user's machine."""
     with S3Server() as server:
         for name, value in server.env().items():
             monkeypatch.setenv(name, value)
@@ -44,7 +44,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_chain_on_s3_survives_sidecar_and_disk(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path, bucket: str
 ) -> None:
-    """Two operators on S3: at most three objects a checkpoint, and a cold start from the bucket alone (I14, I16)."""
+    """I14, I16: two operators on S3 need at most three objects per checkpoint, and restart from the bucket alone."""
     files = random_input(seed=40, batches=4, rows=200, keys=30)
     collected = Collected()
     for upto in (3, 4):

@@ -1,8 +1,8 @@
 """
-A job that is set back to a savepoint, behind which its state schema changed, and forward again.
+A job that is set back to a savepoint from before a change of its state schema, and forward again.
 
-The sidecar runs on, and local tables stay as they are. A failure means that something written after the savepoint, or
-under the newer schema, is still there, or that Spark goes on from another batch than the state.
+The sidecar keeps running, and local tables stay. A failure means that something written after the savepoint, or under
+the newer schema, is still there, or that Spark resumes from another batch than the state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEYS = ["a", "b", "c"]
 
 
 class Counting(StatefulProcessor):
-    """Counts the batches of a key; the newer version keeps a note beside the number, and all notes in a list."""
+    """Counts the batches of a key; the newer version stores a note beside the number, and all notes in a list."""
 
     def __init__(self, *, newer: bool) -> None:
         self.newer = newer
@@ -67,7 +67,7 @@ class Query:
         self.location = folder / "chk"
 
     def run(self, upto: int, *, newer: bool, fails: bool = False) -> dict[int, set[str]]:
-        """Run a version of the program over what is new of so many files; return what each batch saw."""
+        """Run a version of the program over the new ones of this many files; return what each batch saw."""
         write_input(self._folder / "in", [[(key, 1.0) for key in KEYS]] * upto)
         stream, collected = read_input(self._spark, self._folder / "in").groupBy("k"), Collected()
         result = self._backend.transform_with_state(
@@ -83,7 +83,7 @@ class Query:
         ).savepoints.names()
 
     def command(self, *arguments: str) -> None:
-        """Run a command of ``dstl`` on the job."""
+        """Run a ``dstl`` command on the job."""
         name, *rest = arguments
         assert main([name, "--storage", self._backend.settings.storage, *rest, "job"]) == 0
 
@@ -92,9 +92,9 @@ def test_savepoint_from_before_a_schema_changed(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
     """
-    I14, I15: what a program of either version sees after the job was set back is the savepoint's state, and no more.
+    I14, I15: after a rewind, a program of either version sees exactly the savepoint's state.
 
-    The local tables, which are newer than the savepoint, are not taken for it.
+    The local tables, which are newer than the savepoint, are not used.
     """
     query = Query(spark, make_backend(), tmp_path)
     query.run(1, newer=False)
@@ -102,7 +102,7 @@ def test_savepoint_from_before_a_schema_changed(
     newer = {1: {"[(1, None), ()]"}, 2: {"[(2, 'note 2'), ('note 2',)]"}}
     assert query.run(3, newer=True) == newer
 
-    # The file source gives everything since then in one batch.
+    # The file source puts everything since then in one batch.
     query.command("rewind", "--savepoint", "before", "--write")
     assert query.run(3, newer=False) == {1: {"[(1,)]"}}
     assert query.run(4, newer=False) == {2: {"[(2,)]"}}
@@ -113,7 +113,7 @@ def test_savepoint_from_before_a_schema_changed(
 def test_job_is_set_forward_again(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
-    """I11, I14: what a job was set back from is kept, and the job goes on there as if nothing had happened."""
+    """I11, I14: the state before a rewind is kept, and the job resumes from it as if nothing had happened."""
     query = Query(spark, make_backend(), tmp_path)
     query.run(1, newer=False)
     query.command("savepoints", "--create", "first")
@@ -129,7 +129,7 @@ def test_job_is_set_forward_again(
 def test_spark_checkpoint_without_old_entries(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
-    """A savepoint that is older than what Spark keeps of its own checkpoint is gone back to all the same."""
+    """A job can be set back to a savepoint older than the entries that Spark keeps in its own checkpoint."""
     query = Query(spark, make_backend(), tmp_path)
     query.run(2, newer=False)
     query.command("savepoints", "--create", "old")
@@ -146,7 +146,7 @@ def test_spark_checkpoint_without_old_entries(
 def test_batch_behind_a_rewind_keeps_its_offsets(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
-    """I14: a batch that began behind a rewind and failed is executed again with the same rows."""
+    """I14: a batch that began after a rewind and failed is executed again with the same rows."""
     query = Query(spark, make_backend(), tmp_path)
     query.run(1, newer=False)
     query.command("savepoints", "--create", "first")

@@ -1,4 +1,4 @@
-"""What a query leaves on the driver's disk and executors: nothing that grows with its batches, nothing behind it."""
+"""Leftovers of a query on the driver's disk and executors: none that grow with its batches, none after its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGE = b"x" * (3 << 20)
 
 
 class LargeTotals(Totals):
-    """`Totals` with a model of some megabytes, which it got where it was made, and a broadcast of its user."""
+    """`Totals` with a process-local model of some megabytes, and a broadcast of its user."""
 
     def __init__(self, spark: SparkSession) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def broadcast_files(spark: SparkSession) -> set[str]:
 def test_large_functions_are_shipped_once(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path, sink: str
 ) -> None:
-    """However many batches run, a large processor, step or function is one file, which goes with its query."""
+    """However many batches run, a large processor, step or function is one file, deleted with its query."""
     model, out = LARGE, tmp_path / "out"
     out.mkdir()
     write_input(tmp_path / "in", FILES)
@@ -75,15 +75,15 @@ def test_large_functions_are_shipped_once(
     expected = list(expected_output(FILES).values())
     if sink == "foreachBatch":
         assert seen == expected
-        assert files == [2, 2, 2]  # the processor's and the steps'
+        assert files == [2, 2, 2]  # of the processor and of the steps
     else:
         assert {path.name for path in out.iterdir()} == {f"{k}-{n}" for rows in expected for k, n, _ in rows}
-    # What other tests' queries have shipped may go meanwhile, too.
-    wait_until(lambda: broadcast_files(spark) <= before, what="the end of what the query shipped")
+    # Files of other tests' queries may be deleted meanwhile.
+    wait_until(lambda: broadcast_files(spark) <= before, what="the deletion of the query's shipments")
 
 
 def test_anchors_go_with_the_last_query(spark: SparkSession) -> None:
-    """Executors keep a partition's anchor while queries use it, also where a user clears the cache, and no longer."""
+    """Executors keep a partition's anchor exactly as long as queries use it, even if a user clears the cache."""
     anchors, rows = Anchors(spark), spark.range(4).selectExpr("cast(id % 2 as int) as p", "id")
 
     def all_kept() -> set[int]:
@@ -92,7 +92,7 @@ def test_anchors_go_with_the_last_query(spark: SparkSession) -> None:
     before = all_kept()
 
     def kept() -> int:
-        return len(all_kept() - before)  # what other tests' queries keep may go meanwhile
+        return len(all_kept() - before)  # anchors of other tests' queries may be removed meanwhile
 
     for _ in range(2):
         anchors.acquire()

@@ -1,4 +1,4 @@
-"""Spark's sinks below a stateful result: what arrives, over restarts and batches that are executed again."""
+"""Spark's sinks after a stateful result: what arrives over restarts and repeated batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def expected(upto: int = 3) -> list[Any]:
 
 @pytest.fixture
 def lose_each_checkpoint_once(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Make the first try of each checkpoint fail behind the sink, as if a sidecar had died with the batch's sets."""
+    """Make the first try of each checkpoint fail after the sink, as if a sidecar had died with the batch's sets."""
     lost: set[int] = set()
     complete = JobSession.complete
 
@@ -66,7 +66,7 @@ def test_file_sinks_write_once(
     lose_each_checkpoint_once: set[int],
     source: str,
 ) -> None:
-    """Each row is in the files once, though every batch is executed twice and the query is restarted (I14)."""
+    """I14: each row is in the files once, though every batch is executed twice and the query is restarted."""
     for upto in (2, 3):
         write_input(tmp_path / "in", FILES[:upto])
         backend = make_backend()
@@ -78,13 +78,13 @@ def test_file_sinks_write_once(
     read = spark.read.schema(f"{OUTPUT}, part long").format(source).load(str(tmp_path / "out"))
     assert rows_of(read) == expected()
     assert {path.name for path in (tmp_path / "out").glob("part=*")} <= {"part=0", "part=1"}
-    # Spark takes the folder for a streaming sink's: only what its log names counts.
+    # Spark treats the folder as a streaming sink's: only files in its log count.
     assert {path.name for path in (tmp_path / "out" / "_spark_metadata").glob("[0-9]*")} == {"0", "1", "2"}
 
 
 @pytest.mark.parametrize("source", ["csv", "orc"])
 def test_other_file_formats(spark: SparkSession, make_backend: Backends, tmp_path: Path, source: str) -> None:
-    """The other formats of files go the same way, with their options."""
+    """The other file formats work the same way, with their options."""
     write_input(tmp_path / "in", FILES[:1])
     writer = totals(make_backend(), read_input(spark, tmp_path / "in")).writeStream.format(source)
 
@@ -99,10 +99,10 @@ def test_other_file_formats(spark: SparkSession, make_backend: Backends, tmp_pat
     assert rows_of(spark.read.schema(OUTPUT).format(source).load(str(tmp_path / "out"))) == expected(1)
 
 
-def test_file_sink_after_a_crash_behind_the_checkpoint(
+def test_file_sink_after_a_crash_between_checkpoint_and_commit(
     spark: SparkSession, make_backend: Backends, tmp_path: Path
 ) -> None:
-    """A batch that Spark executes again because only its own commit is missing is in the files once (I3)."""
+    """I3: a batch that Spark executes again because only its own commit is missing is in the files once."""
     for upto in (2, 3):
         write_input(tmp_path / "in", FILES[:upto])
         writer = totals(make_backend(), read_input(spark, tmp_path / "in")).writeStream
@@ -117,7 +117,7 @@ def test_file_sink_after_a_crash_behind_the_checkpoint(
 def test_tables_are_created_and_appended_to(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, lose_each_checkpoint_once: set[int]
 ) -> None:
-    """A partitioned table is created by toTable, and appended to after a restart, each batch once (I14)."""
+    """I14: toTable creates a partitioned table and appends to it after a restart, each batch once."""
     table = "totals_" + re.sub(r"\W", "_", tmp_path.name)
     results: list[StatefulDataFrame] = []
     for upto in (1, 3):
@@ -140,7 +140,7 @@ def test_tables_are_created_and_appended_to(
 def test_table_in_a_folder_of_any_name(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, folder: str
 ) -> None:
-    """A table is written where it is read, also where its folder's name has other forms as a URI."""
+    """A table is written where it is read, even if its folder's name has other forms as a URI."""
     write_input(tmp_path / "in", FILES[:1])
     table = "odd_" + re.sub(r"\W", "_", tmp_path.name)
     options = {"path": str(tmp_path / folder / "t"), "checkpointLocation": str(tmp_path / folder / "chk")}
@@ -156,7 +156,7 @@ def test_table_in_a_folder_of_any_name(
 def test_memory_sink_is_a_table(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, lose_each_checkpoint_once: set[int]
 ) -> None:
-    """The rows of all batches can be asked for by the query's name, each once; Spark's own status names the query."""
+    """The rows of all batches can be queried by the query's name, each once; Spark's own status names the query."""
     write_input(tmp_path / "in", FILES)
     name = "memory_" + re.sub(r"\W", "_", tmp_path.name)
     writer = totals(make_backend(), read_input(spark, tmp_path / "in")).writeStream.outputMode("update")
@@ -170,7 +170,7 @@ def test_memory_sink_is_a_table(
 def test_console_sink_prints_as_spark(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The console sink prints each batch below Spark's heading, with its options; the location may be the session's."""
+    """The console sink prints each batch below Spark's heading, with its options; the session may set the location."""
     write_input(tmp_path / "in", [[("a", 1.0)], [("b", 2.0)]])
     spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "chk"))
     try:
@@ -190,7 +190,7 @@ def test_console_sink_prints_as_spark(
 
 
 class Opens:
-    """Spark's ForeachWriter: refuses one partition, and tells what it is called with."""
+    """Spark's ForeachWriter: refuses one partition, and records its calls."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -250,7 +250,7 @@ def test_foreach_writer_is_opened_and_closed(spark: SparkSession, make_backend: 
 def test_impossible_sink_is_named(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, configure: Callable[[Any], Any], message: str
 ) -> None:
-    """What a sink lacks or cannot do is an error of start that says so, before the job is taken over."""
+    """For a missing or unsupported part of a sink, the start fails with an error that names it, before the takeover."""
     write_input(tmp_path / "in", FILES[:1])
     writer = totals(make_backend(), read_input(spark, tmp_path / "in")).writeStream
 
@@ -268,7 +268,7 @@ def test_native_stateful_operator_before_ours(
     lose_each_checkpoint_once: set[int],
     behind_manifest: bool,
 ) -> None:
-    """Spark's own dropDuplicates before the operator: batches executed twice or skipped leave its state right (I14)."""
+    """I14: with Spark's own dropDuplicates before the operator, repeated or skipped batches leave correct state."""
     files = [[("a", 1.0), ("b", 1.0), ("a", 1.0)], [("a", 1.0), ("c", 2.0)], [("c", 2.0), ("a", 3.0), ("b", 1.0)]]
     collected = Collected()
     for upto in (2, 3):

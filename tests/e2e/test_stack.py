@@ -1,4 +1,4 @@
-"""`make stack` as a user meets it: started, used by the command that it prints, stopped by Ctrl-C."""
+"""`make stack` as used by a user: started, used through the command that it prints, stopped with Ctrl-C."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BATCHES = 3
 
 
 class RunningStack:
-    """The program in a process group of its own, and what it printed so far."""
+    """The program in its own process group, and its output so far."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -47,7 +47,7 @@ class RunningStack:
         return any("Ctrl-C" in line for line in self.lines)
 
     def stop(self) -> None:
-        """Press Ctrl-C, and end what is left of the group if that does not."""
+        """Press Ctrl-C, and end any remaining processes of the group."""
         os.killpg(self.process.pid, signal.SIGINT)
         try:
             self.process.wait(60)
@@ -70,7 +70,7 @@ class RunningStack:
 
 
 def test_job_runs_on_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The printed job runs on both workers over S3, its state is right (I14), and Ctrl-C leaves no process."""
+    """I14: the printed job runs on both workers over S3, its state is correct, and Ctrl-C leaves no process."""
     stack = RunningStack()
     try:
         wait_until(stack.is_ready, timeout_s=300, what="the stack")
@@ -96,7 +96,7 @@ def test_job_runs_on_stack(monkeypatch: pytest.MonkeyPatch) -> None:
         state = stored_state(store, "cluster-totals", "Totals")
         assert Counter(codec.decode(value) for value in state.values()) == {(20 * BATCHES,): 100}
         hosts = {info.key.split("/")[2] for info in store.list("cluster-totals/segments/")}
-        # The coordinator cannot reach their sidecars, so the notes of checkpoints are objects of its own.
+        # The coordinator cannot reach their sidecars, so the notes of checkpoints are separate objects.
         assert hosts == {"coordinator", "worker-1", "worker-2"}
         store.close()
     finally:

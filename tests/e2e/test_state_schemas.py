@@ -1,7 +1,7 @@
 """
-States whose schemas change between two runs of a query, beyond what Spark does: for that see `differential`.
+States whose schemas change between two runs of a query, beyond what Spark supports; `differential` tests the rest.
 
-A failure means that a program that was changed reads other values than it wrote.
+A failure means that a changed program reads other values than it wrote.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEYS = ["a", "b", "c"]
 
 
 class Versions(StatefulProcessor):
-    """Says what it finds in its states, and leaves behind what the version of the program can write."""
+    """Reports the content of its states, and writes what the program's version can write."""
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -65,7 +65,7 @@ class Versions(StatefulProcessor):
 
 
 def run(spark: SparkSession, backend: ChangelogStateBackend, folder: Path, processor: StatefulProcessor) -> Collected:
-    """Run a processor, by the name that its operator had, over the input that is new."""
+    """Run a processor, under its operator's name, over the new input."""
     collected = Collected()
     stream = read_input(spark, folder / "in").groupBy("k")
     result = backend.transform_with_state(stream, processor, OUTPUT, "Update", "None", name="versions")
@@ -76,7 +76,7 @@ def run(spark: SparkSession, backend: ChangelogStateBackend, folder: Path, proce
 def test_state_of_older_schemas_is_read_after_restarts(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
-    """I14, I15: values of every schema of a job's history are read as the newest has them, also from the log alone."""
+    """I14, I15: values of every schema in a job's history are read with the newest one, also from the log alone."""
     found = []
     for version in range(3):
         write_input(tmp_path / "in", [[(key, float(number)) for key in KEYS] for number in range(version + 1)])
@@ -95,7 +95,7 @@ def test_state_of_older_schemas_is_read_after_restarts(
 def test_impossible_change_is_refused_and_state_is_kept(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
-    """A change that would lose something names the field; the program of before goes on with its state."""
+    """A lossy change is refused with the field's name; the previous program continues with its state."""
     write_input(tmp_path / "in", [[("a", 0.0)]])
     run(spark, make_backend(), tmp_path, Versions(1))
     write_input(tmp_path / "in", [[("a", 0.0)], [("a", 1.0)]])
@@ -118,5 +118,5 @@ def test_impossible_change_is_refused_and_state_is_kept(
     ],
 )
 def test_text_schemas_are_those_of_spark(spark: SparkSession, text: str) -> None:
-    """`StateTester`, which runs without Spark, reads schemas as Spark does."""
+    """`StateTester`, which runs without Spark, parses schemas as Spark does."""
     assert parse_schema(text) == spark._parse_ddl(text).jsonValue()

@@ -1,7 +1,7 @@
 """
-The join of several streams, against Spark's own joins of two streams and, for three, against its definition.
+The join of several streams, compared with Spark's own joins of two streams and, for three, with its definition.
 
-A failure means that a join here puts out other rows than SQL says.
+A failure means that a join emits other rows than SQL defines.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ COLUMNS = ("k", "n", "l.t", "l.id", "l.more", "r.t", "r.id", "r.more")
 
 def write_files(folder: Path, numbers: range, seed: int, last: int) -> None:
     """
-    Write a file of random rows for each number: batch by batch ten seconds on.
+    Write a file of random rows for each number, each ten seconds after the previous one.
 
-    Some rows come long behind the watermark, however the batches are cut. The last two files move it past all others.
+    Some rows are far behind the watermark, however the batches are cut. The last two files move it past all others.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number in numbers:
@@ -106,7 +106,7 @@ def test_join_of_two_streams_is_spark_s(
 
 
 class PassOn(StatefulProcessor):
-    """An operator behind the join that yields what reaches it: late rows do not."""
+    """An operator after the join that yields the rows it receives; late rows are missing."""
 
     def init(self, handle: Any) -> None:
         pass
@@ -121,7 +121,7 @@ class PassOn(StatefulProcessor):
 def test_join_of_three_streams_reaches_next_operator(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
-    """Three inputs of different columns: a second operator of the chain sees exactly the rows of the definition."""
+    """Three inputs with different columns: a second operator of the chain sees exactly the rows of the definition."""
     columns = {"a": ["k", "t", "id"], "b": ["id", "k", "t", "more"], "c": ["t", "id", "k", "n"]}
     known: dict[str, list[tuple[int, int, int]]] = {}
     for position, label in enumerate(columns):
@@ -149,7 +149,7 @@ def test_join_of_three_streams_reaches_next_operator(
 
 
 def test_impossible_join_is_refused(spark: SparkSession, make_backend: Callable[..., Any], tmp_path: Path) -> None:
-    """Each mistake in the arguments is an error, before the query starts, that says what to do."""
+    """Each invalid argument is an error that names the remedy, before the query starts."""
     write_files(tmp_path / "input", range(1), seed=1, last=9)
     backend, stream = make_backend(), read(spark, tmp_path / "input")
     plain = read_input(spark, tmp_path / "input", SCHEMA)

@@ -1,5 +1,5 @@
 """
-Timers where no rows come. What they do where rows come is compared with Spark's own in `differential`.
+Timers without rows. Timers with rows are compared with Spark's own in `differential`.
 
 A failure means that a key is forgotten until the next row of any key.
 """
@@ -26,10 +26,10 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.spark
 
 
-def test_timers_fire_without_rows_where_asked_for(
+def test_timers_fire_without_rows_if_enabled(
     spark: SparkSession, make_backend: Callable[..., ChangelogStateBackend], tmp_path: Path
 ) -> None:
-    """With `idle_timers`, what is due fires although no row comes; a query cannot be changed to it or from it."""
+    """With `idle_timers`, due timers fire without rows; a query's setting cannot be changed."""
     seen, feed = Collected(), Feed(tmp_path / "input")
     progress: list[BatchProgress] = []
 
@@ -48,7 +48,7 @@ def test_timers_fire_without_rows_where_asked_for(
     query = start(idle_timers=0.5)
     try:
         feed.put(History((Run((events,), 1),)).files(0)[0][0])
-        # A batch's progress comes behind its output, which a stop in between would keep back.
+        # A batch's progress follows its output, and a stop in between would suppress it.
         fired_in = (START_S + 10) * 1000
         wait_until(
             lambda: query.exception() or any(batch.watermark_ms == fired_in for batch in progress), 120, "the timers"

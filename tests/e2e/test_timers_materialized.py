@@ -1,8 +1,8 @@
 """
 Timers and ends of values in tables that are materialized while the query runs, and lost between its runs.
 
-A failure means that a table which comes from a snapshot and the log behind it has lost, doubled or revived something
-that an undisturbed table has.
+A failure means that a table from a snapshot and the later log has lost, doubled or revived something that an
+undisturbed table has.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ START_S = 1_700_000_000
 
 
 class Scripted(StatefulProcessor):
-    """Does with timers what each row says, and what it has been told to do when one expires; reports all it sees."""
+    """Sets and deletes timers as each row says, and acts on expired timers as told; reports all it sees."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -71,7 +71,7 @@ class Scripted(StatefulProcessor):
 
 
 class Feed:
-    """A folder that files are put into one by one."""
+    """A folder that files are added to one by one."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self._spark = spark
@@ -105,7 +105,7 @@ def at(second: int) -> int:
 
 
 def scripted_files(seed: int, files: int) -> list[list[dict[str, Any]]]:
-    """Return rows with timers before and behind the watermark, some rows late, one row per key and file."""
+    """Return rows with timers before and after the watermark, some rows late, one row per key and file."""
     chance = random.Random(seed)
     result = []
     for number in range(files):
@@ -123,7 +123,7 @@ def scripted_files(seed: int, files: int) -> list[list[dict[str, Any]]]:
 
 
 class Ending(StatefulProcessor):
-    """Writes states that live for a millisecond or an hour, and sets a timer for the next batch and one for later."""
+    """Writes states that live for a millisecond or an hour, and sets a timer for the next batch and a later one."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -160,9 +160,9 @@ def test_timers_and_ends_come_back_from_snapshots(
     always_materialized: None,
 ) -> None:
     """
-    I13, I14: what tables from snapshots and log put out is what undisturbed ones put out, batch by batch.
+    I13, I14: tables from snapshots and log emit the same as undisturbed ones, batch by batch.
 
-    Two operators in a chain, one with event-time timers, one with timers and TTL by processing time. Tables and sidecar
+    Two operators in a chain, one with event-time timers, one with processing-time timers and TTL. Tables and sidecar
     are lost while timers are pending in both, and the parallelism changes.
     """
     files = scripted_files(seed=9, files=7)
@@ -192,7 +192,7 @@ def test_timers_and_ends_come_back_from_snapshots(
     other_url = run("other", feed, 2, undisturbed)
 
     assert disturbed.batches == undisturbed.batches
-    # What was pending when the tables were lost came afterwards: by processing time at once, by event time in the end.
+    # Timers pending when the tables were lost fired later: by processing time at once, by event time at the end.
     assert any(result.startswith("expired") for _, result in disturbed.batches[4])
     assert any('["[\\"expired' in result for batch_id in (4, 5, 6) for _, result in disturbed.batches[batch_id])
     entries = [len(stored_state(*where, "Ending")) for where in ((urls[-1], "job"), (other_url, "other"))]

@@ -1,4 +1,4 @@
-"""The older minor versions of Spark that are served: one job and every private interface on each."""
+"""The older supported minor versions of Spark: one job and every private interface on each."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def test_versions_are_declared() -> None:
-    """The versions that the package allows are the one that is pinned, and those with requirements of their own."""
+    """The package allows the pinned version and those with their own requirements."""
     assert declared() == ["4.1", "4.2"]
 
 
 @pytest.mark.parametrize("version", declared())
 def test_version_passes(version: str) -> None:
-    """A query with the row API, one with the pandas API, and all that is private in Spark work on the version."""
+    """A query with the Row API, one with the pandas API, and all private interfaces of Spark work on the version."""
     python = environments().get(version)
     if python is None:
         pytest.skip(f"no environment with PySpark {version}: run make versions")

@@ -1,4 +1,4 @@
-"""The way of a change through the files, traced on a real run: it stays short, and `DESIGN.md` draws it."""
+"""A change's path through the files, traced on a real run: it stays short, and `DESIGN.md` draws it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def way() -> list[Stop]:
 
 
 def test_every_station_is_seen(way: list[Stop]) -> None:
-    """The trace has each station of each leg, so nothing below holds of an empty one."""
+    """The trace contains each station of each leg, so the tests below do not pass on an empty trace."""
     assert {leg: {stop.station for stop in way if stop.leg == leg} for leg in LEGS} == STATIONS
 
 
@@ -34,17 +34,17 @@ def test_from_the_update_to_the_manifest(way: list[Stop]) -> None:
 
 
 def test_back_into_the_table(way: list[Stop]) -> None:
-    """Its restore adds few more."""
+    """Its restore adds few more files."""
     assert len(files_of(way, LEGS)) <= 27
 
 
 def test_no_file_is_entered_twice(way: list[Stop]) -> None:
-    """No call leads back into a file that it came through."""
+    """No call returns to a file that it came through."""
     assert entered_again(way) == []
 
 
 def test_design_draws_each_file(way: list[Stop]) -> None:
-    """The drawing of the design names the files of the trace."""
+    """The drawing in the design names the files of the trace."""
     drawing = DESIGN.partition("## The way of a change")[2].partition("## Where to find it")[0]
     missing = [file for file in files_of(way, LEGS) if Path(file).stem not in drawing]
     # Tests store to a folder, production to S3.

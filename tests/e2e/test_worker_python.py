@@ -1,4 +1,4 @@
-"""The Python of the workers: taken from the driver in local mode, and asked for its modules when a query starts."""
+"""The Python of the workers: the driver's in local mode, and checked for its modules when a query starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Backends = Callable[..., ChangelogStateBackend]
 
 @pytest.fixture
 def python(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None, str], None]:
-    """Let the session be one that was started with a PYSPARK_PYTHON, or without it."""
+    """Make the session look as if started with a PYSPARK_PYTHON, or without it."""
 
     def use(chosen: str | None, found: str) -> None:
         if chosen is None:
@@ -56,7 +56,7 @@ def test_local_mode_takes_the_drivers_python(
 def test_python_without_modules_is_refused(
     spark: SparkSession, make_backend: Backends, tmp_path: Path, python: Callable[..., None]
 ) -> None:
-    """An interpreter without the packages is refused when the query starts, and the error says what to set."""
+    """An interpreter without the packages is refused when the query starts, with the setting to change."""
     venv.create(tmp_path / "bare", with_pip=False)
     bare = str(tmp_path / "bare/bin/python")
     python(bare, bare)
@@ -69,17 +69,17 @@ def test_python_without_modules_is_refused(
 
 
 def test_missing_python_is_refused(spark: SparkSession, python: Callable[..., None]) -> None:
-    """An interpreter that is not on the workers is refused, too."""
+    """An interpreter that is missing on the workers is refused, too."""
     python("/no/such/python3", "/no/such/python3")
 
     with pytest.raises(InvalidInputError, match=r"cannot run tasks: .*no/such/python3.*PYSPARK_PYTHON"):
         check_worker_python(spark)
 
 
-def test_workers_are_asked_once(
+def test_workers_are_checked_once(
     spark: SparkSession, tmp_path: Path, python: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Python that can run tasks is asked once for a session, also where it is called by another name."""
+    """A Python that can run tasks is checked once per session, even under another name."""
     linked = tmp_path / "python"
     linked.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     linked.chmod(0o755)

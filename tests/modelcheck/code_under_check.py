@@ -32,7 +32,8 @@ from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.settings import GcSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
 from storage.change_set import decode_change_set, encode_change_set
-from storage.model import ChangeSetId, KeyGroupRange, Segment, Writer
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId, Segment, Writer
 from storage.testing import FakeIds
 from tests.modelcheck.oracle import Table
 from tests.modelcheck.scheduler import ActorLoop, ViolationError

@@ -12,8 +12,8 @@ from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, Open
 from storage.change_set import decode_change_set, encode_change_set
 from storage.checksum import BytesLike
 from storage.errors import ConflictError, DstlError, FencedError, LostChangesError
-from storage.key_groups import key_group_range
-from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
+from storage.key_groups import KeyGroupRange, key_group_range
+from storage.model import ChangeSetId, Segment, SegmentHandle, Writer
 from storage.segment_reader import read_segments
 from tests.simulation.world import HOSTS, State, Table, World
 

@@ -18,7 +18,7 @@ def module(test: str) -> str:
 
 
 def test_each_part_begins_with_long_tests() -> None:
-    """Long tests are dealt one by one, modules whole; what is short comes last and evens the parts out."""
+    """Long tests are dealt one by one, modules whole; short tests come last and even the parts out."""
     tests = [
         *(f"short{number}-{test}" for number in range(4) for test in range(3)),
         *("server-0", "server-1", "job-0", "job-1", "chaos-0", "model-0", "model-1"),
@@ -34,7 +34,7 @@ def test_each_part_begins_with_long_tests() -> None:
 
 
 def test_one_process_begins_with_long_tests() -> None:
-    """Without other processes the longest is first, and equals stay in their order."""
+    """In one process the longest test is first, and equal ones keep their order."""
     tests = ["short-1", "job-1", "short-0", "model-0", "job-0", "chaos-0"]
 
     assert dealt(tests, cost_s, module, 1) == ["chaos-0", "model-0", "job-1", "job-0", "short-1", "short-0"]

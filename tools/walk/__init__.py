@@ -1,1 +1,1 @@
-"""The way of a change through the project's files, traced on a real run: `python -m tools.walk`."""
+"""A change's path through the project's files, traced on a real run: `python -m tools.walk`."""

@@ -1,8 +1,8 @@
 """
 ``python -m tools.walk``: prints the files through which a change passes, from `ValueState.update` to the manifest.
 
-A real job runs with its sidecar, every process traced, see `tools.walk.tracer`. The way has three legs, and a fourth by
-which the change comes back:
+A real job runs with its sidecar and every process traced, see `tools.walk.tracer`. The path has three legs, and a
+fourth on which the change returns:
 
 append
     From the processor's update to the sidecar's tracker of change sets.
@@ -33,19 +33,19 @@ from tools.walk.tracer import FILE_VARIABLE, ROOT
 LEGS = ("append", "flush", "complete", "restore")
 TIMEOUT_S = 180.0
 _SITE = "from tools.walk.tracer import install\n\ninstall()\n"
-_START = "dstl_service/commands/serve.py"  # what is outside of it starts the process
-_THREADS = "dstl_service/process/"  # threads pass nothing on but the call
+_START = "dstl_service/commands/serve.py"  # the frames outside it start the process
+_THREADS = "dstl_service/process/"  # threads only pass on the call
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
     """
-    A station that a change came to.
+    A station that a change reached.
 
     Args:
         leg: One of `LEGS`.
         station: Its name, see `tools.walk.tracer.STATIONS`.
-        files: The files that lead there, the outermost first.
+        files: The files on the path to it, the outermost first.
     """
 
     leg: str
@@ -55,7 +55,7 @@ class Stop:
 
 def record() -> list[Stop]:
     """
-    Run the job and return the stops of its changes, each once, leg by leg in the order of time.
+    Run the job and return the stops of its changes, each once, leg by leg in order of time.
 
     Raises:
         RuntimeError: The job failed; the message has the end of its output.
@@ -101,7 +101,7 @@ def stops(entries: Iterable[dict[str, object]]) -> list[Stop]:
 
 
 def _leg(station: str, what: str, files: Sequence[str]) -> str | None:
-    """Return the leg of a station; None if it is not on the way of a change."""
+    """Return the leg of a station; None if it is not on a change's path."""
     match station:
         case "request":
             route = what.split("?", maxsplit=1)[0].rsplit("/", 1)[-1]
@@ -118,18 +118,18 @@ def _leg(station: str, what: str, files: Sequence[str]) -> str | None:
 
 
 def files_of(found: Iterable[Stop], legs: Iterable[str]) -> list[str]:
-    """Return the files of some legs, each once, in the order of the way."""
+    """Return the files of some legs, each once, in the order of the path."""
     wanted = set(legs)
     return list(dict.fromkeys(file for stop in found if stop.leg in wanted for file in stop.files))
 
 
 def entered_again(found: Iterable[Stop]) -> list[tuple[str, Stop]]:
-    """Return each file that the way to a stop leaves and enters again."""
+    """Return each file that the path to a stop leaves and enters again."""
     return [(file, stop) for stop in found for file in sorted(set(stop.files)) if stop.files.count(file) > 1]
 
 
 def main() -> int:
-    """Print the way; return the exit code."""
+    """Print the path; return the exit code."""
     found = record()
     for leg in LEGS:
         sys.stdout.write(f"{leg}\n")

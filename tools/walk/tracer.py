@@ -1,9 +1,9 @@
 """
-Records the way of a change in one process: at each station, the project's files on the stack.
+Records a change's path in one process: at each station, the project's files on the stack.
 
 A *station* is a function that hands data over: to the batch's overlay, into a sealed change set, to a socket, to the
-tracker of change sets, to the object store, to a table. The files on the stack are those that a reader walks through to
-get there. A task of the event loop and a thread begin a stack of their own, and end at a station of their own.
+tracker of change sets, to the object store, to a table. The files on the stack are those that a reader passes on the
+way there. A task of the event loop and a thread begin their own stack, and end at their own station.
 
 `sitecustomize`, which every Python process of the run imports, calls `install`.
 """
@@ -33,7 +33,7 @@ STATIONS: dict[tuple[str, str], tuple[str, str]] = {
     ("storage/local_store.py", "get_range"): ("read", "key"),
     ("backend_client/table/journal.py", "append"): ("table", ""),
 }
-"""Name of each station, and which argument says what is handed over, by file and function."""
+"""Name of each station, and the argument that names the data handed over, by file and function."""
 
 
 def install() -> None:

@@ -21,7 +21,7 @@ from backend_client.table.state_table import StateTable
 from dstl_service.wire import StateInfo
 from storage.change_set import ChangeColumns
 from storage.errors import InvalidInputError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 
 class _Written:

@@ -18,7 +18,7 @@ from backend_client.spark.task.rows import KeyRows
 from backend_client.state.expiry import remove_expired
 from backend_client.state.keyed_state import KeyedState
 from backend_client.state.timers import Upcoming, due_timers
-from storage.model import KEY_GROUP_MAX
+from storage.validation import KEY_GROUP_MAX
 
 _REMOVED_MIN = 20_000
 _END = KeyRows(KEY_GROUP_MAX + 1, (), iter(()))  # after all key groups

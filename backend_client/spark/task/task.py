@@ -46,8 +46,7 @@ from backend_client.table.local_disk import is_useless
 from backend_client.table.opening import open_advanced
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget, StateInfo
-from storage.key_groups import key_group_range
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange, key_group_range
 
 if TYPE_CHECKING:
     from backend_client.spark.task.frames import FramesToArrow, GroupedFrames

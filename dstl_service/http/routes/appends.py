@@ -9,7 +9,9 @@ from fastapi import APIRouter, Query, Request
 from dstl_service.formats.checkpoint_record import received_segment
 from dstl_service.http.requests import IN_DIGITS, JobName, ServiceParts, take_in
 from dstl_service.wire import NAME, NAME_PATTERN, ChangeSetRef, PersistRequest, PersistResponse
-from storage.model import COUNT_MAX, KEY_GROUP_MAX, NUMBER_MAX, ChangeSetId, KeyGroupRange, Writer
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId, Writer
+from storage.validation import COUNT_MAX, KEY_GROUP_MAX, NUMBER_MAX
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["change sets"])
 

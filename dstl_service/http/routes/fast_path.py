@@ -22,7 +22,8 @@ from dstl_service.http.requests import take_in
 from dstl_service.http.routes.restore import answer_restore
 from dstl_service.wire import NAME, CheckpointRef
 from storage.errors import DstlError, InvalidInputError
-from storage.model import ChangeSetId, KeyGroupRange, Writer
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId, Writer
 
 _PATH = re.compile(rf"/v1/jobs/({NAME})/(change-sets|restore)")
 _NUMBERS = ("checkpoint_id", "epoch", "attempt", "partition", "sqn", "first_key_group", "last_key_group", "count")
@@ -111,11 +112,12 @@ def _restore(job: str, query: str) -> _Answer | None:
     found = _RESTORE.fullmatch(query)
     if found is None:
         return None
-    operator, first, last, to, have = found.groups()
+    operator, first, last, to_checkpoint, from_checkpoint = found.groups()
     key_groups = KeyGroupRange(int(first), int(last))
-    want, at = CheckpointRef.parse(to), CheckpointRef.parse(have) if have else None
+    target = CheckpointRef.parse(to_checkpoint)
+    base = CheckpointRef.parse(from_checkpoint) if from_checkpoint else None
 
     async def answer(parts: Parts, _scope: Scope, _receive: Receive) -> Response:
-        return await answer_restore(parts, job, operator, key_groups, at, want)
+        return await answer_restore(parts, job, operator, key_groups, base, target)
 
     return answer

@@ -10,7 +10,7 @@ from dstl_service.http.access_middleware import IDENTITY
 from dstl_service.http.errors import NotAllowedError
 from dstl_service.http.requests import JobName, ServiceParts
 from dstl_service.wire import CheckpointRef, SnapshotRequest
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 router = APIRouter(prefix="/v1/jobs/{job}/materializations", tags=["materializations"])
 

@@ -30,7 +30,9 @@ from dstl_service.wire import (
 )
 from storage.checksum import BytesLike
 from storage.errors import DstlError, NotFoundError
-from storage.model import KEY_GROUP_MAX, ChangeSetId, KeyGroupRange
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId
+from storage.validation import KEY_GROUP_MAX
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["restore"])
 
@@ -98,11 +100,11 @@ async def answer_restore(
     job: str,
     operator: str,
     key_groups: KeyGroupRange,
-    have: CheckpointRef | None,
-    want: CheckpointRef,
+    from_checkpoint: CheckpointRef | None,
+    to_checkpoint: CheckpointRef,
 ) -> Response:
     """Return the answer to a restore: a stream, or one piece if it is small."""
-    plan, offer = await parts.restores.plan(job, operator, key_groups, have, want)
+    plan, offer = await parts.restores.plan(job, operator, key_groups, from_checkpoint, to_checkpoint)
     running = parts.metrics.restores.restores_running.labels(job)
     frames = _frames(parts, plan, offer, parts.metrics.restores.restored_bytes.labels(job).inc)
     if plan.size_bytes > _AT_ONCE_BYTES_MAX:

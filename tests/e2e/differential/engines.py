@@ -25,11 +25,11 @@ from tests.waiting import wait_until
 PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 Batches = dict[int, Counter[tuple[str, ...]]]
-"""The rows of each batch, as texts: so that what is no number equals itself."""
+"""The rows of each batch as text, so that NaN equals itself."""
 
 
 class Outputs:
-    """A user's function that keeps each batch's rows by batch id, as an idempotent sink would."""
+    """A user's function that keeps each batch's rows by batch id, like an idempotent sink."""
 
     def __init__(self, batch_ended: Callable[[], None] = lambda: None) -> None:
         self.batches: Batches = {}
@@ -41,25 +41,25 @@ class Outputs:
 
     @property
     def all(self) -> Batches:
-        """The rows of all batches as one."""
+        """The rows of all batches in one list."""
         return {0: sum(self.batches.values(), Counter())}
 
 
 _WORKER_IS_LATE = "Python worker failed to connect back"
-"""Spark's operator ends its query where a worker takes more than 10 s to start: on a machine with too much to do."""
+"""Spark's operator ends its query if a worker takes more than 10 s to start, as on a loaded machine."""
 _STARTS_MAX = 5
 
 
 @dataclass(slots=True)
 class Engines:
     """
-    Both engines, and the figures of what was compared.
+    Both engines, and the figures of the comparisons.
 
     Args:
-        spark: Each query gets sessions of its own from it.
+        spark: Each query gets its own sessions from it.
         folder: For inputs and checkpoints.
         make_backend: Makes a backend for a job and a parallelism.
-        local_dir: Where those keep their tables.
+        local_dir: Folder of its tables.
     """
 
     spark: SparkSession
@@ -67,13 +67,13 @@ class Engines:
     make_backend: Callable[[str, int], ChangelogStateBackend]
     local_dir: Path
     plans: set[str] = field(default_factory=set)
-    """Those that have put out something."""
+    """Plans with output."""
     drawn_plans: set[str] = field(default_factory=set)
-    """Those whose histories were drawn by Hypothesis."""
+    """Plans whose histories Hypothesis drew."""
     mismatches: set[str] = field(default_factory=set)
-    """The queries whose outputs differ, or that fail."""
+    """Queries with different outputs or a failure."""
     materialized: set[str] = field(default_factory=set)
-    """The queries that went on from a checkpoint with a snapshot."""
+    """Queries that resumed from a checkpoint with a snapshot."""
     histories: int = 0
     rows: int = 0
     outputs: int = 0
@@ -109,7 +109,7 @@ class Engines:
     def _theirs(self, query: Query, history: History, name: str, folder: Path) -> Batches:
         session = self.spark.newSession()
         session.conf.set("spark.sql.streaming.stateStore.providerClass", PROVIDER)
-        session.conf.set("spark.sql.shuffle.partitions", "1")  # what a partition of its own costs is the same, always
+        session.conf.set("spark.sql.shuffle.partitions", "1")  # the fixed cost of a partition is always the same
         for setting, value in query.spark_settings.items():
             session.conf.set(setting, value)
         feed, outputs, location = Feed(folder / "their-input"), Outputs(), folder / "theirs"
@@ -134,7 +134,7 @@ class Engines:
         return outputs.all if query.as_a_whole else outputs.batches
 
     def _wait_for_snapshots(self) -> None:
-        """Let no batch end before the snapshots of the one before are stored: the next checkpoint names them."""
+        """Delay each batch's end until the previous one's snapshots are stored, so the next checkpoint names them."""
         made = self._snapshots
         wait_until(lambda: not any(path.exists() for path in made), what="the end of the snapshots")
         self._snapshots = set(self.local_dir.rglob("*.snapshot-*"))
@@ -150,15 +150,15 @@ def _stream(session: SparkSession, feed: Feed) -> DataFrame:
 
 def _drive(result: Any, feed: Feed, files: list[str], location: Path, outputs: Outputs, *, ticks: bool = False) -> None:
     """
-    Run a query over files, each of which is worked off before the next is put there.
+    Run a query over files, each of which is processed before the next one is added.
 
     Args:
-        result: What to write.
-        feed: Takes the files.
+        result: The result to write.
+        feed: Receives the files.
         files: Their contents.
-        location: Of the checkpoints.
-        outputs: Collects what is written.
-        ticks: Whether the query runs batches without data for ever: one of them is waited for.
+        location: Folder of the checkpoints.
+        outputs: Collects the output.
+        ticks: Whether the query runs endless batches without data; the end waits for one of them.
     """
 
     def start() -> StreamingQuery:
@@ -184,7 +184,7 @@ def _drive(result: Any, feed: Feed, files: list[str], location: Path, outputs: O
 
 
 def _work_off(query: StreamingQuery, location: Path, awaited_file: int | None) -> None:
-    """Wait until all files are worked off or, if one is named, two batches of it; raise what ends the query."""
+    """Wait until all files are processed or, if one is named, for two batches of it; raise the query's error."""
     if awaited_file is None:
         query.processAllAvailable()
     else:
@@ -194,7 +194,7 @@ def _work_off(query: StreamingQuery, location: Path, awaited_file: int | None) -
 
 
 def _batches_up_to(location: Path, file: int) -> int:
-    """Return how many batches are done whose newest file is this one."""
+    """Return how many finished batches have this file as their newest one."""
     count = 0
     for commit in (location / "commits").glob("[0-9]*"):
         *_, offset = (location / "offsets" / commit.name).read_text(encoding="utf-8").splitlines()
@@ -203,7 +203,7 @@ def _batches_up_to(location: Path, file: int) -> int:
 
 
 def _forget_last_commit(location: Path) -> None:
-    """Leave a query as if it had died before Spark's commit: the batch is there, and Spark executes it again."""
+    """Leave a query as if it had died before Spark's commit: the batch exists, and Spark executes it again."""
     last = max(int(path.name) for path in (location / "commits").iterdir() if path.name.isdigit())
     for name in (f"{last}", f".{last}.crc"):
         (location / "commits" / name).unlink()

@@ -12,7 +12,7 @@ from tests.e2e.differential.reporting import ReportingFrames
 
 
 class FrameTotals(ReportingFrames):
-    """A value of sums, with NumPy's scalars as they come out of a frame."""
+    """A value of sums, as NumPy scalars from a frame."""
 
     def init(self, handle: Any) -> None:
         self.totals = handle.getValueState("totals", "n long, mean double, last timestamp")
@@ -24,7 +24,7 @@ class FrameTotals(ReportingFrames):
 
 
 class FrameLists(ReportingFrames):
-    """A list of what frames bring, cleared and put anew."""
+    """A list of values from frames, cleared and replaced."""
 
     def init(self, handle: Any) -> None:
         self.items = handle.getListState("items", "n int, tags array<string>")
@@ -56,7 +56,7 @@ class FrameMaps(ReportingFrames):
 
 
 class FrameSessions(ReportingFrames):
-    """Sessions of the pandas API: a timer that moves with the newest row."""
+    """Sessions in the pandas API: a timer that moves with the newest row."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -76,7 +76,7 @@ class FrameSessions(ReportingFrames):
 
 
 class SilentFrames(ReportingFrames):
-    """Yields no frame, an empty one, and at times two."""
+    """Yields no frame, an empty one, or sometimes two."""
 
     def init(self, handle: Any) -> None:
         self.calls = handle.getValueState("calls", "n int")
@@ -90,7 +90,7 @@ class SilentFrames(ReportingFrames):
 
 
 class OneFrame(ReportingFrames):
-    """Yields one frame again and again, which it changes in between."""
+    """Yields one frame repeatedly and changes it in between."""
 
     def init(self, handle: Any) -> None:
         self.calls = handle.getValueState("calls", "n int")
@@ -105,7 +105,7 @@ class OneFrame(ReportingFrames):
 
 
 class FrameBegins(ReportingFrames):
-    """Initial state as frames: counts rows, beginning with what the initial state says of its columns and types."""
+    """Initial state as frames: counts rows, starting with a report of the initial state's columns and types."""
 
     def init(self, handle: Any) -> None:
         self.total = handle.getValueState("total", "n long, told string")

@@ -1,9 +1,9 @@
 """
-What differential tests are run over: histories of a query, drawn by Hypothesis.
+The input of differential tests: histories of a query, drawn by Hypothesis.
 
 A history is a sequence of runs of one query, each with a parallelism and batches of rows; between two runs, a host's
-tables and Spark's last commit may be lost. Rows are the same for all plans: what one of its operations means is each
-processor's own matter. Keys have nothing to do with each other, so one history holds as many independent ones as keys.
+tables and Spark's last commit may be lost. Rows are the same for all plans; each processor defines what their
+operations mean. Keys are independent, so one history holds as many independent ones as keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 SCHEMA = "k string, op int, name string, n int, t timestamp, i int"
 START_S = 1_700_000_000
 BATCH_S = 10
-"""How far a batch's rows are behind those of the batch before."""
+"""Delay of a batch's rows relative to those of the previous batch."""
 
 DELAY_S = 7
 KEYS = ("a", "b", "c", "d", "e", None)
@@ -33,7 +33,7 @@ _CLOSING_S = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A row; its time is `offset_s` behind the beginning of its batch."""
+    """A row; its time is `offset_s` after the start of its batch."""
 
     k: str | None
     op: int
@@ -44,7 +44,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of the query from its start to its stop, and what is lost before it, on this backend's side."""
+    """A run of the query from start to stop, and what this backend loses before it."""
 
     batches: tuple[tuple[Event, ...], ...]
     parallelism: int
@@ -59,7 +59,7 @@ class History:
     runs: tuple[Run, ...]
 
     def files(self, closing: int) -> list[list[str]]:
-        """Return the files of each run, one for each batch; at the end, some move the watermark past all timers."""
+        """Return the files of each run, one per batch; the last ones move the watermark past all timers."""
         files, number = [], 0
         for run in self.runs:
             contents = []
@@ -92,7 +92,7 @@ def _content(events: list[Event], second: int) -> str:
 
 
 class Feed:
-    """A folder that files are put into one by one, in an order that Spark's file source keeps."""
+    """A folder that files are added to one by one, in an order that Spark's file source keeps."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -100,7 +100,7 @@ class Feed:
         folder.mkdir()
 
     def put(self, content: str) -> int:
-        """Add a file, in one step; return its number."""
+        """Add a file atomically; return its number."""
         hidden, path = self.folder / f".{self._number}", self.folder / f"{self._number:05d}.json"
         hidden.write_text(content, encoding="utf-8")
         os.utime(hidden, (START_S + self._number, START_S + self._number))
@@ -124,7 +124,7 @@ _BATCHES = st.lists(_EVENTS, max_size=16).map(tuple)
 
 
 def histories(runs: tuple[int, int], batches_max: int = 2) -> st.SearchStrategy[History]:
-    """Return histories of some runs, from the least to the greatest number, of up to `batches_max` batches each."""
+    """Return histories with a number of runs between these bounds, of up to `batches_max` batches each."""
     batches = st.lists(_BATCHES, min_size=1, max_size=batches_max).map(tuple)
     parallelism = st.integers(1, 3)
     first = st.builds(Run, batches=batches, parallelism=parallelism)
@@ -138,9 +138,9 @@ def histories(runs: tuple[int, int], batches_max: int = 2) -> st.SearchStrategy[
 
 def rich_history(runs: int) -> History:
     """
-    Return a history that has everything in it: many rows, another parallelism, lost tables and commits.
+    Return a history that contains everything: many rows, another parallelism, lost tables and commits.
 
-    Its first run is long enough that tables are asked for snapshots, these are stored, and the state has them.
+    Its first run is long enough for snapshots to be requested, stored and included in the state.
     """
     chance = random.Random(runs)
 

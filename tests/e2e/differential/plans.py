@@ -1,8 +1,8 @@
 """
-The plans that are compared with Spark's own operator, and the queries that they run in.
+The plans that are compared with Spark's own operator, and their queries.
 
-A query is what costs time: plans of one API and time mode share one, each with keys of its own. Programs know Spark's
-API only, and get the number of their run, for those that are changed between two runs.
+Queries are expensive, so plans of one API and time mode share one, each with its own keys. Programs know only Spark's
+API, and get the number of their run if they change between two runs.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ class Query:
     build: Callable[[DataFrame, int], Any]
     closing: int = 0
     """
-    With timers, how many files at the end move time on past all of them.
+    With timers, the number of files at the end that advance time past all of them.
 
-    One is enough: by event time all that it makes due fires behind its rows, as on Spark, and nothing comes after it.
+    One is enough: in event time, all timers that it makes due fire after its rows, as on Spark, and nothing follows.
     """
     as_a_whole: bool = False
     """
     Whether outputs are compared as a whole, to the last row, and not batch by batch.
 
-    With timers Spark runs a batch without data whenever the watermark moved, and without end where processing time
-    counts; here, what it puts out by event time is part of the batch before.
+    With timers Spark runs a batch without data whenever the watermark moved, and endlessly with processing time; here,
+    its event-time output is part of the previous batch.
     """
     by_clock: bool = False
-    """Whether timers go by processing time."""
+    """Whether timers use processing time."""
     runs: tuple[int, int] = (2, 2)
-    """The least and the greatest number of runs."""
+    """The minimum and the maximum number of runs."""
     spark_settings: Mapping[str, str] = field(default_factory=dict)
     shared: Shared | None = None
-    """The operator, if it is one that plans share."""
+    """The operator, if plans share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ class Shared:
     """
     Processors that share an operator.
 
-    `delays` are those of the inputs' watermarks: rows are divided among them. The plans `begun` have initial state.
+    `delays` are those of the inputs' watermarks; rows are divided among the inputs. The plans `begun` have initial
+    state.
     """
 
     processors: Mapping[str, Callable[[int], Any]]
@@ -76,7 +77,7 @@ class Shared:
     pandas: bool = False
 
     def build(self, stream: DataFrame, run: int) -> Any:
-        """Make the program of a run."""
+        """Build the program of a run."""
         inputs = [
             stream.where(f"k = '{CLOCK}' or op % {len(self.delays)} = {number}").withWatermark("t", delay)
             for number, delay in enumerate(self.delays)
@@ -176,7 +177,7 @@ PLANS = {plan: query for query in QUERIES for plan in query.plans}
 
 
 def alone(query: Query, plan: str) -> Query:
-    """Return a query with one of its plans only, or as it is if its plans cannot be parted."""
+    """Return a query with only one of its plans, or unchanged if its plans cannot be separated."""
     if query.shared is None:
         return replace(query, name=f"{plan}-alone")
     processors = {plan: query.shared.processors[plan]}

@@ -1,4 +1,4 @@
-"""Plans that are a program of their own: several operators, and what is before, between and behind them."""
+"""Plans that are separate programs: several operators, with stateless steps before, between and after them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Processor(StatefulProcessor):
 
 
 class Closing(_Processor):
-    """Adds up what comes for a key until a timer closes it, and puts out the sum with the time of that timer."""
+    """Sums the rows of a key until a timer closes it, and emits the sum with that timer's time."""
 
     def __init__(self, after_s: int) -> None:
         self.after_s = after_s
@@ -44,7 +44,7 @@ class Closing(_Processor):
 
 
 def chain(stream: DataFrame, run: int) -> Any:
-    """Run two operators with timers: what the first one's timers put out is not late for the second."""
+    """Run two operators with timers: output of the first one's timers is not late for the second."""
     output = "k string, t timestamp, n long"
     grouped = stream.withWatermark("t", "2 seconds").groupBy("k")
     first = grouped.transformWithState(Closing(3), output, "Append", "EventTime", eventTimeColumnName="t")
@@ -53,14 +53,14 @@ def chain(stream: DataFrame, run: int) -> Any:
 
 
 def behind_window(stream: DataFrame, run: int) -> Any:
-    """Run an operator behind Spark's own sums by windows, whose rows are as old as the watermark that ends them."""
+    """Run an operator after Spark's own window sums, whose rows are as old as the watermark that ends them."""
     windows = stream.withWatermark("t", "2 seconds").groupBy("k", F.window("t", "5 seconds"))
     sums = windows.agg(F.sum("n").alias("n")).select("k", F.window_time("window").alias("t"), "n")
     return sums.groupBy("k").transformWithState(Closing(3), "k string, t timestamp, n long", "Append", "EventTime")
 
 
 def behind_join(stream: DataFrame, run: int) -> Any:
-    """Run an operator behind Spark's own outer join, which keeps rows back for longer than the watermark does."""
+    """Run an operator after Spark's own outer join, which holds rows back for longer than the watermark does."""
     left = stream.where(f"k = '{CLOCK}' or op % 2 = 0").withWatermark("t", "7 seconds")
     right = stream.where(f"k = '{CLOCK}' or op % 2 = 1").selectExpr("k as other", "n as more", "t as later")
     condition = "k = other and later between t and t + interval 6 seconds"
@@ -74,9 +74,9 @@ COUNTS = "key string, n long, total long"
 
 class Counting(_Processor):
     """
-    Counts the rows of a key, and says what the key looks like, row by row.
+    Counts the rows of a key, and reports the key, row by row.
 
-    Spark calls a processor once for each row whose key is not a number; the state of these is one all the same.
+    Spark calls a processor once for each row whose key contains NaN; these rows still share one state.
     """
 
     def init(self, handle: Any) -> None:
@@ -91,9 +91,9 @@ class Counting(_Processor):
 
 def stateless_steps(stream: DataFrame, run: int) -> Any:
     """
-    Run two operators with filters, columns and joins with a table before, between and behind them.
+    Run two operators with filters, columns and table joins before, between and after them.
 
-    The first one has keys of several columns, with nulls, infinity and what is no number.
+    The first one has keys of several columns, with nulls, infinity and NaN.
     """
     static = stream.sparkSession.createDataFrame([("a", "one"), ("b", "two")], "k string, word string")
     floats = F.array(*(F.lit(value) for value in (0.0, -0.1, float("nan"), float("inf"), 1e300)))
@@ -109,7 +109,7 @@ def stateless_steps(stream: DataFrame, run: int) -> Any:
 
 
 class Echo(_Processor):
-    """Says in full what it is given as key, row and state, in a list that it uses again, and yields the row before."""
+    """Reports its key, row and state in full, in a list that it reuses, and yields the previous row."""
 
     def init(self, handle: Any) -> None:
         self.last = handle.getValueState("last", SCHEMA)
@@ -119,7 +119,7 @@ class Echo(_Processor):
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         seen: list[str] = []
         for row in sorted(rows, key=attrgetter("i")):
-            # Rows have maps as pairs, states and output take dictionaries.
+            # Rows have maps as pairs; state and output expect dictionaries.
             fields = {name: row[name] for name in COLUMNS}
             fields["lookup"] = None if row.lookup is None else dict(row.lookup)
             values = tuple(fields.values())

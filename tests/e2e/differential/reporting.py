@@ -1,5 +1,5 @@
 """
-How the processors of many plans share one query: each reports what it sees as text, and keys say whose a row is.
+Lets the processors of many plans share one query: each reports what it sees as text, and keys name the plan.
 
 A batch of Spark's own operator costs most of a second, however few its rows. So `Together` is one processor that holds
 those of many plans; the rows of the stream are repeated for each plan, whose name is the first column of the key.
@@ -20,17 +20,17 @@ OUTPUT = "plan string, k string, seen string"
 
 class Reporting(StatefulProcessor):
     """
-    A processor that says what it sees, key by key.
+    A processor that reports what it sees, key by key.
 
-    It gets the rows of a key in the order in which they were generated; Spark promises none.
+    It gets the rows of a key in the order in which they were generated, which Spark does not guarantee.
     """
 
     def on_rows(self, key: Any, rows: list[Row], values: Any) -> Iterator[Any]:
-        """Yield what there is to report of rows."""
+        """Yield a report of the rows."""
         raise NotImplementedError
 
     def on_timer(self, key: Any, moment_ms: int, values: Any) -> Iterator[Any]:
-        """Yield what there is to report of a timer."""
+        """Yield a report of the timer."""
         raise NotImplementedError
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
@@ -46,10 +46,10 @@ class Reporting(StatefulProcessor):
 
 
 class ReportingFrames(Reporting):
-    """The same in the pandas API: rows come as one frame."""
+    """The same in the pandas API: rows arrive as one frame."""
 
     def on_frame(self, key: Any, frame: pd.DataFrame, values: Any) -> Iterator[Any]:
-        """Yield what there is to report of a frame."""
+        """Yield a report of the frame."""
         raise NotImplementedError
 
     def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
@@ -65,14 +65,14 @@ class ReportingFrames(Reporting):
 
 
 class Together(StatefulProcessor):
-    """Runs the processors of several plans in one operator, each with states of its own."""
+    """Runs the processors of several plans in one operator, each with its own states."""
 
     def __init__(self, processors: Mapping[str, StatefulProcessor]) -> None:
         self.processors = dict(processors)
 
     def init(self, handle: Any) -> None:
         for name, processor in self.processors.items():
-            processor.init(_OwnHandle(handle, name))  # type: ignore[arg-type]  # stands in for a handle
+            processor.init(_OwnHandle(handle, name))  # type: ignore[arg-type]  # replaces a handle
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         return self.processors[key[0]].handleInputRows(key, rows, timerValues)
@@ -89,7 +89,7 @@ class Together(StatefulProcessor):
 
 
 class _OwnHandle:
-    """The operator's handle, with the plan's name before those of its states."""
+    """The operator's handle, with the plan's name as a prefix of state names."""
 
     def __init__(self, handle: Any, plan: str) -> None:
         self._handle = handle

@@ -1,4 +1,4 @@
-"""Processors that are changed between two runs: other states, and other fields in them."""
+"""Processors that change between two runs: other states, and other fields in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RUNS = 4
 
 
 class Deleting(Reporting):
-    """States that a later version of the program deletes, has again, and deletes and has at once."""
+    """States that later versions of the program delete, declare again, and delete and declare at once."""
 
     _STATES = (("a", "b"), ("a", "-b"), ("a", "b"), ("a", "-b", "b"))
 
@@ -56,7 +56,7 @@ class Versions(Reporting):
 
     def on_rows(self, key: Any, rows: list[Row], values: Any) -> Iterator[Any]:
         for row in rows:
-            tags = [row.name or "-"]  # Spark, which has Avro for this, cannot keep a null in an array
+            tags = [row.name or "-"]  # Spark, which uses Avro for this, cannot store a null in an array
             value = ((row.n, row.name), (row.name, row.n), (row.n, row.name, tags), (tags, row.n))[self.version]
             yield self.value.get(), list(self.list.get()), sorted(self.map.iterator(), key=repr)
             if row.op < 4:

@@ -1,4 +1,4 @@
-"""Processors of the Row API without time: one for each use of state that programs make."""
+"""Processors of the Row API without time: one for each common use of state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.e2e.differential.reporting import Reporting
 
 
 class Values(Reporting):
-    """A value that is set, set to nulls and cleared; null is a value of its own."""
+    """A value that is set, set to nulls and cleared; null differs from no value."""
 
     def init(self, handle: Any) -> None:
         self.last = handle.getValueState("last", "name string, n long")
@@ -32,7 +32,7 @@ class Values(Reporting):
 
 
 class Lists(Reporting):
-    """A list that grows by one and by several, is replaced, cleared, and appended to while it is read."""
+    """A list that grows by one and by several, is replaced, cleared, and appended to during iteration."""
 
     def init(self, handle: Any) -> None:
         self.items = handle.getListState("items", "name string, n long")
@@ -54,7 +54,7 @@ class Lists(Reporting):
 
 
 class Maps(Reporting):
-    """A map with a key and a value of several fields: entries are set, read, removed and changed while it is read."""
+    """A map with keys and values of several fields: entries are set, read, removed and changed during iteration."""
 
     def init(self, handle: Any) -> None:
         self.ages = handle.getMapState("ages", "name string, even boolean", "n long, tags array<string>")
@@ -80,7 +80,7 @@ class Maps(Reporting):
 
 
 class Several(Reporting):
-    """An order book: a value, a list and a map of one key that belong together, and move from one to the other."""
+    """An order book: a value, a list and a map of one key, with entries that move between them."""
 
     def init(self, handle: Any) -> None:
         self.number = handle.getValueState("number", "n int")
@@ -102,7 +102,7 @@ class Several(Reporting):
 
 
 class Rounds(Reporting):
-    """State that is cleared at the end of a round and begins anew, in the same batch and in later ones."""
+    """State that is cleared at the end of a round and rebuilt, in the same batch and in later ones."""
 
     def init(self, handle: Any) -> None:
         self.round = handle.getValueState("round", "n int, total long")
@@ -124,7 +124,7 @@ class Rounds(Reporting):
 
 
 class Deduplication(Reporting):
-    """Lets the first row of each name and number through."""
+    """Passes the first row of each name and number."""
 
     def init(self, handle: Any) -> None:
         self.known = handle.getMapState("known", "name string, n int", "first int")
@@ -137,7 +137,7 @@ class Deduplication(Reporting):
 
 
 class TopK(Reporting):
-    """Keeps the three greatest of a key in a list that is put anew, and says when they change."""
+    """Keeps the three greatest values of a key in a list that is replaced, and reports changes."""
 
     def init(self, handle: Any) -> None:
         self.best = handle.getListState("best", "score int, name string")
@@ -152,7 +152,7 @@ class TopK(Reporting):
 
 
 class Statistics(Reporting):
-    """Running mean, variance, least and greatest value, in floating point, with values that are no numbers."""
+    """Running mean, variance, minimum and maximum in floating point, including NaN."""
 
     def init(self, handle: Any) -> None:
         self.moments = handle.getValueState("moments", "n long, mean double, m2 double, low float, high float")
@@ -168,7 +168,7 @@ class Statistics(Reporting):
 
 
 class Fraud(Reporting):
-    """A state machine: two small amounts and a large one behind them are an alarm, after which the key is blocked."""
+    """A state machine: two small amounts followed by a large one are an alarm, after which the key is blocked."""
 
     def init(self, handle: Any) -> None:
         self.state = handle.getValueState("state", "name string, small array<int>")
@@ -191,7 +191,7 @@ class Fraud(Reporting):
 
 
 class Silent(Reporting):
-    """Yields nothing, returns nothing that can be iterated twice, and says what it has found when it is asked."""
+    """Yields nothing, returns an iterable that can be read only once, and reports its findings on request."""
 
     def init(self, handle: Any) -> None:
         self.calls = handle.getValueState("calls", "n int, rows int")
@@ -203,7 +203,7 @@ class Silent(Reporting):
 
 
 class Lazy(Reporting):
-    """Writes between what it yields, reads its rows one by one, and only the first of them if told so by its state."""
+    """Writes between yields, and reads its rows one by one, or only the first one if its state says so."""
 
     def init(self, handle: Any) -> None:
         self.count = handle.getValueState("count", "n int")
@@ -220,7 +220,7 @@ class Lazy(Reporting):
 
 
 class Nested(Reporting):
-    """Values, elements and entries that are structs, arrays and maps in each other, with nulls at every place."""
+    """Values, elements and entries that nest structs, arrays and maps, with nulls at every level."""
 
     TYPE = "pair struct<x: int, more: struct<name: string, tags: array<string>>>, parts map<string, array<int>>"
 
@@ -242,7 +242,7 @@ class Nested(Reporting):
 
 
 def _ordered(value: Any) -> Any:
-    """Return a value with its dictionaries, whose order is nobody's promise, as sorted lists."""
+    """Return a value with its dictionaries, whose order is undefined, as sorted lists."""
     if isinstance(value, dict):
         return sorted((name, _ordered(content)) for name, content in value.items())
     if isinstance(value, list | tuple):
@@ -251,7 +251,7 @@ def _ordered(value: Any) -> Any:
 
 
 class Journal(Reporting):
-    """Initial state: writes down how it was called, in order, with the rows of a key's initial state and its input."""
+    """Initial state: records its calls in order, with the rows of a key's initial state and its input."""
 
     def init(self, handle: Any) -> None:
         self.log = handle.getListState("log", "entry string")
@@ -263,7 +263,7 @@ class Journal(Reporting):
     def on_rows(self, key: Any, rows: list[Row], values: Any) -> Iterator[Any]:
         self.log.appendList([(repr(row),) for row in rows])
         entries = [entry for (entry,) in self.log.get()]
-        # The order of a key's initial rows, of which there are two at most, is nobody's promise.
+        # The order of a key's initial rows, of which there are two at most, is undefined.
         yield [*sorted(entries[:2]), *entries[2:]]
 
 

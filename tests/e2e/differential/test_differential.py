@@ -1,13 +1,13 @@
 """
-Programs on Spark's own operator and on this backend: the same text, the same input, equal outputs.
+Programs on Spark's own operator and on this backend: the same program, the same input, equal outputs.
 
 Steps: Hypothesis draws a history - rows, batches, restarts, a parallelism for each run, lost tables and commits - and
-both engines run it, this one with tables that are materialized all the time. Behind those comes one history that has
-all of that in it, whatever Hypothesis draws.
+both engines run it, this one with tables that are materialized all the time. A last history contains all of that,
+whatever Hypothesis draws.
 
 A failure means that a program behaves differently here than on Spark; the history that shows it is printed.
-DSTL_DIFFERENTIAL_EXAMPLES sets the number of histories drawn for a query, from 2 on each plan also runs alone, and what
-fails is shrunk. DSTL_DIFFERENTIAL_SEED repeats a run, DSTL_REPORTS names a folder for the figures; ``make
+DSTL_DIFFERENTIAL_EXAMPLES sets the number of histories drawn per query; from 2 on each plan also runs alone, and
+failures are shrunk. DSTL_DIFFERENTIAL_SEED repeats a run, DSTL_REPORTS names a folder for the figures; ``make
 differential`` is the long form.
 """
 
@@ -40,7 +40,7 @@ PLANS_MIN, DRAWN_PLANS_MIN = 25, 8
 ROWS_MIN = 12
 """Histories of fewer rows are not worth a query, unless to shrink one that failed."""
 RICH_TRIES = 3
-"""Where checkpoints cannot wait for their choice of snapshots, on a loaded machine, none of a history may name one."""
+"""On a loaded machine checkpoints do not wait for their snapshots, so no history may name one."""
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/switching-over.md"
 
@@ -49,7 +49,7 @@ pytestmark = [pytest.mark.spark]
 
 @pytest.fixture(scope="module")
 def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """Both engines, the sidecar of ours asking for a snapshot whenever something was logged; writes the report."""
+    """Return both engines; this backend's sidecar requests a snapshot after any change. Writes the report."""
     reports = os.environ.get("DSTL_REPORTS")
     report = TargetReport("differential", Path(reports)) if reports else None
     folder, started = tmp_path_factory.mktemp("differential"), time.monotonic()
@@ -69,7 +69,7 @@ def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def figures(engines: Engines, seconds: float) -> list[Figure]:
-    """Return what a run has shown."""
+    """Return the figures of a run."""
     return [
         Figure("plans compared with Spark's operator", len(engines.plans), "plans", Goal(">=", PLANS_MIN)),
         Figure(
@@ -114,7 +114,7 @@ def test_plans_behave_as_on_spark(engines: Engines, query: Query) -> None:
 
 
 def test_plans_are_many_and_documented() -> None:
-    """There are at least as many plans as are asked for, and the users' page has a row for each, and for no other."""
+    """The number of plans reaches its goal, and the users' page has exactly one row for each."""
     section = PAGE.read_text(encoding="utf-8").partition("## What is compared with Spark")[2].partition("\n## ")[0]
     documented = set(re.findall(r"^\| `([a-z0-9-]+)` \|", section, re.MULTILINE))
 

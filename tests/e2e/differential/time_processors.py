@@ -1,4 +1,4 @@
-"""Processors with timers by event time and by processing time, and with states that have a time to live."""
+"""Processors with event-time and processing-time timers, and states with a TTL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def moment_of(row: Any) -> int:
 
 
 class Scripted(Reporting):
-    """Timers that are set and deleted before, at and behind the watermark, in rows and when others fire."""
+    """Timers that are set and deleted before, at and after the watermark, in rows and in other timers."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -51,7 +51,7 @@ class Scripted(Reporting):
 
 
 class Sessions(Reporting):
-    """A session ends eight seconds behind its newest row: one timer, which moves with it."""
+    """A session ends eight seconds after its newest row: one timer, which moves with it."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -72,7 +72,7 @@ class Sessions(Reporting):
 
 
 class Absence(Reporting):
-    """A heartbeat: says three times that a key has been silent for long, with a timer that sets the next one."""
+    """A heartbeat: reports three times that a key has been silent for long, with a timer that sets the next one."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -97,7 +97,7 @@ class Absence(Reporting):
 
 
 class Buffered(Reporting):
-    """Keeps rows until their time has come, and puts them out in its order: a sort by time."""
+    """Keeps rows until their time has come, and emits them in time order: a sort by time."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -120,7 +120,7 @@ class Buffered(Reporting):
 
 
 class Forgetting(Reporting):
-    """A map whose entries are removed by timers of their own."""
+    """A map with one timer per entry that removes it."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -141,7 +141,7 @@ class Forgetting(Reporting):
 
 
 class OnTime(Reporting):
-    """Counts the rows that are not late, with the watermark that it sees; sets no timer."""
+    """Counts the rows that are not late, and reports its watermark; sets no timer."""
 
     def init(self, handle: Any) -> None:
         self.count = handle.getValueState("count", "n int")
@@ -152,13 +152,13 @@ class OnTime(Reporting):
 
 
 class _Aging(Reporting):
-    """Two states of a kind, one that ends at once and one that lasts; says what it sees before and behind writing."""
+    """Two states of one kind, one that expires at once and one that lasts; reports both before and after writing."""
 
     short: Any
     long: Any
 
     def look(self, state: Any) -> Any:
-        """Return what is seen of a state."""
+        """Return the visible content of a state."""
         raise NotImplementedError
 
     def write(self, state: Any, row: Row) -> None:
@@ -175,7 +175,7 @@ class _Aging(Reporting):
 
 
 class AgingValues(_Aging):
-    """Values with a time to live."""
+    """Values with a TTL."""
 
     def init(self, handle: Any) -> None:
         self.short = handle.getValueState("short", "n int, name string", _SHORT_MS)
@@ -189,7 +189,7 @@ class AgingValues(_Aging):
 
 
 class AgingLists(_Aging):
-    """Elements of a list with a time to live, each its own."""
+    """List elements, each with its own TTL."""
 
     def init(self, handle: Any) -> None:
         self.short = handle.getListState("short", "n int", _SHORT_MS)
@@ -210,7 +210,7 @@ class AgingLists(_Aging):
 
 
 class AgingMaps(_Aging):
-    """Entries of a map with a time to live, each its own."""
+    """Map entries, each with its own TTL."""
 
     def init(self, handle: Any) -> None:
         self.short = handle.getMapState("short", "n int", "name string", _SHORT_MS)
@@ -231,7 +231,7 @@ class AgingMaps(_Aging):
 
 
 class Alarms(Reporting):
-    """Timers by processing time: those that are due at once, in the next batch, and not for long."""
+    """Processing-time timers: due at once, in the next batch, and much later."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -253,7 +253,7 @@ class Alarms(Reporting):
 
 
 class AgingWithTimers(Reporting):
-    """A value that ends by its time to live or by a timer, whichever a row has asked for."""
+    """A value that ends by its TTL or by a timer, as a row requests."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle

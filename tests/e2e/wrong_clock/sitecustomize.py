@@ -1,4 +1,4 @@
-"""Python runs this at its start: a sidecar gets the wall clock that the test sets, other processes keep theirs."""
+"""Python runs this at its start: a sidecar gets the wall clock set by the test, other processes keep theirs."""
 
 import os
 import sys

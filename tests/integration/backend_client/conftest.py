@@ -1,4 +1,4 @@
-"""A job on the sidecar that a module's fixture of this name gives."""
+"""A job on the sidecar from a module's fixture of that name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """
 A job with real tables and a real sidecar process, driven batch by batch without Spark.
 
-Each batch does what tasks and driver do: advance the tables, hand snapshots over where asked, log changes, complete the
-checkpoint with what the tasks report. Beside it stands a plain dict of what the state must be.
+Each batch acts like tasks and driver: it advances the tables, hands over requested snapshots, logs changes, and
+completes the checkpoint with the tasks' reports. A plain dict has the expected state.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from dstl_service.formats.under_way import is_announcement
 from dstl_service.registry.job_store import JobStore
 from dstl_service.wire import CheckpointRef, LogTarget
 from storage.clock import SystemClock, SystemIds
-from storage.key_groups import key_group_range
+from storage.key_groups import KeyGroupRange, key_group_range
 from storage.local_store import LocalStore
-from storage.model import KeyGroupRange, MaterializationHandle
+from storage.model import MaterializationHandle
 
 MAX_PARALLELISM = 128
 Report: TypeAlias = Callable[[dict[str, Any]], bool]
-"""Chooses which stored snapshots the driver hears of."""
+"""Chooses which stored snapshots the driver is told of."""
 ALWAYS = {
-    # Due whenever something was logged, and again soon after a failure.
-    "DSTL_MATERIALIZATION_ENABLED": "true",  # tests of whole jobs switch it off for those that count objects
+    # Due whenever changes were logged, and again soon after a failure.
+    "DSTL_MATERIALIZATION_ENABLED": "true",  # tests of whole jobs disable it for those that count objects
     "DSTL_MATERIALIZATION_LOG_FLOOR_BYTES": "1",
     "DSTL_MATERIALIZATION_LOG_RATIO": "0",
     "DSTL_MATERIALIZATION_INTERVAL_S": "1",
@@ -49,12 +49,12 @@ ALWAYS = {
 
 
 def report_all(_: dict[str, Any]) -> bool:
-    """Let the driver hear of every stored snapshot."""
+    """Report every stored snapshot to the driver."""
     return True
 
 
 def report_none(_: dict[str, Any]) -> bool:
-    """Let the driver hear of none."""
+    """Report no snapshot to the driver."""
     return False
 
 
@@ -82,12 +82,12 @@ class Sidecar:
         self.process.wait()
 
     def log(self) -> str:
-        """Return what it logged so far."""
+        """Return its log so far."""
         return (self.folder / "log").read_text(encoding="utf-8")
 
 
 class Job:
-    """A driver and its tasks, one after the other."""
+    """A driver and its tasks, run one after the other."""
 
     def __init__(self, sidecar: Sidecar, parallelism: int = 2, seed: int = 1) -> None:
         self.sidecar = sidecar
@@ -147,7 +147,7 @@ class Job:
         self.base = CheckpointRef(**answer["ref"])
 
     def batches_until(self, condition: Callable[[], Any], what: str, **options: Any) -> int:
-        """Execute batches until a condition holds; return how many that took."""
+        """Execute batches until a condition holds; return their number."""
         deadline = time.monotonic() + 120
         count = 0
         while not condition():
@@ -169,7 +169,7 @@ class Job:
             table.close()
 
     def restored(self, parallelism: int, folder: str) -> dict[bytes, bytes]:
-        """Return what tables of another parallelism hold that begin from nothing."""
+        """Return the content of tables of another parallelism restored from nothing."""
         found: dict[bytes, bytes] = {}
         for partition in range(parallelism):
             key_groups = key_group_range(partition, parallelism, MAX_PARALLELISM)
@@ -182,7 +182,7 @@ class Job:
         return found
 
     def view(self) -> StateView:
-        """Return what the newest checkpoint's state consists of."""
+        """Return the parts of the newest checkpoint's state."""
         assert self.base is not None
         jobs = JobStore(LocalStore(self.sidecar.folder / "store"), "job", SystemClock(), SystemIds())
         return jobs.state(self.base)
@@ -196,7 +196,7 @@ class Job:
         assert self.client._json("PUT", f"/v1/jobs/job/savepoints/{name}", b"{}")
 
     def objects(self, pattern: str) -> set[Path]:
-        """Return the files of the store whose names match, below the job's materializations."""
+        """Return the store's files below the job's materializations whose names match."""
         return set((self.sidecar.folder / "store" / "job" / "materialized").rglob(pattern))
 
     def snapshots_left(self) -> list[Path]:
@@ -204,7 +204,7 @@ class Job:
         return list((self.sidecar.folder / "tables").rglob("*.snapshot-*"))
 
     def metric(self, name: str) -> float:
-        """Return the sum over all labels of a metric."""
+        """Return a metric, summed over all labels."""
         with socket.socket(socket.AF_UNIX) as connection, connection.makefile("rb") as answer:
             connection.connect(str(self.sidecar.folder / "s"))
             connection.sendall(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")

@@ -24,7 +24,7 @@ from backend_client.service.restore import advance_to_base
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef, LogTarget
 from storage.errors import CorruptDataError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 pytestmark = pytest.mark.integration
 
@@ -52,7 +52,7 @@ def running_service(folder: str, store: Path) -> Iterator[ServiceClient]:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[tuple[ServiceClient, Path]]:
-    """A service process of its own, and its store's folder."""
+    """Return a separate service process, and its store's folder."""
     with tempfile.TemporaryDirectory(prefix="dstl-") as folder:
         store = Path(folder) / "store"
         with running_service(folder, store) as client:
@@ -61,7 +61,7 @@ def service() -> Iterator[tuple[ServiceClient, Path]]:
 
 @pytest.fixture(scope="module")
 def log(service: tuple[ServiceClient, Path]) -> tuple[CheckpointRef, dict[bytes, bytes], list[Path]]:
-    """The newest checkpoint of a small log, the table that it stands for, and its objects."""
+    """Return the newest checkpoint of a small log, the expected table, and the objects."""
     client, folder = service
     epoch = client.post("/v1/jobs/job/epochs", {"owner": "test"})["epoch"]
     table: dict[bytes, bytes] = {}
@@ -105,7 +105,7 @@ def restore(client: ServiceClient, folder: Path, base: CheckpointRef) -> dict[by
 
 @pytest.fixture
 def fresh(service: tuple[ServiceClient, Path], log: object) -> Iterator[ServiceClient]:
-    """A second service process on the same store, which has nothing of the log in memory."""
+    """Return a second service process on the same store, without any of the log in memory."""
     with tempfile.TemporaryDirectory(prefix="dstl-") as folder, running_service(folder, service[1]) as client:
         yield client
 
@@ -113,7 +113,7 @@ def fresh(service: tuple[ServiceClient, Path], log: object) -> Iterator[ServiceC
 def test_undamaged_log_restores(
     fresh: ServiceClient, log: tuple[CheckpointRef, dict[bytes, bytes], list[Path]], tmp_path: Path
 ) -> None:
-    """Without damage the table is the last value of every key."""
+    """Without damage the table has the last value of every key."""
     base, table, _ = log
 
     assert restore(fresh, tmp_path / "table", base) == table
@@ -122,7 +122,7 @@ def test_undamaged_log_restores(
 def test_flipped_bit_is_named_not_read(
     fresh: ServiceClient, log: tuple[CheckpointRef, dict[bytes, bytes], list[Path]], tmp_path: Path
 ) -> None:
-    """A flipped bit at any of 200 random positions fails the restore with the object's name (I10)."""
+    """I10: a flipped bit at any of 200 random positions fails the restore with the object's name."""
     base, _, objects = log
     chance = random.Random(11)
     for _ in range(POSITIONS):
@@ -140,7 +140,7 @@ def test_flipped_bit_is_named_not_read(
 def test_cut_object_is_named_not_read(
     fresh: ServiceClient, log: tuple[CheckpointRef, dict[bytes, bytes], list[Path]], tmp_path: Path
 ) -> None:
-    """An object that ends early, or is gone, fails the restore with its name (I10)."""
+    """I10: a truncated or missing object fails the restore with its name."""
     base, _, objects = log
     chance = random.Random(12)
     for path in objects:

@@ -17,7 +17,7 @@ from backend_client.table.opening import open_advanced
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from tests.support.machine import fill, small_disk
 
 pytestmark = pytest.mark.integration
@@ -33,7 +33,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_table_on_a_disk_that_fills_keeps_its_content(disk: Path) -> None:
-    """I1: a table that is open to read, and that the full disk lets nobody write, is not taken for an empty one."""
+    """I1: a table that is open read-only, and that the full disk does not let anyone write, does not count as empty."""
     old = {number.to_bytes(6, "big"): os.urandom(100) for number in range(5000)}
     new = {number.to_bytes(6, "big"): b"new" for number in range(3)}
     for version, changes in (("1.0.u", old), ("2.0.u", new)):
@@ -59,7 +59,7 @@ class Snapshots:
 
     @contextmanager
     def restore(self, *_: Any) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
-        """Give the frames."""
+        """Return the frames."""
         self.asked += 1
         yield self._frames()
 
@@ -75,7 +75,7 @@ class Snapshots:
 
 @pytest.mark.parametrize("is_full", [True, False])
 def test_snapshot_without_room_goes_into_memory(disk: Path, tmp_path: Path, is_full: bool) -> None:
-    """I14, I16: a disk that is full, or fills up while a snapshot comes, costs one more restore and fails nothing."""
+    """I14, I16: a disk that is full, or fills up during a snapshot, costs one more restore and fails nothing."""
     content = {number.to_bytes(6, "big"): os.urandom(1000) for number in range(4 * MIB // 1000)}
     with closing(StateTable.open(tmp_path / "source")) as source:
         source.advance(content.items(), "1.0.u")

@@ -1,5 +1,5 @@
 """
-Materialization with a real sidecar process and real tables: made, killed, repeated, restored from (I13).
+Materialization with a real sidecar process and real tables: created, killed, repeated, restored from (I13).
 
 A failure means that a snapshot cost a checkpoint, or that a table restored from one differs from the log's own result.
 """
@@ -42,19 +42,19 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def sidecar(folder: Path) -> Iterator[Sidecar]:
-    """Return a running sidecar that asks for a snapshot whenever it can; it is killed at the end."""
+    """Return a running sidecar that requests a snapshot whenever it can; it is killed after the test."""
     made = Sidecar(folder)
     yield made
     made.kill()
 
 
 def materialized(job: Job, count: int = 2) -> bool:
-    """Tell whether the newest state has materializations of so many tables."""
+    """Return whether the newest state has materializations of this many tables."""
     return job.base is not None and len(job.view().materializations) >= count
 
 
 def test_state_is_restored_from_snapshots_and_log(job: Job) -> None:
-    """I13: after a materialization the log before it is gone from the state, and restored tables are the same (I14)."""
+    """I13, I14: after a materialization the earlier log is no longer in the state, and restored tables are equal."""
     job.batches_until(lambda: materialized(job), "a materialization of both tables")
     for _ in range(3):
         job.batch(report=report_none)
@@ -69,7 +69,7 @@ def test_state_is_restored_from_snapshots_and_log(job: Job) -> None:
 
 
 def test_rescaled_tables_copy_their_key_groups(job: Job) -> None:
-    """I14: tables of another parallelism take their own key groups out of each snapshot that holds some."""
+    """I14: tables of another parallelism copy their own key groups from each snapshot that holds some."""
     job.batches_until(lambda: materialized(job), "a materialization of both tables")
     job.batch(report=report_none)
 
@@ -78,7 +78,7 @@ def test_rescaled_tables_copy_their_key_groups(job: Job) -> None:
 
 
 def test_rescaled_job_replaces_old_snapshots(job: Job) -> None:
-    """I14: while only some tables of a new parallelism are materialized, old and new snapshots and log fit together."""
+    """I14: while a new parallelism is partly materialized, old snapshots, new ones and log are consistent."""
     job.batches_until(lambda: materialized(job), "a materialization of both tables")
     job.parallelism = 3
     middle = key_group_range(1, 3, MAX_PARALLELISM).to_text()
@@ -102,14 +102,14 @@ def test_rescaled_job_replaces_old_snapshots(job: Job) -> None:
 
 
 def test_compacted_log_fits_snapshots(folder: Path) -> None:
-    """I14: with the log compacted all the time between materializations, restored tables are the same."""
+    """I14: with continuous compaction of the log between materializations, restored tables are equal."""
     sidecar = Sidecar(folder, DSTL_COMPACTION_ENABLED="true", DSTL_COMPACTION_FLOOR_BYTES="1")
     job = Job(sidecar)
     try:
         job.batches_until(lambda: job.metric("dstl_compactions_total"), "a compaction", report=report_none)
         for number in range(4):
             done = job.metric("dstl_compactions_total")
-            # While snapshots are not reported, the log grows until it is compacted; one then lies on top of that.
+            # While snapshots are not reported, the log grows until it is compacted; a snapshot then follows it.
             job.batches_until(
                 lambda: job.metric("dstl_compactions_total") > done,  # noqa: B023
                 "a compaction",
@@ -123,7 +123,7 @@ def test_compacted_log_fits_snapshots(folder: Path) -> None:
 
 
 def test_second_snapshot_uploads_new_files_only(job: Job, sidecar: Sidecar) -> None:
-    """Two snapshots of one table share the objects of the files that they have in common."""
+    """Two snapshots of one table share the objects of their common files."""
     job.batch(keys=3000)
     job.batches_until(lambda: materialized(job), "a materialization of both tables", keys=5)
     first, uploaded = job.objects("*.sst"), job.metric("dstl_materialization_uploaded_bytes_total")
@@ -138,7 +138,7 @@ def test_second_snapshot_uploads_new_files_only(job: Job, sidecar: Sidecar) -> N
 
 
 def test_damaged_table_enters_no_snapshot(job: Job, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I10: a bit that flips on the local disk before a snapshot is stored costs the table, which is restored anew."""
+    """I10: a bit that flips on the local disk before a snapshot is stored costs the table, which is restored again."""
     chance, post, damaged = random.Random(5), job.client.post, list[str]()
 
     def damaging(path: str, body: dict[str, Any], **options: Any) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def test_damaged_table_enters_no_snapshot(job: Job, sidecar: Sidecar, monkeypatc
             file = chance.choice(sorted(Path(body["path"]).iterdir()))
             data = bytearray(file.read_bytes())
             data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-            file.write_bytes(data)  # in place: of an SST file, the table has the same
+            file.write_bytes(data)  # in place: the table shares an SST file
             damaged.append(file.name)
         answer: dict[str, Any] = post(path, body, **options)
         return answer
@@ -169,7 +169,7 @@ def test_damaged_table_enters_no_snapshot(job: Job, sidecar: Sidecar, monkeypatc
 
 @pytest.mark.parametrize("moment", ["file", "stored"])
 def test_killed_service_costs_only_the_snapshot(folder: Path, moment: str) -> None:
-    """I13: a sidecar killed while it stores a snapshot costs that snapshot; checkpoints and the next one go on."""
+    """I13: a sidecar killed while it stores a snapshot costs that snapshot; checkpoints and later snapshots succeed."""
     sidecar = Sidecar(folder, **({} if moment == "stored" else SLOW))
     job = Job(sidecar)
     try:
@@ -184,14 +184,14 @@ def test_killed_service_costs_only_the_snapshot(folder: Path, moment: str) -> No
         job.batches_until(lambda: materialized(job), "a materialization after the restart")
 
         assert job.restored(2, "same") == job.state
-        job.batches_until(lambda: not job.snapshots_left(), "the removal of what the killed process left behind")
+        job.batches_until(lambda: not job.snapshots_left(), "the removal of the killed process's leftovers")
     finally:
         job.close()
         sidecar.kill()
 
 
 def test_failing_uploads_fail_no_checkpoint(folder: Path) -> None:
-    """I13: while no snapshot can be stored, checkpoints go on and failures are reported; then one is stored again."""
+    """I13: while no snapshot can be stored, checkpoints succeed and failures are reported; then one is stored."""
     (folder / "store" / "job").mkdir(parents=True)
     blocker = folder / "store" / "job" / "materialized"
     blocker.write_text("a file where the folder should be")
@@ -206,7 +206,7 @@ def test_failing_uploads_fail_no_checkpoint(folder: Path) -> None:
         assert "materialization keeps failing" in sidecar.log()
         blocker.unlink()
 
-        job.batches_until(lambda: materialized(job), "a materialization when the storage is mended")
+        job.batches_until(lambda: materialized(job), "a materialization after the storage is restored")
 
         assert job.metric("dstl_materialization_consecutive_failures") == 0
         assert job.restored(2, "same") == job.state
@@ -216,7 +216,7 @@ def test_failing_uploads_fail_no_checkpoint(folder: Path) -> None:
 
 
 def test_slow_upload_holds_up_no_checkpoint(folder: Path) -> None:
-    """I13: while a snapshot is stored for long, batches complete; what comes due meanwhile counts as skipped."""
+    """I13: during a slow upload of a snapshot, batches complete; snapshots due meanwhile count as skipped."""
     sidecar = Sidecar(folder, **SLOW)
     job = Job(sidecar, parallelism=1)
     try:
@@ -234,7 +234,7 @@ def test_slow_upload_holds_up_no_checkpoint(folder: Path) -> None:
 
 
 def test_damaged_object_is_named(job: Job) -> None:
-    """I10: a damaged, cut or missing object of a snapshot is an error that names it, and no table takes a version."""
+    """I10: for a damaged, truncated or missing object of a snapshot, the error names it; no table gets a version."""
     job.batches_until(lambda: materialized(job), "a materialization of both tables")
     handles = job.view().materializations
     named = {file.object_key for handle in handles for file in job.index(handle).files}
@@ -252,7 +252,7 @@ def test_damaged_object_is_named(job: Job) -> None:
 
 
 def test_complete_manifest_takes_materialization_in(job: Job) -> None:
-    """A materialization enters by a complete manifest, and later complete manifests keep it."""
+    """A materialization enters through a complete manifest, and later complete manifests keep it."""
     job.batches_until(lambda: materialized(job), "a materialization of both tables")
     uids = {handle.uid for handle in job.view().materializations}
     while job.base is None or job.base.id % 20:

@@ -1,8 +1,8 @@
 """
-Jobs with real tables and a real sidecar process that is killed, switched over and rescaled between their batches.
+Jobs with real tables and a real sidecar process, which is killed, reconfigured and rescaled between their batches.
 
-Only the newest checkpoint is kept, and what is subsumed is deleted at once, so nothing is there by chance. A failure
-means that a table restored afterwards differs from what was logged (I14), or that a savepoint lost something (I11).
+Only the newest checkpoint is kept, and subsumed data are deleted at once, so no object remains by chance. A failure
+means that a table restored afterwards differs from the log (I14), or that a savepoint lost something (I11).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEWEST_ONLY = {
 
 
 def switches(*, materialization: bool, compaction: bool) -> dict[str, str]:
-    """Return the environment that switches the ways of replacing the log on and off."""
+    """Return the environment that enables or disables the ways of replacing the log."""
     return {
         "DSTL_MATERIALIZATION_ENABLED": str(materialization).lower(),
         "DSTL_COMPACTION_ENABLED": str(compaction).lower(),
@@ -36,7 +36,7 @@ def switches(*, materialization: bool, compaction: bool) -> dict[str, str]:
 
 @pytest.fixture
 def sidecar() -> Iterator[Sidecar]:
-    """Return a running sidecar that neither materializes nor compacts; it is killed at the end."""
+    """Return a running sidecar that neither materializes nor compacts; it is killed after the test."""
     with tempfile.TemporaryDirectory(prefix="dr") as folder:
         made = Sidecar(Path(folder), **NEWEST_ONLY, **switches(materialization=False, compaction=False))
         yield made
@@ -44,7 +44,7 @@ def sidecar() -> Iterator[Sidecar]:
 
 
 def work(job: Job, *, materialization: bool, compaction: bool) -> None:
-    """Execute batches until what is switched on has replaced some of the log."""
+    """Execute batches until the enabled ways have replaced some of the log."""
     known = {handle.uid for handle in job.view().materializations} if job.base else set()
     for _ in range(3):
         job.batch()
@@ -59,7 +59,7 @@ def work(job: Job, *, materialization: bool, compaction: bool) -> None:
 
 
 def test_log_is_replaced_now_one_way_now_another(job: Job, sidecar: Sidecar) -> None:
-    """I11, I14: however materialization, compaction and parallelism change, new tables and all savepoints are right."""
+    """I11, I14: however materialization, compaction and parallelism change, new tables and savepoints are correct."""
     saved: dict[str, tuple[CheckpointRef | None, dict[bytes, bytes]]] = {}
     phases = [(False, False, 2), (True, False, 3), (False, True, 1), (True, True, 2), (False, False, 2)]
     for number, (materialization, compaction, parallelism) in enumerate(phases):
@@ -79,7 +79,7 @@ def test_log_is_replaced_now_one_way_now_another(job: Job, sidecar: Sidecar) -> 
 
 
 def test_job_is_rescaled_in_and_out(sidecar: Sidecar, job: Job) -> None:
-    """I14: from six partitions to four and back, with values of 1 kB, tables are those of the changes."""
+    """I14: from six partitions to four and back, with values of 1 kB, tables equal the logged changes."""
     sidecar.kill()
     sidecar.start(**switches(materialization=True, compaction=True))
     for number, parallelism in enumerate((6, 4, 6)):
@@ -94,7 +94,7 @@ def test_job_is_rescaled_in_and_out(sidecar: Sidecar, job: Job) -> None:
 
 @pytest.mark.parametrize("materialization", [False, True])
 def test_state_survives_repeated_kills(sidecar: Sidecar, job: Job, materialization: bool) -> None:
-    """I5, I14, I16: killed twice, a job goes on; its tables get the difference, new ones log and snapshots."""
+    """I5, I14, I16: a job killed twice resumes; its tables get the difference, new ones get snapshots and log."""
     sidecar.kill()
     sidecar.start(**switches(materialization=materialization, compaction=False))
     job.parallelism = 1
@@ -105,5 +105,5 @@ def test_state_survives_repeated_kills(sidecar: Sidecar, job: Job, materializati
 
         assert job.restored(1, f"after-{number}") == job.state
         job.batch(keys=40)
-        assert job.advances[-1].changes <= 45  # what one batch changes and deletes, not the whole state
+        assert job.advances[-1].changes <= 45  # the changes and deletions of one batch, not the whole state
     assert len(job.state) > 200

@@ -24,13 +24,13 @@ from backend_client.service.restore import advance_to_base
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef, LogTarget
 from storage.errors import UnavailableError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 GROUPS = KeyGroupRange(0, 127)
 SETS = 24
-SET_BYTES = 1 << 20  # much more than a socket holds, so that a killed sidecar takes the rest of the stream with it
+SET_BYTES = 1 << 20  # much more than a socket buffers, so that a killed sidecar loses the rest of the stream
 
 
 class Sidecar:
@@ -53,7 +53,7 @@ class Sidecar:
 
 
 class InterruptedClient:
-    """A real client; while it reads a restore stream, the sidecar is killed, as often as told."""
+    """A real client; while it reads a restore stream, the sidecar is killed, as often as set."""
 
     def __init__(self, client: ServiceClient, sidecar: Sidecar, kills: int) -> None:
         self._client = client
@@ -77,7 +77,7 @@ class InterruptedClient:
 
 @pytest.fixture
 def sidecar() -> Iterator[Sidecar]:
-    """Return a running sidecar; it is killed at the end."""
+    """Return a running sidecar; it is killed after the test."""
     with tempfile.TemporaryDirectory(prefix="dr") as folder:
         made = Sidecar(Path(folder))
         try:
@@ -96,7 +96,7 @@ def client(sidecar: Sidecar) -> Iterator[ServiceClient]:
 
 @pytest.fixture
 def base(client: ServiceClient) -> tuple[CheckpointRef, dict[bytes, bytes]]:
-    """Return a checkpoint of many large sets, and what a table at it holds."""
+    """Return a checkpoint of many large sets, and the content of a table at it."""
     epoch = client.post("/v1/jobs/job/epochs", {"owner": "test"})["epoch"]
     writer = LogWriter(client, LogTarget("job", "op", 0, epoch, 1, 0, GROUPS))
     chance = random.Random(5)
@@ -120,7 +120,7 @@ def table(tmp_path: Path) -> Iterator[StateTable]:
 def test_restore_survives_killed_sidecar(
     sidecar: Sidecar, client: ServiceClient, base: tuple[CheckpointRef, dict[bytes, bytes]], table: StateTable
 ) -> None:
-    """The restore is begun again at the sidecar's replacement, and the table is that of the checkpoint."""
+    """The restore starts again at the sidecar's replacement, and the table is that of the checkpoint."""
     ref, expected = base
     interrupted: Any = InterruptedClient(client, sidecar, kills=2)
     advance_to_base(table, interrupted, "job", "op", GROUPS, ref)
@@ -132,10 +132,10 @@ def test_restore_survives_killed_sidecar(
 def test_sidecar_that_keeps_dying_is_reported(
     sidecar: Sidecar, client: ServiceClient, base: tuple[CheckpointRef, dict[bytes, bytes]], table: StateTable
 ) -> None:
-    """A restore that never comes to its end raises, and the table stands at no checkpoint; later it succeeds."""
+    """A restore that never completes raises an error, and the table has no version; later it succeeds."""
     ref, expected = base
     with pytest.raises(UnavailableError, match="broke off a stream"):
-        # Stands in for a client.
+        # Replaces a client.
         advance_to_base(table, InterruptedClient(client, sidecar, kills=9), "job", "op", GROUPS, ref)  # type: ignore[arg-type]
     assert table.version is None
 

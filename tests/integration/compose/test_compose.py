@@ -1,8 +1,8 @@
 """
-compose/ against the reference of the Compose specification, and against the programs that it names.
+compose/ compared with the reference of the Compose specification, and with the programs that it names.
 
-The reference is compose-go, which Docker's own `compose` is made of: it validates by the specification's JSON schema,
-checks references, and gives the resolved model that the tests below look at. No container engine is needed.
+The reference is compose-go, on which Docker's own `compose` is based: it validates by the specification's JSON schema,
+checks references, and returns the resolved model that the tests below check. No container engine is needed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Load = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
-    """Build the reference, and return what lets it read a compose file without variables of this machine."""
+    """Build the reference, and return a function that reads a compose file without variables of this machine."""
     program = tmp_path_factory.mktemp("checker") / "checker"
     source = Path(__file__).with_name("checker")
     subprocess.run(["go", "build", "-o", str(program), "."], cwd=source, check=True, capture_output=True, text=True)
@@ -63,10 +63,10 @@ def services(load: Load) -> dict[str, Any]:
 
 
 class TestSpecification:
-    """The file is one of the Compose specification."""
+    """The file complies with the Compose specification."""
 
     def test_file_is_valid(self, services: dict[str, Any]) -> None:
-        """The reference accepts it; all that the stack is made of is there, and nothing else."""
+        """The reference accepts the file, which has exactly the parts of the stack."""
         assert set(services) == SERVICES
 
     @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ class TestSpecification:
         ],
     )
     def test_mistakes_are_found(self, load: Load, tmp_path: Path, old: str, new: str, message: str) -> None:
-        """The check would find an unknown key, a wrong type and names that do not exist: it can fail."""
+        """The check finds an unknown key, a wrong type and missing names, so it can fail."""
         text = (FOLDER / "compose.yaml").read_text(encoding="utf-8")
         assert old in text
         (tmp_path / "compose.yaml").write_text(text.replace(old, new), encoding="utf-8")
@@ -91,7 +91,7 @@ class TestSpecification:
         assert message in result.stderr
 
     def test_all_have_health_checks(self, services: dict[str, Any]) -> None:
-        """Whoever serves says when it is ready, and who needs it waits for that."""
+        """Each server reports when it is ready, and its dependents wait for that."""
         assert {name for name, service in services.items() if "healthcheck" not in service} == {"driver"}
         needs = [need for service in services.values() for need in service.get("depends_on", {}).values()]
         assert needs
@@ -108,13 +108,13 @@ class TestSpecification:
 
 
 class TestPrograms:
-    """What it starts exists and takes what it is given."""
+    """Programs that the file starts exist and accept their arguments."""
 
     @pytest.mark.parametrize("name", ["coordinator", "sidecar-1", "sidecar-2"])
     def test_service_starts_with_its_settings(
         self, services: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """`dstl` takes command line and environment; the settings that result are what the file means."""
+        """`dstl` accepts command line and environment, and the settings are as the file intends."""
         for variable, value in {**services[name]["environment"], "DSTL_CACHE_BYTES_MAX": "12345"}.items():
             monkeypatch.setenv(variable, value)
 
@@ -134,7 +134,7 @@ class TestPrograms:
             assert settings.host_id == name.replace("sidecar", "worker")
 
     def test_sidecar_and_worker_share_socket_and_tables(self, services: dict[str, Any]) -> None:
-        """The executors of a worker find the socket of their own sidecar, which finds their tables; no other host's."""
+        """A worker's executors find only their own sidecar's socket, and that sidecar finds their tables."""
         for number in (1, 2):
             sidecar, worker = services[f"sidecar-{number}"], services[f"worker-{number}"]
             shared = {volume["source"]: volume["target"] for volume in sidecar["volumes"]}
@@ -147,7 +147,7 @@ class TestPrograms:
             assert socket in " ".join(sidecar["healthcheck"]["test"])
 
     def test_spark_commands_are_those_of_stack(self, services: dict[str, Any]) -> None:
-        """Master and workers are started as `make stack` starts them, where they are seen to work."""
+        """Master and workers are started like those of `make stack`, which are tested."""
         assert services["spark-master"]["command"] == master_command("spark-master", 7077, 8080)
         for name in ("worker-1", "worker-2"):
             master = "spark://spark-master:7077"
@@ -155,7 +155,7 @@ class TestPrograms:
             assert services[name]["command"] == expected
 
     def test_driver_runs_example(self, services: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        """The driver's command is one of the example job, which takes its arguments."""
+        """The driver's command runs the example job, which accepts its arguments."""
         command = services["driver"]["command"]
         seen: list[Any] = []
         monkeypatch.setattr(cluster_totals, "run", lambda _spark, *arguments: seen.append(arguments))
@@ -166,7 +166,7 @@ class TestPrograms:
         assert seen[1][0] == "s3://state/dstl"
 
     def test_variables_are_known(self, services: dict[str, Any]) -> None:
-        """Every DSTL_ variable that a container gets is one that the documents explain."""
+        """Every DSTL_ variable of a container is documented."""
         documents = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")]
         known = set(re.findall(r"\bDSTL_[A-Z0-9_]+\b", " ".join(documents)))
         given = {name for service in services.values() for name in service.get("environment") or {}}
@@ -177,7 +177,7 @@ class TestPrograms:
             assert BackendSettings("s3://state/dstl", "job", service=address).host_service == address
 
     def test_images_exist(self, services: dict[str, Any]) -> None:
-        """Images of ours are stages of the Dockerfile, which copies what exists; the other one is pinned."""
+        """The project's images are stages of the Dockerfile, which copies existing files; the other image is pinned."""
         lines = (FOLDER / "Dockerfile").read_text(encoding="utf-8").splitlines()
         stages = {line.rsplit(" ", 1)[1] for line in lines if line.startswith("FROM ")}
         copied = [part for line in lines if line.startswith("COPY ") for part in shlex.split(line)[1:-1]]
@@ -194,7 +194,7 @@ class TestPrograms:
         assert {f"!{part}" for part in copied} == {line for line in admitted if line.startswith("!")}
 
     def test_images_have_one_user(self) -> None:
-        """A sidecar takes snapshots of its own user only, so both images are run by the user that their base makes."""
+        """A sidecar accepts snapshots of its own user only, so both images run as the user that their base creates."""
         base, *stages = re.split(r"^FROM ", (FOLDER / "Dockerfile").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
 
         assert re.search(r"useradd --uid \d+ .*\bdstl\b", base)
@@ -202,7 +202,7 @@ class TestPrograms:
         assert [re.findall(r"^USER (.*)$", stage, re.MULTILINE) for stage in stages] == [["dstl"], ["dstl"]]
 
     def test_health_checks_are_programs(self, services: dict[str, Any]) -> None:
-        """Those in Python are valid programs; the S3 server's asks the path that the server is told to answer."""
+        """Python health checks are valid programs; the S3 server's requests the path that the server answers."""
         for name, service in services.items():
             test = service.get("healthcheck", {}).get("test", [])
             if test[1:3] == ["python", "-c"]:
@@ -211,10 +211,10 @@ class TestPrograms:
 
 
 class TestHardening:
-    """A container that is taken over is of little use."""
+    """A compromised container is of little use."""
 
     def test_containers_have_no_rights_and_limits(self, services: dict[str, Any]) -> None:
-        """No container writes its root, has or gains a right, or takes all memory; what it writes is a volume."""
+        """No container writes its root, has or gains a privilege, or uses all memory; it writes to volumes only."""
         for name, service in services.items():
             assert service["read_only"] is True, name
             assert service["cap_drop"] == ["ALL"], name
@@ -225,7 +225,7 @@ class TestHardening:
             assert [mount.partition(":")[0] for mount in service["tmpfs"]] == ["/tmp"]
 
     def test_service_image_has_only_what_the_service_needs(self) -> None:
-        """Its requirements are pinned as all others are, and there is neither Spark nor a test tool among them."""
+        """Its requirements are pinned like all others, and contain neither Spark nor a test tool."""
         stages = (FOLDER / "Dockerfile").read_text(encoding="utf-8").split("\nFROM ")
         stage = next(text for text in stages if text.startswith("base AS service"))
         service, everything = (
@@ -247,10 +247,10 @@ class TestHardening:
 
 
 class TestSecrets:
-    """Nothing but defaults of a developer's machine is written down, and nothing is open to other machines."""
+    """The file has only defaults for a developer's machine, and exposes nothing to other machines."""
 
     def test_secrets_come_from_outside(self, load: Load) -> None:
-        """Every secret can be set from outside, and what is in the file calls itself one for development."""
+        """Every secret can be set from outside, and the file's own values name themselves as for development."""
         outside = {"DSTL_S3_ACCESS_KEY": "A-KEY", "DSTL_S3_SECRET_KEY": "A-SECRET", "DSTL_TOKEN_FILE": "/a/token"}
         inside, given = (load(FOLDER / "compose.yaml", **variables) for variables in ({}, outside))
 
@@ -260,7 +260,7 @@ class TestSecrets:
         assert "/compose/dev.token" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
 
     def test_ports_are_on_loopback(self, services: dict[str, Any]) -> None:
-        """What is published can be reached from this machine only."""
+        """Published ports can be reached from this machine only."""
         ports = [port for service in services.values() for port in service.get("ports", [])]
 
         assert ports
@@ -273,7 +273,7 @@ class TestSecrets:
 
 
 class _Nothing:
-    """Stands in for a session: only what is asked for is kept."""
+    """Replaces a session: only the requested settings are kept."""
 
     def __init__(self, seen: list[Any], options: Any) -> None:
         seen.append(options)

@@ -1,4 +1,4 @@
-"""One S3 server with its proxies for all tests of this folder; each test has buckets, rules and services of its own."""
+"""One S3 server with its proxies for all tests of this folder; each test has its own buckets, rules and services."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def storage(s3_server: S3Server) -> str:
 
 @pytest.fixture
 def stored_keys(s3_server: S3Server, storage: str) -> Callable[[str], list[str]]:
-    """Return what lists the objects of a folder of the storage as the server has them on its disk."""
+    """Return a function that lists the objects in a folder of the storage as stored on the server's disk."""
     folder = Path(s3_server.data_dir, storage.removeprefix("s3://"))
 
     def keys(below: str) -> list[str]:
@@ -70,7 +70,7 @@ def stored_keys(s3_server: S3Server, storage: str) -> Callable[[str], list[str]]
 
 @pytest.fixture
 def serve(s3_server: S3Server, storage: str) -> Iterator[Serve]:
-    """Return what starts services on the storage, by an endpoint; they are stopped at the end."""
+    """Return a function that starts services on the storage, by endpoint; they are stopped after the test."""
     with ExitStack() as stack:
 
         def start(endpoint_url: str, **settings: str) -> ServiceProcess:
@@ -81,7 +81,7 @@ def serve(s3_server: S3Server, storage: str) -> Iterator[Serve]:
 
 @pytest.fixture
 def open_job() -> Iterator[Callable[..., LoadJob]]:
-    """Return what takes a job over at a service."""
+    """Return a function that takes over a job at a service."""
     jobs: list[LoadJob] = []
 
     def start(service: ServiceProcess, name: str = "job", patience_s: float = 60.0) -> LoadJob:

@@ -1,7 +1,7 @@
 """
-Who can reach a real service process, and how: sockets, TLS, tokens, limits.
+Access to a real service process: sockets, TLS, tokens, limits.
 
-A failure means that strangers are let in, that a running service is pushed aside, or that secrets can be read.
+A failure means that strangers are admitted, that a running service is displaced, or that secrets can be read.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def running(folder: Path, *arguments: str, **environment: str) -> Iterator[subpr
 
 
 def address_of(process: subprocess.Popen[bytes]) -> str:
-    """Return the address that a service on TCP says it listens on."""
+    """Return the address on which a service on TCP says it listens."""
     assert process.stdout is not None
     return process.stdout.readline().decode().split()[-1]
 
@@ -73,10 +73,10 @@ def service_id(client: ServiceClient) -> str:
 
 
 class TestSocket:
-    """A Unix socket belongs to whoever listens on it."""
+    """A Unix socket belongs to its listener."""
 
     def test_live_socket_is_not_taken(self, folder: Path) -> None:
-        """A second service on the same path does not start, and the first one is still reached."""
+        """A second service on the same path does not start, and the first one remains reachable."""
         with running(folder, "--socket", f"{folder}/s"):
             client = ServiceClient(f"unix://{folder}/s", patience_s=30)
             first = service_id(client)
@@ -87,7 +87,7 @@ class TestSocket:
             client.close()
 
     def test_stale_socket_is_replaced(self, folder: Path) -> None:
-        """A socket that a killed process left is no obstacle, and the new one is private again."""
+        """A socket left by a killed process is replaced, and the new one is private again."""
         with running(folder, "--socket", f"{folder}/s") as process:
             client = ServiceClient(f"unix://{folder}/s", patience_s=30)
             first = service_id(client)
@@ -101,7 +101,7 @@ class TestSocket:
 
     @pytest.mark.parametrize("kind", ["file", "folder", "link"])
     def test_other_things_are_left_alone(self, kind: str, folder: Path) -> None:
-        """What is no socket is not removed, whoever named it."""
+        """A path that is not a socket is not removed, whoever named it."""
         path = folder / "s"
         if kind == "file":
             path.write_text("precious", encoding="utf-8")
@@ -116,13 +116,13 @@ class TestSocket:
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    """Return who signs certificates."""
+    """Return a certificate authority."""
     return trustme.CA()
 
 
 @pytest.fixture
 def tls(authority: trustme.CA, folder: Path) -> tuple[list[str], str]:
-    """Return the arguments of a service with a certificate, and the file by which it is known."""
+    """Return the arguments of a service with a certificate, and the file by which clients verify it."""
     authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(folder / "service.pem")
     authority.cert_pem.write_to_path(folder / "ca.pem")
     return ["--set", f"tls.certificate_file={folder}/service.pem"], f"{folder}/ca.pem"
@@ -132,7 +132,7 @@ class TestTls:
     """With a certificate, TCP is HTTPS."""
 
     def test_client_knows_service_by_its_authority(self, tls: tuple[list[str], str], folder: Path) -> None:
-        """A client with the authority's certificate talks to the service, token and all."""
+        """A client with the authority's certificate talks to the service, including its token."""
         arguments, ca_file = tls
         with running(folder, *arguments, DSTL_TOKEN="secret") as process:
             address = address_of(process)
@@ -143,13 +143,13 @@ class TestTls:
             client.close()
 
     def test_unknown_certificate_is_an_error_at_once(self, tls: tuple[list[str], str], folder: Path) -> None:
-        """A service whose certificate nobody vouches for gets no request; the message says what to set."""
+        """A service with an untrusted certificate gets no request; the message names the setting."""
         arguments, _ = tls
         with running(folder, *arguments) as process, pytest.raises(InvalidInputError, match="set ca_file"):
             ServiceClient(address_of(process), patience_s=600).get("/v1/info")
 
     def test_plain_request_is_not_answered(self, tls: tuple[list[str], str], folder: Path) -> None:
-        """Without TLS nothing is said."""
+        """A request without TLS gets no answer."""
         arguments, _ = tls
         with running(folder, *arguments) as process:
             address = address_of(process).replace("https", "http")
@@ -159,7 +159,7 @@ class TestTls:
     def test_client_is_known_by_its_certificate(
         self, authority: trustme.CA, tls: tuple[list[str], str], folder: Path
     ) -> None:
-        """A client whose certificate the service knows needs no token, and has the rights of its name and no others."""
+        """A client with a certificate known to the service needs no token, and has exactly the rights of its name."""
         arguments, ca_file = tls
         for name, signer in (("orders", authority), ("forged", trustme.CA())):
             issued = signer.issue_cert("spark-orders.example")
@@ -193,7 +193,7 @@ class TestTls:
     def test_certificate_is_exchanged_without_restart(
         self, authority: trustme.CA, tls: tuple[list[str], str], folder: Path
     ) -> None:
-        """A connection that begins after the file changed meets the new certificate."""
+        """A connection opened after the file changed gets the new certificate."""
         arguments, ca_file = tls
         context = ssl.create_default_context(cafile=ca_file)
 
@@ -215,7 +215,7 @@ class TestTls:
             wait_until(lambda: serial(address) != before)
 
     def test_silent_connections_make_room(self, tls: tuple[list[str], str], folder: Path) -> None:
-        """B12: who connects and begins no handshake counts: the oldest are closed for new ones; clients are served."""
+        """B12: connections without a handshake count: the oldest are closed for new ones, and clients are served."""
         arguments, ca_file = tls
         with running(folder, *arguments, "--set", "http.connections_max=4") as process, ExitStack() as stack:
             address = address_of(process)
@@ -229,7 +229,7 @@ class TestTls:
     def test_services_talk_over_tls(
         self, tls: tuple[list[str], str], folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A coordinator reaches the service of another host by the same authority, and only by it."""
+        """A coordinator reaches another host's service through the same authority only."""
         monkeypatch.setattr("dstl_service.peers.client.CONNECT_TIMEOUT_S", 60.0)  # the service has only begun to listen
         arguments, ca_file = tls
         ref = ChangeSetRef("op", 0, 1, 1, 0, 0, 1, "gone")
@@ -248,10 +248,10 @@ class TestTls:
 
 
 class TestToken:
-    """Tokens are exchanged while service and clients run, and are never seen."""
+    """Tokens are replaced while service and clients run, and are never shown."""
 
     def test_token_is_exchanged_without_pause(self, folder: Path) -> None:
-        """A new first line is accepted with the old one; when the old one is gone, a client takes the new one."""
+        """A new first line is accepted beside the old one; once the old one is removed, a client uses the new one."""
         path = folder / "token"
         path.write_text("old-token\n", encoding="utf-8")
         with running(folder, "--token-file", str(path)) as process:
@@ -270,7 +270,7 @@ class TestToken:
         assert ("token file read again" in log, "old-token" in log, "new-token" in log) == (True, False, False)
 
     def test_log_holds_no_secret(self, folder: Path) -> None:
-        """Neither a token nor credentials reach the log, whatever goes wrong."""
+        """No failure puts a token or credentials into the log."""
         secrets = {"DSTL_TOKEN": "tok-5ecret", "AWS_SECRET_ACCESS_KEY": "key-5ecret", "AWS_ACCESS_KEY_ID": "id-5ecret"}
         with running(folder, **secrets) as process:
             address = address_of(process)
@@ -288,7 +288,7 @@ class TestToken:
 
 
 class TestLimits:
-    """A connection cannot make the service keep what it likes."""
+    """A connection cannot make the service hold unlimited data."""
 
     @pytest.mark.parametrize(
         "pieces",
@@ -300,7 +300,7 @@ class TestLimits:
         ids=["value", "address", "many"],
     )
     def test_endless_head_is_cut_off(self, pieces: Sequence[bytes], folder: Path) -> None:
-        """A head that does not end is refused after 64 KiB, and the service goes on."""
+        """A head that does not end is refused after 64 KiB, and the service continues."""
         with running(folder) as process:
             address = address_of(process)
             host, _, port = address.removeprefix("http://").rpartition(":")
@@ -312,14 +312,14 @@ class TestLimits:
                     for _ in range(10_000):  # ten megabytes
                         connection.sendall(more)
                     answer = connection.recv(100)
-                except OSError:  # cut off while we still send
+                except OSError:  # cut off while the client still sends
                     answer = b"HTTP/1.1 400"
 
             assert answer.startswith(b"HTTP/1.1 400") or answer == b""
             assert service_id(ServiceClient(address, patience_s=30))
 
     def test_long_head_that_ends_is_taken(self, folder: Path) -> None:
-        """A long address within the limit is no reason to refuse."""
+        """A long address within the limit is accepted."""
         with running(folder) as process:
             client = ServiceClient(address_of(process), patience_s=30)
 
@@ -328,7 +328,7 @@ class TestLimits:
 
 
 def accepts_health(address: str, ca_file: str) -> bool:
-    """Tell whether the service answers."""
+    """Return whether the service answers."""
     client = ServiceClient(address, patience_s=40, ca_file=ca_file)  # asyncio gives up handshakes after 60 s
     try:
         return bool(client.get("/health"))
@@ -337,7 +337,7 @@ def accepts_health(address: str, ca_file: str) -> bool:
 
 
 def accepts(address: str, token: str) -> bool:
-    """Tell whether the service lets in who has this token."""
+    """Return whether the service accepts this token."""
     client = ServiceClient(address, token, patience_s=30)
     try:
         client.get("/v1/info")

@@ -1,4 +1,4 @@
-"""The download cache on a real disk that is full, fills up, or becomes read-only: reads go on (I16)."""
+"""The download cache on a real disk that is full, fills up, or becomes read-only: reads succeed (I16)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def content(key: str) -> bytes:
 
 @pytest.mark.parametrize("state", ["fills up", "is full", "is read-only"])
 def test_reads_go_on(tmp_path: Path, state: str) -> None:
-    """I16: every read gives the right bytes; what does not fit on the disk is read from the store each time."""
+    """I16: every read returns the right bytes; data that do not fit on the disk are read from the store each time."""
     store = RecordingStore(MemoryStore())
     for key in KEYS:
         store.put(key, content(key))

@@ -1,7 +1,7 @@
 """
-Hosts that are cut off without a word, as a machine that loses its power: what the coordinator makes of their sets.
+Hosts that are cut off without notice, like a machine that loses power, and the coordinator's handling of their sets.
 
-A failure means that a checkpoint waits for a host that is gone until the whole checkpoint times out.
+A failure means that a checkpoint waits for a lost host until the whole checkpoint times out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from backend_client.service.log_writer import LogWriter
 from dstl_service.peers.client import PeerClient
 from dstl_service.wire import ChangeSetRef, LogTarget
 from storage.errors import LostChangesError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from tests.support.machine import Host
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -44,7 +44,7 @@ def host() -> Iterator[Host]:
 
 
 def test_host_that_vanished_before_it_is_asked(host: Host, tmp_path: Path) -> None:
-    """A host that takes no connection counts as gone at once; the batch is executed again (I7)."""
+    """I7: a host that accepts no connection counts as lost at once; the batch is executed again."""
     (tmp_path / "token").write_text("secret")
     command = [sys.executable, "-m", "dstl_service", "serve", "--storage", (tmp_path / "store").as_uri()]
     command += ["--host", host.address, "--port", "7071", "--token-file", str(tmp_path / "token")]
@@ -70,7 +70,7 @@ def test_host_that_vanished_before_it_is_asked(host: Host, tmp_path: Path) -> No
 
 
 def test_host_that_vanishes_while_it_is_asked(host: Host) -> None:
-    """An answer that takes its time is waited for only while the host is there."""
+    """The coordinator waits for a slow answer only while the host is reachable."""
     command = host.command([sys.executable, "-c", SILENT, host.address])
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

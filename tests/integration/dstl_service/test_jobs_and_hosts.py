@@ -1,7 +1,7 @@
 """
 One service with several jobs, and several hosts on one store: real processes on TCP, a file store.
 
-A failure means that jobs see each other's sets, or that hosts write more objects than one each per checkpoint.
+A failure means that jobs see each other's sets, or that hosts write more than one object each per checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget
 from storage.change_set import decode_change_set
 from storage.clock import SystemClock, SystemIds
 from storage.errors import LostChangesError, NotFoundError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from storage.object_store import ObjectStore
 from storage.open import open_store
 from tests.announced import wait_until_announced
@@ -38,7 +38,7 @@ HOSTS = ("driver", "worker-1", "worker-2")
 
 @contextmanager
 def running(storage: str, host_id: str) -> Iterator[ServiceClient]:
-    """Run a host's service that others can ask; yield a client of it."""
+    """Run a host's service that other hosts can call; yield a client of it."""
     address = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "dstl_service", "serve", "--storage", storage, "--host-id", host_id]
     command += ["--port", address.rsplit(":", 1)[1], "--advertise", address]
@@ -54,7 +54,7 @@ def running(storage: str, host_id: str) -> Iterator[ServiceClient]:
 
 
 class Job:
-    """A driver and its tasks; each partition's content is what its sets say."""
+    """A driver and its tasks; each partition's content is that of its sets."""
 
     def __init__(self, coordinator: ServiceClient, name: str) -> None:
         self.coordinator = coordinator
@@ -77,7 +77,7 @@ class Job:
         return writer.refs
 
     def complete(self, refs: list[ChangeSetRef], *, is_flushed: bool = True) -> dict[str, Any]:
-        """Make the next checkpoint exist."""
+        """Complete the next checkpoint."""
         body = {"epoch": self.epoch, "uid": f"{self.name}-{self.next_id}", "base": self.base, "operators": []}
         body["refs"] = [asdict(ref) for ref in refs]
         path = f"/v1/jobs/{self.name}/checkpoints/{self.next_id}"
@@ -88,7 +88,7 @@ class Job:
         return answer
 
     def restored(self, client: ServiceClient, base: dict[str, Any] | None = None) -> dict[bytes, bytes | None]:
-        """Return what a table gets from a host's service, by default at the newest checkpoint."""
+        """Return a table's restore from a host's service, by default at the newest checkpoint."""
         want = CheckpointRef(**(base or self.base or {})).to_text()
         with client.restore(self.name, "op", GROUPS, None, want) as frames:
             payloads = [payload for header, payload in frames if header["kind"] == "segment"]
@@ -96,13 +96,13 @@ class Job:
 
 
 def objects_of(store: ObjectStore, job: str) -> Counter[str]:
-    """Return how many segment objects each host wrote for a job."""
+    """Return the number of segment objects that each host wrote for a job."""
     return Counter(info.key.split("/")[2] for info in store.list(f"{job}/segments/"))
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
-    """Return the store that all hosts share; each test has jobs of its own."""
+    """Return the store that all hosts share; each test has its own jobs."""
     return open_store(tmp_path_factory.mktemp("store").as_uri())
 
 
@@ -119,7 +119,7 @@ def test_jobs_of_one_service_stay_apart(hosts: list[ServiceClient]) -> None:
     one, two = Job(client, "one"), Job(client, "two")
     for _ in range(3):
         refs = two.append(client, 0, b"two")
-        one.complete(one.append(client, 0, b"one"))  # forgets what was received for `one`
+        one.complete(one.append(client, 0, b"one"))  # forgets the sets received for `one`
         two.complete(refs)
 
     assert [job.restored(client) for job in (one, two)] == [one.expected, two.expected]
@@ -132,7 +132,7 @@ def test_jobs_of_one_service_stay_apart(hosts: list[ServiceClient]) -> None:
 
 @pytest.mark.parametrize("workers", [[1, 2], [0, 1, 2], [2]])
 def test_hosts_write_one_object_each(hosts: list[ServiceClient], store: ObjectStore, workers: list[int]) -> None:
-    """A checkpoint costs an object per host that has tasks; its note lies in one of them, wherever that is (I10)."""
+    """I10: a checkpoint costs one object per host with tasks, wherever the object with its note is."""
     job = Job(hosts[0], f"job-{''.join(map(str, workers))}")
     for number in range(3):
         refs = [
@@ -152,7 +152,7 @@ def test_hosts_write_one_object_each(hosts: list[ServiceClient], store: ObjectSt
 
 
 def test_lost_host_costs_its_sets_only(hosts: list[ServiceClient], store: ObjectStore) -> None:
-    """A host that dies with sets that were not durable fails the checkpoint; the batch succeeds when it is repeated."""
+    """A host that dies with sets that are not durable fails the checkpoint; the repeated batch succeeds."""
     driver, worker, _ = hosts
     job = Job(driver, "job")
     with running(store.url, "worker-3") as dying:

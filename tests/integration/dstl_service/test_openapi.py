@@ -1,5 +1,5 @@
 """
-The service as its OpenAPI document describes it: fuzzed, and asked without the token, on every route that there is.
+The service as described by its OpenAPI document: fuzzed, and called without the token, on every route.
 
 A failure means that a request can bring the service down, hang it, get past its checks, or be answered to strangers.
 """
@@ -23,13 +23,13 @@ METHODS = ("get", "put", "post", "delete", "patch")
 
 
 class Asker:
-    """Sends plain requests to a service, each over a connection of its own."""
+    """Sends plain requests to a service, each over its own connection."""
 
     def __init__(self, address: str) -> None:
         self.host = address.removeprefix("http://")
 
     def ask(self, method: str, path: str, **headers: str) -> tuple[int, dict[str, str], Any]:
-        """Return status, headers and the JSON body, or None for another one."""
+        """Return status, headers and the JSON body, or None for another body."""
         connection = http.client.HTTPConnection(self.host, timeout=30)
         try:
             connection.request(method, path, headers=headers)
@@ -43,14 +43,14 @@ class Asker:
 
 @pytest.fixture(scope="module")
 def asker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asker]:
-    """Return who asks a running service that wants a token."""
+    """Return a client of a running service that requires a token."""
     with fuzz_api.running_service(Path(tmp_path_factory.mktemp("service"))) as address:
         yield Asker(address)
 
 
 @pytest.fixture(scope="module")
 def operations(asker: Asker) -> list[tuple[str, str]]:
-    """Return method and path of all that the document describes."""
+    """Return method and path of all operations in the document."""
     status, _, document = asker.ask("GET", "/openapi.json", authorization=f"Bearer {fuzz_api.TOKEN}")
     assert status == 200
     found = [(method.upper(), path) for path, item in document["paths"].items() for method in item if method in METHODS]
@@ -59,7 +59,7 @@ def operations(asker: Asker) -> list[tuple[str, str]]:
 
 
 def test_fuzzed_service_keeps_to_its_description(capfd: pytest.CaptureFixture[str]) -> None:
-    """Whatever comes, no answer is a 5xx, hangs or is undescribed, and nothing that is not valid is taken."""
+    """No answer is a 5xx, hangs or is undescribed, and no invalid request is accepted."""
     code = fuzz_api.main(["--max-examples", "10"])
 
     assert code == 0, capfd.readouterr().out[-8000:]
@@ -82,7 +82,7 @@ def test_fuzzed_service_keeps_to_its_description(capfd: pytest.CaptureFixture[st
 def test_stranger_is_refused_everywhere(
     headers: dict[str, str], asker: Asker, operations: list[tuple[str, str]]
 ) -> None:
-    """Without the token every route but the health is a 401, and so are documents and what does not exist."""
+    """Without the token every route but the health check is a 401, and so are documents and unknown paths."""
     paths = [(method, re.sub(r"\{[^}]*\}", "0", path)) for method, path in operations if path != "/health"]
     paths += [("GET", path) for path in ("/openapi.json", "/docs", "/redoc", "/docs/oauth2-redirect", "/", "/none")]
     paths += [("GET", "/health/"), ("GET", "//health"), ("GET", "/health/../v1/info"), ("OPTIONS", "/v1/info")]
@@ -99,7 +99,7 @@ def test_token_in_query_is_no_token(asker: Asker) -> None:
 
 
 def test_undescribed_answers_have_the_form_of_errors(asker: Asker) -> None:
-    """A path or method that does not exist is answered like any other error."""
+    """An unknown path or method is answered like any other error."""
     token = {"authorization": f"Bearer {fuzz_api.TOKEN}"}
     for method, path, expected in (("GET", "/none", 404), ("DELETE", "/v1/info", 405)):
         status, _, body = asker.ask(method, path, **token)

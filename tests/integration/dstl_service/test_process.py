@@ -1,7 +1,7 @@
 """
 A real service process on a Unix socket, killed and stopped.
 
-A failure means that what a client was told to be durable is not there after a crash, or that a loss goes unnoticed.
+A failure means that data acknowledged as durable are missing after a crash, or that a loss goes unnoticed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from backend_client.service.client import ServiceClient
 from dstl_service.wire import ChangeSetRef, CheckpointRef, LogTarget
 from storage.checksum import checksum64
 from storage.errors import LostChangesError, UnavailableError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from storage.segment_format import decode_object
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -31,7 +31,7 @@ GROUPS = KeyGroupRange(0, 127)
 
 
 class Process:
-    """A service that is started, killed and started again on the same storage and socket."""
+    """A service that is started, killed and restarted on the same storage and socket."""
 
     def __init__(self, folder: Path) -> None:
         self.storage = folder / "storage"
@@ -48,7 +48,7 @@ class Process:
             )
 
     def end(self, how: signal.Signals) -> int:
-        """End the process by its id; return its code."""
+        """End the process by its id; return its exit code."""
         assert self.process is not None
         self.process.send_signal(how)
         return self.process.wait(timeout=60)
@@ -58,7 +58,7 @@ class Process:
         return ServiceClient(f"unix://{self.socket}", patience_s=60)
 
     def payloads(self) -> list[bytes]:
-        """Return what all segment objects hold, without the help of any service."""
+        """Return the payloads of all segment objects, read without any service."""
         found = []
         for path in sorted(self.storage.glob("job/segments/*/*.seg")):
             found += [bytes(payload) for _, payload in decode_object(path.read_bytes(), path.name)]
@@ -67,7 +67,7 @@ class Process:
 
 @pytest.fixture
 def process() -> Iterator[Process]:
-    """Return a started process; it is killed at the end if it still runs."""
+    """Return a started process; it is killed after the test if it still runs."""
     with tempfile.TemporaryDirectory(prefix="dp") as folder:
         made = Process(Path(folder))
         made.start()
@@ -90,7 +90,7 @@ def client(process: Process) -> Iterator[ServiceClient]:
 def append(
     client: ServiceClient, payload: bytes, sqn: int = 0, attempt: int = 1, checkpoint_id: int = 0
 ) -> ChangeSetRef:
-    """Hand a set over."""
+    """Send a set."""
     target = LogTarget("job", "op", checkpoint_id, 1, attempt, 0, GROUPS)
     return client.append(target, sqn, payload, checksum64(payload), 1, preemptive=False)
 
@@ -133,7 +133,7 @@ def test_killed_service_loses_received_set(process: Process, client: ServiceClie
 
 
 def test_killed_service_keeps_durable_set(process: Process, client: ServiceClient) -> None:
-    """I5: a set whose handle was given out is there after a kill, and so is the checkpoint that names it."""
+    """I5: a set whose handle was returned survives a kill, and so does the checkpoint that names it."""
     ref = append(client, b"durable")
     (handle,) = client.persist("job", 1, [ref])
     process.end(signal.SIGKILL)
@@ -158,7 +158,7 @@ def test_driver_goes_on_after_kill(process: Process, client: ServiceClient) -> N
 
 
 def test_stopped_service_uploads_what_waits(process: Process, client: ServiceClient) -> None:
-    """A service that is told to stop uploads what it holds before it goes."""
+    """A service that is told to stop uploads its received sets before it ends."""
     append(client, b"one")
     append(client, b"two", sqn=1)
     assert process.payloads() == []
@@ -169,7 +169,7 @@ def test_stopped_service_uploads_what_waits(process: Process, client: ServiceCli
 
 
 def test_stopped_service_answers_nobody(process: Process, client: ServiceClient) -> None:
-    """After a stop the socket is dead, and the next start takes its place."""
+    """After a stop the socket is dead, and the next service replaces it."""
     client.close()
     process.end(signal.SIGTERM)
     with pytest.raises(UnavailableError):
@@ -185,7 +185,7 @@ def test_socket_is_private(process: Process, client: ServiceClient) -> None:
 
 
 def test_large_set_is_restored(process: Process, client: ServiceClient) -> None:
-    """A set of many megabytes comes back as it was, over the real socket."""
+    """A set of many megabytes is restored unchanged over the real socket."""
     payload = os.urandom(8 << 20)
     ref = complete(client, 0, None, append(client, payload))
     process.end(signal.SIGKILL)
@@ -195,7 +195,7 @@ def test_large_set_is_restored(process: Process, client: ServiceClient) -> None:
 
 
 def test_idle_service_goes_away() -> None:
-    """A service that nobody asks anything stops by itself when it was told to."""
+    """A service without requests stops by itself after its idle time."""
     with tempfile.TemporaryDirectory(prefix="dp") as folder:
         command = [sys.executable, "-m", "dstl_service", "serve", "--storage", Path(folder, "storage").as_uri()]
         command += ["--socket", f"{folder}/s", "--idle-exit-s", "1"]

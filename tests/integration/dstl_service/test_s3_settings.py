@@ -1,7 +1,7 @@
 """
-A bucket as users configure it: server, region and encryption in the settings file, credentials where boto3 looks.
+A bucket as configured by users: server, region and encryption in the settings file, credentials found by boto3.
 
-A failure means that a sidecar that starts itself, or a command on the storage, cannot reach the bucket that is set.
+A failure means that an embedded sidecar, or a command on the storage, cannot reach the configured bucket.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from backend_client.settings import BackendSettings
 from dstl_service.wire import LogTarget
 from storage.checksum import checksum64
 from storage.errors import UnavailableError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from tests.sidecars import end_sidecars
 from tools.servers.s3_server import S3Server
 
@@ -57,7 +57,7 @@ def folder(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def make_checkpoint(settings: BackendSettings) -> None:
-    """Start the sidecar that the settings lead to, store one checkpoint through it, and stop it."""
+    """Start the sidecar with these settings, store one checkpoint through it, and stop it."""
     client = connect(settings)
     sidecar = embedded_service(settings)
     try:
@@ -74,7 +74,7 @@ def make_checkpoint(settings: BackendSettings) -> None:
 def test_sidecar_that_starts_itself_finds_bucket(
     way: str, server: S3Server, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The settings file reaches an embedded sidecar as an option of the backend or by the environment."""
+    """The settings file reaches an embedded sidecar through an option of the backend or through the environment."""
     config = str(folder / "dstl.toml")
     if way == "environment":
         monkeypatch.setenv("DSTL_CONFIG", config)
@@ -91,7 +91,7 @@ def test_sidecar_that_starts_itself_finds_bucket(
 
 
 def test_commands_take_the_same_settings(folder: Path) -> None:
-    """The commands that work on a job's storage read the same file."""
+    """Commands on a job's storage read the same file."""
     settings = BackendSettings(
         "s3://bucket/cli", "job", local_dir=str(folder), sidecar_config_file=f"{folder}/dstl.toml"
     )
@@ -109,7 +109,7 @@ def test_missing_credentials_are_said(folder: Path, monkeypatch: pytest.MonkeyPa
     """A profile without credentials stops the first request with a message that says so."""
     (folder / "credentials").write_text("[streaming]\n", encoding="utf-8")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr("backend_client.service.client._LAST_TRY_S", 60.0)  # the first answer is the one that counts
+    monkeypatch.setattr("backend_client.service.client._LAST_TRY_S", 60.0)  # the first answer counts
     settings = BackendSettings(
         "s3://bucket/none", "job", local_dir=str(folder), sidecar_config_file=f"{folder}/dstl.toml", patience_s=1
     )

@@ -1,7 +1,7 @@
 """
 A real service process that is told to stop while it works.
 
-A failure means that a stop drops what was received without a word, leaves somebody without an answer, or never ends.
+A failure means that a stop silently drops received sets, leaves a request without an answer, or never ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from backend_client.service.client import ServiceClient
 from dstl_service.wire import NOTE_OPERATOR, ChangeSetRef, LogTarget
 from storage.checksum import checksum64
 from storage.errors import DstlError
-from storage.model import ChangeSetId, KeyGroupRange
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId
 from storage.open import open_store
 from storage.segment_format import decode_object
 from tests.waiting import wait_until
@@ -36,7 +37,7 @@ from tools.servers.service_process import ServiceProcess
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 GROUPS = KeyGroupRange(0, 127)
-SLACK_S = 15  # this machine is shared; what hangs without a limit hangs for half a minute and more
+SLACK_S = 15  # the machine is shared; a real hang lasts half a minute and more
 PATIENT = {"DSTL_UPLOAD_TIMEOUT_MS": "60000", "DSTL_SHUTDOWN_TIMEOUT_S": "30"}
 STOP_S = 10  # a tenth of it is left between the last answer, the last line of the log, and the end
 IMPATIENT = {**PATIENT, "DSTL_SHUTDOWN_TIMEOUT_S": str(STOP_S)}
@@ -44,7 +45,7 @@ Answer = tuple[int, Any]
 
 
 class Driver:
-    """A client that owns the job, and raw requests whose first answer is what counts."""
+    """A client that owns the job, and raw requests whose first answer counts."""
 
     def __init__(self, service: ServiceProcess) -> None:
         self.service = service
@@ -54,12 +55,12 @@ class Driver:
         self.numbers = itertools.count()
 
     def append(self, payload: bytes = b"payload") -> ChangeSetRef:
-        """Hand a set of the next number over."""
+        """Send a set with the next number."""
         target = LogTarget("job", "op", 0, 1, 1, 0, GROUPS)
         return self.client.append(target, next(self.numbers), payload, checksum64(payload), 1, preemptive=False)
 
     def ask(self, path: str, body: Any) -> Future[Answer]:
-        """Send a request, wait until it is taken; the result is the status and the document of the only answer."""
+        """Send a request, wait until it is received, and return a future of the status and document of its answer."""
         data = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
         connection = self.connect()
@@ -69,19 +70,19 @@ class Driver:
         return self.threads.submit(lambda: answer_of(read_all(connection)))
 
     def persist(self, *refs: ChangeSetRef) -> Future[Answer]:
-        """Ask for sets to be made durable."""
+        """Request that sets are made durable."""
         return self.ask("/v1/jobs/job/persist", {"epoch": 1, "refs": [vars_of(ref) for ref in refs]})
 
     def complete(self, *refs: ChangeSetRef) -> Future[Answer]:
-        """Ask for checkpoint 0."""
+        """Request checkpoint 0."""
         return self.ask("/v1/jobs/job/checkpoints/0/complete", checkpoint_of(refs))
 
     def flush(self, *refs: ChangeSetRef) -> Future[Answer]:
-        """Send on its way what `complete` will need, but for the manifest."""
+        """Start the upload of all that `complete` will need, except the manifest."""
         return self.ask("/v1/jobs/job/checkpoints/0/flush", checkpoint_of(refs))
 
     def metric(self, name: str) -> float:
-        """Return a metric, that of the job if it has one for each."""
+        """Return a metric, that of the job if each job has one."""
         connection = self.connect()
         connection.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         lines = read_all(connection).decode().splitlines()
@@ -99,7 +100,7 @@ class Driver:
         return connection
 
     def is_refused(self) -> bool:
-        """Say whether the service takes no connection any more."""
+        """Return whether the service no longer accepts connections."""
         try:
             self.connect().close()
         except OSError:
@@ -125,7 +126,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def answer_of(data: bytes) -> Answer:
-    """Take an answer apart."""
+    """Parse an answer."""
     head, _, body = data.partition(b"\r\n\r\n")
     return int(head.split(b" ", 2)[1]), json.loads(body) if body else None
 
@@ -140,7 +141,7 @@ def stop(driver: Driver) -> float:
 
 
 def begin_two_uploads(driver: Driver, refs: list[ChangeSetRef]) -> list[Future[Answer]]:
-    """Have one set persisted and then, while it is on its way, a checkpoint completed that needs it and others."""
+    """Persist one set and, during its upload, complete a checkpoint that needs it and others."""
     persist = driver.persist(refs[0])
     wait_until(lambda: driver.metric("dstl_uploads_total") == 1, what="the first upload")
     complete = driver.complete(*refs[:3])
@@ -170,14 +171,14 @@ def driver_of(storage: str, **environment: str) -> Iterator[Driver]:
 
 @pytest.fixture
 def folder() -> Iterator[str]:
-    """Return the URL of a folder that is deleted at the end."""
+    """Return the URL of a folder that is deleted after the test."""
     with tempfile.TemporaryDirectory(prefix="ds") as path:
         yield Path(path).as_uri()
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """Start an S3 server with a bucket; boto3 finds it by the environment."""
+    """Start an S3 server with a bucket; boto3 finds it through the environment."""
     with S3Server() as started:
         for name, value in started.env().items():
             monkeypatch.setenv(name, value)
@@ -187,7 +188,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
 
 
 def test_stop_waits_for_slow_store(server: S3Server) -> None:
-    """What was received is uploaded although the store is slow, and whoever waits gets the answer asked for (I5)."""
+    """I5: received sets are uploaded although the store is slow, and waiting clients get their answers."""
     with driver_of("s3://stop/slow", **PATIENT) as driver:
         refs = [driver.append() for _ in range(4)]
         server.pause()
@@ -201,7 +202,7 @@ def test_stop_waits_for_slow_store(server: S3Server) -> None:
 
 
 def test_stop_ends_while_store_is_away(server: S3Server) -> None:
-    """While the store is away a stop ends in its time; who waits is refused, and the loss is reported."""
+    """While the store is away a stop ends in time; waiting requests are refused, and the loss is reported."""
     with driver_of("s3://stop/away", **IMPATIENT) as driver:
         refs = [driver.append() for _ in range(4)]
         server.pause()
@@ -234,7 +235,7 @@ def test_manifest_on_its_way_is_answered(server: S3Server) -> None:
 
 
 def test_append_during_stop_is_refused(folder: str) -> None:
-    """A set whose last byte comes after the stop has begun is refused with 503, and is not stored."""
+    """A set whose last byte arrives after the stop has begun is refused with 503, and is not stored."""
     payload = b"payload"
     query = "operator=op&checkpoint_id=0&epoch=1&attempt=1&partition=0&sqn=0&first_key_group=0&last_key_group=127"
     head = f"POST /v1/jobs/job/change-sets?{query}&count=1&checksum={checksum64(payload):016x} HTTP/1.1\r\nhost: x\r\n"
@@ -252,7 +253,7 @@ def test_append_during_stop_is_refused(folder: str) -> None:
 
 
 def test_open_restore_does_not_delay_stop(folder: str) -> None:
-    """A restore that nobody reads on is broken off in time."""
+    """A restore whose client stopped reading is closed in time."""
     payload = os.urandom(8 << 20)
     with driver_of(folder, DSTL_SHUTDOWN_TIMEOUT_S="3") as driver:
         answer = driver.complete(*(driver.append(payload) for _ in range(4))).result(60)[1]["ref"]
@@ -268,8 +269,8 @@ def test_open_restore_does_not_delay_stop(folder: str) -> None:
 
 
 def test_stop_under_load_keeps_what_it_received(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every set that was answered before or during a stop is durable after it, although nobody asked for it (I7)."""
-    monkeypatch.setattr("backend_client.service.client._LAST_TRY_S", 60.0)  # a slow answer is none of the stop's
+    """I7: every set acknowledged before or during a stop is durable after it, even without a request to persist."""
+    monkeypatch.setattr("backend_client.service.client._LAST_TRY_S", 60.0)  # a slow answer is not due to the stop
     with driver_of(folder, **PATIENT) as driver:
         received: list[ChangeSetRef] = []
         ended = threading.Event()

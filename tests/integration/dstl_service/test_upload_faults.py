@@ -1,8 +1,8 @@
 """
-The service on a real S3 server whose network, answers, disk or host fail, and then do not.
+The service on a real S3 server whose network, answers, disk or host fail and recover.
 
-A failure means that something that was appended is missing or there twice in a checkpoint, that the service does not
-recover by itself, or that some uploads hinder others.
+A failure means that an appended set is missing or doubled in a checkpoint, that the service does not recover by itself,
+or that some uploads delay others.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ StoredKeys = Callable[[str], list[str]]
 SEGMENTS = r"/segments/"
 MANIFESTS = r"/checkpoints/0+\."
 MIB = 2**20
-# Attempts that are late count for nothing here: errors alone end them, or there is always another one.
+# Late attempts do not matter here: only errors end them, or there is always another one.
 PATIENT = {"DSTL_UPLOAD_TIMEOUT_MS": "60000", "DSTL_UPLOAD_DELAY_AFTER_ERROR_MS": "50"}
 HEDGED = {"DSTL_UPLOAD_ATTEMPTS_MAX": "40"}
 
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    """Return threads for requests that wait while the test goes on."""
+    """Return threads for requests that wait while the test continues."""
     with ThreadPoolExecutor(16) as made:
         yield made
 
@@ -56,12 +56,12 @@ def append_some(job: LoadJob, size_bytes: int = 1000, count: int = 3) -> tuple[l
 
 
 def failed_uploads(service: ServiceProcess) -> float:
-    """Return how many uploads the service gave up."""
+    """Return the number of uploads that the service gave up."""
     return read_metrics(service.socket_path).get("dstl_upload_failures_total", 0.0)
 
 
 def assert_completed_once(job: LoadJob, ref: dict[str, Any], payloads: list[bytes]) -> None:
-    """Check that there is this checkpoint alone, and that it holds each set once."""
+    """Check that only this checkpoint exists, and that it holds each set once."""
     listed = job.client.get(f"/v1/jobs/{job.name}/checkpoints")
     assert [item["ref"] for item in listed] == [ref]
     assert job.restored(ref) == payloads
@@ -74,7 +74,7 @@ class TestNetwork:
     def test_latency_only_delays(
         self, serve: Serve, open_job: OpenJob, toxiproxy: Toxiproxy, direction: Direction
     ) -> None:
-        """With 100 ms more on every way, a checkpoint completes as it is, without a failed upload."""
+        """With 100 ms of latency in each direction, a checkpoint completes without a failed upload."""
         service = serve(toxiproxy.proxy_url, **HEDGED)
         job = open_job(service)
         payloads, refs = append_some(job)
@@ -87,7 +87,7 @@ class TestNetwork:
     def test_narrow_network_gets_batch_through(
         self, serve: Serve, open_job: OpenJob, toxiproxy: Toxiproxy, stored_keys: StoredKeys
     ) -> None:
-        """I7: a batch that takes longer than all its attempts are given is durable when the first of them ends."""
+        """I7: a batch that takes longer than the time-outs of all attempts is durable when the first of them ends."""
         service = serve(toxiproxy.proxy_url, DSTL_UPLOAD_TIMEOUT_MS="300")
         job = open_job(service)
         payloads, refs = append_some(job, MIB, 4)
@@ -115,12 +115,12 @@ class TestNetwork:
         pool: ThreadPoolExecutor,
         fault: Callable[[Toxiproxy], AbstractContextManager[None]],
     ) -> None:
-        """I7: a checkpoint that is asked for while nothing gets through completes once the network is back."""
+        """I7: a checkpoint requested during a broken network completes once the network is back."""
         service = serve(toxiproxy.proxy_url, DSTL_UPLOAD_TIMEOUT_MS="300", DSTL_UPLOAD_DELAY_AFTER_ERROR_MS="50")
         job = open_job(service)
         payloads, refs = append_some(job)
         with pytest.raises(ConflictError):
-            job.complete(1, None, refs)  # is answered once the service has looked whether the job is still there
+            job.complete(1, None, refs)  # is answered once the service has checked that the job still exists
         with fault(toxiproxy):
             completed = pool.submit(job.complete, 0, None, refs)
             wait_until(lambda: failed_uploads(service) >= 1)
@@ -136,7 +136,7 @@ class TestAnswers:
     def test_error_of_store_is_outlasted(
         self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy, status: int
     ) -> None:
-        """I7: an S3 that answers with errors for a while costs time, and nothing else."""
+        """I7: an S3 that temporarily answers with errors costs only time."""
         job = open_job(serve(fault_proxy.endpoint_url, DSTL_UPLOAD_DELAY_AFTER_ERROR_MS="50"))
         payloads, refs = append_some(job)
         rules = [Rule("refuse", path=path, status=status, times=n) for path, n in ((SEGMENTS, 4), (MANIFESTS, 3))]
@@ -158,7 +158,7 @@ class TestAnswers:
         fault: FaultName,
         times: int,
     ) -> None:
-        """I5, I8: a PUT whose answer is lost, or that never arrives, is repeated, and each set is there once."""
+        """I5, I8: a PUT that is lost, or whose answer is lost, is repeated, and each set exists once."""
         job = open_job(serve(fault_proxy.endpoint_url, **PATIENT))
         payloads, refs = append_some(job)
         fault_proxy.set_rules(Rule(fault, path=SEGMENTS, times=times))
@@ -180,7 +180,7 @@ class TestAnswers:
         fault: FaultName,
         times: int,
     ) -> None:
-        """I3, I5: a conditional PUT whose answer is lost meets its own object, and the checkpoint exists once."""
+        """I3, I5: a conditional PUT whose answer is lost finds its own object, and the checkpoint exists once."""
         job = open_job(serve(fault_proxy.endpoint_url))
         payloads, refs = append_some(job)
         before = stored_keys("job/checkpoints")
@@ -193,7 +193,7 @@ class TestAnswers:
         assert len(stored_keys("job/checkpoints")) == len(before) + 1
 
     def test_truncated_answer_is_fetched_again(self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy) -> None:
-        """I10: an object whose bytes break off on their way is fetched again by a service that has it not in memory."""
+        """I10: an object whose bytes break off in transit is fetched again by a service without it in memory."""
         job = open_job(serve(fault_proxy.endpoint_url))
         payloads, refs = append_some(job)
         ref = job.complete(0, None, refs)
@@ -204,7 +204,7 @@ class TestAnswers:
         assert fault_proxy.befallen() == [1]
 
     def test_truncated_answers_are_no_values(self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy) -> None:
-        """I10: while every answer breaks off, a restore ends with an error and yields nothing wrong; then it works."""
+        """I10: while every answer breaks off, a restore ends with an error and no wrong value; later it works."""
         job = open_job(serve(fault_proxy.endpoint_url))
         payloads, refs = append_some(job)
         ref = job.complete(0, None, refs)
@@ -219,7 +219,7 @@ class TestAnswers:
         assert other.restored(ref) == payloads
 
     def test_hung_attempts_do_not_starve_others(self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy) -> None:
-        """I6: jobs whose uploads are never answered hold up no other job, however many they are."""
+        """I6: uploads that are never answered do not delay other jobs, however many they are."""
         fault_proxy.set_rules(Rule("hang", path="/hung-[0-9]+/segments/"))
         service = serve(fault_proxy.endpoint_url)
         for number in range(10):
@@ -238,7 +238,7 @@ class TestAnswers:
     def test_hung_attempt_is_overtaken(
         self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy, stored_keys: StoredKeys
     ) -> None:
-        """I6: two attempts of an upload hang for ever, the third one stores it, under the one key."""
+        """I6: if two attempts of an upload hang, the third one stores the object under the same key."""
         service = serve(fault_proxy.endpoint_url, **HEDGED)
         job = open_job(service)
         payloads, refs = append_some(job)
@@ -253,7 +253,7 @@ class TestAnswers:
     def test_bug_of_request_is_not_retried(
         self, serve: Serve, open_job: OpenJob, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """An error that a repetition cannot heal ends an upload after one attempt; the sets are kept all the same."""
+        """An error that a retry cannot fix ends an upload after one attempt; the sets are still kept."""
         monkeypatch.setattr("backend_client.service.client._LAST_TRY_S", 60.0)
         job = open_job(serve(fault_proxy.endpoint_url, **PATIENT))
         payloads, refs = append_some(job)
@@ -270,7 +270,7 @@ class TestMachines:
     """Disks and hosts."""
 
     def test_full_disk_is_outlasted(self, open_job: OpenJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """I5, I7: what does not fit on a full disk is refused as not durable, kept, and stored when there is room."""
+        """I5, I7: on a full disk, sets are reported as not durable, kept, and stored once there is room."""
         with small_disk(tmp_path / "disk", 8 * MIB) as disk:
             filler = disk / "filler"
             with ServiceProcess((disk / "storage").as_uri(), PATIENT) as service:
@@ -305,7 +305,7 @@ class TestMachines:
                 assert_completed_once(job, completed.result(), payloads)
 
     def test_memory_is_bounded_while_store_is_silent(self, open_job: OpenJob, pool: ThreadPoolExecutor) -> None:
-        """I9: with a store that takes requests and answers none, a full service refuses, and keeps within its limit."""
+        """I9: if the store accepts requests and answers none, a full service refuses, and stays within its limit."""
         limit_bytes = 32 * MIB
         settings = {"DSTL_BATCH_IN_FLIGHT_BYTES_MAX": str(limit_bytes), "DSTL_BATCH_SIZE_BYTES": str(4 * MIB)}
         with S3Server() as server:
@@ -322,14 +322,14 @@ class TestMachines:
                 finally:
                     server.resume()
 
-        # A client whose patience ends while it waits for room is not told the reason any more.
+        # A client whose patience ends while it waits for room no longer gets the reason.
         assert all(isinstance(error, OverloadedError | UnavailableError) for error in errors)
         assert metrics["dstl_change_sets_refused_total"] >= 1
         assert 0 < metrics["dstl_in_flight_bytes"] <= limit_bytes
         assert most_bytes - before_bytes <= limit_bytes + 50 * MIB
 
     def test_killed_store_is_outlasted(self, open_job: OpenJob, pool: ThreadPoolExecutor) -> None:
-        """I7: an S3 server that dies in the middle and is started again costs a checkpoint time only."""
+        """I7: an S3 server that dies during a checkpoint and is restarted costs only time."""
         with S3Server() as server:
             server.create_bucket("bucket")
             with ServiceProcess("s3://bucket", server.env()) as service:

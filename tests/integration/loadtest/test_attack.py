@@ -27,7 +27,7 @@ GROUPS = [
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_attacks_are_held(group: str) -> None:
-    """No case of a group is missed: answer, memory, other jobs and the storage are as they must be."""
+    """No case of a group is missed: answer, memory, other jobs and the storage are as required."""
     results = list(run(group, is_short=True))
 
     assert results or not IS_ROOT
@@ -35,7 +35,7 @@ def test_attacks_are_held(group: str) -> None:
 
 
 class Harmed:
-    """A service to which an attack has done all that is looked at."""
+    """A service with every kind of damage that an attack can do."""
 
     def begin(self) -> None:
         pass
@@ -51,7 +51,7 @@ class Harmed:
 
 
 def test_harm_is_seen() -> None:
-    """A case with the right answer is missed all the same where service, memory, neighbour or storage was harmed."""
+    """A case with the right answer is still missed if service, memory, neighbour or storage was damaged."""
     result: Result = judge(Case("group", "name", lambda _: None), Harmed())
 
     assert len(result.misses) == 5
@@ -60,7 +60,7 @@ def test_harm_is_seen() -> None:
 
 
 def test_late_record_of_an_earlier_case_is_no_trace() -> None:
-    """What an earlier case did is put on record late; its other objects, and records of other jobs, are traces."""
+    """A late audit record of an earlier case is ignored; its other objects, and records of other jobs, are traces."""
     stored = [
         "@audit/earlier/1.json",
         "@audit/stranger/2.json",
@@ -73,7 +73,7 @@ def test_late_record_of_an_earlier_case_is_no_trace() -> None:
 
 
 def test_error_of_a_case_is_a_miss() -> None:
-    """A case that cannot be run to its end has not held."""
+    """A case that cannot be completed has not held."""
 
     def fails(_: object) -> str | None:
         raise OSError("refused")

@@ -1,4 +1,4 @@
-"""The service's figures in their short form: that they are measured and reported, not how good they are."""
+"""The short form of the service's figures: they are measured and reported, whatever their values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXPECTED = {
 
 
 def test_short_form_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every figure of ingest and objects is in the report with its unit and goal, and was really measured."""
+    """Every figure of ingest and objects is in the report with its unit and goal, and has a value."""
     monkeypatch.chdir(tmp_path)
 
     assert bench_service.main(["--only", "ingest,objects", "--short"]) == 0
@@ -37,12 +37,12 @@ def test_short_form_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (row,) = [row for row in rows if row["name"].startswith(begin) and row["unit"] == unit]
         assert (row["goal"], row["holds"]) == (goal, None if goal is None else row["holds"])
         assert row["value"] > 0
-    # How many objects there are does not depend on the machine's speed.
+    # The number of objects does not depend on the machine's speed.
     assert [row["holds"] for row in rows if row["name"].endswith("objects per checkpoint")] == [True]
 
 
 def test_unknown_figure_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """A name that is no figure is an error that lists those that are."""
+    """For an unknown figure, the error lists the known ones."""
     with pytest.raises(SystemExit):
         bench_service.main(["--only", "nothing"])
 

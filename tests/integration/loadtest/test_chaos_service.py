@@ -1,8 +1,8 @@
 """
 A real service that is killed at random moments; the short form of ``make chaos-service``.
 
-A failure means that something which was acknowledged is lost or doubled, or that a kill leaves garbage for ever. The
-seed that is printed repeats the script: ``python -m loadtest.chaos_service --seed …``.
+A failure means that acknowledged data are lost or doubled, or that a kill leaves garbage for ever. The printed seed
+repeats the script: ``python -m loadtest.chaos_service --seed …``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KILLS = 16
 
 
 def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
-    """Each acknowledged set is restored once, no checkpoint names a lost one, no orphan stays (I3, I5, I8, I12)."""
+    """I3, I5, I8, I12: each acknowledged set is restored once, no checkpoint names a lost one, no orphan remains."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
 
@@ -33,7 +33,7 @@ def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
 
 
 def test_planted_loss_is_found(tmp_path: Path) -> None:
-    """The comparison notices an object that is gone, and a checkpoint that is not the one that was acknowledged."""
+    """The comparison finds a missing object, and a checkpoint other than the acknowledged one."""
     world = World(tmp_path.as_uri(), {}, 0, "planted")
     world.run()
     assert world.outcome.failures + world.outcome.findings.lost + world.outcome.findings.different == []

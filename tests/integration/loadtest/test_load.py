@@ -1,4 +1,4 @@
-"""The load test itself: in a short form through locust, and its driver and hosts on a service of their own."""
+"""The load test itself: a short run through locust, and its driver and hosts on their own service."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TestProgram:
     """`make load` and `make load-web`."""
 
     def test_short_run_reports_without_error(self, tmp_path: Path) -> None:
-        """A few seconds against the S3 server: no failure, and all that is promised is in table, CSV, HTML and JSON."""
+        """A few seconds against the S3 server: no failure, and complete results in table, CSV, HTML and JSON."""
         run = subprocess.run(
             load_command(tmp_path),
             env=load_environment(SLOTS="12", HOSTS="3", RATE="4", DURATION="10"),
@@ -75,7 +75,7 @@ class TestProgram:
         assert "99.9%" in run.stdout + run.stderr
 
     def test_impossible_variable_ends_program(self, tmp_path: Path) -> None:
-        """A variable that cannot be ends it with code 2 and the variable's name, before anything is started."""
+        """An invalid variable ends the program with code 2 and the variable's name, before anything is started."""
         run = subprocess.run(
             load_command(tmp_path), env=load_environment(SLOTS="none"), capture_output=True, text=True, check=False
         )
@@ -83,7 +83,7 @@ class TestProgram:
         assert (run.returncode, "SLOTS" in run.stderr) == (2, True)
 
     def test_web_page_is_served_on_loopback(self, tmp_path: Path) -> None:
-        """`make load-web` serves locust's page on loopback and ends, with all that it started, at Ctrl-C."""
+        """`make load-web` serves locust's page on loopback and ends, with all its processes, on Ctrl-C."""
         port = free_port()
         process = subprocess.Popen(
             load_command(tmp_path, "--web", "--web-port", str(port)),
@@ -118,7 +118,7 @@ def group_runs(group: int) -> bool:
 
 
 class World:
-    """A driver and two hosts on a service of their own, without locust."""
+    """A driver and two hosts on their own service, without locust."""
 
     def __init__(self, service: ServiceProcess) -> None:
         self.settings = LoadSettings(slots=5, hosts=2, service=service.address)
@@ -156,10 +156,10 @@ def world(store: str) -> Iterator[World]:
 
 
 class TestDriverAndHosts:
-    """What locust's users do."""
+    """The actions of locust's users."""
 
     def test_batches_build_on_each_other(self, world: World, store: str) -> None:
-        """Checkpoints follow each other, tables are verified, and what is stored is what was reported (I3, I14)."""
+        """I3, I14: checkpoints are consecutive, tables are verified, and the reported sets are stored."""
         made = [world.driver.run_batch(world.hosts) for _ in range(6)]
 
         assert [checkpoint.checkpoint_id for checkpoint in made] == list(range(6))
@@ -171,7 +171,7 @@ class TestDriverAndHosts:
         assert stored < written <= stored + manifests
 
     def test_wrong_data_is_failure(self, world: World) -> None:
-        """A table that does not hold what checkpoints hold is a failed `restore`, and fails the batch (I14)."""
+        """I14: a table that differs from the checkpoints is a failed `restore`, and fails the batch."""
         world.driver.run_batch(world.hosts)
         truth = world.driver._truth
         changed = next(key for keys in truth.content.values() for key in keys)
@@ -182,14 +182,14 @@ class TestDriverAndHosts:
         assert world.failed == ["restore"]
 
     def test_hosts_may_come_and_go(self, world: World) -> None:
-        """With another number of slots the partitions are others: tables are restored from nothing, and are right."""
+        """Another number of slots changes the partitions: tables are restored from nothing, and are correct."""
         for hosts in (world.hosts[:1], world.hosts, world.hosts[1:], world.hosts):
             world.driver.run_batch(hosts)
 
         assert not world.failed
 
     def test_host_that_left_is_no_failure(self, world: World) -> None:
-        """A batch whose host leaves is given up without a failure, and run again by the others."""
+        """A batch whose host leaves is given up without a failure, and executed again by the others."""
         gevent.kill(world.serving[1])
         world.hosts[1].close()
 
@@ -199,13 +199,13 @@ class TestDriverAndHosts:
         assert not world.failed
 
     def test_lost_answer_is_found_out(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A driver whose checkpoint exists although its answer was lost goes on behind it (I3)."""
+        """I3: a driver whose checkpoint exists although its answer was lost continues after it."""
         world.driver.run_batch(world.hosts)
         session = world.driver._owned_session()
         complete = session.complete
 
         def lose_answer(*arguments: object) -> None:
-            complete(*arguments)  # type: ignore[arg-type]  # handed on as they are
+            complete(*arguments)  # type: ignore[arg-type]  # passed on unchanged
             raise UnavailableError("the answer is lost")
 
         monkeypatch.setattr(session, "complete", lose_answer)

@@ -1,4 +1,4 @@
-"""The promises of `ObjectStore`, kept by boto3 against a real S3 server."""
+"""The guarantees of `ObjectStore` in boto3's store on a real S3 server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from botocore.awsrequest import AWSPreparedRequest
 
 from storage.clock import SystemIds
 from storage.errors import NotFoundError, UnavailableError
-from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId, Segment, SegmentHandle, Writer
 from storage.object_store import ObjectStore
 from storage.open import open_store
 from storage.s3_store import S3Store
@@ -36,7 +37,7 @@ def bucket(s3_server: S3Server) -> str:
 
 
 def use(server: S3Server, patch: pytest.MonkeyPatch) -> None:
-    """Let boto3 find a server of the test's own."""
+    """Let boto3 find the test's own server."""
     for name, value in server.env().items():
         patch.setenv(name, value)
 
@@ -53,7 +54,7 @@ class TestS3StoreOnServer(ObjectStoreSuite, RaceSuite):
 
 
 def test_segment_is_read_by_ranges(bucket: str) -> None:
-    """One segment of a 4 MiB object is read back by ranges, verified."""
+    """One segment of a 4 MiB object is read by ranges and verified."""
     store = open_store(f"s3://{bucket}")
     payloads = [bytes([number]) * 2**19 for number in range(8)]
     segments = [
@@ -68,7 +69,7 @@ def test_segment_is_read_by_ranges(bucket: str) -> None:
 
 
 def test_list_pages_through_many_objects(bucket: str) -> None:
-    """More objects than one page holds are all listed, once and in order."""
+    """More objects than fit one page are all listed, once and in order."""
     store = open_store(f"s3://{bucket}")
     keys = [f"many/{number:05d}" for number in range(1_100)]
     with ThreadPoolExecutor(8) as pool:
@@ -78,13 +79,13 @@ def test_list_pages_through_many_objects(bucket: str) -> None:
 
 @pytest.mark.usefixtures("s3_server")
 def test_missing_bucket_is_said_by_check() -> None:
-    """The check at start names the bucket that does not exist."""
+    """The check at the start names the missing bucket."""
     with pytest.raises(UnavailableError, match="bucket does not exist"):
         open_store("s3://no-such-bucket/x").check_writable()
 
 
 def test_wrong_credentials_are_said_without_them(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refused signature is an error with advice; the secret is in no text of it."""
+    """For a refused signature, the error names the remedy; the secret is in none of its texts."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-thing")
     store = open_store(f"s3://{bucket}")
     with pytest.raises(UnavailableError, match="check the credentials") as caught:
@@ -93,7 +94,7 @@ def test_wrong_credentials_are_said_without_them(bucket: str, monkeypatch: pytes
 
 
 def test_stopped_server_is_unavailable_then_recovers() -> None:
-    """I5: while the server is killed calls fail as retryable; after its return, what was acknowledged is there."""
+    """I5: while the server is down calls fail as retryable; after its restart, all acknowledged data are there."""
     with S3Server() as server, pytest.MonkeyPatch.context() as patch:
         use(server, patch)
         server.create_bucket("bucket")
@@ -110,7 +111,7 @@ def test_stopped_server_is_unavailable_then_recovers() -> None:
 
 
 def test_silent_server_times_out() -> None:
-    """A server that takes the request and never answers holds a call no longer than the read time-out."""
+    """A server that accepts the request and never answers holds a call no longer than the read time-out."""
     with S3Server() as server, pytest.MonkeyPatch.context() as patch:
         use(server, patch)
         server.create_bucket("bucket")
@@ -125,7 +126,7 @@ def test_silent_server_times_out() -> None:
 
 
 def is_missing(store: ObjectStore, key: str) -> bool:
-    """Tell whether the store says that there is no such object; False while it does not answer in time."""
+    """Return whether the store says that the object does not exist; False if it does not answer in time."""
     try:
         store.get(key)
     except NotFoundError:
@@ -136,7 +137,7 @@ def is_missing(store: ObjectStore, key: str) -> bool:
 
 
 def test_body_damaged_on_its_way_is_refused(bucket: str) -> None:
-    """I10: the server compares the body with the checksum that was signed; what it did not get whole is sent again."""
+    """I10: the server checks the body against the signed checksum; a damaged body is sent again."""
     store = S3Store(bucket)
 
     def damage(request: AWSPreparedRequest, **_: object) -> None:

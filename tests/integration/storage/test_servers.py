@@ -1,4 +1,4 @@
-"""The start-up code of the test servers says what is missing."""
+"""The errors of the test servers' start-up code name what is missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 
 
 def test_missing_go_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Go and without a built program, the error tells what to install."""
+    """Without Go and without a built program, the error names the package to install."""
     monkeypatch.setenv("DSTL_STACK_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServerError, match="install Go"):
@@ -22,7 +22,7 @@ def test_missing_go_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_built_program_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the first run pays."""
+    """Only the first run builds the program."""
     monkeypatch.setenv("DSTL_STACK_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     program = tmp_path / "bin-some-v1.0.0" / "some"
@@ -32,7 +32,7 @@ def test_built_program_is_not_built_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_missing_maven_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Maven, jars that are there are used, and the error for others tells what is missing."""
+    """Without Maven, existing jars are used, and the error for others names Maven."""
     monkeypatch.setenv("DSTL_STACK_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "there").mkdir()
@@ -44,7 +44,7 @@ def test_missing_maven_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_failed_start_quotes_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that ends at once is not waited for, and its last words are shown."""
+    """A server that ends at once is not waited for, and the end of its log is shown."""
     monkeypatch.setattr(S3Server, "access_key", "")
     with pytest.raises(ServerError, match="did not start"):
         S3Server(tmp_path).start()

@@ -1,4 +1,4 @@
-"""Round trips of values of any schema, and keys that are no prefix of each other."""
+"""Round trips of values of any schema, and keys that are not prefixes of each other."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def values(draw: st.DrawFn) -> tuple[str, tuple[Any, ...]]:
 
 @given(values())
 def test_any_value_survives_round_trip(drawn: tuple[str, tuple[Any, ...]]) -> None:
-    """A value of any schema is decoded as it was."""
+    """A value of any schema is decoded unchanged."""
     schema, value = drawn
     codec = ValueCodec(schema, "state")
 
@@ -80,7 +80,7 @@ def test_any_value_survives_round_trip(drawn: tuple[str, tuple[Any, ...]]) -> No
 
 @given(values(), st.data())
 def test_any_damage_is_value_or_error(drawn: tuple[str, tuple[Any, ...]], data: st.DataObject) -> None:
-    """I10: whatever bytes lie in a table, reading them gives a value or the project's own error."""
+    """I10: any bytes in a table are read as a value or raise the project's own error."""
     schema, value = drawn
     codec = ValueCodec(schema, "state")
     stored = bytearray(codec.encode(value))
@@ -99,7 +99,7 @@ KEY_KINDS = st.lists(st.sampled_from(sorted(SIMPLE)), min_size=1, max_size=3)
 
 @st.composite
 def keys(draw: st.DrawFn) -> tuple[str, list[tuple[Any, ...]]]:
-    """Draw a key schema and two keys of it that are often alike."""
+    """Draw a key schema and two keys of it that are often similar."""
     kinds = draw(KEY_KINDS)
     one = tuple(draw(st.none() | SIMPLE[kind]) for kind in kinds)
     other = tuple(draw(st.just(part) | st.none() | SIMPLE[kind]) for kind, part in zip(kinds, one, strict=True))
@@ -108,7 +108,7 @@ def keys(draw: st.DrawFn) -> tuple[str, list[tuple[Any, ...]]]:
 
 @given(keys())
 def test_no_key_is_prefix_of_another(drawn: tuple[str, list[tuple[Any, ...]]]) -> None:
-    """Equal keys have equal bytes, other keys have other bytes, and none begins with another."""
+    """Equal keys have equal bytes, other keys have other bytes, and no key's bytes are a prefix of another's."""
     schema, (one, other) = drawn
     codec = KeyCodec(schema)
     first, second = codec.encode(one), codec.encode(other)
@@ -119,7 +119,7 @@ def test_no_key_is_prefix_of_another(drawn: tuple[str, list[tuple[Any, ...]]]) -
 
 @given(st.decimals(allow_nan=True, allow_infinity=True) | st.floats() | st.text() | st.integers())
 def test_any_decimal_is_kept_or_refused(value: Decimal | float | str) -> None:
-    """Whatever is given for a decimal is stored in the type's form or refused with the project's own error."""
+    """Any decimal is stored in the type's form or refused with the project's own error."""
     codec = ValueCodec(json.dumps(struct(amount="decimal(12,3)")), "state")
     try:
         stored = codec.encode((value,))

@@ -1,4 +1,4 @@
-"""Keys that are packed in columns have the bytes of those that are packed one by one."""
+"""Keys packed as columns have the bytes of keys packed one by one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EDGES = [
 
 
 def integers(bits: int) -> st.SearchStrategy[int]:
-    """Draw numbers with a sign, often where the length of their bytes changes."""
+    """Draw signed numbers, often where the length of their bytes changes."""
     bound = 1 << (bits - 1)
     inside = [edge for edge in EDGES if -bound <= edge < bound]
     return st.sampled_from(inside) | st.integers(-bound, bound - 1)
@@ -50,7 +50,7 @@ VALUES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 
 @st.composite
 def batches(draw: st.DrawFn) -> pa.RecordBatch:
-    """Draw rows of some columns, with nulls, that may be a part of a longer batch."""
+    """Draw rows of some columns, with nulls, sometimes a slice of a longer batch."""
     kinds = draw(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=4))
     rows = draw(st.integers(0, 6))
     columns = [
@@ -63,7 +63,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
 
 @given(batches())
 def test_rows_have_the_bytes_of_keys(batch: pa.RecordBatch) -> None:
-    """I15: one key has one form, whichever way it is encoded."""
+    """I15: a key has one form, however it is encoded."""
     encode = KeyCodec(from_arrow_schema(batch.schema).json()).encode
     rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
     packed = pack_rows(batch.columns)
@@ -75,7 +75,7 @@ def test_rows_have_the_bytes_of_keys(batch: pa.RecordBatch) -> None:
 
 @given(st.lists(integers(64)))
 def test_integers(values: list[int]) -> None:
-    """Numbers take as few bytes as MessagePack has for them."""
+    """Numbers use the fewest bytes that MessagePack has for them."""
     assert pack_integers(np.array(values, np.int64)).to_pylist() == list(map(msgpack.packb, values))
 
 
@@ -88,13 +88,13 @@ def test_many_columns(columns: int) -> None:
 
 
 def test_other_types_are_left_to_the_codec() -> None:
-    """A column that is not packed here, or none at all, gives nothing."""
+    """A column of an unsupported type, or no column, gives nothing."""
     assert pack_rows([pa.array([1]), pa.array([[1]])]) is None
     assert pack_rows([]) is None
 
 
 def test_parts_are_joined() -> None:
-    """Bytes of equal width and of any follow each other, row by row."""
+    """Bytes of fixed and of variable width are joined row by row."""
     heads = of_equal_width(np.array([[0, 1], [2, 3]], np.uint8))
     assert joined(heads, pa.array([b"", b"xyz"]), pa.scalar(b"!")).to_pylist() == [b"\0\1!", b"\2\3xyz!"]
     assert of_equal_width(np.zeros((0, 4), np.uint8)).to_pylist() == []

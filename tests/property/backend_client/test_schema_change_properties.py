@@ -68,7 +68,7 @@ TYPES = st.recursive(
 
 
 def evolved(draw: st.DrawFn, kind: Any) -> Any:
-    """Draw what a type may become."""
+    """Draw a type that this type may become."""
     if isinstance(kind, str):
         return draw(st.sampled_from([kind, *_WIDER.get(kind, [])]))
     if kind["type"] == "array":
@@ -84,7 +84,7 @@ def evolved(draw: st.DrawFn, kind: Any) -> Any:
 
 
 def value_of(kind: Any) -> st.SearchStrategy[Any]:
-    """Return values of a type; null now and then."""
+    """Return values of a type; sometimes null."""
     if isinstance(kind, str):
         return st.none() | _SIMPLE[kind]
     if kind["type"] == "array":
@@ -100,7 +100,7 @@ def fields_of(kind: dict[str, Any]) -> st.SearchStrategy[tuple[Any, ...]]:
 
 
 def model(old: Any, new: Any, value: Any) -> Any:
-    """Return what a value becomes when its type changes."""
+    """Return the value after its type changes."""
     if value is None or isinstance(old, str):
         if isinstance(value, int) and new in ("float", "double"):
             return float(value)
@@ -120,7 +120,7 @@ def model(old: Any, new: Any, value: Any) -> Any:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[tuple[Any, ...]]]:
-    """Draw the schemas that a state had one after the other, and a value written under each."""
+    """Draw the successive schemas of a state, and a value written under each."""
     schemas = [draw(_structs(TYPES))]
     for _ in range(draw(st.integers(0, 3))):
         schemas.append(evolved(draw, schemas[-1]))
@@ -129,7 +129,7 @@ def histories(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[tuple[Any, ..
 
 @given(histories())
 def test_older_values_are_read_as_newest_schema(drawn: tuple[list[dict[str, Any]], list[tuple[Any, ...]]]) -> None:
-    """I15: a value written under any schema of a history is read as the newest has it, and with its exact types."""
+    """I15: a value written under any schema of a history is read with the newest schema and its exact types."""
     schemas, values = drawn
     states: dict[str, StateInfo] = {}
     stored = []
@@ -147,7 +147,7 @@ def test_older_values_are_read_as_newest_schema(drawn: tuple[list[dict[str, Any]
 
 @given(histories())
 def test_state_set_back_reads_what_it_wrote(drawn: tuple[list[dict[str, Any]], list[tuple[Any, ...]]]) -> None:
-    """A program that goes back to an earlier checkpoint with that time's schema reads the values of that checkpoint."""
+    """A program that returns to an earlier checkpoint with its schema reads the values of that checkpoint."""
     schemas, values = drawn
     states: dict[str, StateInfo] = {}
     for schema, value in zip(schemas, values, strict=True):
@@ -158,7 +158,7 @@ def test_state_set_back_reads_what_it_wrote(drawn: tuple[list[dict[str, Any]], l
 
 
 def shape(value: Any) -> Any:
-    """Return the types of a value's parts; decimals count with their digits, which are part of Spark's type."""
+    """Return the types of a value's parts; a decimal's digits count, because they are part of Spark's type."""
     if isinstance(value, (list, tuple)):
         return [shape(item) for item in value]
     if isinstance(value, dict):

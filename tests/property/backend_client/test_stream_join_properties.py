@@ -1,8 +1,8 @@
 """
-The join of three streams on the real table with the real calls, against the definition of its result, word for word.
+The join of three streams on the real table with the real calls, compared with the definition of its result.
 
 The model takes all combinations of rows and keeps those that the definition names; it knows nothing of batches, of the
-order in which rows come or of state. Rows, batches, watermarks and the cuts between change sets are generated.
+order of rows or of state. Rows, batches, watermarks and the boundaries of change sets are generated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from backend_client.spark.task.state_handle import declare_states
 from backend_client.state.declared_states import merge_states
 from backend_client.state.keyed_state import KeyedState
 from backend_client.table.state_table import StateTable
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 GROUPS = KeyGroupRange(2, 5)
 KEY_SCHEMA = StructType().add("k", StringType()).add("l", LongType()).json()
@@ -33,7 +33,7 @@ HALF_MS = 500
 END_MS = 1000
 
 Known = tuple[int, int | None, int]
-"""A row as the model has it: input, time in microseconds, id."""
+"""A row in the model: input, time in microseconds, id."""
 
 rows = st.tuples(
     st.sampled_from([("a", 1), ("a", 2), ("b", 1), (None, 1)]), st.integers(0, 2), st.none() | st.integers(0, 24)
@@ -62,12 +62,12 @@ def joined(how: str, known: Sequence[Known], waits: Sequence[int]) -> Iterator[t
 
 
 def no_text(text: str) -> StructType:
-    """Refuse a schema as text, which only Spark can read."""
+    """Refuse a schema as text, which only Spark can parse."""
     raise AssertionError(text)
 
 
 class Sets:
-    """Takes the change sets of a batch, as the log does."""
+    """Receives the change sets of a batch, like the log."""
 
     def __init__(self) -> None:
         self.changes: list[tuple[bytes, bytes | None]] = []
@@ -78,7 +78,7 @@ class Sets:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StateTable]:
-    """Return a table that examples leave empty."""
+    """Return a table that is empty after each example."""
     table = StateTable.open(tmp_path_factory.mktemp("table"))
     yield table
     table.close()
@@ -90,14 +90,14 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StateTable]:
     waits=st.tuples(*[st.integers(0, 9)] * 3),
     preemptive_bytes=st.sampled_from([1, 300, 1 << 20]),
 )
-@example(  # b meets a and c, which do not meet each other: two maximal combinations
+@example(  # b overlaps with a and c, which do not overlap: two maximal combinations
     script=[(0, [(("a", 1), 0, 10), (("a", 1), 1, 20), (("a", 1), 2, 30)])], waits=(10, 10, 10), preemptive_bytes=1
 )
 @settings(deadline=None, max_examples=80)
-def test_join_is_what_its_definition_says(
+def test_join_follows_its_definition(
     table: StateTable, how: str, script: list[Any], waits: tuple[int, ...], preemptive_bytes: int
 ) -> None:
-    """Whatever the batches, each combination comes once, with its time; behind the last wait no state is left."""
+    """In any batches, each combination is emitted once, with its time; after the last wait no state is left."""
     table.advance([(key, None) for key, _ in list(table.items())], "empty")
     inputs = [JoinInput(f"i{part}", PART, wait * HALF_MS) for part, wait in enumerate(waits)]
     known: dict[Any, list[Known]] = {}
@@ -108,7 +108,7 @@ def test_join_is_what_its_definition_says(
         by_key: dict[Any, list[Any]] = {}
         for position, (key, part, time) in enumerate(arrived):
             micros = None if time is None else time * HALF_MS
-            if micros is None or micros > watermark_ms * 1000:  # else it is late, and no processor sees it
+            if micros is None or micros > watermark_ms * 1000:  # a late row reaches no processor
                 row_id = 100 * number + position
                 known.setdefault(key, []).append((part, micros, row_id))
                 parts = [{"id": row_id} if part == at else None for at in range(3)]
@@ -121,7 +121,7 @@ def test_join_is_what_its_definition_says(
         state, sets = KeyedState(table.get, GROUPS, table.scan, number), Sets()
         grouped = [KeyRows(2 + (key[1] % 4), key, iter(by_key[key])) for key in by_key]
         grouped.sort(key=lambda item: item.key_group)
-        for part_of_output in calls.run(grouped, state, sets):  # type: ignore[arg-type]  # stands in for a log writer
+        for part_of_output in calls.run(grouped, state, sets):  # type: ignore[arg-type]  # replaces a log writer
             for *key_parts, moment, first, second, third in part_of_output:
                 ids = tuple(None if item is None else item.id for item in (first, second, third))
                 assert moment is None or None in key_parts or moment.timestamp() * 1000 > previous_ms

@@ -1,8 +1,8 @@
 """
-Timers as a processor sees them, on the real table with the real calls, against a model in a few lines.
+Timers as a processor sees them, on the real table with the real calls, compared with a short model.
 
-The model is Spark's: when the watermark moved, a batch without data fires what is due; then come the rows; then fires
-what is due at the end of the batch. Any number of keys, batches and pre-emptive sets.
+The model is Spark's: if the watermark moved, a batch without data fires due timers; then the rows are processed; then
+timers due at the end of the batch fire. Keys, batches and early change sets are of any number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from backend_client.spark.task.row_calls import RowCalls, Timing
 from backend_client.spark.task.rows import KeyRows
 from backend_client.state.keyed_state import KeyedState
 from backend_client.table.state_table import StateTable
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 KEYS = "abcdef"
 GROUPS = KeyGroupRange(2, 5)
@@ -41,7 +41,7 @@ batches = st.lists(
 
 
 class Timed(StatefulProcessor):
-    """Does what rows say, and when a timer fires what the plan says of its moment."""
+    """Does what rows say, and when a timer fires, what the plan says for its time."""
 
     def __init__(self, plan: dict[int, Steps]) -> None:
         self.plan = plan
@@ -66,7 +66,7 @@ class Timed(StatefulProcessor):
 
 
 class Sets:
-    """Takes the change sets of a batch, as the log does."""
+    """Receives the change sets of a batch, like the log."""
 
     def __init__(self) -> None:
         self.changes: list[tuple[bytes, bytes | None]] = []
@@ -76,14 +76,14 @@ class Sets:
 
 
 class Model:
-    """Timers per key, and what Spark would report."""
+    """Timers per key, and Spark's expected reports."""
 
     def __init__(self) -> None:
         self.timers: dict[str, set[int]] = defaultdict(set)
         self.watermark = 0
 
     def batch(self, moved: int, rows: dict[str, Steps], plan: dict[int, Steps], *, fires_first: bool) -> list[Any]:
-        """Fire timers in a batch without data before the rows, where the watermark moved, and behind them."""
+        """Fire timers in a batch without data before the rows, if the watermark moved, and after them."""
         self.watermark += moved
         seen = self.fire(plan) if moved and fires_first else []
         for key, todo in rows.items():
@@ -107,7 +107,7 @@ class Model:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StateTable]:
-    """Return a table that examples leave empty."""
+    """Return a table that is empty after each example."""
     table = StateTable.open(tmp_path_factory.mktemp("table"))
     yield table
     table.close()
@@ -118,7 +118,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StateTable]:
 def test_timers_fire_as_the_model_says(
     table: StateTable, script: list[Any], preemptive_bytes: int, *, fires_first: bool
 ) -> None:
-    """I14: what fires, when, and what each call sees of a key's timers is that of the model, however sets are cut."""
+    """I14: fired timers, their times, and each call's view of a key's timers are the model's, however sets are cut."""
     table.advance([(key, None) for key, _ in list(table.items())], "empty")
     model = Model()
     for number, (moved, rows, plan) in enumerate(script):
@@ -129,7 +129,7 @@ def test_timers_fire_as_the_model_says(
         state, sets = KeyedState(table.get, GROUPS, table.scan, number), Sets()
         grouped = [KeyRows(2 + ord(key) % 4, (key,), iter([rows[key]])) for key in rows]
         grouped.sort(key=lambda item: (item.key_group, item.key))
-        # Stands in for a log writer.
+        # Replaces a log writer.
         seen = [row for part in calls.run(grouped, state, sets) for row in part]  # type: ignore[arg-type]
         sets.append(state.take_changes(), preemptive=False)
         table.advance(sets.changes, f"{number}.0.u")

@@ -27,17 +27,9 @@ from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.wire import OperatorInfo
 from storage.change_set import decode_change_set, encode_change_set
 from storage.key_group_sets import KeyGroups, without_all
-from storage.key_groups import key_group_range
+from storage.key_groups import KeyGroupRange, key_group_range
 from storage.memory_store import MemoryStore
-from storage.model import (
-    ChangeSetId,
-    KeyGroupRange,
-    MaterializationHandle,
-    Segment,
-    SegmentHandle,
-    SegmentKind,
-    Writer,
-)
+from storage.model import ChangeSetId, MaterializationHandle, Segment, SegmentHandle, SegmentKind, Writer
 from storage.segment_format import encode_object
 from storage.segment_reader import read_segments
 from storage.testing import FakeClock, FakeIds

@@ -17,10 +17,9 @@ from dstl_service.compaction.plan import CompactionSettings, Replacement, apply,
 from dstl_service.formats.manifest import StateView, select_handles
 from dstl_service.restore.truncation import bases_of, key_groups_by_materialization, key_groups_of_segment, truncate
 from dstl_service.wire import OperatorInfo
-from storage.key_groups import key_group_range
+from storage.key_groups import KeyGroupRange, key_group_range
 from storage.model import (
     ChangeSetId,
-    KeyGroupRange,
     MaterializationHandle,
     SegmentEntry,
     SegmentHandle,

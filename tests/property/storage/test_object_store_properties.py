@@ -1,4 +1,4 @@
-"""A local store and a store in memory agree with a dict, whatever is done in which order."""
+"""A local store and a store in memory agree with a dict after any sequence of operations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ contents = st.binary(max_size=5)
 
 
 class StoresAgree(RuleBasedStateMachine):
-    """Does the same to both stores and to the model."""
+    """Applies each operation to both stores and to the model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class StoresAgree(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     def _clashes(self, key: str) -> bool:
-        """Tell whether files cannot hold the key: it lies below an object, or is a folder, and folders stay."""
+        """Return whether files cannot hold the key: it is below an object, or is a folder, and folders stay."""
         below_object = any(key.startswith(f"{other}/") for other in self.model)
         return below_object or any(other.startswith(f"{key}/") for other in self.ever_put)
 
@@ -57,7 +57,7 @@ class StoresAgree(RuleBasedStateMachine):
 
     @rule(wanted=st.lists(keys, max_size=3))
     def delete(self, wanted: list[str]) -> None:
-        """Missing keys are fine."""
+        """Missing keys are ignored."""
         for store in self.stores:
             store.delete(wanted)
         for key in wanted:
@@ -65,7 +65,7 @@ class StoresAgree(RuleBasedStateMachine):
 
     @rule(key=keys, offset=st.integers(0, 6), size=st.integers(1, 6))
     def read(self, key: str, offset: int, size: int) -> None:
-        """What is there is read, what is not there is said to be missing."""
+        """An existing object is read; a missing one is reported as missing."""
         content = self.model.get(key)
         for store in self.stores:
             if content is None:
@@ -87,7 +87,7 @@ class StoresAgree(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_left_over(self) -> None:
-        """No temporary file outlives its put."""
+        """No temporary file remains after its put."""
         local = self.stores[0]
         assert isinstance(local, LocalStore)
         assert local.remove_leftovers(-(10**9)) == 0

@@ -1,4 +1,4 @@
-"""For any segments: what is encoded is decoded, and no damage goes unseen."""
+"""For any segments, encoded data is decoded, and all damage is found."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import CorruptDataError
-from storage.model import KEY_GROUP_MAX, NUMBER_MAX, ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId, Segment, SegmentHandle, Writer
 from storage.segment_format import decode_object, encode_object
+from storage.validation import KEY_GROUP_MAX, NUMBER_MAX
 
 KEY = "job/segments/host/1.seg"
 
@@ -43,7 +45,7 @@ def test_any_object_is_read_back(wanted: list[Segment]) -> None:
 
 @given(objects, st.data())
 def test_any_overwritten_bytes_are_found(wanted: list[Segment], draw: st.DataObject) -> None:
-    """I10: any other bytes at any place are an error."""
+    """I10: any overwritten bytes anywhere are an error."""
     data = encode(wanted)
     begin = draw.draw(st.integers(0, len(data) - 1))
     patch = draw.draw(st.binary(min_size=1, max_size=min(64, len(data) - begin)))
@@ -65,7 +67,7 @@ def test_any_cut_is_found(wanted: list[Segment], draw: st.DataObject) -> None:
 
 @given(objects, st.binary(min_size=1, max_size=300), st.data())
 def test_any_extension_is_found(wanted: list[Segment], more: bytes, draw: st.DataObject) -> None:
-    """I10: an object with bytes put in anywhere is an error."""
+    """I10: an object with bytes inserted anywhere is an error."""
     data = encode(wanted)
     place = draw.draw(st.integers(0, len(data)))
     damaged = data[:place] + more + data[place:]
@@ -74,15 +76,15 @@ def test_any_extension_is_found(wanted: list[Segment], more: bytes, draw: st.Dat
 
 
 @given(st.binary(max_size=500))
-def test_random_bytes_are_no_object(data: bytes) -> None:
-    """I10, I15: whatever lies in the store is refused with one kind of error, and nothing of it is executed."""
+def test_random_bytes_are_refused(data: bytes) -> None:
+    """I10, I15: any bytes in the store are refused with one kind of error, and nothing in them is executed."""
     with pytest.raises(CorruptDataError, match=KEY):
         decode_object(data, KEY)
 
 
 @given(objects, objects)
 def test_mixed_objects_are_found(one: list[Segment], other: list[Segment]) -> None:
-    """I10: the begin of one object with the end of another, as a torn replacement leaves it, is an error."""
+    """I10: the start of one object with the end of another, as left by a torn replacement, is an error."""
     first, second = encode(one), encode(other)
     damaged = first[: len(second)] + second[len(first) :]
     if damaged not in (first, second):

@@ -1,4 +1,4 @@
-"""Spark's JSON text of schemas, without Spark."""
+"""Spark's JSON schema text, without Spark."""
 
 from __future__ import annotations
 

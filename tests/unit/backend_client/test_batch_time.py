@@ -1,4 +1,4 @@
-"""What Spark's offsets entries say of the time of a batch."""
+"""Times of a batch in Spark's offsets entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def entry(watermark_ms: int, timestamp_ms: int = 5) -> str:
 
 
 def test_times_are_those_that_spark_wrote() -> None:
-    """A batch has the watermark and the processing time of its entry, and knows the watermark before."""
+    """A batch has the watermark and the processing time of its entry, and the watermark of the batch before."""
     assert BatchTime.read(entry(200, 1000), entry(100)) == BatchTime(1000, 200, 100)
     assert BatchTime.read(entry(0, 1000), None) == BatchTime(1000, 0, 0)
 
@@ -30,7 +30,7 @@ def test_damaged_entry_is_refused() -> None:
 
 
 def test_modes_are_read_in_any_case() -> None:
-    """Spark's names of time modes are taken whatever their case; others are refused with the right ones."""
+    """Spark's names of time modes are accepted in any case; others are refused with the valid ones."""
     assert [TimeMode.of(text) for text in ("none", "EVENTTIME", "processingTime")] == [
         TimeMode.NONE,
         TimeMode.EVENT,
@@ -41,11 +41,11 @@ def test_modes_are_read_in_any_case() -> None:
 
 
 def test_timers_are_due_by_their_clock() -> None:
-    """By event time they are due up to the batch's watermark, by processing time up to its start."""
+    """By event time, timers are due up to the batch's watermark; by processing time, up to its start."""
     assert [BatchTime(1000, 200, 100).due_until(mode) for mode in TimeMode] == [None, 1000, 200]
 
 
 def test_closed_batch_takes_the_place_of_the_one_before() -> None:
-    """What is late behind it, and what fired, is told by where it was closed; no watermark is behind that."""
+    """After a closed batch, late rows and fired timers are determined by the watermark it was closed at."""
     assert BatchTime.read(entry(200, 1000), entry(100), 200) == BatchTime(1000, 200, 200)
     assert BatchTime.read(entry(150, 1000), entry(100), 200) == BatchTime(1000, 200, 200)

@@ -1,4 +1,4 @@
-"""The rules of joins, one by one; that they add up to the definition is shown in the property tests."""
+"""The rules of joins, one by one; the property tests show that they add up to the definition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def sides(*waits_and_lives: tuple[int, list[Life]]) -> list[Side]:
 
 
 def test_rows_meet_at_both_ends_of_their_lives() -> None:
-    """A life includes its first and its last moment, and nothing beyond."""
+    """A row's lifetime includes its first and its last moment, and nothing beyond."""
     early, late = Life(-10, 1, "early"), Life(30, 2, "late")
     waiting = Side.of(20, [late, B, early, Life(-11, 3, "too early"), Life(31, 4, "too late")])
 
@@ -20,13 +20,13 @@ def test_rows_meet_at_both_ends_of_their_lives() -> None:
 
 
 def test_complete_combination_has_one_moment_for_all() -> None:
-    """Rows that meet the new one, but not each other, make no combination with it."""
+    """Rows that overlap with the new one, but not with each other, do not form a combination with it."""
     assert list(complete([Side.of(10, [A]), None, Side.of(10, [C])], B, 10)) == []
     assert list(complete([Side.of(20, [A]), None, Side.of(10, [C])], B, 10)) == [(A, B, C)]
 
 
 def test_end_of_life_makes_combinations_known() -> None:
-    """A row's end puts out what it is part of, with nulls only where nothing of that input was there for all of it."""
+    """A row's end emits its combinations, with nulls only for inputs without an overlapping row."""
     ends: list[int | None] = [None] * 3
     three = sides((10, [A]), (10, [B]), (10, [C]))
 
@@ -38,7 +38,7 @@ def test_end_of_life_makes_combinations_known() -> None:
 
 
 def test_required_input_is_in_every_combination() -> None:
-    """Combinations without a row of a required input are not put out, and their rows end all the same."""
+    """Combinations without a row of a required input are not emitted, and their rows still end."""
     two = sides((5, [A]), (5, [B]))
 
     assert list(end_lives(two, 99, [None, None], {0})) == [(A, None)]
@@ -46,7 +46,7 @@ def test_required_input_is_in_every_combination() -> None:
 
 
 def test_last_end_never_goes_back() -> None:
-    """Where a wait was made shorter, rows that end before one that ended already change nothing."""
+    """After a wait was shortened, rows that end before an already ended one change nothing."""
     ends: list[int | None] = [40, None]
 
     assert list(end_lives(sides((5, [A]), (5, [])), 99, ends, {1})) == []

@@ -1,4 +1,4 @@
-"""Who owns which key."""
+"""Ownership of keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from storage.key_groups import check_parallelism, key_group_range
 
 @pytest.mark.parametrize("max_parallelism", [1, 2, 7, 16, 100, 128])
 def test_ranges_follow_sql_rule(max_parallelism: int) -> None:
-    """I14: for every parallelism, each key group is owned by the one partition that the SQL rule gives it."""
+    """I14: at every parallelism, each key group is owned by the one partition that the SQL rule assigns."""
     for parallelism in range(1, max_parallelism + 1):
         owners = {
             key_group: partition
@@ -27,7 +27,7 @@ def test_ranges_follow_sql_rule(max_parallelism: int) -> None:
 
 @pytest.mark.parametrize("parallelism", [1, 3, 1000, 32_767, 32_768])
 def test_largest_job_is_divided(parallelism: int) -> None:
-    """The largest number of key groups is divided without a gap and without an empty range."""
+    """The maximum number of key groups is divided without a gap and without an empty range."""
     ranges = [key_group_range(partition, parallelism, 32_768) for partition in range(parallelism)]
 
     assert (ranges[0].first, ranges[-1].last) == (0, 32_767)
@@ -36,7 +36,7 @@ def test_largest_job_is_divided(parallelism: int) -> None:
 
 @pytest.mark.parametrize("parallelism", [0, -1, 129, 2.5, 2.0, True])
 def test_impossible_parallelism_is_refused(parallelism: Any) -> None:
-    """Partitions are whole, and one without key groups would never get a row, so neither can be asked for."""
+    """The number of partitions must be an integer from 1 to the number of key groups."""
     with pytest.raises(InvalidInputError, match="128"):
         check_parallelism(parallelism, 128)
 
@@ -49,7 +49,7 @@ def test_missing_partition_is_refused(partition: int) -> None:
 
 
 def test_expressions_are_sql() -> None:
-    """The expressions for Spark state the same rule, above other bits of a key's order."""
+    """Spark's SQL expressions have the same rule, in the bits above the rest of a key's order."""
     order = order_expression(["`a`", "`b`"], 128)
     assert (
         order == "shiftleft(cast(pmod(hash(`a`, `b`), 128) as bigint), 48) | shiftrightunsigned(xxhash64(`a`, `b`), 16)"

@@ -1,4 +1,4 @@
-"""The figures of a batch: as text, on a terminal, and as what the coordinator is told."""
+"""The figures of a batch: as text, on a terminal, and as reported to the coordinator."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ TEXT = (
 
 
 def test_text_has_all_figures() -> None:
-    """A batch is one line for people, with its phases, and with its tries only where it needed several."""
+    """A batch is one readable line with its phases, and with its tries only if there were several."""
     assert PROGRESS.to_text() == TEXT
 
 
-def test_lines_where_there_is_no_terminal() -> None:
-    """In a log file each batch is a line of its own, whatever the width."""
+def test_lines_without_a_terminal() -> None:
+    """In a log file each batch is a line, whatever the width."""
     out = io.StringIO()
     with ProgressLine(Console(file=out, width=40)) as line:
         line(PROGRESS)
@@ -52,7 +52,7 @@ def test_lines_where_there_is_no_terminal() -> None:
 
 
 def test_one_line_per_job_on_a_terminal() -> None:
-    """On a terminal the newest batch of each job is shown, and nothing stays when it is closed."""
+    """A terminal shows the newest batch of each job, and nothing after closing."""
     out = io.StringIO()
     console = Console(file=out, width=250, force_terminal=True)
     line = ProgressLine(console)
@@ -66,15 +66,15 @@ def test_one_line_per_job_on_a_terminal() -> None:
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without rich the error says what to install."""
+    """Without rich the error names the package to install."""
     monkeypatch.setitem(__import__("sys").modules, "rich.console", None)
 
     with pytest.raises(InvalidInputError, match="pip install rich"):
         ProgressLine()
 
 
-def test_coordinator_is_told_whole_numbers() -> None:
-    """What is sent for the metrics are the same figures, rounded."""
+def test_coordinator_gets_rounded_figures() -> None:
+    """The coordinator gets the same figures for the metrics, rounded."""
     figures = figures_of(PROGRESS)
 
     assert (figures.rows, figures.state_ms, figures.checkpoint_ms, figures.tries) == (200_000, 500, 51, 2)

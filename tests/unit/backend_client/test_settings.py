@@ -1,4 +1,4 @@
-"""What a user can set."""
+"""The user's settings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from storage.errors import InvalidInputError
 
 
 def test_options_become_settings() -> None:
-    """Options are taken by name; the others have their defaults."""
+    """Options are set by name; the others have their defaults."""
     settings = BackendSettings.of("file:///s", "job", {"parallelism": 4})
 
     assert (settings.parallelism, settings.preemptive_bytes, settings.service) == (4, 5 << 20, None)
 
 
 def test_settings_travel_to_tasks() -> None:
-    """Settings survive the way to another process and are equal there, for clients are kept by them."""
+    """Settings are equal after their transfer to another process, because clients are cached by them."""
     settings = BackendSettings.of("s3://bucket/p", "job", {"local_dir": "/l"})
 
     assert pickle.loads(pickle.dumps(settings)) == settings
@@ -32,15 +32,15 @@ def test_settings_travel_to_tasks() -> None:
     [("paralelism", "did you mean 'parallelism'"), ("localdir", "'local_dir'"), ("zzz", "Known options")],
 )
 def test_unknown_option_gets_hint(option: str, hint: str) -> None:
-    """A misspelled option is refused with the nearest name, and always with all names."""
+    """A misspelled option is refused with the nearest name and a list of all names."""
     with pytest.raises(InvalidInputError, match=hint) as raised:
         BackendSettings.of("file:///s", "job", {option: 1})
     assert "max_parallelism" in str(raised.value)
 
 
 @pytest.mark.parametrize("option", ["storage", "job"])
-def test_arguments_are_no_options(option: str) -> None:
-    """What has an argument of its own is no option."""
+def test_arguments_are_not_options(option: str) -> None:
+    """A setting with its own argument is not an option."""
     with pytest.raises(InvalidInputError, match="unknown option"):
         BackendSettings.of("file:///s", "job", {option: "x"})
 
@@ -74,13 +74,13 @@ def test_arguments_are_no_options(option: str) -> None:
     ],
 )
 def test_impossible_value_is_refused(values: dict[str, Any]) -> None:
-    """A value that cannot be is refused where it is set, on the driver."""
+    """An invalid value is refused where it is set, on the driver."""
     with pytest.raises(InvalidInputError):
         BackendSettings(**{"storage": "file:///s", "job": "job", **values})
 
 
 def test_local_folder_comes_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the option, the folder is that of the environment, else one of the user's own in the temporary folder."""
+    """Without the option, the folder comes from the environment, or is the user's own in the temporary folder."""
     monkeypatch.setenv("DSTL_LOCAL_DIR", "/from/environment")
     assert BackendSettings("file:///s", "job").host_folder == "/from/environment"
     monkeypatch.delenv("DSTL_LOCAL_DIR")
@@ -90,7 +90,7 @@ def test_local_folder_comes_from_environment(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_service_address_is_the_hosts_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The address in a host's environment is used where the option is not set, and is checked there."""
+    """Without the option, the address in a host's environment is used, and is checked there."""
     monkeypatch.setenv("DSTL_SERVICE", "http://127.0.0.1:7000")
     assert BackendSettings("file:///s", "job").host_service == "http://127.0.0.1:7000"
     assert BackendSettings("file:///s", "job", service="unix:///run/s").host_service == "unix:///run/s"
@@ -103,8 +103,15 @@ def test_service_address_is_the_hosts_own(monkeypatch: pytest.MonkeyPatch) -> No
     assert BackendSettings("file:///s", "job").host_service is None
 
 
+def test_storage_with_credentials_is_refused() -> None:
+    """The storage's URL is part of command lines and errors, so it has no password; the error does not repeat it."""
+    with pytest.raises(InvalidInputError, match="storage must not contain credentials") as refused:
+        BackendSettings(storage="s3://key:5ecret@bucket/prefix", job="j")
+    assert "5ecret" not in str(refused.value)
+
+
 def test_authority_is_the_hosts_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The certificates in a host's environment are used where the option is not set."""
+    """Without the option, the certificates in a host's environment are used."""
     monkeypatch.setenv("DSTL_CA_FILE", "/from/environment")
     assert BackendSettings("file:///s", "job").host_ca_file == "/from/environment"
     assert BackendSettings("file:///s", "job", ca_file="/mine").host_ca_file == "/mine"
@@ -114,7 +121,7 @@ def test_authority_is_the_hosts_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_address_with_password_is_refused_without_it() -> None:
-    """A password in an address is refused, and not repeated."""
+    """An address with a password is refused without showing the password."""
     with pytest.raises(InvalidInputError, match="token_file") as caught:
         BackendSettings("file:///s", "job", service="http://user:5ecret@host:1")
     assert "5ecret" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Numbers at the places of integers."""
+"""Numbers in integer fields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NESTED = pa.map_(pa.int16(), pa.list_(STRUCT))
 
 
 class Point(NamedTuple):
-    """A struct whose fields Arrow takes by their position."""
+    """A struct whose fields Arrow reads by position."""
 
     x: float
     y: str
@@ -46,7 +46,7 @@ class Point(NamedTuple):
     ],
 )
 def test_whole_numbers_pass(kind: pa.DataType, value: Any, made: Any) -> None:
-    """Whole numbers of any type are integers, as on Spark, and places of other types are not looked at."""
+    """Integral values of any type are accepted as integers, as in Spark; fields of other types are not checked."""
     check_whole([value, None], kind)
 
     assert pa.array([value], kind).to_pylist() == [made]
@@ -64,7 +64,7 @@ def test_whole_numbers_pass(kind: pa.DataType, value: Any, made: Any) -> None:
     ],
 )
 def test_fraction_is_an_error(kind: pa.DataType, value: Any) -> None:
-    """A number with a fraction, which Arrow would cut off, is refused at any depth, and named."""
+    """A fraction, which Arrow would truncate, is refused at any depth, with the field's name."""
     assert holds_integers(kind)
     with pytest.raises(TypeError, match="is not a whole number"):
         check_whole([None, value], kind)

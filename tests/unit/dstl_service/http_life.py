@@ -37,13 +37,13 @@ class Life:
 
     @property
     def portal(self) -> BlockingPortal:
-        """The way into the service's event loop."""
+        """The portal into the service's event loop."""
         assert self.client.portal is not None
         return self.client.portal
 
     @property
     def parts(self) -> Parts:
-        """What the service is made of."""
+        """The parts of the service."""
         app = self.client.app
         assert isinstance(app, FastAPI)
         parts: Parts = app.state.parts
@@ -77,7 +77,7 @@ class Life:
     def post_raw(
         self, path: str, query: bytes, headers: list[tuple[bytes, bytes]], receive: Receive, send: Send
     ) -> None:
-        """Hand a POST straight to the application, whose body and answer go through these functions."""
+        """Pass a POST directly to the application, whose body and answer go through these functions."""
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -94,14 +94,14 @@ class Life:
         self.portal.call(self.client.app, scope, receive, send)
 
     def append(self, payload: bytes = b"payload", **changes: Any) -> dict[str, Any]:
-        """Send a change set that is to be taken; return its reference."""
+        """Send a change set that must be accepted; return its reference."""
         answer = self.append_raw(payload, **changes)
         assert answer.status_code == 200, answer.text
         reference: dict[str, Any] = answer.json()
         return reference
 
     def persist(self, *refs: dict[str, Any], wait: bool = True) -> Response:
-        """Have sets made durable; return the response."""
+        """Make sets durable; return the response."""
         return self.client.post(f"{self.path}/persist", json={"epoch": self.epoch, "refs": refs, "wait": wait})
 
     def begin(self, checkpoint_id: int) -> Response:
@@ -109,11 +109,11 @@ class Life:
         return self.client.post(f"{self.path}/checkpoints/{checkpoint_id}/begin", json={"epoch": self.epoch})
 
     def abort(self, checkpoint_id: int) -> Response:
-        """Give a checkpoint up; return the response."""
+        """Abort a checkpoint; return the response."""
         return self.client.post(f"{self.path}/checkpoints/{checkpoint_id}/abort", json={"epoch": self.epoch})
 
     def flush(self, checkpoint_id: int, base: Any, *refs: dict[str, Any], **changes: Any) -> Response:
-        """Start the upload of what a checkpoint consists of; return the response."""
+        """Start the upload of a checkpoint's sets; return the response."""
         return self._plan(f"{checkpoint_id}/flush", checkpoint_id, base, refs, changes)
 
     def complete_raw(self, checkpoint_id: int, base: Any, *refs: dict[str, Any], **changes: Any) -> Response:
@@ -135,14 +135,14 @@ class Life:
         return self.client.post(f"{self.path}/checkpoints/{path}", json=body)
 
     def complete(self, checkpoint_id: int, base: Any, *refs: dict[str, Any], **changes: Any) -> dict[str, Any]:
-        """Complete a checkpoint that is to exist; return its reference."""
+        """Complete a checkpoint that must succeed; return its reference."""
         answer = self.complete_raw(checkpoint_id, base, *refs, **changes)
         assert answer.status_code == 200, answer.text
         reference: dict[str, Any] = answer.json()["ref"]
         return reference
 
     def restore_raw(self, want: dict[str, Any], at: dict[str, Any] | None = None, **changes: Any) -> Response:
-        """Ask for what leads from `at` to `want`; return the response."""
+        """Request the restore that leads from `at` to `want`; return the response."""
         query = {"operator": "op", "first_key_group": 0, "last_key_group": 127, "to": text(want), **changes}
         if at is not None:
             query["have"] = text(at)
@@ -173,7 +173,7 @@ def text(ref: dict[str, Any]) -> str:
 def service(
     store: ObjectStore, clock: Clock | None = None, *, ids: IdSource | None = None, **settings: Any
 ) -> Iterator[Life]:
-    """Run a service process, so to say, on a store; it starts with nothing in its memory."""
+    """Run a service, like a new process, on a store; it starts with nothing in memory."""
     values = {"batch": SMALL, "upload": PATIENT, "host_id": "host", "shutdown_timeout_s": 1, **settings}
     app = create_app(ServiceSettings("memory://x", **values), store, clock, ids)
     with TestClient(app, "http://localhost", raise_server_exceptions=False) as client:

@@ -10,8 +10,9 @@ from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.savepoint_register import SavepointRegister
 from dstl_service.wire import CheckpointRef, OperatorInfo, StateInfo
 from storage.checksum import BytesLike
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
+from storage.model import ChangeSetId, Segment, SegmentHandle, Writer
 from storage.object_store import ObjectData, ObjectStore
 from storage.segment_format import encode_object
 from storage.testing import FakeClock, FakeIds

@@ -13,7 +13,8 @@ from dstl_service.formats.materialization_index import (
 )
 from dstl_service.wire import CheckpointRef
 from storage.checksum import checksum128
-from storage.model import KeyGroupRange, MaterializationHandle
+from storage.key_groups import KeyGroupRange
+from storage.model import MaterializationHandle
 from storage.object_store import ObjectStore
 from tests.rocksdb_files import CURRENT, MANIFEST, sst_file
 

@@ -29,8 +29,8 @@ from dstl_service.formats.manifest import Manifest, ManifestKind, StateView, dec
 from dstl_service.formats.materialization_index import decode_index, encode_index
 from dstl_service.formats.under_way import UnderWay, UnderWaySnapshot
 from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange
 from storage.object_store import ObjectStore
 from storage.segment_format import decode_object, encode_object
 from storage.testing import FakeClock, FakeIds

@@ -20,8 +20,8 @@ from dstl_service.settings import (
     default_host_id,
 )
 from storage.errors import InvalidInputError
-from storage.model import validate_name
 from storage.s3_store import S3Store
+from storage.validation import validate_name
 
 SETTINGS = ServiceSettings("memory://x", host_id="host")
 

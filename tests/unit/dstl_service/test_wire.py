@@ -30,7 +30,7 @@ from dstl_service.wire import (
     write_frame,
 )
 from storage.errors import CorruptDataError, InvalidInputError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 FRAMES: list[tuple[dict[str, Any], bytes]] = [
     ({"kind": "plan", "full": True}, b""),

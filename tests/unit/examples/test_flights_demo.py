@@ -1,4 +1,4 @@
-"""How the demo aims its kills, and what it makes of what a run left behind."""
+"""The timing of the demo's kills, and its evaluation of a run's files."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ def write_logs(checkpoint: Path, offsets: list[str], commits: list[str]) -> None
 def test_batch_runs_between_offsets_and_commit(
     tmp_path: Path, offsets: list[str], commits: list[str], expected: Any
 ) -> None:
-    """A batch runs while its offsets are logged and its commit is not; temporary files do not count."""
+    """A batch runs while its offsets are logged and its commit is missing; temporary files do not count."""
     write_logs(tmp_path, offsets, commits)
 
     assert running_batch(tmp_path) == expected
 
 
 def test_no_batch_runs_before_first_start(tmp_path: Path) -> None:
-    """Without a checkpoint folder no batch runs."""
+    """Before the checkpoint folder exists, no batch runs."""
     assert running_batch(tmp_path / "absent") is None
 
 
 def test_kill_takes_children_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killing the driver kills with SIGKILL, and what it has started dies with it, as its JVM must."""
+    """SIGKILL ends the driver and, like its JVM, each process that it started."""
     script = "import subprocess, sys; c = subprocess.Popen(['sleep', '60']); print(c.pid, flush=True); c.wait()"
     real: Any = subprocess.Popen
     monkeypatch.setattr(
@@ -86,12 +86,12 @@ def test_kill_takes_children_along(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         driver.kill()
 
         assert driver.exit_code() == -signal.SIGKILL
-        assert output.read() == b""  # ends only when the child, which holds the pipe too, is dead
+        assert output.read() == b""  # ends only when the child, which also holds the pipe, is dead
     assert not os.path.exists(f"/proc/{child}/cmdline") or not Path(f"/proc/{child}/cmdline").read_bytes()
 
 
 def test_no_sidecar_has_no_pid(tmp_path: Path) -> None:
-    """Where no sidecar answers there is none to kill."""
+    """If no sidecar answers, there is none to kill."""
     assert sidecar_pid(Layout(tmp_path)) is None
 
 
@@ -108,10 +108,10 @@ def test_no_sidecar_has_no_pid(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_exit_code_tells_result(
+def test_exit_code_reports_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figures: list[Figure], arguments: list[str], expected: Any
 ) -> None:
-    """Output that differs always fails; a missed goal fails only where strictness is asked for."""
+    """Different output always fails; a missed goal fails only in strict mode."""
     monkeypatch.delenv("STRICT", raising=False)
     monkeypatch.setattr(flights_demo, "run_demo", lambda *_: figures)
 
@@ -121,7 +121,7 @@ def test_exit_code_tells_result(
 def test_failed_run_has_its_own_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that cannot go on ends with 2 and says where its files are."""
+    """A run that cannot continue ends with code 2 and prints where its files are."""
 
     def fail(*_: object) -> None:
         raise flights_processes.DemoError("the time is over")
@@ -143,7 +143,7 @@ def test_last_figures_of_batch_count(tmp_path: Path) -> None:
 
 
 def test_good_run_reaches_all_goals(run: DemoRun) -> None:
-    """A run that survived both kills with identical output misses no goal, and its figures are right."""
+    """A run that survived both kills with identical output misses no goal, and its figures are correct."""
     figures = {figure.name: figure for figure in figures_of(run)}
 
     assert all(figure.holds is not False for figure in figures.values())
@@ -164,7 +164,7 @@ def test_good_run_reaches_all_goals(run: DemoRun) -> None:
     ],
 )
 def test_every_failure_misses_goal(run: DemoRun, change: Any, name: str) -> None:
-    """Differences, a kill that was not survived, a restart nobody asked for and slowness each miss a goal."""
+    """Differences, a kill that was not survived, an unexpected restart and slowness each miss a goal."""
     for field, value in change.items():
         setattr(run, field, value)
 
@@ -172,7 +172,7 @@ def test_every_failure_misses_goal(run: DemoRun, change: Any, name: str) -> None
 
 
 def test_report_shows_run(run: DemoRun, tmp_path: Path) -> None:
-    """The page names the kills, the figures and the routes, and asks nothing of another host."""
+    """The page has the kills, the figures and the routes, and loads nothing from another host."""
     write_html(tmp_path / "demo.html", run, figures_of(run))
 
     page = (tmp_path / "demo.html").read_text(encoding="utf-8")

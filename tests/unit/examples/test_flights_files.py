@@ -1,4 +1,4 @@
-"""How the flights example keeps its output, and the lines by which it is followed."""
+"""How the flights example stores its output, and its progress lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from examples.flights_files import RouteFiles, append_line, read_lines
 
 
 class Batch:
-    """Stands in for the DataFrame of a batch: all that `RouteFiles` asks of it is its Arrow table."""
+    """Replaces the DataFrame of a batch: `RouteFiles` uses only its Arrow table."""
 
     def __init__(self, rows: list[dict[str, object]]) -> None:
         self._table = pa.Table.from_pylist(rows)
@@ -26,7 +26,7 @@ def save(output: RouteFiles, rows: list[dict[str, object]], batch_id: int) -> No
 
 
 def test_batch_executed_again_replaces_its_output(tmp_path: Path) -> None:
-    """Saving a batch twice leaves one file and the rows of the second time."""
+    """Saving a batch twice leaves one file with the rows of the second time."""
     output = RouteFiles(tmp_path)
     save(output, [{"origin": "EWR", "dest": "IAH", "flights": 1}], 0)
     save(output, [{"origin": "EWR", "dest": "IAH", "flights": 2}], 0)
@@ -36,7 +36,7 @@ def test_batch_executed_again_replaces_its_output(tmp_path: Path) -> None:
 
 
 def test_last_batch_of_route_wins(tmp_path: Path) -> None:
-    """The output is the last row of each route in the order of batches, not of writing."""
+    """The output is the last row of each route by batch order, not by write order."""
     output = RouteFiles(tmp_path)
     save(output, [{"origin": "EWR", "dest": "IAH", "flights": 9}], 10)
     save(output, [{"origin": "LGA", "dest": "MIA", "flights": 4}, {"origin": "EWR", "dest": "IAH", "flights": 5}], 9)
@@ -48,7 +48,7 @@ def test_last_batch_of_route_wins(tmp_path: Path) -> None:
 
 
 def test_half_written_line_is_left_out(tmp_path: Path) -> None:
-    """A line that a killed writer could not finish does not hide the others."""
+    """A line left incomplete by a killed writer does not hide the others."""
     path = tmp_path / "events.jsonl"
     append_line(path, {"batch_id": 0})
     with path.open("a", encoding="utf-8") as file:

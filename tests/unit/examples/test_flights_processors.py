@@ -1,7 +1,7 @@
 """
 The processors of the flights example, run without Spark.
 
-PySpark's `TwsTester` hands over a key of several columns as one value, other than Spark; so there is a runner here.
+Unlike Spark, PySpark's `TwsTester` passes a key of several columns as one value, so this module has its own runner.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class KeyedRunner:
         self._processor = processor
         self._key: tuple[str, str] = ("", "")
         self.states: dict[tuple[str, str], Any] = {}
-        processor.init(self)  # type: ignore[arg-type]  # stands in for a handle, and for its values
+        processor.init(self)  # type: ignore[arg-type]  # replaces a handle and its values
 
     def getValueState(self, stateName: str, schema: str) -> KeyedRunner:
-        return self  # the processors have one state each
+        return self  # each processor has one state
 
     def get(self) -> Any:
         return copy.deepcopy(self.states.get(self._key))
@@ -44,7 +44,7 @@ class KeyedRunner:
 
     def test(self, key: tuple[str, str], rows: list[Row]) -> list[Row]:
         self._key = key
-        # Stands in for a handle, and for its values.
+        # Replaces a handle and its values.
         found: Iterator[Any] = self._processor.handleInputRows(key, iter(rows), None)  # type: ignore[arg-type]
         return list(found)
 
@@ -100,7 +100,7 @@ def run_job(batches: list[list[tuple[tuple[str, str], Row]]]) -> pd.DataFrame:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_processors_agree_with_batch_answer(seed: int) -> None:
-    """Whatever the order of the rows and the batches, the last rows are the batch answer (I14)."""
+    """I14: whatever the order of rows and batches, the last rows are the batch answer."""
     flights, hours = read_flights().iloc[:4000], read_weather().iloc[:900]
     events = events_of(flights, hours)
     random.Random(seed).shuffle(events)
@@ -110,7 +110,7 @@ def test_processors_agree_with_batch_answer(seed: int) -> None:
 
 
 def test_flights_wait_for_weather() -> None:
-    """Flights that come first are held and yielded once, when the weather comes."""
+    """Flights that arrive first are held, and yielded once, when the weather arrives."""
     runner = KeyedRunner(FlightWeatherJoin())
 
     assert runner.test(HOUR, [flight("IAH"), flight("MIA")]) == []
@@ -119,7 +119,7 @@ def test_flights_wait_for_weather() -> None:
 
 
 def test_weather_waits_for_flights() -> None:
-    """Weather that comes first is held and meets every later flight, in however many batches."""
+    """Weather that arrives first is held and joined with every later flight, in any number of batches."""
     runner = KeyedRunner(FlightWeatherJoin())
 
     assert runner.test(HOUR, [weather(visib=1.5)]) == []
@@ -128,14 +128,14 @@ def test_weather_waits_for_flights() -> None:
 
 
 def test_weather_meets_flights_of_its_own_batch() -> None:
-    """Both sides in one call are joined, whichever of them comes first in it."""
+    """Both sides in one call are joined, whichever comes first."""
     rows = KeyedRunner(FlightWeatherJoin()).test(HOUR, [flight("IAH"), weather(), flight("MIA")])
 
     assert [row.dest for row in rows] == ["IAH", "MIA"]
 
 
 def test_flights_without_weather_stay_in_state() -> None:
-    """A flight whose weather never comes is in the state, and in no output."""
+    """A flight whose weather never arrives is in the state, and in no output."""
     runner = KeyedRunner(FlightWeatherJoin())
     runner.test(HOUR, [flight("IAH", None)])
 
@@ -143,14 +143,14 @@ def test_flights_without_weather_stay_in_state() -> None:
 
 
 def test_route_without_departure_has_no_delay() -> None:
-    """A route on which every flight was cancelled has counts, and null for means and percentile."""
+    """A route whose flights were all cancelled has counts, and null means and percentile."""
     (row,) = KeyedRunner(RouteStats()).test(("EWR", "LGA"), [joined(None)])
 
     assert (row.flights, row.cancelled, row.mean_delay, row.p95_delay, row.mean_delay_clear) == (1, 1, None, None, None)
 
 
-def test_statistics_go_on_over_batches() -> None:
-    """Counts, means per weather class and the percentile are over all batches, negative delays included."""
+def test_statistics_cover_all_batches() -> None:
+    """Counts, means per weather class and the percentile cover all batches, including negative delays."""
     runner = KeyedRunner(RouteStats())
     runner.test(("EWR", "IAH"), [joined(-5), joined(10, "rain"), joined(None, "rain")])
     (row,) = runner.test(("EWR", "IAH"), [joined(-6), joined(21, "rain")])
@@ -173,5 +173,5 @@ def test_statistics_go_on_over_batches() -> None:
     ],
 )
 def test_nearest_rank_is_exact(histogram: Any, percent: int, expected: Any) -> None:
-    """The percentile is the value with rank ceil(percent / 100 * n), computed in whole numbers."""
+    """The percentile is the value with rank ceil(percent / 100 * n), computed in integers."""
     assert nearest_rank(histogram, percent) == expected

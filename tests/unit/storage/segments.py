@@ -1,10 +1,11 @@
-"""Values that several tests of this package need."""
+"""Segments for several tests of this package."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentEntry, SegmentHandle, Writer
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId, Segment, SegmentEntry, SegmentHandle, Writer
 from storage.object_store import ObjectStore
 from storage.segment_format import encode_object
 

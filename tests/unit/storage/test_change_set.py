@@ -18,35 +18,35 @@ from storage.change_set import (
     merge_change_sets,
 )
 from storage.errors import CorruptDataError, OverloadedError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 CHANGES = {b"b": b"value", b"a": None, b"c": b""}
 
 
 def test_changes_come_back_sorted() -> None:
-    """Changes come back in key order; a deleted key is no empty value."""
+    """Changes are read back in key order; a deletion differs from an empty value."""
     assert list(decode_change_set(encode_change_set(CHANGES), "o")) == [(b"a", None), (b"b", b"value"), (b"c", b"")]
 
 
 def test_same_changes_have_same_bytes() -> None:
-    """I8: the bytes depend on the changes only, not on the order in which they were made."""
+    """I8: the bytes depend on the changes only, not on their order of arrival."""
     assert encode_change_set(CHANGES) == encode_change_set(dict(reversed(CHANGES.items())))
 
 
 def test_long_changes_are_compressed() -> None:
-    """Repeated content costs little."""
+    """Repeated content is compressed."""
     assert len(encode_change_set({number.to_bytes(4, "big"): b"same" * 50 for number in range(1000)})) < 50_000
 
 
 @pytest.mark.parametrize("payload", [b"", b"nonsense", encode_change_set(CHANGES)[:-100], b"\xff" * 64])
 def test_other_bytes_are_reported(payload: bytes) -> None:
-    """I10: bytes that are no change set are an error that names the object."""
+    """I10: for bytes that are not a change set, the error names the object."""
     with pytest.raises(CorruptDataError, match=r"7\.seg"):
         list(decode_change_set(payload, "7.seg"))
 
 
 def test_other_columns_are_reported() -> None:
-    """An Arrow stream of other columns is no change set."""
+    """An Arrow stream with other columns is not a change set."""
     sink = pa.BufferOutputStream()
     batch = pa.record_batch({"key": pa.array([1])})
     with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -57,7 +57,7 @@ def test_other_columns_are_reported() -> None:
 
 
 def test_long_values_are_put_into_columns_in_parts() -> None:
-    """Changes of any number and length go into columns of some megabytes, in order; what comes later counts."""
+    """Changes of any number and length are divided into columns of a few megabytes, in order; the last one counts."""
     changes = [(b"%05d" % (number % 900), bytes([number % 251]) * 50_000) for number in range(1000)]
     parts = list(in_columns([*changes, (b"00000", None)]))
 
@@ -71,10 +71,10 @@ def test_long_values_are_put_into_columns_in_parts() -> None:
 
 
 class TestDecodedSize:
-    """C7: what a payload becomes is known, and bounded, before anything is made of it."""
+    """C7: the decoded size of a payload is known and bounded before anything is decoded."""
 
     def test_bomb_is_refused(self) -> None:
-        """A few kilobytes that say of themselves that they become 128 MiB are no change set."""
+        """A few kilobytes that claim to decode to 128 MiB are refused."""
         bomb = change_set._encoded(ChangeColumns.of({b"\0\0k": bytes(128 << 20)}), "zstd")
         assert len(bomb) < 10_000
 
@@ -82,7 +82,7 @@ class TestDecodedSize:
             decode_columns(bomb, "bomb")
 
     def test_claimed_size_is_not_believed(self) -> None:
-        """A buffer that claims to become a terabyte is refused, however small it is."""
+        """A buffer that claims to decode to a terabyte is refused, however small it is."""
         payload = bytearray(encode_change_set({b"\0\0key": b"value" * 100}))
         length = struct.pack("<q", 500)
         at = payload.rindex(length)
@@ -92,7 +92,7 @@ class TestDecodedSize:
             decode_columns(bytes(payload), "claim")
 
     def test_merge_of_more_than_fits_is_refused_before_it_is_decoded(self) -> None:
-        """Change sets of which each is acceptable may together not become more than the merge may take."""
+        """Change sets that are acceptable individually may together not exceed the limit of a merge."""
         payloads = [encode_change_set({b"\0\0%d" % number: bytes(1 << 20)}) for number in range(3)]
         sets = [(payload, f"{number}.seg", [KeyGroupRange(0, 0)]) for number, payload in enumerate(payloads)]
         assert sum(map(len, payloads)) < 10_000
@@ -101,14 +101,14 @@ class TestDecodedSize:
             list(merge_change_sets(sets, keep_deleted=True, size_bytes_max=1 << 20, decoded_bytes_max=5 << 19))
 
     def test_large_value_that_compresses_well_is_read_back(self) -> None:
-        """What compresses better than a reader believes is stored as it is."""
+        """A value that compresses better than a reader accepts is stored uncompressed."""
         value = bytes(80 << 20)
 
         assert dict(decode_change_set(encode_change_set({b"\0\0k": value}), "own")) == {b"\0\0k": value}
 
     @pytest.mark.parametrize("cut", range(0, 400, 7))
     def test_damaged_frames_are_damage(self, cut: int) -> None:
-        """Wherever the frames of a payload are damaged, that is damage with the object's name, and no other error."""
+        """Damage anywhere in the frames of a payload is reported as damage, with the object's name."""
         payload = bytearray(encode_change_set({b"\0\0key": b"value" * 100}))
         payload[cut : cut + 4] = b"\xff\xff\xff\x7f"
 

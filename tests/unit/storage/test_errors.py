@@ -1,4 +1,4 @@
-"""The error tree: its codes, its way between processes and over HTTP."""
+"""The error hierarchy: codes, transfer between processes and over HTTP."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make(name: str) -> DstlError:
 
 
 def test_tree_has_exactly_these_codes() -> None:
-    """Every kind has one class, every class the kind that its users rely on."""
+    """Every kind has one class, and every class has the kind that its users rely on."""
     assert {name: make(name).kind.value for name in TREE} == TREE
     assert {kind.value for kind in ErrorKind} == set(TREE.values())
     assert {subclass.__name__ for subclass in DstlError.__subclasses__()} == set(TREE)
@@ -41,13 +41,13 @@ def test_tree_has_exactly_these_codes() -> None:
 
 @pytest.mark.parametrize(("name", "builtin"), [("InvalidInputError", ValueError), ("NotFoundError", LookupError)])
 def test_some_errors_are_builtin_ones(name: str, builtin: type[Exception]) -> None:
-    """Who knows nothing of this project can still catch them."""
+    """Code that does not know this project can catch these errors."""
     assert isinstance(make(name), builtin)
 
 
 @pytest.mark.parametrize("name", TREE)
 def test_error_survives_pickling(name: str) -> None:
-    """Spark ships errors between processes: class, message and context arrive."""
+    """Spark pickles errors between processes: class, message and context survive."""
     error = make(name)
     found = pickle.loads(pickle.dumps(error))
     assert type(found) is type(error)
@@ -56,7 +56,7 @@ def test_error_survives_pickling(name: str) -> None:
 
 @pytest.mark.parametrize("name", TREE)
 def test_error_survives_json(name: str) -> None:
-    """What a service sends is raised as the same error at the other end."""
+    """A service's error is raised as the same error by the client."""
     error = make(name)
     found = error_from_dict(json.loads(json.dumps(error.to_dict())))
     assert type(found) is type(error)
@@ -65,11 +65,11 @@ def test_error_survives_json(name: str) -> None:
 
 @pytest.mark.parametrize("data", [{}, {"kind": "of the future", "message": "m"}, {"kind": [], "context": 3}])
 def test_unknown_kind_becomes_internal(data: dict[str, object]) -> None:
-    """A newer or broken peer gives an error, never another exception."""
+    """A newer or broken peer causes a project error, never another exception."""
     assert type(error_from_dict(data)) is InternalError
 
 
 def test_text_names_the_context() -> None:
-    """A log line needs no more than str()."""
+    """str() is enough for a log line."""
     assert str(UnavailableError("store is away", key="a/b")) == "store is away (key='a/b')"
     assert str(UnavailableError("store is away")) == "store is away"

@@ -1,4 +1,4 @@
-"""Ranges of key groups, taken from each other."""
+"""Intersections and differences of key group ranges."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from itertools import pairwise
 
 from storage.key_group_sets import to_pairs, within, without, without_all
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 
 def members(parts: tuple[KeyGroupRange, ...]) -> set[int]:
@@ -16,7 +16,7 @@ def members(parts: tuple[KeyGroupRange, ...]) -> set[int]:
 
 
 def test_ranges_behave_as_sets() -> None:
-    """Within and without are what intersection and difference of plain sets are."""
+    """Intersection and difference equal those of plain sets."""
     chance = random.Random(4)
 
     def any_range() -> KeyGroupRange:

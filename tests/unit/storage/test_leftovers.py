@@ -1,4 +1,4 @@
-"""What killed processes leave in a store is deleted, and nothing else."""
+"""Only the leftovers of killed processes are deleted from a store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PROBE = f"probe/{1:032x}"
 
 
 def test_old_probe_is_deleted() -> None:
-    """A probe object that is older than any call is deleted (I12)."""
+    """I12: a probe object older than any call is deleted."""
     clock = FakeClock()
     store = MemoryStore(clock=clock)
     store.put(PROBE, b"first")
@@ -23,7 +23,7 @@ def test_old_probe_is_deleted() -> None:
 
 
 def test_job_called_probe_stays() -> None:
-    """The objects of a job whose name is that of the folder of probes are no leftovers (I11)."""
+    """I11: objects of a job named like the folder of probes are not leftovers."""
     clock = FakeClock()
     store = MemoryStore(clock=clock)
     kept = ["probe/job.json", f"probe/epochs/{1:020d}.json", f"probe/segments/host/{1:032x}.seg"]

@@ -1,4 +1,4 @@
-"""What a folder does when its disk is full, read-only, crashed upon or shared with strangers."""
+"""A folder as a store: disk full, read-only, after a crash, or shared with foreign files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def leftovers(store: LocalStore) -> list[str]:
 
 
 def raiser(code: int) -> object:
-    """Return a function that fails as a system call does."""
+    """Return a function that fails like a system call."""
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
@@ -36,13 +36,13 @@ def raiser(code: int) -> object:
 
 
 def test_relative_path_is_refused() -> None:
-    """A path that depends on where a process was started would split the state."""
+    """A path that depends on a process's working folder would split the state."""
     with pytest.raises(InvalidInputError, match="absolute"):
         LocalStore("some/folder")
 
 
 def test_range_beyond_two_gibibytes_is_read(store: LocalStore) -> None:
-    """Offsets do not end at 31 bits: the end of an object of 5 GiB, most of it a hole, is read as it is."""
+    """Offsets are not limited to 31 bits: the end of a sparse 5 GiB object is read correctly."""
     store.put("big", b"")
     size = 5 << 30
     with open(f"{store.url.removeprefix('file://')}/big", "r+b") as file:
@@ -69,7 +69,7 @@ def test_range_beyond_two_gibibytes_is_read(store: LocalStore) -> None:
 def test_failed_write_leaves_no_object(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch, call: str, code: int, advice: str, if_absent: bool
 ) -> None:
-    """I5: an error of any step, the close among them, is an error with advice, and no object is to be seen."""
+    """I5: a failure of any step, including the close, is an error with a remedy, and no object is visible."""
     with monkeypatch.context() as patch:
         patch.setattr(os, call, raiser(code))
         with pytest.raises(UnavailableError, match=advice) as caught:
@@ -90,15 +90,15 @@ def test_failed_replacement_keeps_old_object(store: LocalStore, monkeypatch: pyt
     assert store.get("k") == b"old"
 
 
-def test_missing_hard_links_are_said(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I3: a file system without hard links is refused by the check, with the reason."""
+def test_missing_hard_links_are_reported(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I3: the check refuses a file system without hard links, with the reason."""
     monkeypatch.setattr(os, "link", raiser(errno.EPERM))
     with pytest.raises(UnavailableError, match="must have hard links"):
         store.check_writable()
 
 
 def test_lost_answer_of_link_is_success(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I5: a mount may repeat a `link` whose answer was lost and then find its own file; that is success."""
+    """I5: a mount may repeat a `link` whose response was lost and then find its own file; that is success."""
     link = os.link
 
     def link_twice(source: str, target: str) -> None:
@@ -111,7 +111,7 @@ def test_lost_answer_of_link_is_success(store: LocalStore, monkeypatch: pytest.M
 
 
 def test_short_writes_are_continued(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system call that writes fewer bytes than asked for loses none."""
+    """A system call that writes fewer bytes than requested loses none."""
     writev = os.writev
 
     def write_three_bytes(file: int, buffers: list[memoryview]) -> int:
@@ -123,7 +123,7 @@ def test_short_writes_are_continued(store: LocalStore, monkeypatch: pytest.Monke
 
 
 def test_names_are_flushed_to_the_device(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I5: the file, its folder and each new folder above are flushed before put returns; known folders only once."""
+    """I5: the file, its folder and each new folder above it are flushed before put returns; known folders only once."""
     flushed: list[str] = []
     fsync = os.fsync
 
@@ -144,7 +144,7 @@ def test_names_are_flushed_to_the_device(store: LocalStore, monkeypatch: pytest.
 def test_what_refused_a_put_is_flushed_to_the_device(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch, data: bytes
 ) -> None:
-    """I5: who is refused relies on what it met, whose writer may have died before it flushed the name."""
+    """I5: a refused writer relies on the existing object, whose own writer may have died before flushing its name."""
     store.put("a/1", b"same", if_absent=True)
     flushed: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda file: flushed.append(os.readlink(f"/proc/self/fd/{file}")))
@@ -155,7 +155,7 @@ def test_what_refused_a_put_is_flushed_to_the_device(
 
 
 def test_deletions_are_flushed_to_the_device(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I11: what was deleted does not come back with a loss of power; each folder is flushed once, behind all of it."""
+    """I11: a loss of power does not bring deleted objects back; each folder is flushed once, after all deletions."""
     for key in ("a/1", "a/2", "b/1"):
         store.put(key, b"x")
     flushed: list[tuple[str, list[str]]] = []
@@ -170,7 +170,7 @@ def test_deletions_are_flushed_to_the_device(store: LocalStore, monkeypatch: pyt
 
 
 def test_empty_folders_age_out(tmp_path: Path) -> None:
-    """A folder that nobody used for long, and nothing is in, is removed; the others stay."""
+    """An empty folder that was unused for long is removed; others stay."""
     clock = FakeClock()
     store = LocalStore(tmp_path, clock=clock)
     for key in ("job/segments/gone/1", "job/segments/young/1", "job/segments/used/1"):
@@ -187,7 +187,7 @@ def test_empty_folders_age_out(tmp_path: Path) -> None:
 def test_folder_removed_during_a_put_is_made_again(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch, if_absent: bool
 ) -> None:
-    """A put whose folder is removed just before it names its file succeeds all the same."""
+    """A put whose folder is removed just before the file gets its name still succeeds."""
     store.put("a/1", b"x")
     store.delete(["a/1"])
     link, rename = os.link, os.rename
@@ -209,7 +209,7 @@ def test_folder_removed_during_a_put_is_made_again(
 
 
 def test_folder_deleted_by_others_is_made_again(store: LocalStore, tmp_path: Path) -> None:
-    """A folder that was tidied away does not stop later puts."""
+    """A deleted folder does not stop later puts."""
     store.put("a/1", b"x")
     store.delete(["a/1"])
     (tmp_path / "base" / "a").rmdir()
@@ -220,7 +220,7 @@ def test_folder_deleted_by_others_is_made_again(store: LocalStore, tmp_path: Pat
 
 @pytest.mark.parametrize("if_absent", [True, False])
 def test_object_and_folder_of_one_name_are_refused(store: LocalStore, if_absent: bool) -> None:
-    """What S3 allows and files cannot do is said, not half done."""
+    """Key combinations that S3 allows and file systems cannot hold are refused before anything is written."""
     store.put("a/b", b"x")
     with pytest.raises(InvalidInputError, match="the same name"):
         store.put("a", b"x", if_absent=if_absent)
@@ -230,7 +230,7 @@ def test_object_and_folder_of_one_name_are_refused(store: LocalStore, if_absent:
 
 
 def test_leftovers_are_not_listed_and_age_out(tmp_path: Path) -> None:
-    """A temporary file of a crashed writer is never an object, and is deleted after its minimum age only."""
+    """A crashed writer's temporary file is never an object, and is deleted only after its minimum age."""
     clock = FakeClock()
     store = LocalStore(tmp_path, clock=clock)
     for name, age_ms in ((f"{0:032x}", 60_000), (f"{1:032x}", 1_000), ("not ours", 60_000)):
@@ -244,7 +244,7 @@ def test_leftovers_are_not_listed_and_age_out(tmp_path: Path) -> None:
 
 
 def test_leftovers_are_not_looked_for_behind_a_link(tmp_path: Path) -> None:
-    """A link in the place of the folder of temporary files does not lead the deletion to somebody's files."""
+    """A link in place of the folder of temporary files does not lead to deletions elsewhere."""
     store = LocalStore(tmp_path / "base", clock=FakeClock())
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -259,7 +259,7 @@ def test_leftovers_are_not_looked_for_behind_a_link(tmp_path: Path) -> None:
 
 
 def test_files_of_strangers_are_not_listed(store: LocalStore, tmp_path: Path) -> None:
-    """Names that no key has, and links to folders, are passed over."""
+    """Names that are not keys, and links to folders, are skipped."""
     store.put("a/1", b"x")
     (tmp_path / "base" / "a" / "with space").write_bytes(b"x")
     (tmp_path / "base" / "a" / ".nfs0001").write_bytes(b"x")
@@ -268,21 +268,21 @@ def test_files_of_strangers_are_not_listed(store: LocalStore, tmp_path: Path) ->
 
 
 def test_two_stores_share_a_folder(store: LocalStore, tmp_path: Path) -> None:
-    """I3: create-if-absent holds between processes, which share nothing but the folder."""
+    """I3: create-if-absent holds between processes that share only the folder."""
     LocalStore(tmp_path / "base").put("k", b"first", if_absent=True)
     with pytest.raises(ConflictError):
         store.put("k", b"second", if_absent=True)
 
 
-def test_unmakeable_folder_is_said(tmp_path: Path) -> None:
-    """A base below a file cannot be made."""
+def test_impossible_folder_is_reported(tmp_path: Path) -> None:
+    """A base below a file cannot be created."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DstlError, match="cannot make"):
         LocalStore(tmp_path / "file" / "base")
 
 
-def test_disk_that_ignores_case_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """C12: jobs `orders` and `Orders` share their objects there; a link stands for what such a disk answers."""
+def test_disk_that_ignores_case_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """C12: on such a disk, jobs `orders` and `Orders` would share objects; a link simulates it."""
     store = LocalStore(tmp_path)
     (tmp_path / ".TMP").mkdir()
     store.check_writable()

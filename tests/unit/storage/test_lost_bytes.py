@@ -1,4 +1,4 @@
-"""Errors that mean that a local disk has lost bytes, and those that mean something else."""
+"""Errors that mean that a local disk has lost bytes, and errors that mean something else."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from storage.lost_bytes import is_lost, is_lost_text
     ],
 )
 def test_error_of_a_read_is_a_loss(code: int, text: str) -> None:
-    """The system's error and RocksDB's text of it are judged alike."""
+    """The system's error and RocksDB's text for it are classified alike."""
     assert is_lost(OSError(code, "x"))
     assert is_lost_text(text.format(os.strerror(code)))
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENOMEM, errno.ESTALE, errno.ENOENT])
-def test_error_that_may_pass_is_no_loss(code: int) -> None:
-    """Nothing is thrown away because files, memory or space ran out."""
+def test_transient_error_is_not_a_loss(code: int) -> None:
+    """Nothing is discarded because files, memory or space ran out."""
     assert not is_lost(OSError(code, "x"))
     assert not is_lost_text(f"IO error: While pread offset 4096 len 70: /t/000008.sst: {os.strerror(code)}")
 
@@ -43,6 +43,6 @@ def test_error_that_may_pass_is_no_loss(code: int) -> None:
         "While pread offset 4096: {}",
     ],
 )
-def test_error_of_a_write_is_no_loss(text: str) -> None:
-    """What is there already may be whole."""
+def test_error_of_a_write_is_not_a_loss(text: str) -> None:
+    """Existing data may be intact."""
     assert not is_lost_text(text.format(os.strerror(errno.EIO)))

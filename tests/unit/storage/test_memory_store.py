@@ -1,4 +1,4 @@
-"""Stores in memory are shared by name, and only then."""
+"""Stores in memory are shared only by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_modified_time_comes_from_clock() -> None:
 
 
 def test_objects_deleted_while_listing_are_passed_over() -> None:
-    """A listing is no snapshot, and does not break."""
+    """A listing is not a snapshot, and does not fail."""
     store = MemoryStore()
     for key in ("a", "b", "c"):
         store.put(key, b"x")

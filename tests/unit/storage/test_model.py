@@ -1,4 +1,4 @@
-"""Value types refuse what cannot be, and read back what they wrote."""
+"""Value types refuse invalid values, and read back their own output."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from typing import Any
 import pytest
 
 from storage.errors import InvalidInputError
+from storage.key_groups import KeyGroupRange
 from storage.model import (
-    COUNT_MAX,
-    NUMBER_MAX,
     ChangeSetId,
-    KeyGroupRange,
     MaterializationHandle,
     Segment,
     SegmentEntry,
     SegmentHandle,
     SegmentKind,
     Writer,
-    validate_name,
 )
+from storage.validation import COUNT_MAX, NUMBER_MAX, validate_name
 from tests.unit.storage.segments import segment
 
 ENTRY = SegmentEntry(segment(5, b"x").id, KeyGroupRange(20, 23), 3, 16, 1, 0xABC)
@@ -31,20 +29,20 @@ SNAPSHOT = MaterializationHandle("op", KeyGroupRange(0, 9), 3, "uid", "job/mater
 
 @pytest.mark.parametrize("name", ["a", "Job_1.v2-x", "_", "9", "a" * 128])
 def test_good_name_is_returned(name: str) -> None:
-    """What is allowed comes back unchanged."""
+    """A valid name is returned unchanged."""
     assert validate_name("job", name) == name
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a b", "ä", "a\n", "a" * 129, None, 3])
 def test_bad_name_is_refused(name: Any) -> None:
-    """What could leave a folder or break a key is refused, and the message says what is allowed."""
+    """A name that could leave a folder or break a key is refused, with the valid characters."""
     with pytest.raises(InvalidInputError, match=r"job name .*A-Za-z0-9"):
         validate_name("job", name)
 
 
 @pytest.mark.parametrize(("first", "last"), [(-1, 0), (1, 0), (0, 32_768), (True, 1), (0.0, 1)])
 def test_bad_range_is_refused(first: Any, last: Any) -> None:
-    """Ranges lie within 0..32767 and are never empty."""
+    """Ranges are within 0..32767 and not empty."""
     with pytest.raises(InvalidInputError):
         KeyGroupRange(first, last)
 
@@ -61,14 +59,14 @@ def test_range_is_inclusive() -> None:
 
 
 def test_range_text_is_read_back() -> None:
-    """Texts are of fixed width, so they sort as ranges do."""
+    """Texts have a fixed width, so they sort like ranges."""
     assert KeyGroupRange(0, 31).to_text() == "00000-00031"
     assert KeyGroupRange.parse("00000-00031") == KeyGroupRange(0, 31)
 
 
 @pytest.mark.parametrize("text", ["", "0-31", "00000-0003x", "00031-00000", "00000-99999", "00000-00031\n", 7])
 def test_bad_range_text_is_refused(text: Any) -> None:
-    """Only what `to_text` writes is read."""
+    """Only the output of `to_text` is accepted."""
     with pytest.raises(InvalidInputError):
         KeyGroupRange.parse(text)
 
@@ -80,7 +78,7 @@ def test_higher_epoch_beats_higher_attempt() -> None:
 
 @pytest.mark.parametrize("value", [-1, NUMBER_MAX + 1, 1.0, "1", None, True])
 def test_bad_number_is_refused(value: Any) -> None:
-    """Numbers are whole, not negative, and exact in every JSON reader."""
+    """Numbers are integers, not negative, and exact in every JSON reader."""
     with pytest.raises(InvalidInputError):
         Writer(value, 0)
     with pytest.raises(InvalidInputError):
@@ -88,25 +86,25 @@ def test_bad_number_is_refused(value: Any) -> None:
 
 
 def test_values_are_frozen_and_slotted() -> None:
-    """A value cannot change under those who share it."""
+    """A shared value cannot be changed."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         HANDLE.object_key = "other"  # type: ignore[misc]  # refused
     assert not hasattr(HANDLE, "__dict__")
 
 
 def test_segment_does_not_show_its_payload() -> None:
-    """A segment in a log line does not print 10 MB."""
+    """A segment in a log line does not show 10 MB."""
     assert "payload" not in repr(segment(0, b"payload"))
 
 
 def test_segment_counts_bytes_not_items() -> None:
-    """The size of a payload is in bytes, whatever the items of its view are."""
+    """The size of a payload is in bytes, whatever the item size of its view."""
     made = Segment.of(ENTRY.id, ENTRY.key_groups, 0, memoryview(bytes(16)).cast("Q"))
     assert made.size_bytes == 16
 
 
 def test_bad_count_is_refused() -> None:
-    """A count fits into 31 bits."""
+    """A count fits 31 bits."""
     with pytest.raises(InvalidInputError, match="count"):
         dataclasses.replace(ENTRY, count=COUNT_MAX + 1)
 
@@ -120,7 +118,7 @@ def test_dict_is_read_back(value: ChangeSetId | SegmentEntry | SegmentHandle | M
 @pytest.mark.parametrize("field", sorted(HANDLE.to_dict().keys() - {"object"}))
 @pytest.mark.parametrize("bad", [None, -1, 1.5, "../x\n", True, [], {}, 2**64])
 def test_bad_field_of_dict_is_refused(field: str, bad: Any) -> None:
-    """I15: every field is checked for type and bounds before it is used."""
+    """I15: every field is checked for type and bounds before use."""
     data = {**HANDLE.to_dict(), field: bad}
     with pytest.raises(InvalidInputError):
         SegmentHandle.from_dict(data)
@@ -128,7 +126,7 @@ def test_bad_field_of_dict_is_refused(field: str, bad: Any) -> None:
 
 @pytest.mark.parametrize("bad", [None, 1, "", []])
 def test_bad_object_key_of_dict_is_refused(bad: Any) -> None:
-    """A key is text; which texts are keys is the store's to say."""
+    """A key is text; the store decides which texts are valid."""
     with pytest.raises(InvalidInputError, match="object key"):
         SegmentHandle.from_dict({**HANDLE.to_dict(), "object": bad})
 
@@ -140,7 +138,7 @@ def test_other_fields_are_refused(data: Any) -> None:
         SegmentHandle.from_dict(data)
 
 
-def test_handle_behind_its_object_is_refused() -> None:
+def test_handle_beyond_its_object_is_refused() -> None:
     """A segment ends within its object."""
     with pytest.raises(InvalidInputError, match="ends after"):
         SegmentHandle("k", 16, ENTRY)
@@ -148,7 +146,7 @@ def test_handle_behind_its_object_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", list(SegmentKind))
 def test_kind_survives(kind: SegmentKind) -> None:
-    """What a segment stands for is read back from its entry; the usual kind costs no bytes."""
+    """A segment's kind is read back from its entry; the usual kind costs no bytes."""
     entry = dataclasses.replace(ENTRY, kind=kind)
 
     assert SegmentEntry.from_dict(entry.to_dict()) == entry
@@ -156,6 +154,6 @@ def test_kind_survives(kind: SegmentKind) -> None:
 
 
 def test_unknown_kind_is_refused() -> None:
-    """A segment of a kind that a newer version made is not taken for changes."""
+    """A segment of a newer version's kind is not read as changes."""
     with pytest.raises(InvalidInputError, match="kind"):
         SegmentEntry.from_dict({**ENTRY.to_dict(), "kind": "surprise"})

@@ -33,7 +33,7 @@ def nfs(options: str, kind: str = "nfs4") -> str:
 )
 @pytest.mark.parametrize("kind", ["nfs", "nfs4"])
 def test_nfs_has_to_look_absent_names_up(kind: str, options: str, problem: str) -> None:
-    """I4: an NFS mount that answers from its cache that a name does not exist is refused, with the option to set."""
+    """I4: an NFS mount that caches the absence of names is refused, with the option to set."""
     found = problem_of(nfs(options, kind), "0:45")
 
     assert (problem in found) if problem else not found
@@ -41,12 +41,12 @@ def test_nfs_has_to_look_absent_names_up(kind: str, options: str, problem: str) 
 
 @pytest.mark.parametrize("device", ["8:1", "0:99"])
 def test_other_mounts_are_accepted(device: str) -> None:
-    """A local disk is accepted, and so is a device of which the system tells nothing."""
+    """A local disk is accepted, and so is a device that is not in the table of mounts."""
     assert not problem_of(nfs("rw"), device)
 
 
 def test_store_on_such_a_mount_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check that precedes the first write names the folder and the option."""
+    """The check before the first write names the folder and the option."""
     device = tmp_path.stat().st_dev
     table = tmp_path / "mountinfo"
     table.write_text(nfs("rw").replace("0:45", f"{os.major(device)}:{os.minor(device)}"), encoding="utf-8")
@@ -57,7 +57,7 @@ def test_store_on_such_a_mount_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_systems_without_a_table_of_mounts_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the system tells nothing of its mounts, the store works."""
+    """If the system has no table of mounts, the store works."""
     monkeypatch.setattr(mounts, "_MOUNTS", str(tmp_path / "missing"))
 
     LocalStore(tmp_path / "store").check_writable()

@@ -1,4 +1,4 @@
-"""The promises of `ObjectStore`, kept by the stores that need no server, and the rules they share."""
+"""The guarantees of `ObjectStore` in stores that need no server, and their shared rules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TestLocalStore(ObjectStoreSuite, RaceSuite):
 
 
 class TestS3Store(ObjectStoreSuite):
-    """boto3 against an imitation of S3 in this process; it is not atomic, so races run in tests/integration."""
+    """boto3 against an S3 imitation in this process, which is not atomic, so races run in tests/integration."""
 
     @pytest.fixture
     def store(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
@@ -50,11 +50,11 @@ class TestS3Store(ObjectStoreSuite):
 
 
 class TestDoubles(ObjectStoreSuite):
-    """The doubles change nothing unless they are told to."""
+    """Unless scripted, the doubles change nothing."""
 
     @pytest.fixture
     def store(self) -> ObjectStore:
-        """Return an empty store behind both doubles."""
+        """Return an empty store wrapped in both doubles."""
         return RecordingStore(FaultyStore(MemoryStore()))
 
 
@@ -66,7 +66,7 @@ class _NoConditions(MemoryStore):
 
 
 def test_check_finds_ignored_condition() -> None:
-    """I3: a store without create-if-absent is refused at the start, not found out by a lost checkpoint."""
+    """I3: a store without create-if-absent is refused at the start, before it can lose a checkpoint."""
     store = _NoConditions()
     with pytest.raises(UnavailableError, match="ignores create-if-absent"):
         store.check_writable()
@@ -74,13 +74,13 @@ def test_check_finds_ignored_condition() -> None:
 
 
 def test_refusal_by_vanished_object_is_unavailable() -> None:
-    """An object that was there and is was then deleted decides nothing, so the put is to be repeated."""
+    """If the refusing object was deleted since, the outcome is unknown, so the put is to be repeated."""
     with pytest.raises(UnavailableError, match="was then deleted"):
         check_refused_put(MemoryStore(), "k", b"x")
 
 
 def test_put_succeeds_when_response_is_lost() -> None:
-    """I5, I8: the second attempt meets the object of the first, whose response was lost, and succeeds."""
+    """I5, I8: the second attempt finds the first one's object, whose response was lost, and succeeds."""
     store = FaultyStore(MemoryStore(), Fault("put", FaultKind.FAIL_AFTER))
     with pytest.raises(UnavailableError):
         store.put("k", b"bytes with a unique id", if_absent=True)

@@ -1,4 +1,4 @@
-"""Stores by URL."""
+"""Opening stores by URL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from storage.open import open_store
 
 
 def test_url_opens_the_same_store_again(tmp_path: Path) -> None:
-    """The URL of a store leads back to it, also with a space and a percent sign in the path."""
+    """A store's URL opens it again, also with a space and a percent sign in the path."""
     first = open_store((tmp_path / "a b%20").as_uri())
     assert isinstance(first, LocalStore)
     first.put("k", b"x")
@@ -28,7 +28,7 @@ def test_memory_url_opens_shared_store() -> None:
 
 @pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/some/prefix"])
 def test_s3_url_is_read_back(url: str) -> None:
-    """Bucket and prefix come from the URL; nothing is connected to yet."""
+    """The URL gives bucket and prefix; no connection is opened yet."""
     store = open_store(url, region="eu-central-1", endpoint_url="http://127.0.0.1:9")
     assert store.url == url
     assert open_store(f"{url}/", region="eu-central-1").url == url
@@ -39,13 +39,13 @@ def test_s3_url_is_read_back(url: str) -> None:
     ["", "/a/b", "ftp://x/y", "file://host/x", "file:relative", "s3://", "memory://", "memory://a/b", "s3://b/p?x=1"],
 )
 def test_unknown_url_lists_known_ones(url: str) -> None:
-    """Who mistypes is shown what there is."""
+    """The error for a mistyped URL lists the valid schemes."""
     with pytest.raises(InvalidInputError, match="file:///absolute/path, s3://bucket/prefix, memory://name"):
         open_store(url)
 
 
 def test_credentials_in_url_are_refused_unseen() -> None:
-    """URLs are logged, so no secret may be in one, nor in the error about it."""
+    """URLs are logged, so neither a URL nor an error about one may contain a secret."""
     with pytest.raises(InvalidInputError) as caught:
         open_store("s3://key:hunter2@bucket/x")
     assert "hunter2" not in repr(caught.value)
@@ -61,7 +61,7 @@ def test_unknown_option_lists_known_ones() -> None:
 
 
 def test_missing_boto3_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without boto3 other stores work, and this one says what to install."""
+    """Without boto3 other stores work, and this one names the package to install."""
     monkeypatch.delitem(sys.modules, "storage.s3_store", raising=False)
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(InvalidInputError, match="boto3"):

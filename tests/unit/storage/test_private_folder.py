@@ -1,4 +1,4 @@
-"""Whose folders are used: those that nobody else can have made, can change, or can lead elsewhere."""
+"""Which folders are used: those that no other user can have made, can change or can redirect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ as_root = pytest.mark.skipif(not IS_ROOT, reason="only root can let a folder bel
 
 
 def stranger(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    """Let what is at `path` belong to another user, as far as this process can tell."""
+    """Make the content of `path` belong to another user, as far as this process can tell."""
     if IS_ROOT:
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
         return
@@ -31,14 +31,14 @@ def stranger(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
 
 
 def test_own_folder_is_used(tmp_path: Path) -> None:
-    """What this user alone can write is fine, whether it is there yet or not."""
+    """A folder that only this user can write is used, whether or not it exists yet."""
     check_folder(tmp_path)
     check_folder(tmp_path / "not" / "there")
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
 def test_folder_that_others_can_write_is_refused(mode: int, tmp_path: Path) -> None:
-    """Neither a folder that others can write is used, nor one below it."""
+    """A folder that others can write is refused, and so is one below it."""
     (tmp_path / "open" / "own").mkdir(parents=True)
     (tmp_path / "open").chmod(mode)
 
@@ -48,7 +48,7 @@ def test_folder_that_others_can_write_is_refused(mode: int, tmp_path: Path) -> N
 
 
 def test_sticky_folder_is_passed_and_not_used(tmp_path: Path) -> None:
-    """Below a folder like /tmp, own ones are safe; itself it belongs to everybody."""
+    """Below a sticky folder like /tmp, own folders are safe; the sticky folder itself is not."""
     (tmp_path / "own").mkdir()
     tmp_path.chmod(0o1777)
 
@@ -58,7 +58,7 @@ def test_sticky_folder_is_passed_and_not_used(tmp_path: Path) -> None:
 
 
 def test_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who made a folder of the name first does not get what is put into it, nor does who made one above it."""
+    """A user who made the folder, or one above it, first does not get its files."""
     (tmp_path / "theirs" / "below").mkdir(parents=True)
     stranger(monkeypatch, tmp_path / "theirs")
 
@@ -68,7 +68,7 @@ def test_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_link_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link that another user planted leads nowhere, also to a folder of one's own."""
+    """A link that another user planted is not followed, even to one's own folder."""
     (tmp_path / "own").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "own")
     stranger(monkeypatch, tmp_path / "link")
@@ -78,7 +78,7 @@ def test_link_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_own_link_is_followed_and_its_target_looked_at(tmp_path: Path) -> None:
-    """A link of one's own counts as where it leads, by whatever way."""
+    """For one's own link, the target and the whole way to it are checked."""
     (tmp_path / "own").mkdir()
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -87,7 +87,7 @@ def test_own_link_is_followed_and_its_target_looked_at(tmp_path: Path) -> None:
     (tmp_path / "round").symlink_to("round")
 
     with pytest.raises(UntrustedFolderError, match="open is writable"):
-        check_folder(tmp_path / "good")  # by way of a folder in which "own" could be exchanged
+        check_folder(tmp_path / "good")  # through a folder in which "own" could be replaced
     (tmp_path / "good").unlink()
     (tmp_path / "good").symlink_to("own")
     check_folder(tmp_path / "good" / "below")
@@ -98,7 +98,7 @@ def test_own_link_is_followed_and_its_target_looked_at(tmp_path: Path) -> None:
 
 
 def test_trusted_users_and_folders_are_let_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the operator vouches for is used: folders of a named user, and what lies below a folder of one's own."""
+    """Trusted folders are used: those of a named user, and those below a named folder of one's own."""
     (tmp_path / "theirs" / "below").mkdir(parents=True)
     stranger(monkeypatch, tmp_path / "theirs")
 
@@ -110,14 +110,14 @@ def test_trusted_users_and_folders_are_let_through(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(("users", "folder"), [("no such user", ""), ("", "relative"), ("", "/a/../b"), ("-1", "")])
 def test_impossible_trust_is_refused(users: str, folder: str) -> None:
-    """A user that does not exist and a folder that could be another one are errors."""
+    """A user that does not exist, and a folder path that could lead elsewhere, are errors."""
     with pytest.raises(InvalidInputError, match="trusted_"):
         Trust.parse(users, folder)
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
 def test_made_folders_are_private_whatever_the_umask(umask: int, tmp_path: Path) -> None:
-    """All folders that are made on the way are for this user alone."""
+    """All folders created on the way are private to this user."""
     before = os.umask(umask)
     try:
         make_folder(tmp_path / "a" / "b" / "c")
@@ -129,7 +129,7 @@ def test_made_folders_are_private_whatever_the_umask(umask: int, tmp_path: Path)
 
 
 def after_mkdir(monkeypatch: pytest.MonkeyPatch, path: Path, times: int, happen: Callable[[], None]) -> None:
-    """Let something happen behind each of the next attempts to make a folder, before its maker goes on."""
+    """Call a function after each of the next attempts to create a folder, before the creator continues."""
     mkdir, left = os.mkdir, [happen] * times
 
     def late(made: str | Path, mode: int = 0o777) -> None:
@@ -146,7 +146,7 @@ def after_mkdir(monkeypatch: pytest.MonkeyPatch, path: Path, times: int, happen:
 def test_folder_that_is_removed_meanwhile_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """A folder that was there, and is removed before it is looked at, is made; so is one whose parent is removed."""
+    """A folder that is removed before its check is created again; so is one whose parent is removed."""
     folder = tmp_path / "a"
     folder.mkdir()
     with monkeypatch.context() as patch:
@@ -161,8 +161,8 @@ def test_folder_that_is_removed_meanwhile_is_made_again(
     assert (folder / "b").is_dir()
 
 
-def test_what_is_no_folder_is_no_folder_for_ever(tmp_path: Path) -> None:
-    """A file in a folder's place, or a link that leads nowhere, is an error at once."""
+def test_file_in_place_of_a_folder_is_an_error_at_once(tmp_path: Path) -> None:
+    """A file in place of a folder, or a dangling link, is an error at once."""
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("nowhere")
 
@@ -172,7 +172,7 @@ def test_what_is_no_folder_is_no_folder_for_ever(tmp_path: Path) -> None:
 
 
 def test_lock_is_made_private_and_kept_as_it_is(tmp_path: Path) -> None:
-    """A lock file of one's own is opened, and what is in it stays."""
+    """One's own lock file is opened, and its content stays."""
     path = tmp_path / "lock"
     os.close(open_lock(path))
     assert path.stat().st_mode & 0o777 == 0o600
@@ -182,8 +182,8 @@ def test_lock_is_made_private_and_kept_as_it_is(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == "precious"
 
 
-def test_lock_follows_no_link_and_waits_for_nothing(tmp_path: Path) -> None:
-    """Neither the target of a link nor a pipe is opened in a lock's place."""
+def test_lock_follows_no_link_and_does_not_wait(tmp_path: Path) -> None:
+    """Neither the target of a link nor a pipe is opened in place of a lock."""
     (tmp_path / "target").write_text("precious", encoding="utf-8")
     (tmp_path / "link").symlink_to(tmp_path / "target")
     os.mkfifo(tmp_path / "pipe")
@@ -196,7 +196,7 @@ def test_lock_follows_no_link_and_waits_for_nothing(tmp_path: Path) -> None:
 
 @as_root
 def test_lock_of_another_user_is_refused(tmp_path: Path) -> None:
-    """A lock that another user holds the file of would be theirs to give."""
+    """A lock file of another user is refused, because that user controls it."""
     (tmp_path / "lock").touch()
     os.chown(tmp_path / "lock", NOBODY, NOBODY)
 

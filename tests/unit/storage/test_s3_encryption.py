@@ -1,4 +1,4 @@
-"""Server-side encryption of objects in S3, and how a server is chosen: what is sent, and what a server makes of it."""
+"""Server-side encryption of objects in S3, and the choice of a server: requests sent, and a server's reaction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY = bytes(range(32))
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let boto3's default chain find credentials that are worth nothing, and no server of this machine."""
+    """Provide invalid credentials to boto3's default chain, and no server settings of this machine."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "access")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
@@ -35,7 +35,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_objects_are_encrypted_as_set(options: dict[str, Any], expected: tuple[str, str | None]) -> None:
-    """A server that knows encryption stores every object with the one that was set, and gives it back."""
+    """A server that supports encryption stores every object as set and returns it decrypted."""
     with mock_aws():
         client = boto3.client("s3", region_name="us-east-1")
         client.create_bucket(Bucket="bucket")
@@ -53,7 +53,7 @@ def text_of(value: bytes | str) -> str:
 
 
 def sent_headers(store: S3Store) -> list[dict[str, str]]:
-    """Send one request of each kind to a server that refuses them all; return their headers."""
+    """Send one request of each kind to a server that refuses all; return their headers."""
     found: list[dict[str, str]] = []
 
     def refuse(request: Any, **_: Any) -> None:
@@ -86,7 +86,7 @@ def sent_headers(store: S3Store) -> list[dict[str, str]]:
         ),
     ],
 )
-def test_encryption_is_asked_for_when_writing(options: dict[str, Any], expected: dict[str, str]) -> None:
+def test_encryption_is_requested_when_writing(options: dict[str, Any], expected: dict[str, str]) -> None:
     """Without the setting the bucket decides; with it, every PUT names the encryption, and no GET does."""
     store = S3Store("bucket", region="us-east-1", **options)
     put, *others = sent_headers(store)
@@ -97,7 +97,7 @@ def test_encryption_is_asked_for_when_writing(options: dict[str, Any], expected:
 
 
 def test_customer_key_goes_with_every_request(tmp_path: Path) -> None:
-    """With a key of the customer, the server needs it for reading as for writing; it is in no text of the store."""
+    """A customer's key is sent with reads and writes; it is in no text of the store."""
     path = tmp_path / "key"
     path.write_bytes(base64.b64encode(KEY) + b"\n")
     store = S3Store("bucket", region="us-east-1", sse_customer_key_file=path)
@@ -115,7 +115,7 @@ def test_customer_key_goes_with_every_request(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [None, b"", b"short", base64.b64encode(KEY[1:]), KEY])
 def test_broken_customer_key_stops_start(content: bytes | None, tmp_path: Path) -> None:
-    """A key file that is missing or holds no key of the right length is refused before anything is written."""
+    """A key file that is missing or has no key of the right length is refused before anything is written."""
     path = tmp_path / "key"
     if content is not None:
         path.write_bytes(content)
@@ -134,7 +134,7 @@ def test_broken_customer_key_stops_start(content: bytes | None, tmp_path: Path) 
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
-    """What contradicts itself is refused; a password in an address is not repeated."""
+    """Contradictory options are refused; a password in an address is not shown."""
     with pytest.raises(InvalidInputError, match=message) as caught:
         S3Store("bucket", region="us-east-1", **options)
     assert "5ecret" not in str(caught.value)
@@ -149,8 +149,8 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: s
         ({"endpoint_url": "http://host:9000", "addressing_style": "virtual"}, "http://bucket.host:9000/k"),
     ],
 )
-def test_request_goes_where_it_was_told(options: dict[str, Any], url: str) -> None:
-    """Region, endpoint and addressing style decide the address; an endpoint of one's own has the bucket in the path."""
+def test_request_goes_to_the_configured_address(options: dict[str, Any], url: str) -> None:
+    """Region, endpoint and addressing style determine the address; a custom endpoint has the bucket in the path."""
     store = S3Store("bucket", region="eu-central-1", **options)
     seen: list[str] = []
 

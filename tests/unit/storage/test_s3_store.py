@@ -1,4 +1,4 @@
-"""How answers of a server become errors of this project, without a server."""
+"""How a server's answers become errors of this project, tested without a server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Body:
         """Do nothing."""
 
     def read(self) -> bytes:
-        """Return the data, or fail on the way."""
+        """Return the data, or fail partway."""
         if self._error is not None:
             raise self._error
         return self._data
@@ -42,7 +42,7 @@ class _Body:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> S3Store:
-    """Return a store whose credentials are known."""
+    """Return a store with known credentials."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "known-access")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "known-secret")
     return S3Store("bucket", "p", region="us-east-1", sse="aws:kms", sse_kms_key_id="key-1")
@@ -50,7 +50,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> S3Store:
 
 @pytest.fixture
 def server(store: S3Store) -> Iterator[Stubber]:
-    """Script the answers of the server; all of them must be used."""
+    """Script the server's answers; all of them must be used."""
     with Stubber(store._client) as stubber:
         yield stubber
         stubber.assert_no_pending_responses()
@@ -82,7 +82,7 @@ def server(store: S3Store) -> Iterator[Stubber]:
 def test_answer_becomes_error(
     store: S3Store, server: Stubber, code: str, status: int, error_class: type[DstlError]
 ) -> None:
-    """Code first, then status, then its hundred decide the class; the key is named, the secret is not."""
+    """The code, then the status, then its hundred determine the class; the error names the key and hides the secret."""
     server.add_client_error("get_object", service_error_code=code, http_status_code=status)
     with pytest.raises(error_class) as caught:
         store.get("a/b")
@@ -92,7 +92,7 @@ def test_answer_becomes_error(
 
 
 def test_missing_object_is_told_from_a_missing_server(store: S3Store, server: Stubber) -> None:
-    """I11: who deletes relies on what is absent. Only a HEAD has no body with S3's code; elsewhere a proxy answers."""
+    """I11: deletions rely on absence. Only a HEAD has no body with S3's code; for others a bare 404 is a proxy's."""
     server.add_client_error("head_object", service_error_code="404", http_status_code=404)
     with pytest.raises(NotFoundError):
         store.head("a/b")
@@ -106,7 +106,7 @@ def test_missing_object_is_told_from_a_missing_server(store: S3Store, server: St
 def test_refused_put_reads_then_decides(
     store: S3Store, server: Stubber, status: int, found: bytes, outcome: type[DstlError] | None
 ) -> None:
-    """I5: 412 and 409 mean "read again": the same bytes are an own PUT whose response was lost."""
+    """I5: after 412 and 409 the store reads again: the same bytes are its own PUT whose response was lost."""
     server.add_client_error("put_object", service_error_code="Refused", http_status_code=status)
     server.add_response("get_object", {**FOUND, "Body": _Body(found)}, {"Bucket": "bucket", "Key": "p/k"})
     if outcome is None:
@@ -117,7 +117,7 @@ def test_refused_put_reads_then_decides(
 
 
 def test_refused_put_of_vanished_object_is_unavailable(store: S3Store, server: Stubber) -> None:
-    """409 while another request on the key is served, and nothing there: the put is to be repeated."""
+    """After a 409 due to a concurrent request, with no object there, the put is to be repeated."""
     server.add_client_error("put_object", service_error_code="ConditionalRequestConflict", http_status_code=409)
     server.add_client_error("get_object", service_error_code="NoSuchKey", http_status_code=404)
     with pytest.raises(UnavailableError, match="was then deleted"):
@@ -125,7 +125,7 @@ def test_refused_put_of_vanished_object_is_unavailable(store: S3Store, server: S
 
 
 def test_put_sends_condition_and_encryption(store: S3Store, server: Stubber) -> None:
-    """I3: the condition is the server's to check, in the same request as the bytes."""
+    """I3: the server checks the condition, in the same request as the bytes."""
     expected: dict[str, Any] = {
         "Bucket": "bucket",
         "Key": "p/k",
@@ -142,7 +142,7 @@ def test_put_sends_condition_and_encryption(store: S3Store, server: Stubber) -> 
 
 
 def test_short_range_is_corrupt(store: S3Store, server: Stubber) -> None:
-    """I10: a range that the object's end cuts off is an error with the object's name."""
+    """I10: if the object ends within a range, the error names the object."""
     expected = {"Bucket": "bucket", "Key": "p/k", "Range": "bytes=5-14"}
     server.add_response("get_object", {**FOUND, "Body": _Body(b"short")}, expected)
     with pytest.raises(CorruptDataError, match="object k is damaged"):
@@ -158,7 +158,7 @@ def test_short_range_is_corrupt(store: S3Store, server: Stubber) -> None:
     ],
 )
 def test_connection_lost_within_body_is_unavailable(store: S3Store, server: Stubber, error: Exception) -> None:
-    """A connection that dies again while the bytes come may be tried again later."""
+    """A connection that fails again within a body makes a retryable error."""
     server.add_response("get_object", {**FOUND, "Body": _Body(b"", error)})
     server.add_response("get_object", {**FOUND, "Body": _Body(b"", error)})
     with pytest.raises(UnavailableError, match=r"the connection to https?://\S+ failed; check the endpoint"):
@@ -166,14 +166,14 @@ def test_connection_lost_within_body_is_unavailable(store: S3Store, server: Stub
 
 
 def test_body_that_breaks_off_is_fetched_again(store: S3Store, server: Stubber) -> None:
-    """A body that broke off once is no error: botocore repeats requests only, so the store does."""
+    """The store retries a body that broke off once, because botocore retries requests only."""
     server.add_response("get_object", {**FOUND, "Body": _Body(b"", ReadTimeoutError(endpoint_url="http://h"))})
     server.add_response("get_object", {**FOUND, "Body": _Body(b"whole")})
     assert store.get("k") == b"whole"
 
 
 def test_failed_key_of_batch_delete_is_an_error(store: S3Store, server: Stubber) -> None:
-    """A batch delete answers 200 and lists what failed; a key that is missing is no failure."""
+    """A batch delete answers 200 and lists failures; a missing key is not a failure."""
     missing = {"Key": "p/a", "Code": "NoSuchKey", "Message": "m"}
     server.add_response("delete_objects", {"Errors": [missing]})
     store.delete(["a"])
@@ -183,7 +183,7 @@ def test_failed_key_of_batch_delete_is_an_error(store: S3Store, server: Stubber)
 
 
 def test_answer_that_is_no_listing_is_no_empty_one(store: S3Store, server: Stubber) -> None:
-    """I11: who deletes relies on listings, so an answer that is none, such as a proxy's page, is an error."""
+    """I11: deletions rely on listings, so an answer that is not one, such as a proxy's page, is an error."""
     item = {"Key": "p/a", "Size": 1, "LastModified": datetime(2026, 1, 1, tzinfo=UTC)}
     server.add_response("list_objects_v2", {"IsTruncated": True, "NextContinuationToken": "x", "Contents": [item]})
     server.add_response("list_objects_v2", {})
@@ -206,14 +206,14 @@ def test_answer_that_is_no_listing_is_no_empty_one(store: S3Store, server: Stubb
 def test_answer_of_a_proxy_is_no_success(
     store: S3Store, server: Stubber, operation: str, call: Callable[[S3Store], object]
 ) -> None:
-    """I5: a put counts as acknowledged only if an S3 server answered; it sends the ETag of what it stored."""
+    """I5: a put is acknowledged only if an S3 server answered with the ETag of the stored bytes."""
     server.add_response(operation, {})
     with pytest.raises(UnavailableError, match="not that of an S3 server"):
         call(store)
 
 
 def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without credentials the first call says so."""
+    """Without credentials the first call raises an error that says so."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -225,12 +225,20 @@ def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("options", [{"endpoint_url": "no url"}, {"region": "not a region!"}])
 def test_bad_option_is_refused(options: dict[str, Any]) -> None:
-    """A wrong option shows at the start."""
+    """An invalid option is refused at the start."""
     with pytest.raises(InvalidInputError):
         S3Store("bucket", **{"region": "us-east-1", **options})
 
 
+def test_endpoint_of_the_environment_has_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint with a password is refused wherever it comes from; the error does not repeat it."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://user:5ecret@127.0.0.1:1")
+    with pytest.raises(InvalidInputError, match="endpoint must not contain credentials") as refused:
+        S3Store("bucket", region="us-east-1")
+    assert "5ecret" not in str(refused.value)
+
+
 def test_client_error_without_fields_is_translated(store: S3Store) -> None:
-    """An answer that lacks code and status is still one of our errors."""
+    """An answer without code and status still becomes a project error."""
     with pytest.raises(DstlError), store._translated("read", "k"):
         raise ClientError({}, "GetObject")

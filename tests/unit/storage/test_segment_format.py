@@ -1,4 +1,4 @@
-"""Segment objects: what is written is read back, and any damage is an error with the object's name (I10)."""
+"""Segment objects: written data is read back, and for any damage the error names the object (I10)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAYLOADS = (b"first", b"", b"third payload")
 
 
 def rebuilt(data: bytes, change: Callable[[list[dict[str, Any]]], Any], **footer_fields: int) -> bytes:
-    """Return the object with a changed index and valid checksums: what a wrong writer, not a bad disk, would make."""
+    """Return the object with a changed index and valid checksums, as made by a wrong writer rather than a bad disk."""
     begin = index_offset(data, data, len(data), KEY)
     rows = json.loads(data[begin:-FOOTER_BYTES])
     index = json.dumps(change(rows), separators=(",", ":")).encode()
@@ -48,7 +48,7 @@ def rebuilt(data: bytes, change: Callable[[list[dict[str, Any]]], Any], **footer
 
 
 def test_object_is_read_back() -> None:
-    """I10: entries and payloads come back as they were written, in their order."""
+    """I10: entries and payloads are read back unchanged and in order."""
     data, entries = encoded(*PAYLOADS)
     decoded = decode_object(data, KEY)
     assert [entry for entry, _ in decoded] == entries
@@ -57,7 +57,7 @@ def test_object_is_read_back() -> None:
 
 
 def test_layout_is_the_documented_one() -> None:
-    """The bytes are those of docs/segment-format.md, version 1; a change here is a new version."""
+    """The bytes are those of docs/segment-format.md, version 1; a change needs a new version."""
     data, _ = encoded(*PAYLOADS)
     assert (HEADER_BYTES, FOOTER_BYTES) == (16, 56)
     assert data[:16] == bytes.fromhex("894453544c0d0a1a 0001 0000 00000000")
@@ -87,7 +87,7 @@ def test_layout_is_the_documented_one() -> None:
 
 
 def test_payloads_are_not_copied() -> None:
-    """The buffers to write hold the very payloads, and decoded payloads are views."""
+    """The buffers to write are the given payloads, and decoded payloads are views."""
     payload = bytes(1000)
     buffers, _ = encode_object([segment(0, payload)])
     assert buffers[1] is payload
@@ -96,7 +96,7 @@ def test_payloads_are_not_copied() -> None:
 
 
 def test_every_flipped_bit_is_found() -> None:
-    """I10: each single bit of an object, wherever it lies, is an error that names the object when flipped."""
+    """I10: each flipped bit, anywhere in the object, is an error that names the object."""
     data = bytearray(encoded(*PAYLOADS)[0])
     for position in range(len(data) * 8):
         data[position // 8] ^= 1 << position % 8
@@ -107,7 +107,7 @@ def test_every_flipped_bit_is_found() -> None:
 
 
 def test_every_cut_is_found() -> None:
-    """I10: an object that lacks bytes at its end or at its begin is an error."""
+    """I10: an object that lacks bytes at its start or end is an error."""
     data = encoded(*PAYLOADS)[0]
     for size in range(len(data)):
         with pytest.raises(CorruptDataError, match=KEY):
@@ -117,15 +117,15 @@ def test_every_cut_is_found() -> None:
 
 
 def test_every_extension_is_found() -> None:
-    """I10: bytes behind, before or within an object, also its own ones twice, are an error."""
+    """I10: bytes after, before or within an object, even copies of its own, are an error."""
     data = encoded(*PAYLOADS)[0]
     for damaged in (data + b"\0", data + data, data + data[-FOOTER_BYTES:], b"\0" + data, data[:20] + b"x" + data[20:]):
         with pytest.raises(CorruptDataError, match=KEY):
             decode_object(damaged, KEY)
 
 
-def test_newer_version_is_said() -> None:
-    """A newer object is not called damaged only: the message says that the program is too old."""
+def test_newer_version_is_reported() -> None:
+    """The error for a newer object says that the program is too old, not only that the object is damaged."""
     data = bytearray(encoded(*PAYLOADS)[0])
     data[8:10] = (2).to_bytes(2, "big")
     with pytest.raises(CorruptDataError, match=r"version 2 is newer than 1, the newest that this program reads"):
@@ -148,7 +148,7 @@ def test_newer_version_is_said() -> None:
     ],
 )
 def test_wrong_index_is_found(change: Callable[[list[dict[str, Any]]], Any], defect: str) -> None:
-    """I10: an index that contradicts the object is an error even if all checksums over it are right."""
+    """I10: an index that contradicts the object is an error even if all its checksums are right."""
     with pytest.raises(CorruptDataError, match=f"is damaged: .*{defect}"):
         decode_object(rebuilt(encoded(*PAYLOADS)[0], change), KEY)
 
@@ -164,14 +164,14 @@ def test_wrong_footer_is_found(fields: dict[str, int]) -> None:
 
 
 def test_object_without_segments_is_found() -> None:
-    """No writer makes an empty object, so a reader does not accept one."""
+    """An empty object is refused, since no writer makes one."""
     data = encoded(b"")[0]
     with pytest.raises(CorruptDataError, match="0 entries"):
         decode_object(rebuilt(data, lambda _: [], count=0), KEY)
 
 
 def test_index_is_decoded_from_both_ends() -> None:
-    """I10: the first 16 bytes and a tail that reaches back to the index are enough to know what an object holds."""
+    """I10: the first 16 bytes and a tail that includes the index are enough to know an object's content."""
     data, entries = encoded(*PAYLOADS)
     begin = index_offset(data[:HEADER_BYTES], data[-FOOTER_BYTES:], len(data), KEY)
     assert decode_index(data[:HEADER_BYTES], data[begin:], len(data), KEY) == entries
@@ -180,7 +180,7 @@ def test_index_is_decoded_from_both_ends() -> None:
 
 
 def test_bad_segments_are_refused() -> None:
-    """I8, I10: none, one twice, or one with a checksum that is not its payload's are not written at all."""
+    """I8, I10: no segments, a repeated one, or one with a wrong checksum are not written."""
     good = segment(0, b"x")
     with pytest.raises(InvalidInputError, match=r"1\.\.65536"):
         encode_object([])

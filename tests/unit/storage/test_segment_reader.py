@@ -1,4 +1,4 @@
-"""Reading segments back by handle: how much is read, and what is found wrong."""
+"""Reading segments by handle: how much is read, and which errors are found."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LARGE = [bytes([number]) * 400_000 for number in range(8)]
 
 
 def read(store: MemoryStore | RecordingStore, handles: list[SegmentHandle]) -> list[bytes]:
-    """Return the payloads in the order in which they come."""
+    """Return the payloads in order of arrival."""
     found = list(read_segments(store, handles))
     assert [handle for handle, _ in found] == handles
     return [bytes(payload) for _, payload in found]
 
 
 def test_small_object_is_read_whole() -> None:
-    """One GET serves all handles of a small object, even if one segment is wanted."""
+    """One GET serves all handles of a small object, even if only one segment is requested."""
     store = RecordingStore(MemoryStore())
     handles = stored(store, KEY, SMALL)
     assert read(store, [handles[2]]) == [b"three"]
@@ -36,7 +36,7 @@ def test_small_object_is_read_whole() -> None:
 
 
 def test_order_of_handles_is_kept() -> None:
-    """Segments come in the order asked for, over objects, and each object is read once."""
+    """Segments are read in the requested order, over several objects, and each object is read once."""
     store = RecordingStore(MemoryStore())
     first, second = stored(store, "a.seg", SMALL), stored(store, "b.seg", [b"four", b"five"])
     wanted = [second[1], first[2], first[0], second[0], first[0]]
@@ -45,14 +45,14 @@ def test_order_of_handles_is_kept() -> None:
 
 
 def test_nothing_wanted_reads_nothing() -> None:
-    """No handles, no request."""
+    """Without handles there is no request."""
     store = RecordingStore(MemoryStore())
     assert read(store, []) == []
     assert store.calls == ()
 
 
 def test_few_segments_are_read_by_ranges() -> None:
-    """Header, tail and the wanted segments are read, neighbours in one request, and no byte of the others."""
+    """Only header, tail and the requested segments are read, neighbours in one request."""
     store = RecordingStore(MemoryStore())
     handles = stored(store, KEY, LARGE)
     store.clear()
@@ -62,7 +62,7 @@ def test_few_segments_are_read_by_ranges() -> None:
 
 
 def test_most_segments_are_read_whole() -> None:
-    """From half of the bytes on, one GET is cheaper than ranges."""
+    """From half of the bytes on, one GET replaces ranges."""
     store = RecordingStore(MemoryStore())
     handles = stored(store, KEY, LARGE)
     assert read(store, handles[1:6]) == LARGE[1:6]
@@ -70,7 +70,7 @@ def test_most_segments_are_read_whole() -> None:
 
 
 def test_large_index_is_read_with_one_request_more() -> None:
-    """An index that begins before the tail is fetched as a whole."""
+    """An index that begins before the tail is read with one more request."""
     store = RecordingStore(MemoryStore())
     payloads = [bytes(2_000) for _ in range(1_000)]
     handles = stored(store, KEY, payloads)
@@ -79,7 +79,7 @@ def test_large_index_is_read_with_one_request_more() -> None:
 
 
 def test_missing_object_is_corrupt() -> None:
-    """I10: an object that a checkpoint names and that is not there is an error with its name."""
+    """I10: for a missing object that a checkpoint names, the error names the object."""
     store = MemoryStore()
     handles = stored(store, KEY, SMALL)
     store.delete([KEY])
@@ -89,7 +89,7 @@ def test_missing_object_is_corrupt() -> None:
 
 @pytest.mark.parametrize("payloads", [SMALL, LARGE])
 def test_flipped_bit_is_found(payloads: list[bytes]) -> None:
-    """I10: a flipped bit in what is read is an error with the object's name, never a wrong value."""
+    """I10: a flipped bit in the bytes read is an error with the object's name, never a wrong value."""
     store = MemoryStore()
     handles = stored(store, KEY, payloads)
     good = store.get(KEY)
@@ -102,7 +102,7 @@ def test_flipped_bit_is_found(payloads: list[bytes]) -> None:
 
 @pytest.mark.parametrize("payloads", [SMALL, LARGE])
 def test_cut_object_is_found(payloads: list[bytes]) -> None:
-    """I10: a cut tail is an error with the object's name."""
+    """I10: for a truncated tail, the error names the object."""
     store = MemoryStore()
     handles = stored(store, KEY, payloads)
     store.put(KEY, store.get(KEY)[:-1])
@@ -124,7 +124,7 @@ def test_cut_object_is_found(payloads: list[bytes]) -> None:
 def test_handle_that_differs_from_index_is_found(
     payloads: list[bytes], change: Callable[[SegmentEntry], SegmentEntry]
 ) -> None:
-    """I10: a handle is believed only if the object's own index says the same."""
+    """I10: a handle is accepted only if the object's own index agrees."""
     store = MemoryStore()
     handle = stored(store, KEY, payloads)[1]
     with pytest.raises(CorruptDataError, match=f"{KEY} does not contain the segment"):
@@ -132,7 +132,7 @@ def test_handle_that_differs_from_index_is_found(
 
 
 def test_handles_with_different_sizes_are_refused() -> None:
-    """An object has one size."""
+    """Handles of one object with different sizes are refused."""
     store = MemoryStore()
     handles = stored(store, KEY, SMALL)
     with pytest.raises(CorruptDataError, match="different sizes"):
@@ -140,7 +140,7 @@ def test_handles_with_different_sizes_are_refused() -> None:
 
 
 def test_unavailable_store_stays_unavailable() -> None:
-    """A store that does not answer is not mistaken for damage: the read may be repeated."""
+    """A store that does not answer is not reported as damage: the read may be retried."""
     inner = MemoryStore()
     handles = stored(inner, KEY, SMALL)
     store = FaultyStore(inner, Fault("get", FaultKind.FAIL_BEFORE))
@@ -151,7 +151,7 @@ def test_unavailable_store_stays_unavailable() -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 2000])
 def test_index_is_read_without_payloads(count: int) -> None:
-    """The index of an object that nobody has handles of is read from its ends, however long it is (I10)."""
+    """I10: the index of an object without known handles is read from its ends, however long it is."""
     store = RecordingStore(MemoryStore())
     handles = stored(store, KEY, [b"x" * 200] * count)
 
@@ -162,7 +162,7 @@ def test_index_is_read_without_payloads(count: int) -> None:
 
 @pytest.mark.parametrize("position", [0, 20, -1, -60, -100])
 def test_damaged_index_is_reported(position: int) -> None:
-    """I10: damage of header, index and footer is found with the index, and that of a payload when it is read."""
+    """I10: damage of header, index and footer is found with the index, damage of a payload when it is read."""
     store = MemoryStore()
     (handle,) = stored(store, KEY, [b"x" * 200])
     data = bytearray(store.get(KEY))

@@ -1,4 +1,4 @@
-"""The shipped doubles do what their script says."""
+"""The test doubles do what their script says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, R
 
 
 def test_fault_before_has_no_effect() -> None:
-    """A failed put stored nothing; the next one works."""
+    """A failed put stored nothing; the next one succeeds."""
     inner = MemoryStore()
     store = FaultyStore(inner, Fault("put", FaultKind.FAIL_BEFORE))
     with pytest.raises(UnavailableError):
@@ -23,7 +23,7 @@ def test_fault_before_has_no_effect() -> None:
 
 
 def test_fault_after_has_taken_effect() -> None:
-    """A lost response leaves the object, or deletes it, all the same."""
+    """A lost response does not undo the put or the deletion."""
     inner = MemoryStore()
     store = FaultyStore(inner, Fault("put", FaultKind.FAIL_AFTER), Fault("delete", FaultKind.FAIL_AFTER))
     with pytest.raises(UnavailableError):
@@ -36,7 +36,7 @@ def test_fault_after_has_taken_effect() -> None:
 
 
 def test_partial_write_leaves_a_part() -> None:
-    """A store that is not atomic can be played."""
+    """A store that is not atomic can be simulated."""
     inner = MemoryStore()
     store = FaultyStore(inner, Fault("put", FaultKind.PARTIAL_WRITE, kept_bytes=3))
     with pytest.raises(UnavailableError):
@@ -47,7 +47,7 @@ def test_partial_write_leaves_a_part() -> None:
 
 
 def test_faults_match_operation_key_and_turn() -> None:
-    """A fault befalls only its operation and keys, after its skips, and as often as it says."""
+    """A fault affects only its operation and keys, after its skips, and as often as set."""
     fault = Fault("get", FaultKind.FAIL_BEFORE, "a/*", times=2, skip=1, error=lambda: OverloadedError("full"))
     store = FaultyStore(MemoryStore(), fault)
     store.put("a/1", b"x")
@@ -63,7 +63,7 @@ def test_faults_match_operation_key_and_turn() -> None:
 
 
 def test_fault_without_end_lasts_until_healed() -> None:
-    """An outage is a fault with no number of times."""
+    """A fault without a count is an outage."""
     store = FaultyStore(MemoryStore(), Fault("list", FaultKind.FAIL_BEFORE, times=None))
     for _ in range(3):
         with pytest.raises(UnavailableError):
@@ -73,7 +73,7 @@ def test_fault_without_end_lasts_until_healed() -> None:
 
 
 def test_delayed_call_waits_for_release() -> None:
-    """A hung put takes effect when it is released, not before; a delay in ms ends by itself."""
+    """A hung put takes effect only when it is released; a delay in ms ends by itself."""
     inner = MemoryStore()
     store = FaultyStore(inner, Fault("put", FaultKind.DELAY), Fault("get", FaultKind.DELAY, delay_ms=1))
     with ThreadPoolExecutor(1) as pool:
@@ -88,7 +88,7 @@ def test_delayed_call_waits_for_release() -> None:
 
 
 def test_recording_store_remembers_calls() -> None:
-    """Calls are kept in their order, also failed ones, with keys and bytes."""
+    """Calls are recorded in order, including failed ones, with keys and bytes."""
     store = RecordingStore(MemoryStore())
     store.put("a/1", [b"12", b"3"])
     store.get_range("a/1", 0, 2)
@@ -109,7 +109,7 @@ def test_recording_store_remembers_calls() -> None:
 
 
 def test_fake_clock_moves_when_told() -> None:
-    """Both times advance together, and never back."""
+    """Both times advance together, and never go back."""
     clock = FakeClock(1_000)
     clock.advance(5)
     assert (clock.now_ms(), clock.monotonic_ms()) == (1_005, 5)
@@ -118,7 +118,7 @@ def test_fake_clock_moves_when_told() -> None:
 
 
 def test_fake_ids_ascend_and_differ_by_host() -> None:
-    """Ids are of the same form as real ones, and predictable."""
+    """Fake ids have the form of real ones, and are predictable."""
     ids = FakeIds(host=2)
     assert [ids.unique_id(), ids.unique_id()] == [f"0002{1:028x}", f"0002{2:028x}"]
     assert FakeIds(host=1).unique_id() != ids.unique_id()

@@ -1,4 +1,4 @@
-"""What the project is made of is written down, and advisories are told from sources that cannot be reached."""
+"""The project's bill of materials, and advisories versus unreachable sources of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNKNOWN = {"dependencies": [{"name": "h11", "skip_reason": "not found"}]}
 
 
 def program(folder: Path, output: str, code: int) -> list[str]:
-    """Return the command of a program that stands for pip-audit."""
+    """Return the command of a program that replaces pip-audit."""
     script = folder / "audit.py"
     script.write_text(f"import sys\nsys.stdout.write({output!r})\nsys.stderr.write('no route')\nsys.exit({code})\n")
     return [sys.executable, str(script)]
@@ -39,22 +39,22 @@ def program(folder: Path, output: str, code: int) -> list[str]:
         ("", 1, True, 1, "NOT CHECKED"),
     ],
 )
-def test_advisories_are_told_from_silence(
+def test_advisories_are_distinguished_from_unreachable_sources(
     output: str, code: int, strict: bool, expected: int, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An advisory fails the check; a source that cannot be reached is said aloud, and fails only a strict one."""
+    """An advisory fails the check; an unreachable source is reported, and fails only a strict check."""
     assert advisories.check("requirements.txt", program(tmp_path, output, code), strict=strict) == expected
     assert text in capsys.readouterr().out
 
 
-def test_missing_program_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without pip-audit nothing was checked, and the output says so."""
+def test_missing_program_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without pip-audit nothing is checked, and the output says so."""
     assert advisories.main(["/no/such/program", "requirements.txt"]) == 0
     assert "NOT CHECKED" in capsys.readouterr().out
 
 
 def test_bill_of_materials_is_whole() -> None:
-    """Every distribution is there once, with what it needs, and the pinned ones with their hashes."""
+    """Every distribution is listed once, with its dependencies, and pinned ones with their hashes."""
     pinned = bill_of_materials.pins((bill_of_materials.ROOT / "requirements.txt").read_text(encoding="utf-8"))
     document = bill_of_materials.bill(pinned)
     refs = [component["bom-ref"] for component in document["components"]]
@@ -69,7 +69,7 @@ def test_bill_of_materials_is_whole() -> None:
 
 
 def test_pins_are_read() -> None:
-    """Names, versions and hashes of a requirements file are found, whatever stands beside them."""
+    """Names, versions and hashes in a requirements file are found, whatever surrounds them."""
     hashes = "".join(f" \\\n    --hash=sha256:{digit * 64}" for digit in "01")
     text = f"# x\nA_b==1.0 ; python_version > '3'{hashes}\nc==2\n"
 

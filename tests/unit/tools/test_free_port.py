@@ -1,4 +1,4 @@
-"""Ports for servers of tests: free, and none that a connection may be given before the server listens on it."""
+"""Ports for test servers: free, and outside the range that the system assigns to connections."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tools.servers.programs import free_port
 
 @pytest.fixture
 def ports_of_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the file that says which ports connections are given."""
+    """Return the file with the range of ports that the system assigns to connections."""
     file = tmp_path / "ip_local_port_range"
     file.write_text("32768\t60999\n")
     monkeypatch.setattr(programs, "_CONNECTIONS_PORTS", file)
     return file
 
 
-def test_port_is_given_to_no_connection(ports_of_connections: Path) -> None:
-    """A server that stops for a while finds its port free again, whatever has connected to somewhere meanwhile."""
+def test_port_is_not_assigned_to_a_connection(ports_of_connections: Path) -> None:
+    """A server that stops for a while finds its port free again, whatever connections were opened meanwhile."""
     assert all(1024 < free_port() < 32_768 for _ in range(50))
 
 
 def test_processes_with_one_seed_take_different_ports(ports_of_connections: Path) -> None:
-    """Tests that run at the same time in several processes begin with one seed, and do not all try one port."""
+    """Concurrent test processes start with one seed and still do not all try the same port."""
     found = set()
     for _ in range(5):
         random.seed(1)
@@ -36,8 +36,8 @@ def test_processes_with_one_seed_take_different_ports(ports_of_connections: Path
     assert len(found) > 1
 
 
-def test_system_that_leaves_no_ports_has_some(ports_of_connections: Path) -> None:
-    """Where connections are given all ports, or nobody says which, a port is found all the same."""
+def test_port_is_found_if_connections_may_use_all(ports_of_connections: Path) -> None:
+    """If the system assigns all ports to connections, or the range is unknown, a port is still found."""
     ports_of_connections.write_text("1024\t65535\n")
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", free_port()))

@@ -1,4 +1,4 @@
-"""Mutants of a tiny repository: what counts as killed, and what makes the run fail."""
+"""Mutants of a tiny repository: which ones count as killed, and which ones fail the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_nothing():
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a repository with one function and its tests, which need no plugins of pytest."""
+    """Return a repository with one function and its tests, which need no pytest plugins."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     folder = tmp_path / "repository"
     (folder / "tests" / "mutations").mkdir(parents=True)
@@ -57,13 +57,13 @@ def add(root: Path, name: str, old: str, new: str, test: str = "test_double", it
     ],
 )
 def test_only_a_test_that_ran_and_failed_kills(root: Path, old: str, new: str, test: str, outcome: Outcome) -> None:
-    """A wrong result kills; what survives, cannot be applied or cannot be imported does not."""
+    """A wrong result kills a mutant; one that survives, does not apply or cannot be imported is not killed."""
     assert try_mutant(add(root, "a.patch", old, new, test), root).outcome is outcome
     assert (root / "code_of_it.py").read_text() == CODE
 
 
 def test_report_names_every_item(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The table has a line per patch, in the order of items; the report says how many of each item were killed."""
+    """The table has a line per patch, ordered by item; the report has the number of killed mutants per item."""
     add(root, "A10-late.patch", "    return number * 2", "    return 10", item="A10")
     add(root, "A2-early.patch", "    return number * 2", "    return 2", item="A2")
 
@@ -77,7 +77,7 @@ def test_report_names_every_item(root: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_survivor_fails_the_run(root: Path) -> None:
-    """One mutant that survives makes the run fail; other items can be tried alone."""
+    """One surviving mutant fails the run; a single item can be tried."""
     add(root, "A1-bad.patch", "    return number * 2", "    return 2 * number")
     add(root, "A2-good.patch", "    return number * 2", "    return 2", item="A2")
 
@@ -86,7 +86,7 @@ def test_survivor_fails_the_run(root: Path) -> None:
 
 
 def test_no_mutants_miss_the_goal(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any patch nothing was shown, which STRICT=1 tells."""
+    """Without any patch nothing was shown, which STRICT=1 reports as a miss."""
     assert main([], root) == 0
     monkeypatch.setenv("STRICT", "1")
     assert main([], root) == 1
@@ -94,7 +94,7 @@ def test_no_mutants_miss_the_goal(root: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("text", ["# item: A1\n# what: x\ndiff --git a/x b/x\n# test: y\n", "# item: A1\n# item: A1\n"])
 def test_incomplete_header_is_refused(tmp_path: Path, text: str) -> None:
-    """A patch without its three lines, or with one of them twice, is no mutant."""
+    """A patch that lacks or repeats one of its three lines is not a mutant."""
     (tmp_path / "bad.patch").write_text(text)
 
     with pytest.raises(ValueError, match=r"bad\.patch"):

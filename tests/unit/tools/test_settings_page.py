@@ -10,12 +10,12 @@ from tools import settings_page
 
 
 def test_page_is_in_step_with_code() -> None:
-    """docs/settings.md is what `make settings-page` writes now."""
+    """docs/settings.md is the current output of `make settings-page`."""
     assert settings_page.PAGE.read_text(encoding="utf-8") == settings_page.page()
 
 
 def test_page_has_every_setting() -> None:
-    """Every setting of the service and every option of the backend has its row with a meaning."""
+    """Every setting of the service and every option of the backend has a row with a meaning."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in settings_page.page().splitlines()]
     meanings = {row[0].strip("`"): row[-1] for row in rows}
 
@@ -24,7 +24,7 @@ def test_page_has_every_setting() -> None:
 
 
 def test_inherited_fields_are_documented() -> None:
-    """The docstrings of inherited fields are found too, and one of a subclass wins."""
+    """The docstrings of inherited fields are found, and a subclass's docstring takes precedence."""
 
     @dataclass
     class Base:

@@ -1,4 +1,4 @@
-"""The run of all tests in CI: which failures are tried again, and what is said of them."""
+"""The run of all tests in CI: which failures are repeated, and how they are reported."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tools.suite import AGAIN_MAX, Run, is_worth_another, report, run_suite, sum
 
 
 def first(count: int, exit_code: int = 1) -> Run:
-    """Return a run with so many failures."""
+    """Return a run with this number of failures."""
     return Run(exit_code, frozenset(f"test_{number}" for number in range(count)), f"{count} failed in 9.00s")
 
 
 @pytest.mark.parametrize("count", range(1, AGAIN_MAX + 1))
 def test_few_failures_are_tried_again(count: int) -> None:
-    """A run that ended by itself with a few failures is followed by a second one."""
+    """A completed run with a few failures is followed by a second one."""
     assert is_worth_another(first(count))
 
 
@@ -24,12 +24,12 @@ def test_few_failures_are_tried_again(count: int) -> None:
     "run", [first(AGAIN_MAX + 1), first(0), *(first(1, exit_code) for exit_code in (0, 2, 3, 4, 5, -9, 124))]
 )
 def test_other_ends_are_final(run: Run) -> None:
-    """Many failures, or a run that did not come to its end, are no rare failures."""
+    """Many failures, or an incomplete run, are final."""
     assert not is_worth_another(run)
 
 
-def test_failures_of_both_runs_are_told_apart() -> None:
-    """A test that passed alone is named, and so is one that failed again; the result is that of the second run."""
+def test_failures_of_both_runs_are_distinguished() -> None:
+    """A test that then passed alone is named, and so is one that failed again; the second run's result counts."""
     assert report(first(2), Run(1, frozenset({"test_1"}), "1 failed, 1 passed in 1.00s")) == [
         "first run: 2 failed in 9.00s",
         "failed, then passed alone: test_0",
@@ -46,7 +46,7 @@ def test_failures_of_both_runs_are_told_apart() -> None:
 
 @pytest.mark.parametrize("exit_code", [2, 3, 5, -15])
 def test_second_run_without_an_end_shows_nothing_to_pass(exit_code: int) -> None:
-    """Of a second run that was broken off, or found no test, nothing is taken for passed."""
+    """If the second run was interrupted, or found no test, no test counts as passed."""
     said = report(first(1), Run(exit_code, frozenset(), "it ended without a summary"))
 
     assert "failed, and not passed alone: test_0" in said
@@ -55,7 +55,7 @@ def test_second_run_without_an_end_shows_nothing_to_pass(exit_code: int) -> None
 
 
 def test_summary_is_pytests_last_line() -> None:
-    """The frame is left away, and output that looks like one before it does not count."""
+    """The frame is removed, and earlier output that looks like a summary is ignored."""
     assert summary_of(["== 1 passed in 2.00s ==\n", "=== 2 failed, 71 passed in 397.27s (0:06:37) ===\n", "\n"]) == (
         "2 failed, 71 passed in 397.27s (0:06:37)"
     )
@@ -79,7 +79,7 @@ def test_never(): assert {never!r} == ""
 def test_rare_failure_passes_and_defect_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, never: str, exit_code: int
 ) -> None:
-    """Pytest itself is run again for what failed, in one process; what passed is not run again."""
+    """Pytest runs only the failed tests again, in one process."""
     for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_TESTRUNUID"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "test_it.py").write_text(TESTS.format(never=never), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A columnar operator without Spark: its real calls over a table that is a dictionary, batch by batch."""
+"""A columnar operator without Spark: its real calls over a dictionary as the table, batch by batch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from backend_client.spark.columnar_plan import ColumnarPlan
 from backend_client.spark.event_time import DELAY_KEY
 from backend_client.spark.task.columnar_calls import ColumnarCalls
 from storage.change_set import ChangeColumns, decode_change_set, encode_columns
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 KEY_GROUPS = KeyGroupRange(2, 5)
 
 
 class Table:
-    """What `StateTable` does for columnar operators, in memory."""
+    """The operations of `StateTable` that columnar operators use, in memory."""
 
     def __init__(self) -> None:
         self.entries: dict[bytes, bytes] = {}
@@ -38,7 +38,7 @@ class Table:
 
 
 class Writer:
-    """Keeps change sets as they are stored; the table gets them behind the batch (I1)."""
+    """Keeps change sets as they are stored; the table gets them after the batch (I1)."""
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
@@ -75,7 +75,7 @@ class Task:
         batch_rows: int = 3,
         ends_ms: int | None = None,
     ) -> list[Any]:
-        """Run one batch, and return its output as dictionaries; with `ends_ms` state ends behind the rows, by that."""
+        """Run one batch and return its output as dictionaries; state up to `ends_ms` ends after the rows."""
         ordered = sorted(rows, key=lambda row: (key_group(row["k"]), str(type(row["k"])), row["k"] or 0))
         batches = [self._batch(ordered[at : at + batch_rows]) for at in range(0, len(ordered), batch_rows)]
         moment = BatchMoment(self.plan.output_mode, watermark_ms, 0)
@@ -88,7 +88,7 @@ class Task:
             self.preemptive_bytes,
         )
         writer = Writer()
-        # Stand in for table and log writer.
+        # Replace table and log writer.
         outputs = list(calls.run(batches, self.table, writer))  # type: ignore[arg-type]
         assert calls.rows_seen == len(rows)
         self.late_rows.append(calls.late_rows)
@@ -105,7 +105,7 @@ class Task:
 
 
 def with_watermark(rows: pa.Schema, *columns: str) -> StructType:
-    """Return columns as Spark has them behind ``withWatermark`` on some of them."""
+    """Return columns as Spark has them after ``withWatermark`` on some of them."""
     schema = from_arrow_schema(rows)
     for field in schema:
         if field.name in columns:

@@ -1,4 +1,4 @@
-"""Ready-made aggregations against plain Python, over several batches."""
+"""Built-in aggregations compared with plain Python, over several batches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NUMBERS = ("long", "byte", "double", "float", "decimal")
 
 @st.composite
 def batches(draw: st.DrawFn, kind: str) -> list[list[dict[str, Any]]]:
-    """Draw batches of rows: few keys, one of them null, and null values."""
+    """Draw batches of rows with few keys, one of them null, and with null values."""
     rows = st.fixed_dictionaries(
         {"k": st.none() | st.integers(-1, 3), "v": st.none() | KINDS[kind][1], "t": st.none() | st.integers(0, 5)}
     )
@@ -50,12 +50,12 @@ def rows_schema(kind: str) -> pa.Schema:
 
 
 def order(value: Any) -> Any:
-    """Order values as Spark does: not-a-number is the greatest."""
+    """Order values as Spark does: NaN is the greatest."""
     return (isinstance(value, float) and math.isnan(value), value)
 
 
 def check(aggregation: Aggregation, kind: str, given_batches: Any, model: Callable[[list[Any]], Any]) -> None:
-    """Compare each batch's output with the model, which gets all rows of a key so far."""
+    """Compare each batch's output with that of the model, which gets all rows of a key so far."""
     task = Task(Aggregate(aggregation.alias("r")), rows_schema(kind))
     seen: dict[int | None, list[dict[str, Any]]] = {}
     for rows in given_batches:
@@ -86,7 +86,7 @@ def values(rows: list[Any]) -> list[Any]:
 @settings(max_examples=25)
 @given(st.data())
 def test_order_aggregations_equal_model(kind: str, data: st.DataObject) -> None:
-    """Least, greatest, top and number of values of every type are those of plain Python, nulls left out."""
+    """Minimum, maximum, top and count of values of every type equal those of plain Python, without nulls."""
     drawn = data.draw(batches(kind))
     check(Count("v"), kind, drawn, lambda rows: len(values(rows)))
     check(Min("v"), kind, drawn, lambda rows: min(values(rows), key=order, default=None))
@@ -98,7 +98,7 @@ def test_order_aggregations_equal_model(kind: str, data: st.DataObject) -> None:
 @settings(max_examples=25)
 @given(st.data())
 def test_sums_and_means_equal_model(kind: str, data: st.DataObject) -> None:
-    """Sums and means of all kinds of numbers are those of plain Python; of no values they are null."""
+    """Sums and means of all numeric types equal those of plain Python; without values they are null."""
     drawn = data.draw(batches(kind))
     check(Count(), kind, drawn, len)
     check(Sum("v"), kind, drawn, lambda rows: sum(values(rows)) if values(rows) else None)
@@ -114,7 +114,7 @@ def test_sums_and_means_equal_model(kind: str, data: st.DataObject) -> None:
 @settings(max_examples=25)
 @given(st.data())
 def test_last_value_equals_model(kind: str, data: st.DataObject) -> None:
-    """The last value is that of the newest row, of equally new ones the greatest; a null may be it."""
+    """The last value is that of the newest row, and the greatest among equally new rows; it may be null."""
 
     def model(rows: list[Any]) -> Any:
         timed = [row for row in rows if row["t"] is not None]
@@ -130,13 +130,13 @@ def test_last_value_equals_model(kind: str, data: st.DataObject) -> None:
 @settings(max_examples=25)
 @given(st.data())
 def test_few_distinct_values_are_exact(kind: str, data: st.DataObject) -> None:
-    """Of so few values, the number of distinct ones is exact; all not-a-numbers are one, null does not count."""
+    """For few values, the distinct count is exact; all NaNs count as one, nulls do not count."""
     drawn = data.draw(batches(kind))
     check(ApproxDistinct("v"), kind, drawn, lambda rows: len({repr(value) for value in values(rows)}))
 
 
 def test_distinct_values_are_about_right() -> None:
-    """Of many values over several batches, the estimate is within four times its relative error."""
+    """For many values over several batches, the estimate is within four times its relative error."""
     task = Task(Aggregate(ApproxDistinct("v", "r", log2_size=11)), rows_schema("long"))
     results: list[dict[str, Any]] = []
     for batch in range(3):
@@ -147,7 +147,7 @@ def test_distinct_values_are_about_right() -> None:
 
 
 def test_sums_beyond_floats_are_exact() -> None:
-    """A sum of whole numbers is exact to the last digit, however large."""
+    """A sum of integers is exact to the last digit, however large it is."""
     task = Task(Aggregate(Sum("v", "r")), rows_schema("long"))
     row = {"k": 1, "t": 0}
     task.run([{**row, "v": (1 << 62) - 1}, {**row, "v": (1 << 62) - 1}])
@@ -155,14 +155,14 @@ def test_sums_beyond_floats_are_exact() -> None:
 
 
 def test_overflow_is_an_error() -> None:
-    """A sum that does not fit a long is refused, as Spark does by default, and not wrapped around."""
+    """A sum that does not fit a long is refused, as Spark does by default; it does not wrap around."""
     task = Task(Aggregate(Sum("v")), rows_schema("long"))
     with pytest.raises(InvalidInputError, match="exceeds its type"):
         task.run([{"k": 1, "v": (1 << 62), "t": 0}, {"k": 1, "v": 1 << 62, "t": 0}])
 
 
 def test_several_aggregations_share_a_key() -> None:
-    """Aggregations side by side keep their own columns."""
+    """Several aggregations of one key keep separate columns."""
     task = Task(Aggregate(Count(), Mean("v"), TopK("v", "top", limit=2), Max("t", "newest")), rows_schema("double"))
     rows = [{"k": 1, "v": float(value), "t": value} for value in (3, 1, 2)]
     expected = {"k": 1, "count(1)": 3, "avg(v)": 2.0, "top": [3.0, 2.0], "newest": 3}
@@ -181,20 +181,20 @@ def test_several_aggregations_share_a_key() -> None:
     ],
 )
 def test_impossible_aggregation_is_refused(aggregation: Aggregation, words: str) -> None:
-    """What cannot be aggregated is refused when the query is made, with words that say why."""
+    """An impossible aggregation is refused when the query is created, with the reason."""
     rows = pa.schema([("k", pa.int32()), ("v", pa.int64()), ("s", pa.string())])
     with pytest.raises(InvalidInputError, match=words):
         Task(Aggregate(aggregation), rows).plan.states()
 
 
 def test_append_needs_windows() -> None:
-    """Without windows there is no final result, so append mode is refused, as in Spark."""
+    """Without windows no result is final, so append mode is refused, as in Spark."""
     with pytest.raises(InvalidInputError, match="windows"):
         Task(Aggregate(Count()), rows_schema("long"), "Append")
 
 
 def test_damaged_sketch_is_an_error() -> None:
-    """I10, I15: a stored sketch that is none is refused by the library that reads it."""
+    """I10, I15: an invalid stored sketch is refused by the library that reads it."""
     task = Task(Aggregate(ApproxDistinct("v")), rows_schema("long"))
     task.run([{"k": 1, "v": 1, "t": 0}])
     [(key, value)] = task.table.entries.items()
@@ -203,15 +203,15 @@ def test_damaged_sketch_is_an_error() -> None:
         task.run([{"k": 1, "v": 1, "t": 0}])
 
 
-def test_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the library of sketches, the error names its package."""
+def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the sketch library, the error names its package."""
     monkeypatch.setitem(sys.modules, "datasketches", None)
     with pytest.raises(InvalidInputError, match="needs the package datasketches"):
         Task(Aggregate(ApproxDistinct("v")), rows_schema("long")).run([{"k": 1, "v": 1, "t": 0}])
 
 
 def test_unused_types_are_named() -> None:
-    """Times and decimals are aggregated with the types that Spark has for them."""
+    """Times and decimals are aggregated with the types that Spark uses for them."""
     rows = pa.schema([("k", pa.int32()), ("v", pa.decimal128(9, 2)), ("t", pa.timestamp("us", "UTC"))])
     task = Task(Aggregate(Sum("v", "s"), Last("v", "l", by="t")), rows)
     at = datetime(2024, 1, 1, tzinfo=UTC)

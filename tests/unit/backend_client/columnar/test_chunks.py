@@ -1,4 +1,4 @@
-"""Parts of a partition in which every key is whole, and processors of users."""
+"""Chunks of a partition that hold only whole keys, and user-defined processors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = pa.schema([("k", pa.int32()), ("v", pa.int64())])
 
 @given(st.lists(st.none() | st.integers(0, 9), max_size=60), st.integers(1, 7), st.integers(1, 12))
 def test_keys_are_whole(keys: list[int | None], batch_rows: int, chunk_rows: int) -> None:
-    """However rows are cut into batches and parts, each key is processed once, with all its rows."""
+    """However rows are cut into batches and chunks, each key is processed once, with all its rows."""
     task = Task(Aggregate(Count(), Sum("v")), ROWS)
     task.preemptive_bytes = 50
     with pytest.MonkeyPatch.context() as patch:
@@ -44,7 +44,7 @@ def test_keys_are_whole(keys: list[int | None], batch_rows: int, chunk_rows: int
 
 
 def test_rows_of_a_large_key_are_joined_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many batches one key has, no row is copied, and no key looked at, more than a few times."""
+    """However many batches one key spans, each row is copied and each key compared only a few times."""
     joined: Counter[str] = Counter()
     join, find = chunks._joined, key_changes
 
@@ -84,7 +84,7 @@ def test_rows_of_a_large_key_are_joined_twice_at_most(monkeypatch: pytest.Monkey
     ],
 )
 def test_equal_keys_are_one(values: list[Any], kind: pa.DataType) -> None:
-    """Keys of every type are told apart as Spark does: nulls are one key, and so are all not-a-numbers."""
+    """Keys of every type are distinguished as in Spark: nulls are one key, and so are all NaNs."""
     fields = pa.schema([("k", kind)])
     column = pa.array(values, kind)
     batch = pa.RecordBatch.from_arrays([pa.array([0] * 6, pa.int32()), column, column], ["g", "k0", "k"])
@@ -95,7 +95,7 @@ def test_equal_keys_are_one(values: list[Any], kind: pa.DataType) -> None:
 
 
 class Longest(ColumnarProcessor):
-    """A user's processor: keeps the greatest value, and forgets a key when a negative one comes."""
+    """A user's processor: keeps the greatest value, and removes a key on a negative one."""
 
     def state_schema(self, rows: pa.Schema) -> pa.Schema:
         return pa.schema([("most", pa.int64())])
@@ -112,7 +112,7 @@ class Longest(ColumnarProcessor):
 
 
 def test_state_can_be_removed() -> None:
-    """A processor keeps state of the keys it names; of the others nothing stays, and nothing is logged for nothing."""
+    """A processor keeps state of the keys it names; others are removed, and a change without effect is not logged."""
     task = Task(Longest(), ROWS)
     task.run([{"k": 1, "v": 5}, {"k": 2, "v": -1}])
     assert len(task.table.entries) == 1
@@ -121,7 +121,7 @@ def test_state_can_be_removed() -> None:
 
 
 class Returned(ColumnarProcessor):
-    """A user's processor that returns the results it was made with for any batch."""
+    """A user's processor that returns the given results for any batch."""
 
     def __init__(self, results: KeyResults, *, expires: bool) -> None:
         self.expires = expires
@@ -152,7 +152,7 @@ TWO: list[dict[str, Any]] = [{"k": 1, "v": 1}, {"k": 2, "v": 1}]
     ],
 )
 def test_ends_are_checked(ends: Any, words: str) -> None:
-    """State that ends by itself needs its ends, one per key as int64 ms: without them, it could not be read again."""
+    """State with an end needs one int64 end in ms per key; without the ends it could not be read again."""
     task = Task(Returned(KeyResults(STATE, expires_ms=ends), expires=True), ROWS)
     with pytest.raises(InvalidInputError, match=f"processor Returned .*{words}"):
         task.run(TWO)
@@ -160,7 +160,7 @@ def test_ends_are_checked(ends: Any, words: str) -> None:
 
 @pytest.mark.parametrize("ends", [np.array([5, 6]), [5, 6], pa.array([5, 6])])
 def test_ends_of_any_array_are_stored(ends: Any) -> None:
-    """Whatever is int64 to NumPy counts; state is read again until its end has come."""
+    """Anything that NumPy reads as int64 is accepted; state is readable until its end."""
     task = Task(Returned(KeyResults(STATE, expires_ms=ends), expires=True), ROWS)
     task.run(TWO)
     assert len(task.table.entries) == 4
@@ -179,7 +179,7 @@ def test_ends_of_any_array_are_stored(ends: Any) -> None:
 )
 @pytest.mark.parametrize("expires", [True, False])
 def test_kept_keys_are_checked(keep: Any, words: str, *, expires: bool) -> None:
-    """Which keys keep their state is said by one boolean per key."""
+    """One boolean per key says which keys keep their state."""
     results = KeyResults(STATE, keep=keep, expires_ms=np.array([5, 6], np.int64))
     with pytest.raises(InvalidInputError, match=f"processor Returned returned keep .*{words}"):
         Task(Returned(results, expires=expires), ROWS).run(TWO)
@@ -188,14 +188,14 @@ def test_kept_keys_are_checked(keep: Any, words: str, *, expires: bool) -> None:
 @pytest.mark.parametrize(("state", "words"), [(STATE.slice(1), "1 rows"), (pa.table(STATE.to_pydict()), "no Record")])
 @pytest.mark.parametrize("expires", [True, False])
 def test_state_has_a_row_per_key(state: Any, words: str, *, expires: bool) -> None:
-    """State of fewer keys than there are is refused, and so is what is no record batch."""
+    """State with fewer rows than keys is refused, and so is anything other than a record batch."""
     results = KeyResults(state, expires_ms=np.array([5, 6], np.int64))
     with pytest.raises(InvalidInputError, match=f"processor Returned returned {words}.* of 2 keys; give"):
         Task(Returned(results, expires=expires), ROWS).run(TWO)
 
 
-def test_output_schema_is_asked_for() -> None:
-    """A processor that does not know its output's columns needs them from its user."""
+def test_output_schema_is_required() -> None:
+    """If a processor cannot derive its output schema, the user must give it."""
     with pytest.raises(InvalidInputError, match="outputStructType"):
         Task(Longest(), ROWS).plan.output_schema()
 
@@ -210,7 +210,7 @@ def test_output_schema_is_asked_for() -> None:
     ],
 )
 def test_other_columns_than_stored_are_refused(processor: Aggregate, words: str) -> None:
-    """I15: values can only be read with the columns that they were written with; others are refused by name."""
+    """I15: values are read only with the columns that they were written with; other columns are refused by name."""
     rows = pa.schema([*ROWS, ("at", pa.timestamp("us", "UTC"))])
     stored = Task(Aggregate(Count(name="n"), Sum("v", name="s")), rows).plan
     stored.check_stored("totals", stored.states())
@@ -241,7 +241,7 @@ class Kept(ColumnarProcessor):
     ],
 )
 def test_other_unit_than_stored_is_refused(old: pa.DataType, new: pa.DataType, words: str) -> None:
-    """I15: a time's number means nothing without its unit, which therefore never changes."""
+    """I15: a stored time has no meaning without its unit, so the unit never changes."""
     stored = Task(Kept(old), ROWS).plan
     stored.check_stored("times", stored.states())
     with pytest.raises(InvalidInputError, match=words):
@@ -249,21 +249,21 @@ def test_other_unit_than_stored_is_refused(old: pa.DataType, new: pa.DataType, w
 
 
 def test_metadata_may_change() -> None:
-    """What a user notes of a field, such as a unit of its own, is none of the state's business."""
+    """A field's metadata, such as the user's own unit, does not affect state."""
     older, newer = ({"SPARK::metadata::json": json.dumps({"unit": unit})} for unit in ("EUR", "USD"))
     stored = Task(Kept(pa.int64(), older), ROWS).plan.states()
     Task(Kept(pa.int64(), newer), ROWS).plan.check_stored("prices", stored)
 
 
 def test_zone_may_change() -> None:
-    """Stored moments are counted from 1970 UTC, whatever the zone in which they are shown."""
+    """Stored times count from 1970 UTC, whatever time zone they are shown in."""
     stored = Task(Kept(pa.timestamp("us", "UTC")), ROWS).plan.states()
     Task(Kept(pa.timestamp("us", "Europe/Berlin")), ROWS).plan.check_stored("times", stored)
 
 
 @pytest.mark.parametrize("unit", ["ms", "us"])
 def test_unit_is_added_to_older_state(unit: str) -> None:
-    """I15: state of jobs that did not write units down is read on; from the next checkpoint on, it has one."""
+    """I15: state of jobs that did not store units is still readable; the next checkpoint stores the unit."""
     plan = Task(Kept(pa.timestamp(unit)), ROWS).plan
     states = plan.states()
     bare = from_arrow_schema(pa.schema([("t", pa.timestamp(unit))])).json()

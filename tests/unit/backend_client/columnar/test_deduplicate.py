@@ -1,4 +1,4 @@
-"""Repetitions of a key within a time."""
+"""Duplicates of a key within a period."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def seconds(output: list[Any]) -> list[tuple[Any, float]]:
 
 
 def test_repetitions_are_dropped() -> None:
-    """One row passes, then none for a while, also over batches; late rows and rows without time are dropped."""
+    """One row passes, then none within the period, also across batches; late rows and rows without time are dropped."""
     task = Task(Deduplicate("at", within=10 * SECOND), ROWS)
 
     assert seconds(task.run([row(1, 5), row(1, 3), row(1, 13), row(2, 3), row(None, 3)])) == [
@@ -36,7 +36,7 @@ def test_repetitions_are_dropped() -> None:
 
 
 def test_state_ends_with_the_watermark() -> None:
-    """State goes when the watermark has passed its time, without any row of its key."""
+    """State is removed when the watermark passes its end, even without a row of its key."""
     task = Task(Deduplicate("at", within=10 * SECOND), ROWS)
     task.run([row(key, 1) for key in range(20)])
     assert len(task.table.entries) == 40
@@ -55,7 +55,7 @@ def test_state_ends_with_the_watermark() -> None:
     )
 )
 def test_passed_rows_equal_model(given_batches: list[Any]) -> None:
-    """I14: which rows pass is what going through them by time gives, whatever state has ended meanwhile."""
+    """I14: the rows that pass are those of a pass in time order, whatever state has ended meanwhile."""
     task = Task(Deduplicate("at", within=10 * SECOND), ROWS)
     last: dict[Any, int] = {}
     watermark = 0
@@ -74,7 +74,7 @@ def test_passed_rows_equal_model(given_batches: list[Any]) -> None:
 
 
 def test_impossible_arguments_are_refused() -> None:
-    """A column without times, or no time at all, is refused when the query is made."""
+    """A column without times, or a period of zero, is refused when the query is created."""
     for column, within in (("v", SECOND), ("at", timedelta(0))):
         with pytest.raises(InvalidInputError):
             Task(Deduplicate(column, within), ROWS)

@@ -1,4 +1,4 @@
-"""Keys of a batch as bytes and back."""
+"""Keys of a batch, encoded to bytes and decoded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COLUMNS = {
 
 @pytest.mark.parametrize("names", [["i"], ["s", "i"], list(COLUMNS)])
 def test_keys_come_back(names: list[str]) -> None:
-    """Keys are the bytes that other operators use, and columns come back, with numbers behind them or without."""
+    """Keys have the bytes that other operators use; columns are read back, with or without numbers after the keys."""
     batch = pa.RecordBatch.from_pydict({name: COLUMNS[name] for name in names})
     schema = from_arrow_schema(batch.schema).json()
     keys = KeyColumns(schema, batch.schema)
@@ -49,7 +49,7 @@ def test_keys_come_back(names: list[str]) -> None:
 
 @pytest.mark.parametrize("damaged", [b"\x92\x01\x02", b"\xc1", b"\x91\xa1a", b"\x01"])
 def test_damaged_keys_are_an_error(damaged: bytes) -> None:
-    """I10: what is no key of these columns is refused."""
+    """I10: bytes that are not a key of these columns are refused."""
     fields = pa.schema([("i", pa.int32())])
     with pytest.raises(CorruptDataError, match="keys"):
         KeyColumns(from_arrow_schema(fields).json(), fields).decode([damaged], with_number=False)
@@ -57,7 +57,7 @@ def test_damaged_keys_are_an_error(damaged: bytes) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_long_keys_come_back(count: int) -> None:
-    """Keys of more than 100 MB, together or one alone, are read back like short ones."""
+    """Keys of more than 100 MB, in total or in one key, are read back like short ones."""
     fields = pa.schema([("url", pa.string())])
     keys = KeyColumns(from_arrow_schema(fields).json(), fields)
     batch = pa.RecordBatch.from_pydict({"url": ["/" * (110_000_000 // count)] * count}, fields)

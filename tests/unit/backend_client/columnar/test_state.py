@@ -1,4 +1,4 @@
-"""Entries of columnar state that end, and how many of them are taken at once."""
+"""Entries of columnar state with an end, and how many are read at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEY_BYTES, KEYS = 1 << 20, 20
 
 
 def test_long_keys_that_end_are_taken_in_parts() -> None:
-    """However long its keys are, state that ends is never in memory as a whole: it goes in parts of some megabytes."""
+    """However long its keys are, expired state is read in chunks of a few megabytes, never as a whole."""
     table, writer = Table(), Writer()
     codec = StateColumns(pa.schema([("n", pa.int64())]))
     state = ColumnarState(codec, KEY_GROUPS, 1, 2, table.get_many, table.between)

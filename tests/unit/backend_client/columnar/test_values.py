@@ -1,4 +1,4 @@
-"""State columns as bytes."""
+"""State columns, encoded to bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CASES: dict[pa.DataType, st.SearchStrategy[Any]] = {
 
 @st.composite
 def batches(draw: st.DrawFn) -> pa.RecordBatch:
-    """Draw some columns of some types, with nulls, and possibly a part of a longer array."""
+    """Draw columns of several types, with nulls, and sometimes a slice of a longer array."""
     kinds = draw(st.lists(st.sampled_from(list(CASES)), min_size=1, max_size=10))
     rows = draw(st.integers(0, 8))
     skipped = draw(st.integers(0, min(rows, 2)))
@@ -44,8 +44,8 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
 
 
 @given(batches(), st.data())
-def test_state_comes_back_as_it_was(batch: pa.RecordBatch, data: st.DataObject) -> None:
-    """I15: values of all types, nulls too, are read as they were written; a key without a value has nulls."""
+def test_state_is_read_back_unchanged(batch: pa.RecordBatch, data: st.DataObject) -> None:
+    """I15: values of all types, including nulls, are read as they were written; a key without a value has nulls."""
     codec = StateColumns(batch.schema)
     stored = codec.encode(batch).to_pylist()
     absent = data.draw(st.lists(st.booleans(), min_size=len(stored), max_size=len(stored)))
@@ -56,11 +56,11 @@ def test_state_comes_back_as_it_was(batch: pa.RecordBatch, data: st.DataObject) 
     columns.validate(full=True)
     assert present.tolist() == [not gone for gone in absent]
     expected = [dict.fromkeys(row) if gone else row for row, gone in zip(batch.to_pylist(), absent, strict=True)]
-    assert repr(columns.to_pylist()) == repr(expected)  # repr: a not-a-number is itself
+    assert repr(columns.to_pylist()) == repr(expected)  # repr: NaN does not equal itself
 
 
 def test_layout_stays() -> None:
-    """The bytes of version 1 are those of docs/columnar.md, for what is stored has to be read for ever."""
+    """The bytes of version 1 are those of docs/columnar.md: stored data must stay readable."""
     batch = pa.RecordBatch.from_pydict(
         {"n": pa.array([1, None]), "t": pa.array(["é", None]), "b": pa.array([True, False])}
     )
@@ -76,28 +76,28 @@ def test_layout_stays() -> None:
     ids=["empty", "short", "unknown version", "long"],
 )
 def test_damaged_value_is_an_error(damaged: bytes) -> None:
-    """I10: what is no value of the schema is refused."""
+    """I10: bytes that are not a value of the schema are refused."""
     codec = StateColumns(pa.schema([("n", pa.int64())]))
     with pytest.raises(CorruptDataError, match="columnar state"):
         codec.decode(pa.array([bytes.fromhex("01 00 0100000000000000"), damaged], pa.binary()))
 
 
 def test_text_longer_than_its_value_is_an_error() -> None:
-    """I10: a length that points behind the value is refused."""
+    """I10: a length that exceeds the value is refused."""
     codec = StateColumns(pa.schema([("t", pa.string())]))
     with pytest.raises(CorruptDataError, match="length"):
         codec.decode(pa.array([bytes.fromhex("01 00 ffffffff 61")], pa.binary()))
 
 
 def test_impossible_type_is_refused() -> None:
-    """A type without a form in state is refused before the query starts."""
+    """A type that state cannot hold is refused before the query starts."""
     with pytest.raises(InvalidInputError, match="list"):
         StateColumns(pa.schema([("l", pa.list_(pa.int64()))]))
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int32()])
 def test_other_columns_are_refused(kind: pa.DataType) -> None:
-    """A processor that returns other names or types than it said is told so."""
+    """A processor that returns other names or types than it declared gets an error that says so."""
     codec = StateColumns(pa.schema([("n", pa.int64())]))
     name = "m" if kind == pa.int64() else "n"
     with pytest.raises(InvalidInputError, match="state_schema"):

@@ -1,4 +1,4 @@
-"""What columnar operators ask of the watermark of their input, before the query starts."""
+"""Requirements of columnar operators on the watermark of their input, checked before the query starts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plan(processor: ColumnarProcessor, mode: str, *marked: str, is_first: bool =
 
 
 def test_append_mode_needs_a_watermark() -> None:
-    """Windows that no watermark ends would never be put out, while their state grows: the query does not start."""
+    """Windows that no watermark ends would never be emitted while their state grows, so the query does not start."""
     with pytest.raises(InvalidInputError, match=r"Aggregate .* no watermark: call withWatermark on 'at'.*'Update'"):
         plan(WINDOWS, "Append")
 
@@ -49,10 +49,10 @@ def test_append_mode_needs_a_watermark() -> None:
     ("processor", "mode"),
     [(WINDOWS, "Update"), (REPETITIONS, "Append"), (REPETITIONS, "Update"), (Ending(), "Append")],
 )
-def test_state_without_end_is_warned_of(
+def test_state_without_end_causes_a_warning(
     processor: ColumnarProcessor, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where there is output without a watermark, a warning says that state never ends."""
+    """If an operator emits output without a watermark, a warning says that its state never ends."""
     with caplog.at_level(logging.WARNING, "backend_client"):
         plan(processor, mode)
 
@@ -67,24 +67,24 @@ def test_state_without_end_is_warned_of(
 def test_watermark_of_another_column_is_refused(
     processor: ColumnarProcessor, mode: str, *, is_first: bool, words: str
 ) -> None:
-    """Times are compared with the watermark of their own column; with another one, rows would be lost as late."""
+    """Times are compared with the watermark of their own column; with another one, rows would be dropped as late."""
     with pytest.raises(InvalidInputError, match=f"times in 'at', but the watermark is on 'came': .*{words}"):
         plan(processor, mode, "came", is_first=is_first)
 
 
 @pytest.mark.parametrize("processor", [WINDOWS, REPETITIONS, Ending(), Aggregate(Count())])
 @pytest.mark.parametrize("is_first", [True, False])
-def test_fitting_watermark_is_taken(
+def test_fitting_watermark_is_accepted(
     processor: ColumnarProcessor, caplog: pytest.LogCaptureFixture, *, is_first: bool
 ) -> None:
-    """A watermark on the column itself, be it one of several, is what is asked for."""
+    """A watermark on the column itself is accepted, also if other columns have one."""
     plan(processor, "Update", "at", is_first=is_first)
     plan(processor, "Update", "came", "at", is_first=is_first)
     assert caplog.records == []
 
 
 def test_no_watermark_is_needed_without_ends(caplog: pytest.LogCaptureFixture) -> None:
-    """Totals that never end go without a watermark, and with any."""
+    """Totals that never end need no watermark and accept any."""
     plan(Aggregate(Count()), "Update")
     plan(Aggregate(Count()), "Update", "came")
     plan(Ending(), "Update", "came")
@@ -92,15 +92,15 @@ def test_no_watermark_is_needed_without_ends(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.parametrize("mode", ["Append", "Update"])
-def test_unmarked_times_behind_an_operator_are_warned_of(mode: str, caplog: pytest.LogCaptureFixture) -> None:
-    """What an operator puts out may suit the stream's watermark without a mark: a warning names the mark."""
+def test_unmarked_times_after_an_operator_cause_a_warning(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    """An operator's output may match the stream's watermark without a mark: a warning says how to set the mark."""
     plan(WINDOWS, mode, is_first=False)
     [record] = caplog.records
     assert "eventTimeColumnName" in record.getMessage()
 
 
 def test_rows_that_pass_keep_their_watermark() -> None:
-    """Behind Deduplicate, the next operator finds the watermark on the same column; windows put out other times."""
+    """After Deduplicate, the next operator finds the watermark on the same column; windows emit other times."""
     output = plan(REPETITIONS, "Append", "at").output_schema()
     assert {field.name: field.metadata for field in output} == {"k": {}, "at": {DELAY_KEY: 5000}, "came": {}}
     assert all(not field.metadata for field in plan(REPETITIONS, "Append").output_schema())
@@ -109,7 +109,7 @@ def test_rows_that_pass_keep_their_watermark() -> None:
 
 @pytest.mark.parametrize(("marked", "known"), [(["at"], 0), ([], None)])
 def test_watermark_begins_at_1970(marked: list[str], known: int | None) -> None:
-    """Rows up to 1970 are late from the first batch on, as on Spark; without a watermark none are, though it says 0."""
+    """Rows up to 1970 are late from the first batch on, as in Spark; without a watermark (then it is 0), none are."""
     moments = plan(WINDOWS, "Update", *marked).moments(BatchTime(5, 0, 0))
 
     assert [moment.watermark_ms for moment in moments] == [known, known]
@@ -117,7 +117,7 @@ def test_watermark_begins_at_1970(marked: list[str], known: int | None) -> None:
 
 @pytest.mark.parametrize("text", [StringType("UTF8_LCASE"), ArrayType(StructType().add("x", StringType("UNICODE_CI")))])
 def test_text_that_is_not_compared_by_bytes_is_refused(text: DataType) -> None:
-    """Arrow drops a collation: minima, maxima and later comparisons would be those of other text."""
+    """Arrow drops a collation, so minima, maxima and later comparisons would be wrong."""
     rows = StructType().add("k", StringType()).add("v", text)
 
     with pytest.raises(InvalidInputError, match=r"'v' .*collation other than UTF8_BINARY.*cast it"):

@@ -1,4 +1,4 @@
-"""Aggregations by windows of event time."""
+"""Aggregations over event-time windows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ms(second: float) -> int:
 
 
 def test_windows_end_with_the_watermark() -> None:
-    """Append mode gives each window once, when it is over, and late rows of it are dropped; its state is gone then."""
+    """In append mode a window is emitted once, at its end; its late rows are dropped, and its state is removed."""
     task = Task(Aggregate(Count(), Sum("v"), windows=tumbling("at", 10 * SECOND)), ROWS, "Append")
 
     assert task.run([row(1, 1), row(1, 9.999, 5), row(1, 10), row(2, 3)], None) == []
@@ -54,8 +54,8 @@ def test_windows_end_with_the_watermark() -> None:
     assert task.late_rows == [0, 0, 1, 0]
 
 
-def test_windows_behind_another_operator_end_behind_its_rows() -> None:
-    """Rows up to the new watermark are not late, and are in the windows that it ends; what is left is known."""
+def test_windows_after_another_operator_end_after_its_rows() -> None:
+    """Rows up to the new watermark are not late and belong to the windows that it ends; the next end is reported."""
     task = Task(Aggregate(Count(), windows=tumbling("at", 10 * SECOND)), ROWS, "Append")
 
     assert task.run([row(1, 1), row(2, 1), row(1, 11)], None) == []
@@ -71,7 +71,7 @@ def test_windows_behind_another_operator_end_behind_its_rows() -> None:
 
 
 def test_update_mode_gives_changed_windows() -> None:
-    """Update mode gives the windows of the batch's rows; what ended goes without a word, as in Spark."""
+    """Update mode emits the windows of the batch's rows; ended windows are removed without output, as in Spark."""
     task = Task(Aggregate(Count(), windows=tumbling("at", 10 * SECOND)), ROWS)
 
     assert plain(task.run([row(1, 1), row(1, 11)])) == [(1, 0, 10, 1), (1, 10, 20, 1)]
@@ -80,7 +80,7 @@ def test_update_mode_gives_changed_windows() -> None:
 
 
 def test_offset_moves_windows() -> None:
-    """Windows begin at the offset, also for times before 1970."""
+    """Windows start at the offset, also for times before 1970."""
     task = Task(Aggregate(Count(), windows=tumbling("at", 10 * SECOND, offset=3 * SECOND)), ROWS)
     assert plain(task.run([row(1, 2.9), row(1, 3)])) == [(1, -7, 3, 1), (1, 3, 13, 1)]
     before = -BEGIN_S - 1
@@ -97,7 +97,7 @@ def test_offset_moves_windows() -> None:
     st.sampled_from([(10, 10), (10, 5), (10, 4), (7, 3)]),
 )
 def test_sliding_windows_equal_model(given_batches: list[Any], sizes: tuple[int, int]) -> None:
-    """I14: each row counts in each of its windows that is not over, or as late; each window ends once, with all."""
+    """I14: each row counts in each of its open windows, or as late; each window ends once, with all its rows."""
     size, slide = sizes
     task = Task(Aggregate(Count(), windows=sliding("at", size * SECOND, slide * SECOND)), ROWS, "Append")
     open_windows: Counter[tuple[Any, int]] = Counter()
@@ -113,7 +113,7 @@ def test_sliding_windows_equal_model(given_batches: list[Any], sizes: tuple[int,
             del open_windows[window]
         late_rows = 0
         for key, second in rows:
-            late_rows += (second + BEGIN_S) // slide * slide - BEGIN_S + size <= watermark  # its newest window is over
+            late_rows += (second + BEGIN_S) // slide * slide - BEGIN_S + size <= watermark  # its newest window ended
             for start in range(-size - slide, second + 1):
                 aligned = (start + BEGIN_S) % slide == 0
                 if aligned and start <= second < start + size and start + size > watermark:
@@ -123,7 +123,7 @@ def test_sliding_windows_equal_model(given_batches: list[Any], sizes: tuple[int,
 
 
 def test_lost_entry_is_an_error() -> None:
-    """I10: an index that names state which is not there is damage, and no empty window."""
+    """I10: an index that names missing state is damage, not an empty window."""
     task = Task(Aggregate(Count(), windows=tumbling("at", 10 * SECOND)), ROWS)
     task.run([row(1, 1)])
     task.table.entries = {key: value for key, value in task.table.entries.items() if value == b""}
@@ -132,7 +132,7 @@ def test_lost_entry_is_an_error() -> None:
 
 
 def test_gaps_are_refused() -> None:
-    """Windows with gaps or without size are refused."""
+    """Windows with gaps or of size zero are refused."""
     for size, slide in ((10, 11), (10, 0), (0, 0)):
         with pytest.raises(InvalidInputError, match="slide"):
             sliding("at", size * SECOND, slide * SECOND)
@@ -140,6 +140,6 @@ def test_gaps_are_refused() -> None:
 
 @pytest.mark.parametrize("windows", [tumbling("v", SECOND), tumbling("nothing", SECOND)])
 def test_windows_need_a_time(windows: Windows) -> None:
-    """Windows over a column that holds no times are refused when the query is made."""
+    """Windows over a column without times are refused when the query is created."""
     with pytest.raises(InvalidInputError, match="timestamp column"):
         Task(Aggregate(Count(), windows=windows), ROWS)

@@ -1,4 +1,4 @@
-"""How a task hands a snapshot over; nothing of it may fail the task (I13)."""
+"""How a task hands over a snapshot; no failure of it fails the task (I13)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from backend_client.service.hand_over import hand_over_snapshot
 from backend_client.table.state_table import StateTable
 from dstl_service.wire import CheckpointRef
 from storage.errors import ConflictError, DstlError, InvalidInputError, UnavailableError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 
 class Sidecar:
-    """A service that takes a snapshot, or answers with an error."""
+    """A service that accepts a snapshot, or answers with an error."""
 
     def __init__(self, error: DstlError | None = None) -> None:
         self.error = error
@@ -42,12 +42,12 @@ def table(tmp_path: Path) -> Iterator[StateTable]:
 def hand_over(table: StateTable, sidecar: Sidecar) -> bool:
     """Hand a snapshot over."""
     version = CheckpointRef(7, 0, "u")
-    # Stand in for table and client.
+    # Replace table and client.
     return hand_over_snapshot(table, sidecar, "job", "op", KeyGroupRange(0, 9), version)  # type: ignore[arg-type]
 
 
 def test_sidecar_gets_the_folder(table: StateTable, tmp_path: Path) -> None:
-    """The sidecar hears which table at which version it is; the folder is its own from then on."""
+    """The sidecar gets the table's key groups, version and folder; the folder is the sidecar's from then on."""
     sidecar = Sidecar()
 
     assert hand_over(table, sidecar)
@@ -60,7 +60,7 @@ def test_sidecar_gets_the_folder(table: StateTable, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [UnavailableError, ConflictError, InvalidInputError])
 def test_refused_snapshot_fails_nothing(table: StateTable, tmp_path: Path, kind: type[DstlError]) -> None:
-    """I13: whatever the sidecar answers, the task goes on with its table, and no folder is left."""
+    """I13: whatever the sidecar answers, the task keeps its table, and no folder is left."""
     assert not hand_over(table, Sidecar(kind("no")))
 
     assert not list(tmp_path.glob("*.snapshot-*"))
@@ -70,7 +70,7 @@ def test_refused_snapshot_fails_nothing(table: StateTable, tmp_path: Path, kind:
 def test_snapshot_without_room_fails_nothing(
     table: StateTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I13, I16: a disk on which no snapshot can be made costs the snapshot, not the task."""
+    """I13, I16: a disk without room for a snapshot costs the snapshot, not the task."""
     (tmp_path / "0.snapshot-x").write_text("in the way")
     monkeypatch.setattr("uuid.uuid4", lambda: type("Fixed", (), {"hex": "x"}))
 
@@ -79,11 +79,11 @@ def test_snapshot_without_room_fails_nothing(
 
 
 def test_table_elsewhere_is_not_stored(table: StateTable) -> None:
-    """I10: a table that does not stand at the checkpoint in question never becomes its materialization."""
+    """I10: a table at another version than the checkpoint never becomes its materialization."""
     sidecar = Sidecar()
     version = CheckpointRef(8, 0, "u")
     groups = KeyGroupRange(0, 9)
 
-    # Stand in for table and client.
+    # Replace table and client.
     assert not hand_over_snapshot(table, sidecar, "job", "op", groups, version)  # type: ignore[arg-type]
     assert sidecar.posted == []

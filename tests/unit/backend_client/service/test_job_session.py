@@ -15,7 +15,7 @@ from storage.errors import InvalidInputError
 
 @pytest.fixture
 def token_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what tells the token that a client of these settings sends."""
+    """Return a function that returns the token which a client with given settings sends."""
     for name in ("DSTL_TOKEN", "DSTL_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     seen: list[Any] = []
@@ -33,7 +33,7 @@ def token_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_token_comes_from_file_then_environment(
     service: str | None, token_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The option's file wins over the environment's file, that over the environment's token; the first line counts."""
+    """The option's file comes first, then the environment's file, then its token; only the first line counts."""
     files = [tmp_path / "option", tmp_path / "environment"]
     for path in files:
         path.write_text(f"{path.name}-token\nolder\n", encoding="utf-8")
@@ -47,7 +47,7 @@ def test_token_comes_from_file_then_environment(
 
 
 def test_missing_token_file_is_an_error(token_of: Any, tmp_path: Path) -> None:
-    """A token file that was named must be there."""
+    """A token file that is set must exist."""
     with pytest.raises(InvalidInputError, match="cannot be read"):
         token_of(token_file=str(tmp_path / "none"))
 
@@ -56,7 +56,7 @@ def test_missing_token_file_is_an_error(token_of: Any, tmp_path: Path) -> None:
 def test_impatient_client_kills_no_sidecar_early(
     monkeypatch: pytest.MonkeyPatch, patience_s: float, own_s: float | None, expected_s: float
 ) -> None:
-    """How long a sidecar may be silent follows from the job's patience; a health check in between has none."""
+    """The time after which a silent sidecar counts as hung follows from the job's patience; a health check has none."""
     ensured: list[Any] = []
     monkeypatch.setattr(job_session, "ServiceClient", lambda _a, _t, _p, ensure, **_o: ensured.append(ensure))
 

@@ -1,4 +1,4 @@
-"""The sidecar that starts itself: once per host and storage, and again when it was killed."""
+"""The sidecar that starts automatically: once per host and storage, and again after it was killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def pid_of(service: EmbeddedService) -> int:
-    """Return the process id that the service itself tells."""
+    """Return the process id that the service reports."""
     client = ServiceClient(service.address, patience_s=30)
     try:
         return int(client.get("/v1/info")["pid"])
@@ -38,7 +38,7 @@ def pid_of(service: EmbeddedService) -> int:
 
 
 def end(pid: int, how: int = signal.SIGKILL) -> None:
-    """End a process that these tests started, and wait for it where it is a child."""
+    """End a process that these tests started; wait for it if it is a child."""
     with suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, how)
         os.waitpid(pid, 0)
@@ -46,7 +46,7 @@ def end(pid: int, how: int = signal.SIGKILL) -> None:
 
 @pytest.fixture
 def service() -> Iterator[EmbeddedService]:
-    """Return where a sidecar is to live, in a folder with a short name; whoever lives there at the end is ended."""
+    """Return where a sidecar will run, in a folder with a short name; any process there is ended after the test."""
     with tempfile.TemporaryDirectory(prefix="dl") as folder:
         made = EmbeddedService(f"file://{folder}/storage", f"{folder}/local", 60)
         yield made
@@ -55,7 +55,7 @@ def service() -> Iterator[EmbeddedService]:
 
 
 def test_threads_start_one_process(service: EmbeddedService) -> None:
-    """Many who need the sidecar at the same moment get the same one."""
+    """Threads that need the sidecar at the same time share one."""
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: service.ensure(), range(8)))
 
@@ -74,7 +74,7 @@ print(ServiceClient(service.address).get("/v1/info")["service_id"])
 
 
 def test_processes_start_one_process(service: EmbeddedService) -> None:
-    """Worker processes of a host share one sidecar, which outlives whoever started it."""
+    """Worker processes of a host share one sidecar, which outlives the process that started it."""
     command = [sys.executable, "-c", STARTER, service.storage, service.folder]
     starters = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     answers = {starter.communicate(timeout=60)[0].strip() for starter in starters}
@@ -85,7 +85,7 @@ def test_processes_start_one_process(service: EmbeddedService) -> None:
 
 
 def test_running_process_is_kept(service: EmbeddedService) -> None:
-    """Who finds a sidecar that answers starts none."""
+    """A client that finds an answering sidecar starts none."""
     service.ensure()
     before = pid_of(service)
     service.ensure()
@@ -109,9 +109,9 @@ def test_killed_process_is_started_again(service: EmbeddedService) -> None:
 @pytest.mark.parametrize("recorded", [True, False])
 def test_hung_process_is_replaced(service: EmbeddedService, *, recorded: bool) -> None:
     """
-    A client whose sidecar hangs gets its answer from a new one, within its patience; the old one is gone.
+    A client whose sidecar hangs gets its answer from a new one, within its patience; the old one is ended.
 
-    Also where its process id is not on record: who started it may have ended before, or another start was in vain.
+    This also works without a recorded process id: the starter may have ended first, or another start may have failed.
     """
     impatient = replace(service, answer_timeout_s=3.0)
     impatient.ensure()
@@ -124,12 +124,12 @@ def test_hung_process_is_replaced(service: EmbeddedService, *, recorded: bool) -
     client.close()
 
     assert after["pid"] != before["pid"]
-    with suppress(psutil.NoSuchProcess):  # where nobody reaps orphans, it stays as a zombie
+    with suppress(psutil.NoSuchProcess):  # without a process that reaps orphans, it stays as a zombie
         assert psutil.Process(before["pid"]).status() == psutil.STATUS_ZOMBIE
 
 
 def test_slow_answer_is_waited_for() -> None:
-    """A request that takes long is sent once, whatever signs of life its service is asked for meanwhile."""
+    """A slow request is sent once, whatever health checks its service gets meanwhile."""
     with tempfile.TemporaryDirectory(prefix="dl") as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/s")
         listener.listen()
@@ -154,8 +154,8 @@ def test_slow_answer_is_waited_for() -> None:
     assert served.result().count(b"POST /v1/x") == 1
 
 
-def test_answer_is_waited_for_where_nobody_can_look_after_the_service() -> None:
-    """A request whose service is slow gets its answer, though it cannot be told whether the service hangs."""
+def test_slow_answer_is_waited_for_without_health_checks() -> None:
+    """A slow request gets its answer even if the client cannot find out whether the service hangs."""
     with tempfile.TemporaryDirectory(prefix="dl") as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/s")
         listener.listen()
@@ -180,9 +180,9 @@ def test_answer_is_waited_for_where_nobody_can_look_after_the_service() -> None:
             served.result()
 
 
-def test_start_costs_no_patience() -> None:
-    """A request whose service hangs goes to the new one, also where the start took longer than the patience."""
-    patience_s = 2.0  # what is left of it behind the start is enough for a busy machine
+def test_slow_start_does_not_use_up_the_patience() -> None:
+    """A request to a hung service is sent to the new one, even if the start took longer than the patience."""
+    patience_s = 2.0  # the time left after the start is enough for a busy machine
     with tempfile.TemporaryDirectory(prefix="dl") as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/s")
         listener.listen()
@@ -212,7 +212,7 @@ def test_start_costs_no_patience() -> None:
 
 
 def test_foreign_listener_is_left_alone(service: EmbeddedService) -> None:
-    """Who listens without an answer and was not started here is not ended: the error says what to do."""
+    """A silent listener that was not started here is not killed: the error says what to do."""
     Path(service.folder).mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(service.socket_path)
@@ -220,11 +220,11 @@ def test_foreign_listener_is_left_alone(service: EmbeddedService) -> None:
         with pytest.raises(UnavailableError, match="kill it by hand"):
             replace(service, answer_timeout_s=0.1).ensure()
     Path(service.socket_path).unlink()
-    service.ensure()  # for the fixture to end
+    service.ensure()  # the fixture ends it
 
 
 def fill_queue(service: EmbeddedService, listener: socket.socket) -> list[socket.socket]:
-    """Listen where the sidecar does, and return connections that are as many as may wait to be taken."""
+    """Listen at the sidecar's address, and return as many connections as the accept queue holds."""
     Path(service.folder).mkdir(mode=0o700)
     listener.bind(service.socket_path)
     listener.listen(0)
@@ -238,7 +238,7 @@ def fill_queue(service: EmbeddedService, listener: socket.socket) -> list[socket
 
 
 def test_full_queue_is_waited_for(service: EmbeddedService) -> None:
-    """A sidecar that takes no connection for a moment, as so many come at once, is waited for and not killed."""
+    """A sidecar whose accept queue is full for a moment is waited for, not killed."""
     with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as pool:
         waiting = fill_queue(service, listener)
         ensured = pool.submit(replace(service, answer_timeout_s=60.0).ensure)
@@ -254,11 +254,11 @@ def test_full_queue_is_waited_for(service: EmbeddedService) -> None:
                     wait([ensured])
         assert ensured.exception() is None
     Path(service.socket_path).unlink()
-    service.ensure()  # for the fixture to end
+    service.ensure()  # the fixture ends it
 
 
 def test_sidecar_of_another_storage_is_left_alone(service: EmbeddedService) -> None:
-    """A process whose id stands in an old file is not killed for a socket that is not its own."""
+    """A process whose id is in an old file is not killed for a socket that is not its own."""
     command = [sys.executable, "-c", "input()", "dstl_service", "serve", "--socket", f"{service.folder}/other.sock"]
     other = subprocess.Popen(command, stdin=subprocess.PIPE)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -271,28 +271,28 @@ def test_sidecar_of_another_storage_is_left_alone(service: EmbeddedService) -> N
         for client in waiting:
             client.close()
     Path(service.socket_path).unlink()
-    service.ensure()  # for the fixture to end
+    service.ensure()  # the fixture ends it
 
 
 def test_failed_start_shows_log() -> None:
-    """A sidecar that cannot start is an error with the end of its log."""
+    """The error for a sidecar that cannot start shows the end of its log."""
     with tempfile.TemporaryDirectory(prefix="dl") as folder, pytest.raises(UnavailableError, match="unknown store URL"):
         EmbeddedService("strange://x", folder, 60).ensure()
 
 
 def no_process(*_: object, **options: Any) -> None:
-    """Fail as a shell that cannot fork does."""
+    """Fail like a shell that cannot fork."""
     options["stderr"].write(b"sh: 1: Cannot fork\n")
     raise subprocess.CalledProcessError(2, ["/bin/sh", "-c", "a long command"])
 
 
 def no_memory(*_: object, **__: object) -> None:
-    """Fail as a process does that cannot be copied."""
+    """Fail like a process that cannot be forked."""
     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
 
 def no_answer(*_: object, **__: object) -> subprocess.CompletedProcess[bytes]:
-    """Return what a shell leaves that could not write."""
+    """Return the output of a shell that could not write."""
     return subprocess.CompletedProcess([], 0, stdout=b"")
 
 
@@ -304,10 +304,10 @@ def no_answer(*_: object, **__: object) -> subprocess.CompletedProcess[bytes]:
         (no_answer, "ValueError"),
     ],
 )
-def test_start_that_the_system_refuses_says_what_to_do(
+def test_refused_start_names_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any], why: str
 ) -> None:
-    """A sidecar for which there is no process is an error that a query repeats, with the log and where to look."""
+    """If the system refuses to start a sidecar, the error is one that the query retries; it names log and cause."""
     monkeypatch.setattr(subprocess, "run", run)
     with tempfile.TemporaryDirectory(prefix="dl") as folder:
         service = EmbeddedService(f"file://{tmp_path}", folder, 60)
@@ -323,7 +323,7 @@ def test_start_that_the_system_refuses_says_what_to_do(
 def test_file_that_cannot_be_written_is_an_error_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    """A file of the sidecar's that the disk refuses is named, and no bare OSError ends the query."""
+    """If the disk refuses a file of the sidecar, the error names the file; it is not a bare OSError."""
     monkeypatch.setattr(
         subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=str(os.getpid()).encode())
     )
@@ -335,7 +335,7 @@ def test_file_that_cannot_be_written_is_an_error_with_its_name(
 
 
 def test_long_folder_is_refused(tmp_path: Path) -> None:
-    """A folder whose socket's name is too long for the kernel is refused with the setting to change."""
+    """A folder whose socket path is too long for the kernel is refused with the setting to change."""
     with pytest.raises(InvalidInputError, match="local_dir"):
         EmbeddedService("file:///s", str(tmp_path / ("x" * 100)), 60).ensure()
 
@@ -349,7 +349,7 @@ def test_storages_have_processes_of_their_own() -> None:
 
 
 def test_log_of_a_long_life_stays_small(service: EmbeddedService, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a sidecar lives, its log is a few files of a bounded size, and its errors go to the newest."""
+    """However long a sidecar runs, its log is a few files of bounded size, and errors go to the newest."""
     bytes_max = 4096
     monkeypatch.setenv("DSTL_LOG_FILE_BYTES_MAX", str(bytes_max))
     service.ensure()
@@ -362,7 +362,7 @@ def test_log_of_a_long_life_stays_small(service: EmbeddedService, monkeypatch: p
             break
 
     names = [log.name, *(f"{log.name}.{number}" for number in (1, 2, 3))]
-    # A line behind the last answer may begin a file anew just now.
+    # A line after the last answer may start a new file at this moment.
     wait_until(lambda: sorted(file.name for file in log.parent.glob(f"{log.name}*")) == names, what="the log's files")
     files = [log.with_name(name) for name in names]
     assert all(file.stat().st_size <= bytes_max for file in files)

@@ -1,4 +1,4 @@
-"""One task's end of the log."""
+"""The log writer of one task."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dstl_service.wire import ChangeSetRef, LogTarget
 from storage.change_set import decode_change_set
 from storage.checksum import checksum64
 from storage.errors import OverloadedError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 TARGET = LogTarget("job", "op", 5, 2, 77, 3, KeyGroupRange(10, 19))
 
 
 class MemoryClient(ServiceClient):
-    """A service that takes sets in and makes them durable, in memory; refuses where it is told to."""
+    """A service that receives sets and makes them durable, in memory; refuses where it is told to."""
 
     def __init__(self) -> None:
         super().__init__("http://nowhere")
@@ -29,7 +29,7 @@ class MemoryClient(ServiceClient):
     def append(
         self, target: LogTarget, sqn: int, payload: bytes, checksum: int, count: int, *, preemptive: bool
     ) -> ChangeSetRef:
-        """Take a set in."""
+        """Receive a set."""
         if self.is_full:
             raise OverloadedError("full")
         assert checksum == checksum64(payload)
@@ -68,7 +68,7 @@ def test_sets_get_rising_numbers(client: MemoryClient) -> None:
 
 
 def test_second_pass_goes_on_with_the_numbers_of_the_first(client: MemoryClient) -> None:
-    """I2: sets that follow those of another attempt are told from those of an attempt beside it."""
+    """I2: sets that continue those of another attempt are distinguished from those of a concurrent attempt."""
     writer = LogWriter(client, TARGET, first_sqn=2)
     for value in (b"1", b"2"):
         writer.append({b"a": value}, preemptive=True)
@@ -87,7 +87,7 @@ def test_empty_set_is_not_sent(client: MemoryClient) -> None:
 
 
 def test_refused_set_keeps_its_number(client: MemoryClient) -> None:
-    """I8: a set that was not taken is counted nowhere, so sending it again gives it the same number."""
+    """I8: a refused set is not counted, so sending it again gives it the same number."""
     writer = writer_of(client)
     client.is_full = True
     with pytest.raises(OverloadedError):
@@ -100,7 +100,7 @@ def test_refused_set_keeps_its_number(client: MemoryClient) -> None:
 
 
 def test_durable_sets_carry_handles(client: MemoryClient) -> None:
-    """I5: after the wait every reference carries the handle of its own set."""
+    """I5: after the wait, every reference has the handle of its own set."""
     writer = writer_of(client)
     for key in (b"a", b"b"):
         writer.append({key: b"1"}, preemptive=False)
@@ -110,7 +110,7 @@ def test_durable_sets_carry_handles(client: MemoryClient) -> None:
 
 
 def test_only_new_sets_are_made_durable(client: MemoryClient) -> None:
-    """Sets that have their handle already are not asked for again."""
+    """Sets that already have a handle are not requested again."""
     writer = writer_of(client)
     writer.make_durable()
     for key in (b"a", b"b"):

@@ -1,4 +1,4 @@
-"""Nothing is sent to, and nothing taken from, another user of the host who was there first."""
+"""Nothing is sent to, or accepted from, another user of the host who was there first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.other_user import IS_ROOT, NOBODY, another_user
 
 
 class Impostor:
-    """A process of another user that listens where a sidecar would, and keeps what it is sent."""
+    """A process of another user that listens at the sidecar's address and keeps what it receives."""
 
     def __init__(self, folder: str) -> None:
         self.path = f"{folder}/s.sock"
@@ -41,7 +41,7 @@ class Impostor:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            with connection, suppress(OSError):  # who is refused may be gone
+            with connection, suppress(OSError):  # a refused client may be gone
                 self.got.append(connection.recv(1000))
                 connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
 
@@ -54,7 +54,7 @@ class Impostor:
 
 @contextmanager
 def as_somebody_else(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let what is made within this context be another user's; without root, let the kernel seem to say so."""
+    """Make what is created in this context belong to another user; without root, make the kernel appear to say so."""
     with ExitStack() as stack:
         if IS_ROOT:
             stack.enter_context(another_user())
@@ -65,7 +65,7 @@ def as_somebody_else(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def impostor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Impostor]:
-    """Return who answers in a sidecar's place."""
+    """Return a process that answers in the sidecar's place."""
     with as_somebody_else(monkeypatch):
         folder = tempfile.TemporaryDirectory(prefix="di")
         made = Impostor(folder.name)
@@ -85,7 +85,7 @@ def test_other_user_who_listens_gets_nothing(impostor: Impostor) -> None:
 
 
 def test_named_user_may_listen(impostor: Impostor) -> None:
-    """A sidecar of a user who is named is as good as one's own."""
+    """A sidecar of a trusted user is accepted like one's own."""
     client = ServiceClient(f"unix://{impostor.path}", "secret", patience_s=30, trust=Trust.parse(str(NOBODY)))
 
     assert client.get("/v1/info") == {}
@@ -93,7 +93,7 @@ def test_named_user_may_listen(impostor: Impostor) -> None:
 
 
 def test_other_user_in_place_of_the_embedded_sidecar_is_refused(impostor: Impostor, tmp_path: Path) -> None:
-    """One's own folder does not make a listener of another user a sidecar."""
+    """A listener of another user is refused even in one's own folder."""
     service = EmbeddedService("file:///s", str(tmp_path), 60)
     os.symlink(impostor.path, service.socket_path)
 
@@ -103,8 +103,8 @@ def test_other_user_in_place_of_the_embedded_sidecar_is_refused(impostor: Impost
 
 @pytest.mark.parametrize("use", ["connect", "ensure", "tables"])
 def test_folder_that_others_can_write_is_not_used(use: str) -> None:
-    """Who may write `local_dir` could be the sidecar and could lay out tables; it is looked at before each use."""
-    with tempfile.TemporaryDirectory(prefix="di") as name:  # short enough for a socket's path
+    """A user who may write to `local_dir` could pose as the sidecar or plant tables, so each use checks it."""
+    with tempfile.TemporaryDirectory(prefix="di") as name:  # short enough for a socket path
         folder = Path(name)
         folder.chmod(0o777)
         settings = BackendSettings("file:///s", "job", local_dir=name)
@@ -121,7 +121,7 @@ def test_folder_that_others_can_write_is_not_used(use: str) -> None:
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can be another user")
 def test_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
-    """Who made the folder first does not get the socket and the tables in it, unless the settings name them."""
+    """A user who made the folder first gets neither socket nor tables, unless the settings name that user."""
     with another_user(), tempfile.TemporaryDirectory(prefix="di") as folder:
         os.chmod(folder, 0o755)
         settings = BackendSettings("file:///s", "job", local_dir=folder)
@@ -135,9 +135,9 @@ def test_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
 
 
 def test_lock_that_is_a_link_is_not_truncated(tmp_path: Path) -> None:
-    """What a planted link in the lock's place leads to stays as it is."""
+    """The target of a planted link in place of the lock stays unchanged."""
     (tmp_path / "target").write_text("precious", encoding="utf-8")
-    with tempfile.TemporaryDirectory(prefix="dl") as folder:  # in `tmp_path`, a socket's path may be too long
+    with tempfile.TemporaryDirectory(prefix="dl") as folder:  # in `tmp_path`, a socket path may be too long
         service = EmbeddedService("strange://x", folder, 60)
         Path(service.socket_path).with_suffix(".lock").symlink_to(tmp_path / "target")
 
@@ -147,7 +147,7 @@ def test_lock_that_is_a_link_is_not_truncated(tmp_path: Path) -> None:
 
 
 def test_default_folder_is_named_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No name from the environment leads a user to another one's folder."""
+    """No user name from the environment leads a user to another one's folder."""
     monkeypatch.delenv("DSTL_LOCAL_DIR", raising=False)
     monkeypatch.setenv("LOGNAME", "somebody-else")
 
@@ -155,7 +155,7 @@ def test_default_folder_is_named_by_number(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_host_says_whom_it_trusts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The option counts, else the host's own environment."""
+    """The option takes precedence over the host's own environment."""
     monkeypatch.setenv("DSTL_TRUSTED_UIDS", "7")
     monkeypatch.setenv("DSTL_TRUSTED_DIR", "/volume")
 

@@ -17,7 +17,7 @@ from dstl_service.wire import CheckpointRef
 from storage.change_set import encode_change_set
 from storage.checksum import checksum64, checksum128
 from storage.errors import CorruptDataError, DstlError, UnavailableError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 GROUPS = KeyGroupRange(10, 19)
 BASE = CheckpointRef(7, 0, "u")
@@ -27,7 +27,7 @@ Frame = tuple[dict[str, Any], bytes]
 
 
 class ScriptedClient:
-    """A service that answers every restore with the same frames, and remembers what it was asked."""
+    """A service that answers every restore with the same frames and records the requests."""
 
     def __init__(self, *frames: Frame) -> None:
         self.frames = frames
@@ -37,7 +37,7 @@ class ScriptedClient:
     def restore(
         self, job: str, operator: str, key_groups: KeyGroupRange, from_checkpoint: str | None, to_checkpoint: str
     ) -> Iterator[Iterator[Frame]]:
-        """Give the frames."""
+        """Return the frames."""
         self.asked.append((from_checkpoint, to_checkpoint))
         yield iter(self.frames)
 
@@ -48,7 +48,7 @@ def plan(*, full: bool) -> Frame:
 
 
 def changed(changes: dict[bytes, bytes | None], first: int = 10, last: int = 19) -> Frame:
-    """Return the frame of a set that the owner of these key groups wrote."""
+    """Return the frame of a set written by the owner of these key groups."""
     payload = encode_change_set(changes)
     header = {
         "kind": "segment",
@@ -76,12 +76,12 @@ def table(tmp_path: Path) -> Iterator[StateTable]:
 
 
 def advance(table: StateTable, client: Any, base: CheckpointRef | None = BASE) -> int:
-    """Bring the table to the base; return how many changes were applied."""
+    """Bring the table to the base; return the number of applied changes."""
     return advance_to_base(table, client, "job", "op", GROUPS, base).changes
 
 
 def test_difference_is_added(table: StateTable) -> None:
-    """A table at an ancestor keeps its content and gets what came since, in order."""
+    """A table at an ancestor keeps its content and gets the later changes, in order."""
     client = ScriptedClient(plan(full=False), changed({key(10): b"1"}), changed({key(10): b"2", key(11): None}), END)
 
     assert advance(table, client) == 3
@@ -97,7 +97,7 @@ def test_full_restore_begins_empty(table: StateTable) -> None:
 
 
 def test_current_table_asks_nothing(table: StateTable) -> None:
-    """A table that is at the base already costs no request."""
+    """A table that is already at the base sends no request."""
     client = ScriptedClient()
 
     assert advance(table, client, CheckpointRef(3, 0, "u")) == 0
@@ -105,7 +105,7 @@ def test_current_table_asks_nothing(table: StateTable) -> None:
 
 
 def test_first_batch_empties_table(table: StateTable) -> None:
-    """Before the first checkpoint, whatever lies on the disk belongs to another job's life."""
+    """Before the first checkpoint, any content on the disk belongs to another life of the job."""
     client = ScriptedClient()
 
     assert advance(table, client, None) == 0
@@ -113,7 +113,7 @@ def test_first_batch_empties_table(table: StateTable) -> None:
 
 
 def test_other_key_groups_are_left_out(table: StateTable) -> None:
-    """I14: of a set that a wider owner wrote, only the table's own key groups are taken, both ends included."""
+    """I14: from a set of a wider owner, only the table's own key groups are applied, both ends included."""
     changes: dict[bytes, bytes | None] = {key(group): b"x" for group in (0, 9, 10, 19, 20, 300)}
     advance(table, ScriptedClient(plan(full=True), changed(changes, 0, 511), END))
 
@@ -121,7 +121,7 @@ def test_other_key_groups_are_left_out(table: StateTable) -> None:
 
 
 def test_damaged_payload_is_refused(table: StateTable) -> None:
-    """I10: bytes that changed on their way are never applied, and the table stays at its version."""
+    """I10: bytes that changed in transit are never applied, and the table stays at its version."""
     header, payload = changed({key(10): b"new"})
     client = ScriptedClient(plan(full=False), (header, payload[:-1] + b"?"), END)
     with pytest.raises(CorruptDataError, match=r"7\.seg"):
@@ -141,7 +141,7 @@ def test_damaged_payload_is_refused(table: StateTable) -> None:
 )
 @pytest.mark.parametrize("position", [0, 1, 2])
 def test_reported_error_is_raised(table: StateTable, frame: Frame, kind: type[DstlError], position: int) -> None:
-    """An error that the service reports anywhere in the stream is raised, and no version stands for a part."""
+    """An error that the service reports anywhere in the stream is raised, and a partial restore gets no version."""
     frames = [plan(full=False), changed({key(10): b"new"}), END]
     frames.insert(position, frame)
     with pytest.raises(kind):
@@ -151,19 +151,19 @@ def test_reported_error_is_raised(table: StateTable, frame: Frame, kind: type[Ds
 
 
 class ForgetfulClient(ScriptedClient):
-    """A service that no longer has what leads from an old table to the base, but all of the base."""
+    """A service that no longer has the changes from an old table to the base, but has the whole base."""
 
     def restore(
         self, job: str, operator: str, key_groups: KeyGroupRange, from_checkpoint: str | None, to_checkpoint: str
     ) -> Any:
-        """Break off for who has something; give everything to who has nothing."""
+        """Fail for a table with content; send everything to an empty one."""
         if from_checkpoint is None:
             self.frames = (plan(full=True), changed({key(12): b"all"}), END)
         return super().restore(job, operator, key_groups, from_checkpoint, to_checkpoint)
 
 
 def test_old_table_is_rebuilt_where_the_difference_is_gone(table: StateTable) -> None:
-    """A table whose difference was deleted with subsumed checkpoints is emptied and restored whole."""
+    """If the changes since a table's version were deleted with subsumed checkpoints, the restore is a full one."""
     client = ForgetfulClient(plan(full=False), changed({key(10): b"1"}), ({"kind": "gone"}, b""))
 
     assert advance(table, client) == 1
@@ -172,7 +172,7 @@ def test_old_table_is_rebuilt_where_the_difference_is_gone(table: StateTable) ->
 
 
 class BreakingClient(ScriptedClient):
-    """A service whose streams break off after some frames, as often as told."""
+    """A service whose streams break after some frames, as often as set."""
 
     def __init__(self, breaks: int, *frames: Frame) -> None:
         super().__init__(*frames)
@@ -182,7 +182,7 @@ class BreakingClient(ScriptedClient):
     def restore(
         self, job: str, operator: str, key_groups: KeyGroupRange, from_checkpoint: str | None, to_checkpoint: str
     ) -> Iterator[Iterator[Frame]]:
-        """Give the frames, or only the first two."""
+        """Return the frames, or only the first two."""
         self.asked.append((from_checkpoint, to_checkpoint))
         yield iter(self.frames) if len(self.asked) > self.breaks else self._broken()
 
@@ -191,8 +191,8 @@ class BreakingClient(ScriptedClient):
         raise UnavailableError("broke off")
 
 
-def test_broken_stream_is_begun_again(table: StateTable) -> None:
-    """A sidecar that dies twice during a restore is asked a third time, from the table's version."""
+def test_broken_stream_is_resumed(table: StateTable) -> None:
+    """If a sidecar dies twice during a restore, it is asked a third time, from the table's version."""
     client = BreakingClient(2, plan(full=False), changed({key(10): b"1"}), changed({key(11): b"2"}), END)
 
     assert advance(table, client) == 2
@@ -211,7 +211,7 @@ def test_stream_that_keeps_breaking_is_reported(table: StateTable) -> None:
 
 
 def test_local_disk_is_not_tried_again(table: StateTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I16: what the disk does not take now it does not take a second time; another folder may, so it is said."""
+    """I16: an error of the local disk is not retried; the error says that another folder may work."""
 
     def fail(*_: Any) -> int:
         raise LocalDiskError("full")
@@ -225,7 +225,7 @@ def test_local_disk_is_not_tried_again(table: StateTable, monkeypatch: pytest.Mo
 
 
 def test_broken_full_restore_has_no_version(table: StateTable) -> None:
-    """A table that was emptied for a restore that then broke off stands at no checkpoint."""
+    """A table that was emptied for a restore that then broke has no version."""
     error = ({"kind": "error", "error": {"kind": "unavailable", "message": "away"}}, b"")
     with pytest.raises(UnavailableError):
         advance(table, ScriptedClient(plan(full=True), changed({key(10): b"new"}), error))
@@ -255,7 +255,7 @@ def full(snapshots: int) -> Frame:
 
 
 def test_own_snapshot_becomes_the_table(table: StateTable, tmp_path: Path) -> None:
-    """A snapshot of the table's own key groups is taken as it is; only the log behind it counts as changes."""
+    """A snapshot of exactly the table's key groups is adopted as it is; only the log after it counts as changes."""
     frames = snapshot_frames(tmp_path / "source", 10, 19, [[10, 19]])
     count = advance(table, ScriptedClient(full(1), *frames, changed({key(10): b"new", key(11): None}), END))
 
@@ -264,7 +264,7 @@ def test_own_snapshot_becomes_the_table(table: StateTable, tmp_path: Path) -> No
 
 
 def test_key_groups_are_copied_out_of_other_snapshots(table: StateTable, tmp_path: Path) -> None:
-    """I14: out of snapshots of other key groups, exactly those are taken that count, before the log."""
+    """I14: from snapshots of other key groups, exactly the needed ones are copied, before the log."""
     frames = [
         *snapshot_frames(tmp_path / "one", 0, 14, [[10, 11], [14, 14]]),
         *snapshot_frames(tmp_path / "two", 12, 30, [[12, 13], [15, 19]]),
@@ -276,14 +276,14 @@ def test_key_groups_are_copied_out_of_other_snapshots(table: StateTable, tmp_pat
 
 
 def test_wider_snapshot_is_not_taken_as_it_is(table: StateTable, tmp_path: Path) -> None:
-    """I14: a snapshot that holds more than the table's key groups leaves nothing of the others in the table."""
+    """I14: a snapshot with more than the table's key groups leaves nothing of the others in the table."""
     advance(table, ScriptedClient(full(1), *snapshot_frames(tmp_path / "source", 0, 30, [[10, 19]]), END))
 
     assert list(dict(table.items())) == [key(group) for group in range(10, 20)]
 
 
 def test_segment_counts_for_its_key_groups_only(table: StateTable) -> None:
-    """I14: of a set that a materialization replaces in part, only the other key groups are applied."""
+    """I14: from a set that a materialization replaces in part, only the other key groups are applied."""
     header, payload = changed({key(group): b"x" for group in range(10, 20)})
     advance(table, ScriptedClient(plan(full=True), ({**header, "counted": [[11, 12], [18, 19]]}, payload), END))
 
@@ -293,7 +293,7 @@ def test_segment_counts_for_its_key_groups_only(table: StateTable) -> None:
 @pytest.mark.parametrize("last", [19, 30])
 @pytest.mark.parametrize("position", [1, 2, 3])
 def test_error_within_snapshot_is_raised(table: StateTable, tmp_path: Path, last: int, position: int) -> None:
-    """I10: an error amid a snapshot is raised; the table keeps no part of it, nor anything beside it."""
+    """I10: an error within a snapshot is raised; the table keeps nothing of it, and no file stays beside it."""
     frames = [full(1), *snapshot_frames(tmp_path / "source", 10, last, [[10, 19]]), END]
     frames.insert(position, ({"kind": "error", "error": {"kind": "corrupt_data", "message": "bad 8.sst"}}, b""))
     with pytest.raises(CorruptDataError, match=r"8\.sst"):
@@ -303,8 +303,8 @@ def test_error_within_snapshot_is_raised(table: StateTable, tmp_path: Path, last
     assert not list(tmp_path.glob("*.incoming"))
 
 
-def test_broken_log_behind_snapshot_goes_on_from_it(table: StateTable, tmp_path: Path) -> None:
-    """A stream that breaks off behind the snapshot is begun again from the snapshot's version, without the snapshot."""
+def test_broken_log_after_snapshot_resumes_from_it(table: StateTable, tmp_path: Path) -> None:
+    """A stream that breaks after the snapshot is resumed from the snapshot's version, without the snapshot."""
 
     class Breaking(ScriptedClient):
         @contextmanager
@@ -325,26 +325,26 @@ def test_broken_log_behind_snapshot_goes_on_from_it(table: StateTable, tmp_path:
 
 
 def test_task_hears_of_snapshots(table: StateTable) -> None:
-    """I13: the plan tells the task whether to make a snapshot and which stored one to report; without both, neither."""
+    """I13: the plan tells the task whether to make a snapshot and which stored one to report, or neither."""
     told = {"kind": "plan", "full": False, "materialize": True, "materialized": {"uid": "m"}}
-    # Scripted, in place of a client.
+    # A scripted client.
     advanced = advance_to_base(table, ScriptedClient((told, b""), END), "job", "op", GROUPS, BASE)  # type: ignore[arg-type]
     assert (advanced.materialize, advanced.materialized) == (True, {"uid": "m"})
 
-    # Scripted, in place of a client.
+    # A scripted client.
     again = advance_to_base(table, ScriptedClient(), "job", "op", GROUPS, BASE)  # type: ignore[arg-type]
     assert (again.materialize, again.materialized) == (False, None)
 
 
 class ReadingClient:
-    """A service that gives change sets back, and breaks every stream off behind the first one."""
+    """A service that returns change sets and breaks every stream after the first one."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
 
     @contextmanager
     def read(self, job: str, epoch: int, refs: list[int]) -> Iterator[Iterator[Frame]]:
-        """Give the first set that is asked for."""
+        """Return the first requested set."""
         self.asked.append(len(refs))
         yield self._frames(refs)
 
@@ -356,7 +356,7 @@ class ReadingClient:
 
 
 def test_change_sets_are_read_one_at_a_time() -> None:
-    """What came before a stream broke off was handed on already, and is not asked for again."""
+    """Sets received before a stream broke were already handed on, and are not requested again."""
     client = ReadingClient()
     parts = read_change_sets(client, "job", 1, [1, 2, 3])  # type: ignore[arg-type, list-item]  # stand-ins
 

@@ -1,4 +1,4 @@
-"""HTTP to a service that answers, refuses, breaks off or is not there."""
+"""HTTP to a service that answers, refuses, breaks the connection or does not exist."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from storage.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 REASONS = {200: "OK", 204: "No Content"}
 
 
 def answer(status: int, body: bytes = b"{}", headers: str = "", length: int | None = None) -> bytes:
-    """Return the bytes of an HTTP answer; `length` may lie."""
+    """Return the bytes of an HTTP answer; `length` may be wrong."""
     length = len(body) if length is None else length
     head = f"HTTP/1.1 {status} {REASONS.get(status, 'Error')}\r\ncontent-length: {length}\r\n{headers}\r\n"
     return head.encode() + body
@@ -47,7 +47,7 @@ GOOD = answer(200, b'{"ok":true}')
 
 
 class ScriptedServer:
-    """Answers requests on a Unix socket by a script, in order, over however many connections; breaks off on `BREAK`."""
+    """Answers requests on a Unix socket by a script, in order, over any number of connections; `BREAK` breaks one."""
 
     def __init__(self, path: Path, *script: bytes) -> None:
         self.path = path
@@ -66,7 +66,7 @@ class ScriptedServer:
         return f"unix://{self.path}"
 
     def close(self) -> None:
-        """Stop to answer."""
+        """Stop answering."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
@@ -101,7 +101,7 @@ class ScriptedServer:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., ScriptedServer]]:
-    """Return what starts servers; they are stopped at the end."""
+    """Return a function that starts servers; they are stopped after the test."""
     servers: list[ScriptedServer] = []
 
     def start(*script: bytes) -> ScriptedServer:
@@ -115,7 +115,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ScriptedServer]]:
 
 @contextmanager
 def client_of(server: ScriptedServer, patience_s: float = 60.0, **options: Any) -> Iterator[ServiceClient]:
-    """Give a client of a server, and close it."""
+    """Return a client of a server, and close it."""
     client = ServiceClient(server.address, patience_s=patience_s, **options)
     try:
         yield client
@@ -124,7 +124,7 @@ def client_of(server: ScriptedServer, patience_s: float = 60.0, **options: Any) 
 
 
 def test_one_connection_serves_all_requests(serve: Callable[..., ScriptedServer]) -> None:
-    """Requests share a connection, and carry the token."""
+    """Requests share a connection and carry the token."""
     server = serve(GOOD, answer(204, b""), GOOD)
     with client_of(server, token="secret") as client:
         assert client.get("/a") == {"ok": True}
@@ -137,8 +137,8 @@ def test_one_connection_serves_all_requests(serve: Callable[..., ScriptedServer]
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_refusal_is_asked_again(serve: Callable[..., ScriptedServer], status: int) -> None:
-    """A service that cannot just now is asked again with the same request."""
+def test_refused_request_is_retried(serve: Callable[..., ScriptedServer], status: int) -> None:
+    """If a service refuses temporarily, the same request is retried."""
     server = serve(error(status, "unavailable"), error(status, "overloaded"), GOOD)
     with client_of(server) as client:
         assert client.post("/p", [1]) == {"ok": True}
@@ -156,8 +156,8 @@ def test_patience_ends(
     kind: str,
     expected: type[DstlError],
 ) -> None:
-    """When the patience is over, the last refusal is raised."""
-    monkeypatch.setattr("backend_client.service.client._LAST_TRY_S", 60.0)  # a slow answer is no missing one
+    """When the patience has expired, the last refusal is raised."""
+    monkeypatch.setattr("backend_client.service.client._LAST_TRY_S", 60.0)  # a slow answer is not a missing one
     with (
         client_of(serve(*[error(status, kind)] * 50), patience_s=0.1) as client,
         pytest.raises(expected, match="told so"),
@@ -179,7 +179,7 @@ def test_patience_ends(
 def test_reported_error_is_raised_once(
     serve: Callable[..., ScriptedServer], status: int, kind: str, expected: type[DstlError]
 ) -> None:
-    """An error that a repetition cannot heal is raised as its class, and the connection goes on."""
+    """An error that a retry cannot fix is raised as its class, and the connection stays open."""
     server = serve(error(status, kind), GOOD)
     with client_of(server) as client:
         with pytest.raises(expected, match="told so"):
@@ -191,13 +191,13 @@ def test_reported_error_is_raised_once(
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'"text"', b"null", b"\xff"])
 def test_foreign_error_is_internal(serve: Callable[..., ScriptedServer], body: bytes) -> None:
-    """An error that is not in the service's form still becomes one of the project's."""
+    """An error in another format than the service's still becomes one of the project's."""
     with client_of(serve(answer(404, body))) as client, pytest.raises(InternalError, match="404"):
         client.get("/p")
 
 
-def test_foreign_answer_is_internal(serve: Callable[..., ScriptedServer]) -> None:
-    """An answer that is no JSON, as of a stranger behind the address, becomes an error of the project."""
+def test_answer_of_another_program_is_internal(serve: Callable[..., ScriptedServer]) -> None:
+    """An answer that is not JSON, for example from a stranger at the address, becomes an error of the project."""
     with client_of(serve(answer(200, b"<html>"))) as client, pytest.raises(InternalError):
         client.get("/p")
 
@@ -213,7 +213,7 @@ def test_foreign_answer_is_internal(serve: Callable[..., ScriptedServer]) -> Non
     ],
 )
 def test_broken_connection_is_opened_again(serve: Callable[..., ScriptedServer], broken: bytes) -> None:
-    """A connection that breaks anywhere in an answer is opened again, and the request sent again."""
+    """If a connection breaks anywhere in an answer, a new one is opened and the request is sent again."""
     server = serve(GOOD, broken, GOOD)
     with client_of(server) as client:
         assert client.post("/p", 1) == {"ok": True}
@@ -223,7 +223,7 @@ def test_broken_connection_is_opened_again(serve: Callable[..., ScriptedServer],
 
 
 def test_missing_service_is_ensured(tmp_path: Path, serve: Callable[..., ScriptedServer]) -> None:
-    """A client that may start the service does so when nobody answers, and then sends its request."""
+    """A client that may start the service starts it if nothing answers, and then sends its request."""
     started: list[ScriptedServer] = []
 
     def start() -> None:
@@ -239,20 +239,20 @@ def test_missing_service_is_ensured(tmp_path: Path, serve: Callable[..., Scripte
 
 @pytest.mark.parametrize("address", ["unix:///nowhere/at/all.sock", "http://127.0.0.1:1"])
 def test_missing_service_is_an_error(address: str) -> None:
-    """When nobody answers for all the patience, the error names the address."""
+    """If nothing answers until the patience expires, the error names the address."""
     with pytest.raises(UnavailableError, match=address):
         ServiceClient(address, patience_s=0.05).get("/p")
 
 
 @pytest.mark.parametrize("address", ["ftp://host", "host:80", "http://"])
 def test_impossible_address_is_refused(address: str) -> None:
-    """An address of another form is refused with the forms that are known."""
+    """An address of another form is refused with the accepted forms."""
     with pytest.raises(InvalidInputError, match="unix:///path"):
         ServiceClient(address).get("/p")
 
 
 def test_append_sends_set_as_it_is(serve: Callable[..., ScriptedServer]) -> None:
-    """A set's bytes are the request's body, what describes it is in the query."""
+    """The body of the request is the set's bytes; the query describes the set."""
     ref = {
         "operator": "op",
         "checkpoint_id": 5,
@@ -300,7 +300,7 @@ def test_restore_leaves_connection_usable(serve: Callable[..., ScriptedServer]) 
 
 
 def test_broken_restore_is_unavailable(serve: Callable[..., ScriptedServer]) -> None:
-    """A restore whose connection breaks off is no damage of stored data: the task may try again."""
+    """A restore whose connection breaks is not damage of stored data: the task may retry."""
     chunked = b"HTTP/1.1 200 OK\r\nbroken: yes\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b" % (
         len(FRAMES),
         FRAMES[:80],
@@ -313,7 +313,7 @@ def test_broken_restore_is_unavailable(serve: Callable[..., ScriptedServer]) -> 
 
 
 def test_abandoned_restore_costs_connection(serve: Callable[..., ScriptedServer]) -> None:
-    """A restore that its reader gives up leaves no rest of it in the next answer."""
+    """If a reader abandons a restore, nothing of it is left in the next answer."""
     server = serve(answer(200, FRAMES), GOOD)
     with client_of(server) as client:
         with (
@@ -330,8 +330,8 @@ def test_abandoned_restore_costs_connection(serve: Callable[..., ScriptedServer]
 REFUSED = b'{"kind": "unauthorized", "message": "a valid token is needed", "context": {}}'
 
 
-def test_exchanged_token_is_taken(serve: Callable[..., ScriptedServer]) -> None:
-    """A refused token is asked for again; the request is repeated with the new one, at once."""
+def test_replaced_token_is_used(serve: Callable[..., ScriptedServer]) -> None:
+    """After a refused token the token is read again; the request is retried at once with the new one."""
     tokens = ["old", "new"]
     server = serve(answer(401, REFUSED), GOOD)
     with client_of(server, token=lambda: tokens.pop(0)) as client:
@@ -341,7 +341,7 @@ def test_exchanged_token_is_taken(serve: Callable[..., ScriptedServer]) -> None:
 
 
 def test_wrong_token_is_an_error_at_once(serve: Callable[..., ScriptedServer]) -> None:
-    """A token that stays the same is not tried again, and not repeated in the error."""
+    """An unchanged token is not retried, and the error does not show it."""
     server = serve(answer(401, REFUSED))
     with client_of(server, token="5ecret", patience_s=600) as client, pytest.raises(UnauthorizedError) as caught:
         client.get("/a")
@@ -350,6 +350,6 @@ def test_wrong_token_is_an_error_at_once(serve: Callable[..., ScriptedServer]) -
 
 
 def test_missing_authority_is_an_error_at_once(tmp_path: Path) -> None:
-    """A file of certificates that cannot be read stops the first request."""
+    """An unreadable file of certificates stops the first request."""
     with pytest.raises(InvalidInputError, match="ca_file"):
         ServiceClient("https://127.0.0.1:1", patience_s=600, ca_file=str(tmp_path / "none")).get("/a")

@@ -1,4 +1,4 @@
-"""When a batch has a second pass, and what that is."""
+"""When a batch has a second pass, and what the pass consists of."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIME = BatchTime(timestamp_ms=5, watermark_ms=100, previous_watermark_ms=90)
 
 
 def receipt(operator: str, partition: int, next_due_ms: int | None) -> Receipt:
-    """Return that of a partition that has sent one change set."""
+    """Return the receipt of a partition that has sent one change set."""
     ref = ChangeSetRef(operator, 7, 1, partition, partition, 0, 10, "service")
     return Receipt(operator, partition, partition, 0, 0, 1, [ref], next_due_ms=next_due_ms)
 
@@ -20,7 +20,7 @@ RECEIPTS = [receipt("first", 0, None), receipt("second", 0, 130), receipt("secon
 
 
 def test_what_is_due_at_the_new_watermark() -> None:
-    """Time moves on, rows are late by the watermark of the batch, and each partition goes on from what it has sent."""
+    """Time advances, rows are late by the batch's watermark, and each partition continues its sequence numbers."""
     found = second_pass(TIME, 120, RECEIPTS)
 
     assert found is not None
@@ -31,7 +31,7 @@ def test_what_is_due_at_the_new_watermark() -> None:
 
 
 def test_no_second_pass() -> None:
-    """There is none where nothing is due, the watermark does not move, or the batch is left open."""
+    """There is no second pass if nothing is due, the watermark does not move, or the batch is left open."""
     assert second_pass(TIME, 119, RECEIPTS) is None
     assert second_pass(TIME, 100, [receipt("first", 0, 100)]) is None
     assert second_pass(TIME, None, RECEIPTS) is None

@@ -1,4 +1,4 @@
-"""Frames of pandas out of Arrow batches and back: as Spark's own worker makes them, from many keys at once."""
+"""Conversion between pandas frames and Arrow batches: like Spark's own worker, but for many keys at once."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def frames_of(*batches: pa.RecordBatch) -> list[tuple[Any, list[pd.DataFrame]]]:
 
 
 def spark_frames(batch: pa.RecordBatch) -> Iterator[tuple[Any, pd.DataFrame]]:
-    """What PySpark's worker makes of a batch, in its own words."""
+    """Return the frames that PySpark's worker makes of a batch."""
     data = pd.concat(ArrowBatchTransformer.to_pandas(batch, timezone=ZONE), axis=1)
     rows = list(data.itertuples(index=False))
     for key in dict.fromkeys(row[0] for row in rows):
@@ -67,7 +67,7 @@ def spark_frames(batch: pa.RecordBatch) -> Iterator[tuple[Any, pd.DataFrame]]:
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_columns_are_those_of_spark(name: str) -> None:
-    """Values, types, names and index of each key's frame are those that PySpark's worker makes of the same batch."""
+    """Values, types, names and index of each key's frame equal those from PySpark's worker for the same batch."""
     columns = {"k": COLUMNS["k"], name: COLUMNS[name]}
     ours = frames_of(batch_of(columns))
     theirs = list(spark_frames(pa.RecordBatch.from_arrays(list(columns.values()), list(columns))))
@@ -82,7 +82,7 @@ def test_columns_are_those_of_spark(name: str) -> None:
 
 
 def test_key_over_several_batches_has_several_frames() -> None:
-    """A key that goes on in the next batches gets one frame for each, and is one key; the next key begins anew."""
+    """A key that spans several batches gets one frame per batch and counts as one key; the next key has its own."""
     batch = batch_of(COLUMNS)
 
     found = frames_of(batch.slice(0, 1), batch.slice(1, 1), batch.slice(2, 2), batch.slice(4, 1))
@@ -95,7 +95,7 @@ def test_key_over_several_batches_has_several_frames() -> None:
 
 
 def test_frames_are_the_processors_own() -> None:
-    """A frame may be changed in place and extended, without a warning and without touching another key's."""
+    """A frame may be changed in place and extended, without a warning and without an effect on other keys."""
     columns = {"k": COLUMNS["k"], "big": pa.array([1.0, 2.0, 3.0, 4.0, 5.0])}
     grouped = iter(GroupedFrames([batch_of(columns)], 1, list(columns), ZONE))
 
@@ -125,7 +125,7 @@ def rows_of(converter: FramesToArrow, frames: list[Any]) -> list[tuple[Any, ...]
 
 
 def test_many_frames_become_one_batch_in_order() -> None:
-    """Frames of several types are converted in groups, and their rows stay in the order in which they were yielded."""
+    """Frames of several types are converted in groups, and their rows keep the order in which they were yielded."""
     converter = FramesToArrow(schema("k string, n long"), SETTINGS)
     frames = [
         pd.DataFrame({"n": [1, 2], "k": ["a", "b"]}),
@@ -144,7 +144,7 @@ def test_many_frames_become_one_batch_in_order() -> None:
 
 
 def test_frames_are_taken_as_they_are_yielded() -> None:
-    """A frame, or a list in it, that is changed behind its yield keeps what it was, as on Spark."""
+    """A frame, or a list in it, that is changed after its yield is emitted as it was yielded, as in Spark."""
     output = StructType().add("n", LongType()).add("list", ArrayType(LongType()))
     converter = FramesToArrow(output, SETTINGS)
     frame = pd.DataFrame({"n": [0], "list": [[0]]})
@@ -162,7 +162,7 @@ def test_frames_are_taken_as_they_are_yielded() -> None:
 
 
 def test_objects_that_are_alike_only_within_frames() -> None:
-    """Frames whose objects cannot be converted together are converted one by one, as Spark does all of them."""
+    """Frames whose objects cannot be converted together are converted one by one, as Spark converts all frames."""
     converter = FramesToArrow(schema("v double"), SETTINGS)
     frames = [pd.DataFrame({"v": ["1.5"]}, dtype=object), pd.DataFrame({"v": [2.5]}, dtype=object)]
 
@@ -170,7 +170,7 @@ def test_objects_that_are_alike_only_within_frames() -> None:
 
 
 def test_output_of_every_type() -> None:
-    """Values of pandas and NumPy become those of the schema; timestamps without zone are of the session's."""
+    """Values of pandas and NumPy become values of the schema; timestamps without a zone get the session's zone."""
     converter = FramesToArrow(
         schema("t timestamp, w timestamp_ntz, d date, m decimal(5,2), b binary, f float"), SETTINGS
     )
@@ -209,6 +209,6 @@ def test_output_of_every_type() -> None:
     ],
 )
 def test_output_that_does_not_fit_is_named(frame: Any, message: str) -> None:
-    """What does not fit the output schema is an error that names the column."""
+    """For a value that does not fit the output schema, the error names the column."""
     with pytest.raises(InvalidInputError, match=message):
         rows_of(FramesToArrow(schema("k string, n long"), SETTINGS), [frame])

@@ -8,13 +8,13 @@ from backend_client.spark.task.key_visits import KeyVisits
 from backend_client.spark.task.rows import KeyRows
 from backend_client.state.keyed_state import KeyedState
 from backend_client.state.timers import Timers
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 GROUPS = KeyGroupRange(0, 7)
 
 
 def visits(stored: dict[bytes, bytes], rows: list[KeyRows]) -> Iterator[tuple[bytes, tuple[int, ...], list[int]]]:
-    """Yield each key that is visited, its due timers, and its rows."""
+    """Yield each visited key, its due timers and its rows."""
 
     def scan(prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return iter(sorted(item for item in stored.items() if item[0].startswith(prefix)))
@@ -25,8 +25,8 @@ def visits(stored: dict[bytes, bytes], rows: list[KeyRows]) -> Iterator[tuple[by
         yield visit.encoded, tuple(visit.due), [*(visit.rows or ())]
 
 
-def test_timers_behind_the_last_rows_are_visited() -> None:
-    """Keys without rows whose timers are due are visited, also behind the last key that has rows."""
+def test_timers_after_the_last_rows_are_visited() -> None:
+    """Keys with due timers and no rows are visited, also after the last key with rows."""
     writing = KeyedState(dict[bytes, bytes]().get, GROUPS, lambda _: iter(()), checkpoint_id=0)
     timers = Timers(writing, 0)
     writing.key_group, writing.key = 5, b"b"

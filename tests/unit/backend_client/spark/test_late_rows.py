@@ -1,4 +1,4 @@
-"""Which column has the event time, and how late rows are taken out of batches."""
+"""Which column has the event time, and how late rows are removed from batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WINDOW = StructType().add(
 
 
 def test_event_time_is_the_column_with_a_watermark() -> None:
-    """The column is known by Spark's metadata, a window counts by its end, and without a watermark there is none."""
+    """Spark's metadata marks the column, a window counts by its end; without a watermark there is no such column."""
     assert event_time_of(MOMENT, "op") == EventTime("`my ``t```", has_zone=True)
     assert event_time_of(WINDOW, "op") == EventTime("`w`.end", has_zone=False)
     assert event_time_of(StructType().add("t", TimestampType()), "op") is None
@@ -26,7 +26,7 @@ def test_event_time_is_the_column_with_a_watermark() -> None:
 
 
 def test_moments_are_compared_as_spark_counts_them() -> None:
-    """A timestamp without zone is counted as if it were in UTC; a row without a time is on no side of a moment."""
+    """A timestamp without a zone counts as UTC; a row without a time is neither before nor after a time."""
     assert EventTime("t", has_zone=True).until(5) == "coalesce(t <= timestamp_millis(5), false)"
     assert (
         EventTime("t", has_zone=False).until(86_400_000) == "coalesce(t <= timestamp_ntz'1970-01-02 00:00:00', false)"
@@ -34,7 +34,7 @@ def test_moments_are_compared_as_spark_counts_them() -> None:
 
 
 def test_output_column_takes_the_delay_over() -> None:
-    """The event-time column of an output has the delay of the input's watermark; the schema given is left as it is."""
+    """An output's event-time column takes over the delay of the input's watermark; the given schema is unchanged."""
     output = StructType().add("k", StringType()).add("at", TimestampType())
     marked = mark_event_time(output, "at", MOMENT)
     assert marked["at"].metadata == {DELAY_KEY: 7}
@@ -43,7 +43,7 @@ def test_output_column_takes_the_delay_over() -> None:
 
 
 def test_impossible_output_column_is_refused() -> None:
-    """A column that is not there, or holds no moments, cannot be the event time."""
+    """A missing column, or one without times, cannot be the event time."""
     output = StructType().add("k", StringType()).add("n", LongType())
     with pytest.raises(InvalidInputError, match="'t' is not a column of the output; it has k, n"):
         mark_event_time(output, "t", MOMENT)
@@ -52,7 +52,7 @@ def test_impossible_output_column_is_refused() -> None:
 
 
 def test_late_rows_are_dropped_and_counted() -> None:
-    """Rows under negative key groups lie first, over several batches; the others come through as they are."""
+    """Rows with negative key groups come first, over several batches; the other rows pass unchanged."""
 
     def batch(*key_groups: int) -> pa.RecordBatch:
         return pa.record_batch({"key_group": list(key_groups)})

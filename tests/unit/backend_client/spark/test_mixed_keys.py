@@ -1,4 +1,4 @@
-"""Keys that share the number by which their rows are sorted."""
+"""Keys that share a sort number."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def rows_of(batches: list[pa.RecordBatch]) -> Rows:
 
 
 def apart(batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch]) -> KeySeparator:
-    """Put the keys of batches apart."""
+    """Separate the keys of batches."""
     return KeySeparator(batches, 1, ENCODE)
 
 
 @st.composite
 def mixed(draw: st.DrawFn) -> list[Rows]:
-    """Draw sorted rows whose keys share few numbers, in batches."""
+    """Draw sorted rows in batches, with few sort numbers for many keys."""
     key = st.sampled_from(["a", "b", "c", None])
     drawn = sorted(draw(st.lists(st.tuples(st.integers(0, 3), key), max_size=40)), key=lambda row: row[0])
     rows: Rows = [(order, key and f"{key}{order}", at) for at, (order, key) in enumerate(drawn)]
@@ -47,7 +47,7 @@ def mixed(draw: st.DrawFn) -> list[Rows]:
 
 @given(mixed())
 def test_rows_of_a_key_come_together(parts: list[Rows]) -> None:
-    """Every row comes once; numbers ascend, a key's rows are together and in the order in which they were given."""
+    """Every row occurs once; numbers ascend, and a key's rows are together in their original order."""
     found = rows_of(list(apart([batch(part) for part in parts])))
 
     given_rows = [row for part in parts for row in part]
@@ -61,8 +61,8 @@ def test_rows_of_a_key_come_together(parts: list[Rows]) -> None:
         assert rows == sorted(rows)
 
 
-def test_unmixed_batches_go_on_as_they_are() -> None:
-    """Where no keys share a number, nothing is copied, wherever batches end."""
+def test_unmixed_batches_are_not_copied() -> None:
+    """If no keys share a number, nothing is copied, wherever batches end."""
     given_batches = [batch([(1, "a", 0), (1, "a", 1), (2, "b", 2)]), batch([(2, "b", 3)]), batch([(3, "c", 4)])]
 
     assert all(found is given for found, given in zip(apart(given_batches), given_batches, strict=True))
@@ -70,7 +70,7 @@ def test_unmixed_batches_go_on_as_they_are() -> None:
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_first_key_is_not_held(others: int) -> None:
-    """Of keys that share a number, the rows of the first are handed on before the next batch is read."""
+    """The rows of the first of several keys with one number are handed on before the next batch is read."""
     read = 0
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -86,7 +86,7 @@ def test_first_key_is_not_held(others: int) -> None:
 
 
 def test_key_groups_take_the_place_of_numbers() -> None:
-    """The key group is what is above the hash, up to the largest."""
+    """The key group is the part above the hash, up to the largest key group."""
     orders = [0, (1 << HASH_BITS) - 1, 1 << HASH_BITS, (32_767 << HASH_BITS) + 5]
 
     found = list(with_key_groups([batch([(order, "a", 0) for order in orders])]))
@@ -95,8 +95,8 @@ def test_key_groups_take_the_place_of_numbers() -> None:
     assert found[0].columns[1:] == batch([(0, "a", 0)] * 4).columns[1:]
 
 
-def test_keys_among_the_rows_come_to_the_front() -> None:
-    """All columns of the key follow the number in the key's order, wherever they come from; the rows keep theirs."""
+def test_key_columns_are_moved_to_the_front() -> None:
+    """All key columns follow the number in the key's order, wherever they are in the row; the row's order stays."""
     given = {"order": [1, 2], "of_key": [0.5, 0.0]}
     rows = {"a": ["x", "y"], "b": [7, 8], "c": [-0.0, 0.0]}
     batches = [pa.RecordBatch.from_pydict({**given, **rows})] * 2

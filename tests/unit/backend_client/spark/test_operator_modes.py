@@ -1,4 +1,4 @@
-"""What of an operator a restart may change: neither a mode that is stored nor its kind."""
+"""A restart may change neither an operator's stored modes nor its kind."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from storage.errors import InvalidInputError
 STORED = OperatorInfo("sessions", 2, "{}", {}, "EventTime", "Append", ROWS)
 
 
-def test_same_modes_go_on() -> None:
-    """An operator with the modes it was stored with goes on, with any parallelism."""
+def test_same_modes_are_accepted() -> None:
+    """An operator restarts with the modes it was stored with, at any parallelism."""
     check_modes(STORED, replace(STORED, parallelism=7))
 
 
 @pytest.mark.parametrize("known", ["time_mode", "output_mode", None])
 def test_modes_that_were_not_stored_may_be_any(known: str | None) -> None:
-    """A job of a program that did not store modes goes on, whatever they are now."""
+    """A job of a program that did not store modes restarts with any modes."""
     before = OperatorInfo("sessions", 2, "{}", {}, **({known: getattr(STORED, known)} if known else {}))
 
     check_modes(before, STORED)
@@ -49,7 +49,7 @@ def test_modes_that_were_not_stored_may_be_any(known: str | None) -> None:
     ],
 )
 def test_other_modes_are_refused(changed: OperatorInfo, message: str) -> None:
-    """A mode that changes is an error that names the operator, both modes and what to do."""
+    """For a changed mode, the error names the operator, both modes and the remedy."""
     with pytest.raises(InvalidInputError, match=message):
         check_modes(STORED, changed)
 
@@ -68,8 +68,10 @@ COLUMNAR_STATES = {"columns": StateInfo(1, "columns", "{}"), "ends": StateInfo(2
         (None, {}, None),
     ],
 )
-def test_kind_is_stored_or_told_by_states(stored: str | None, states: dict[str, StateInfo], kind: str | None) -> None:
-    """What was stored without a kind has one by its states, whatever their names; without any it may be either."""
+def test_kind_is_stored_or_inferred_from_states(
+    stored: str | None, states: dict[str, StateInfo], kind: str | None
+) -> None:
+    """An operator stored without a kind gets it from its states, whatever their names; without states any kind fits."""
     assert kind_of(replace(STORED, kind=stored, states=states)) == kind
 
 
@@ -85,14 +87,14 @@ def test_kind_is_stored_or_told_by_states(stored: str | None, states: dict[str, 
 def test_operator_of_another_kind_is_refused(
     kind: str | None, states: dict[str, StateInfo], columnar: bool, message: str
 ) -> None:
-    """A start with a columnar processor on state of a processor of rows, or the reverse, is refused before it runs."""
+    """A columnar processor on state of a row processor, or the reverse, is refused before it runs."""
     rows = StructType([StructField("k", StringType()), StructField("v", LongType())])
     processor: Any = ColumnarPlan.of(Aggregate(Count(name="n")), "update", rows, ["k"]) if columnar else object()
     operator = Operator("totals", processor, ("k",), rows, rows, {}, 2, ())
     stored = OperatorInfo("totals", 2, operator.key_schema.json(), states, "None", "Update", kind)
     query: Any = SimpleNamespace(operators=[operator], settings=SimpleNamespace(job="job", parallelism=2))
     latest: Any = SimpleNamespace(operators=[stored])
-    log: Any = None  # is not asked: the operators come first
+    log: Any = None  # is not called: operators are checked first
 
     with pytest.raises(InvalidInputError, match=f"operator 'totals' .*{message}"):
         check_start(query, log, latest, 32768)

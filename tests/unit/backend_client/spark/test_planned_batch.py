@@ -1,4 +1,4 @@
-"""What makes a batch of Spark's the one that a checkpoint was made of."""
+"""How a Spark batch is recognised as the one that a checkpoint was made of."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def entry(
     ],
 )
 def test_same_plan(offsets: str | None, same: bool) -> None:
-    """It is told by the moment of planning and the sources' offsets, not by how they are written."""
+    """Batches are compared by the time of planning and the sources' offsets, not by how these are written."""
     assert is_same_plan(offsets, entry()) is same
 
 
 def test_entries_of_an_unknown_form() -> None:
-    """They are compared as texts."""
+    """Entries of an unknown form are compared as text."""
     assert is_same_plan("another form", "another form")
     assert not is_same_plan("another form", "one more")

@@ -1,4 +1,4 @@
-"""Between Arrow batches and rows."""
+"""Conversion between Arrow batches and rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def batch(keys: list[Any], kind: pa.DataType | None = None, begin: int = 0) -> p
 
 
 def grouped(batches: Iterable[pa.RecordBatch], take: int | None = None) -> list[tuple[Any, list[int]]]:
-    """Return the keys with the numbers of their rows, of which at most `take` are looked at."""
+    """Return the keys with the numbers of their rows; at most `take` rows of each key are read."""
     groups = GroupedRows(batches, 1, ["user", "n"])
     result = []
     for _, key, rows in groups:
@@ -54,23 +54,23 @@ def grouped(batches: Iterable[pa.RecordBatch], take: int | None = None) -> list[
 
 
 def split(keys: list[Any], cuts: list[int], kind: pa.DataType | None = None) -> list[pa.RecordBatch]:
-    """Return the rows of these keys as batches that are cut at these places."""
+    """Return the rows of these keys as batches cut at these places."""
     edges = [0, *sorted(cuts), len(keys)]
     return [batch(keys[a:b], kind or pa.string(), a) for a, b in pairwise(edges)]
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [2], [3], [1, 2, 3, 4, 5], [2, 2, 2], [0, 6], [5]])
 def test_keys_are_whole_over_batches(cuts: list[int]) -> None:
-    """However the rows are cut into batches, empty ones too, each key is one call with all its rows in order."""
+    """However the rows are cut into batches, even empty ones, each key is one call with all its rows in order."""
     assert grouped(split(list("aabbbc"), cuts)) == [("a", [0, 1]), ("b", [2, 3, 4]), ("c", [5])]
 
 
 def test_one_key_may_fill_many_batches() -> None:
-    """A key that goes on over many batches is one call."""
+    """A key that spans many batches is one call."""
     assert grouped(split(["a"] * 50, list(range(1, 50)))) == [("a", list(range(50)))]
 
 
-def test_no_rows_are_no_calls() -> None:
+def test_no_rows_cause_no_calls() -> None:
     """Without rows no key is called, and nothing is counted."""
     groups = GroupedRows(split([], []), 1, ["user", "n"])
 
@@ -80,7 +80,7 @@ def test_no_rows_are_no_calls() -> None:
 @pytest.mark.parametrize("take", [0, 1])
 @pytest.mark.parametrize("cuts", [[], [1], [3], [1, 2, 3, 4, 5]])
 def test_unread_rows_are_passed_over(take: int, cuts: list[int]) -> None:
-    """A function that does not read all rows of a key does not disturb the next one."""
+    """A function that does not read all rows of a key does not affect the next key."""
     expected = [("a", [0, 1][:take]), ("b", [2, 3, 4][:take]), ("c", [5][:take])]
 
     assert grouped(split(list("aabbbc"), cuts), take) == expected
@@ -88,7 +88,7 @@ def test_unread_rows_are_passed_over(take: int, cuts: list[int]) -> None:
 
 @given(st.lists(st.integers(1, 5), max_size=8), st.lists(st.integers(0, 40), max_size=6))
 def test_any_cut_gives_same_groups(counts: list[int], cuts: list[int]) -> None:
-    """I14: the groups and the counts depend on the rows alone, not on the batches they come in."""
+    """I14: groups and counts depend on the rows alone, not on the batches."""
     keys = [f"{number:03d}" for number, count in enumerate(counts) for _ in range(count)]
     groups = GroupedRows(split(keys, [min(cut, len(keys)) for cut in cuts]), 1, ["user", "n"])
     found = [(key[0], len(list(rows))) for _, key, rows in groups]
@@ -120,14 +120,14 @@ STRUCT = pa.struct([("a", pa.float64()), ("b", pa.string())])
 )
 @pytest.mark.parametrize("cuts", [[], [1], [1, 2, 3]])
 def test_equal_keys_are_one_call(kind: pa.DataType, keys: list[Any], counts: list[int], cuts: list[int]) -> None:
-    """Keys are told apart as Spark's grouping does: null is a key, and not-a-number is one too, nested as well."""
+    """Keys are distinguished as in Spark's grouping: null is a key, and so is NaN, also when nested."""
     batches = split(keys, [min(cut, len(keys)) for cut in cuts], kind)
 
     assert [len(numbers) for _, numbers in grouped(batches)] == counts
 
 
-def test_keys_of_two_columns_are_told_apart() -> None:
-    """A key changes when any of its columns does; the key group comes with it."""
+def test_keys_of_two_columns_are_distinguished() -> None:
+    """A key changes when any of its columns does; the key group follows."""
     columns = [pa.array([1, 1, 2, 2]), pa.array(["a", "a", "b", "c"]), pa.array([1, 2, 2, 2]), pa.array([0, 1, 2, 3])]
     groups = GroupedRows([pa.RecordBatch.from_arrays(columns, ["kg", "x", "y", "n"])], 2, ["n"])
 
@@ -140,13 +140,13 @@ def test_keys_of_two_columns_are_told_apart() -> None:
 
 
 class TestRowFactory:
-    """Rows as a user's function gets them."""
+    """Rows as a user's function receives them."""
 
     ROW = row_factory(["user", "count", "two words", "class"])(["ann", 5, None, True])
     PLAIN = Row(**{"user": "ann", "count": 5, "two words": None, "class": True})
 
     def test_row_equals_spark_row(self) -> None:
-        """A row is a Spark row in all that a function can ask."""
+        """A row equals a Spark row in everything that a function can call."""
         assert isinstance(self.ROW, Row)
         assert self.ROW == self.PLAIN
         assert hash(self.ROW) == hash(self.PLAIN)
@@ -160,24 +160,24 @@ class TestRowFactory:
         "item", [0, -1, 3, True, slice(1, 3), slice(None, None, 2), "class", 4, -5, "nobody", 1.0, None]
     )
     def test_items_are_those_of_spark_row(self, item: Any) -> None:
-        """An item is got by name, number or slice, and what is none is the same error, as of Spark's rows."""
+        """An item is read by name, number or slice, and a missing one raises the same error as in Spark's rows."""
 
         def got(row: Row) -> Any:
             try:
                 return row[item]
-            except Exception as error:  # noqa: BLE001 - whatever Spark raises
+            except Exception as error:  # noqa: BLE001 - any error of Spark
                 return type(error), error.args
 
         assert got(self.ROW) == got(self.PLAIN)
 
     def test_method_names_stay_methods(self) -> None:
-        """A column that is named as a method of rows is read by index, as of Spark's rows."""
+        """A column named like a method of rows is read by index, as in Spark's rows."""
         assert callable(self.ROW.count)
         assert self.ROW["count"] == 5
 
     @pytest.mark.parametrize("again", [lambda row: pickle.loads(pickle.dumps(row)), copy.copy, copy.deepcopy])
     def test_copied_row_is_same(self, again: Any) -> None:
-        """A row survives pickling and copying with its names."""
+        """A pickled or copied row keeps its names."""
         copied = again(self.ROW)
 
         assert copied == self.ROW
@@ -190,17 +190,17 @@ class TestRowFactory:
 
     @pytest.mark.parametrize("name", ["nobody", "__nobody__"])
     def test_unknown_field_is_an_error(self, name: str) -> None:
-        """A field that does not exist is what Spark's row says it is."""
+        """A missing field raises the same error as in Spark's rows."""
         with pytest.raises(AttributeError):
             getattr(self.ROW, name)
 
     def test_first_of_equal_names_is_read(self) -> None:
-        """Of two columns of one name, the first is read by name, as of Spark's rows."""
+        """Of two columns with one name, the first is read by name, as in Spark's rows."""
         assert row_factory(["a", "a"])([1, 2]).a == Row("a", "a")(1, 2).a == 1
 
 
 def columns_of(schema: StructType, *rows: Any) -> list[list[Any]]:
-    """Return what becomes of these rows."""
+    """Return the columns that these rows become."""
     converter = RowsToArrow(schema)
     return [column.to_pylist() for column in converter.columns([*converter.taken(iter(rows))])]
 
@@ -211,14 +211,14 @@ PAIR = StructType([StructField("user", StringType()), StructField("n", LongType(
 class TestRowsToArrow:
     """Rows that a user's function yields."""
 
-    def test_fields_are_taken_by_name(self) -> None:
-        """Rows of any order of fields, with fields that are missing or not asked for, fill the columns by name."""
+    def test_fields_are_matched_by_name(self) -> None:
+        """Rows with fields in any order, missing or superfluous, fill the columns by name."""
         rows = [Row(user="a", n=1), Row(n=2, user="b"), Row(n=3), Row(user="d", n=4, other=True)]
 
         assert columns_of(PAIR, *rows) == [["a", "b", None, "d"], [1, 2, 3, 4]]
 
     def test_no_rows_are_empty_columns(self) -> None:
-        """Without rows the columns are there, and empty."""
+        """Without rows the columns exist and are empty."""
         assert columns_of(PAIR) == [[], []]
 
     def test_nested_rows_become_structs(self) -> None:
@@ -279,7 +279,7 @@ class TestRowsToArrow:
             columns_of(StructType([StructField("wrong", kind)]), Row(wrong=value))
 
     def test_rows_are_taken_as_they_are_yielded(self) -> None:
-        """A list, dictionary or row with one inside that is changed behind its yield keeps what it was, as on Spark."""
+        """A list, dictionary or nested row that is changed after its yield is emitted as yielded, as in Spark."""
         kinds = {"list": ArrayType(LongType()), "map": MapType(StringType(), ArrayType(LongType()))}
         pair = StructType([StructField("n", LongType()), StructField("list", ArrayType(LongType()))])
         fields = [*(StructField(name, kind) for name, kind in kinds.items()), StructField("pair", pair)]
@@ -300,7 +300,7 @@ class TestRowsToArrow:
         assert pairs.to_pylist() == [{"n": 0, "list": [0]}, {"n": 1, "list": [0, 1]}]
 
     def test_whole_floats_are_integers(self) -> None:
-        """A whole number of another type is an integer, as on Spark."""
+        """An integral value of another type is accepted as an integer, as in Spark."""
         schema = StructType([StructField("n", LongType()), StructField("list", ArrayType(IntegerType()))])
 
         assert columns_of(schema, Row(n=np.float64(3), list=[1.0, Decimal(2)])) == [[3], [[1, 2]]]
@@ -316,7 +316,7 @@ class TestRowsToArrow:
         ],
     )
     def test_other_than_named_row_is_refused(self, value: Any) -> None:
-        """What is no row with names is refused, and shown."""
+        """Anything but a row with names is refused and shown."""
         with pytest.raises(InvalidInputError, match=r"pyspark\.sql\.Row"):
             columns_of(PAIR, value)
 
@@ -326,21 +326,21 @@ class TestRowsToArrow:
     "moments",
     [
         [1_700_000_000_123_456, None, 0, -1, 1_688_000_000_000_000],
-        [1_698_537_600_000_000 + 600_000_000 * number for number in range(20)],  # an hour comes twice in Berlin
+        [1_698_537_600_000_000 + 600_000_000 * number for number in range(20)],  # an hour occurs twice in Berlin
         [None],
         [],
         [-62_135_500_000_000_000, 253_402_200_000_000_000],
     ],
 )
-def test_moments_are_what_arrow_makes_of_them(zone: str | None, moments: list[int | None]) -> None:
-    """Timestamps are Python's, whichever way they are made, with their zone and with nulls."""
+def test_moments_are_converted_like_arrow_does(zone: str | None, moments: list[int | None]) -> None:
+    """Timestamps become Python's, however they are converted, with their zone and with nulls."""
     column = pa.array(moments, pa.int64()).view(pa.timestamp("us", zone))
     assert to_python(column) == column.to_pylist()
     assert [repr(moment) for moment in to_python(column)] == [repr(moment) for moment in column.to_pylist()]
 
 
 def test_moments_outside_of_python_are_refused_as_arrow_does() -> None:
-    """A moment that Python has no datetime for is an error, not a number."""
+    """A time outside Python's datetime range is an error, not a number."""
     column = pa.array([253_402_300_800_000_000], pa.int64()).view(pa.timestamp("us"))
     with pytest.raises(OverflowError):
         to_python(column)

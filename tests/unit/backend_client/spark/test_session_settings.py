@@ -1,4 +1,4 @@
-"""What Spark's session is set to while an operator's job is planned."""
+"""Settings of Spark's session while an operator's job is planned."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOMENTS = [DateType(), TimestampType(), TimestampNTZType(), DayTimeIntervalType(
 
 
 class Session:
-    """A session's settings."""
+    """The settings of a session."""
 
     def __init__(self, changes: dict[str, str]) -> None:
         self.values = {**DEFAULTS, **changes}
@@ -62,7 +62,7 @@ def limit(
     rows_max: str = "10000",
     bytes_max: str = DEFAULTS[BYTES_MAX],
 ) -> str:
-    """Return the limit of an Arrow batch's size for an operator whose input has columns of these types."""
+    """Return the limit of an Arrow batch's size for an operator with input columns of these types."""
     session = Session({ROWS_MAX: rows_max, BYTES_MAX: bytes_max})
     schema = StructType([StructField(f"c{at}", kind) for at, kind in enumerate(kinds)])
     before = dict(session.values)
@@ -76,7 +76,7 @@ def limit(
 
 @pytest.mark.parametrize("kinds", [NUMBERS, MOMENTS, [IntegerType()] * 190])
 def test_batches_of_short_rows_are_not_measured(kinds: list[DataType]) -> None:
-    """Where no batch can come near Spark's limit, Spark need not add its size up behind every row."""
+    """If no batch can come near Spark's limit, Spark does not measure each row."""
     assert limit(kinds) == str((1 << 31) - 1)
 
 
@@ -91,20 +91,20 @@ def test_batches_of_short_rows_are_not_measured(kinds: list[DataType]) -> None:
         [IntegerType()] * 200,
     ],
 )
-def test_rows_that_may_be_long_are_measured(kinds: list[DataType]) -> None:
-    """Where a value may be of any length, or there are many, the limit stays, on which a worker relies."""
+def test_rows_of_unbounded_length_are_measured(kinds: list[DataType]) -> None:
+    """If values can have any length, or are many, the limit stays; the worker relies on it."""
     assert limit(kinds) == DEFAULTS[BYTES_MAX]
 
 
 def test_limits_that_were_set_stay() -> None:
-    """Who has set a limit keeps it, and without a limit of rows the one of bytes is needed."""
+    """A limit set by the user stays; without a limit of rows the limit of bytes is needed."""
     assert limit(NUMBERS, bytes_max="1048576b") == "1048576b"
     assert limit(NUMBERS, rows_max="0") == limit(NUMBERS, rows_max="-1") == DEFAULTS[BYTES_MAX]
     assert limit(NUMBERS, rows_max="1000000") == DEFAULTS[BYTES_MAX]
 
 
 def test_other_rows_in_the_job_keep_the_limit() -> None:
-    """Neither what a user does to the rows on their way nor an initial state is in the input's schema."""
+    """The input's schema shows neither the user's operations on the rows nor an initial state."""
     initial = InitialState(cast("DataFrame", None), ("k",))
 
     assert limit(NUMBERS, lambda frame: frame) == DEFAULTS[BYTES_MAX]

@@ -1,4 +1,4 @@
-"""What a query ships to its tasks once."""
+"""Objects that a query ships to its tasks once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGE = 1 << 19
 
 
 class Context:
-    """Takes broadcasts as Spark does, and forgets those that are destroyed."""
+    """Accepts broadcasts as Spark does, and forgets destroyed ones."""
 
     def __init__(self) -> None:
         self.kept: list[Context.Broadcast] = []
@@ -29,7 +29,7 @@ class Context:
         return self.kept[-1]
 
     class Broadcast:
-        """A value that is kept."""
+        """A broadcast value."""
 
         def __init__(self, kept: list[Context.Broadcast], value: bytes) -> None:
             self._kept = kept
@@ -48,13 +48,13 @@ def context() -> Context:
 
 @pytest.fixture
 def shipments(context: Context) -> Shipments:
-    """Return what ships with it."""
+    """Return shipments that use the context."""
     return Shipments(cast("SparkContext", context))
 
 
 @pytest.mark.parametrize(("size_bytes", "broadcasts"), [(10, 0), (LARGE, 1)])
 def test_an_object_is_packed_once(shipments: Shipments, context: Context, size_bytes: int, broadcasts: int) -> None:
-    """However often a query ships an object, a large one is one broadcast, which goes with the query."""
+    """However often a query ships a large object, it is one broadcast, which is destroyed with the query."""
     model = {"weights": b"w" * size_bytes}
 
     parcels = [shipments.parcel(model) for _ in range(3)]
@@ -68,7 +68,7 @@ def test_an_object_is_packed_once(shipments: Shipments, context: Context, size_b
 
 
 def test_function_is_called_as_it_was_when_the_query_started(shipments: Shipments) -> None:
-    """As on Spark, a function is what it was when its query started, and modules that it uses are found by name."""
+    """As in Spark, a function is fixed when its query starts, and its modules are found by name."""
     factors = [2]
 
     def scaled(value: int) -> str:
@@ -82,7 +82,7 @@ def test_function_is_called_as_it_was_when_the_query_started(shipments: Shipment
 
 
 def test_function_that_cannot_be_sent_is_named(shipments: Shipments) -> None:
-    """A function with something in it that only lives in this process is refused by name, before anything runs."""
+    """A function that refers to a process-local object is refused by name, before anything runs."""
     import threading
 
     lock: Any = threading.Lock()
@@ -97,7 +97,7 @@ def test_function_that_cannot_be_sent_is_named(shipments: Shipments) -> None:
 
 @pytest.mark.parametrize("what", [{"a": 1}.keys(), {"a": 1}.items(), MappingProxyType({"a": 1}), memoryview(b"a")])
 def test_copy_is_made_of_all_that_can_be_sent(what: Any) -> None:
-    """Spark sends views and files to tasks, which Python does not copy: a processor with one is no reason to refuse."""
+    """Spark sends views and files to tasks, which Python cannot copy: a processor with one is not refused."""
     model = {"fields": what, "seen": []}
 
     copied = copy_of(model)

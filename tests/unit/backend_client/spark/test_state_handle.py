@@ -1,4 +1,4 @@
-"""Which states a processor may ask for, and how they are found again in stored state."""
+"""Which states a processor may request, and how they are found again in stored state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from backend_client.state.declared_states import merge_states
 from backend_client.state.keyed_state import KeyedState
 from dstl_service.wire import StateInfo
 from storage.errors import InvalidInputError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -29,7 +29,7 @@ NAME = StructType().add("name", "string")
 
 
 class Asking(StatefulProcessor):
-    """A processor whose `init` does what it is told."""
+    """A processor whose `init` does what the test gives it."""
 
     def __init__(self, ask: Callable[[Any], Any]) -> None:
         self._ask = ask
@@ -45,17 +45,17 @@ class Asking(StatefulProcessor):
 
 
 def parse(schema: str) -> StructType:
-    """Read a schema that is given as text, which no processor here does."""
+    """Parse a schema text, which no processor here uses."""
     raise AssertionError(schema)
 
 
 def declared(ask: Callable[[Any], Any]) -> dict[str, StateInfo]:
-    """Return the states that an `init` asks for."""
+    """Return the states that an `init` requests."""
     return declare_states("op", Asking(ask), parse)[0]
 
 
 def stored_of(ask: Callable[[Any], Any]) -> dict[str, StateInfo]:
-    """Return what the first checkpoint has of these states."""
+    """Return these states as the first checkpoint stores them."""
     return merge_states("op", {}, declared(ask))
 
 
@@ -73,14 +73,14 @@ def stored_of(ask: Callable[[Any], Any]) -> dict[str, StateInfo]:
         (lambda handle: handle.listTimers(), "set timers in handleInputRows"),
     ],
 )
-def test_what_cannot_be_is_refused(ask: Callable[[Any], Any], what: str) -> None:
+def test_impossible_declaration_is_refused(ask: Callable[[Any], Any], what: str) -> None:
     """A TTL without processing time and timers without a key are refused before any batch runs, never ignored."""
     with pytest.raises(InvalidInputError, match=what):
         declared(ask)
 
 
 def test_ttl_is_kept_with_the_variable() -> None:
-    """A TTL of 0 is none, as on Spark; where there was one, stored values may have an end for ever after."""
+    """A TTL of 0 means none, as in Spark; after any other TTL, stored values may have an end for ever."""
 
     def declare(ttl_ms: int | None) -> dict[str, StateInfo]:
         ask = Asking(lambda handle: handle.getValueState("v", NUMBER, ttl_ms))
@@ -97,14 +97,14 @@ def test_ttl_is_kept_with_the_variable() -> None:
 
 
 def test_timers_need_a_time_mode() -> None:
-    """With time mode None a task's timers are an error that says which modes have them."""
+    """With time mode None, timers raise an error that names the modes with timers."""
     state = KeyedState(dict[bytes, bytes]().get, KeyGroupRange(0, 1), lambda _: iter(()), 0)
     with pytest.raises(InvalidInputError, match=r"'op' has no timers.*timeMode 'ProcessingTime' or 'EventTime'"):
         TaskHandle("op", {}, state).registerTimer(1)
 
 
 class Connected(Asking):
-    """A processor whose `init` makes what only lives within a process, also in what it had before."""
+    """A processor whose `init` creates process-local objects, also inside existing ones."""
 
     def __init__(self) -> None:
         super().__init__(lambda handle: handle.getValueState("v", NUMBER))
@@ -120,7 +120,7 @@ class Connected(Asking):
 
 
 def test_init_may_make_what_cannot_be_sent() -> None:
-    """As on Spark, `init` and `close` run on a copy: what tasks get has seen neither, and can be pickled."""
+    """As in Spark, `init` and `close` run on a copy: tasks get a processor untouched by both, which can be pickled."""
     processor = Connected()
 
     states, _ = declare_states("op", processor, parse)
@@ -132,8 +132,8 @@ def test_init_may_make_what_cannot_be_sent() -> None:
     assert vars(shipped).keys() == {"_ask", "parts"}
 
 
-def test_processor_that_no_task_could_get_is_refused() -> None:
-    """A processor that cannot be pickled is refused where the operator is made, with the place for such things."""
+def test_processor_that_cannot_be_pickled_is_refused() -> None:
+    """A processor that cannot be pickled is refused when the operator is created; the error names the remedy."""
     processor = Connected()
     processor.parts["lock"] = threading.Lock()
 
@@ -142,7 +142,7 @@ def test_processor_that_no_task_could_get_is_refused() -> None:
 
 
 def test_new_variable_comes_behind_stored_ones() -> None:
-    """I14: variables keep the numbers under which their values are stored, in whatever order `init` asks for them."""
+    """I14: variables keep the numbers under which their values are stored, whatever the order of requests in `init`."""
     stored = stored_of(lambda handle: (handle.getValueState("a", NUMBER), handle.getListState("b", NAME)))
     changed = declared(
         lambda handle: (
@@ -161,7 +161,7 @@ def test_new_variable_comes_behind_stored_ones() -> None:
 
 
 def test_variable_that_is_not_asked_for_keeps_its_number() -> None:
-    """I14: a variable that a newer program leaves out keeps number and schema, so that nobody else gets its values."""
+    """I14: a variable that a newer program omits keeps number and schema, so no other variable gets its values."""
     stored = stored_of(lambda handle: (handle.getValueState("a", NUMBER), handle.getValueState("b", NAME)))
     merged = merge_states("op", stored, declared(lambda handle: handle.getValueState("c", NUMBER)))
 
@@ -184,7 +184,7 @@ def test_variable_that_is_not_asked_for_keeps_its_number() -> None:
     ],
 )
 def test_other_schema_is_refused(ask: Callable[[Any], Any], difference: str) -> None:
-    """A stored variable that cannot become what is asked for is refused with the first difference."""
+    """A stored variable that cannot be changed to the requested schema is refused with the first difference."""
     stored = stored_of(lambda handle: handle.getValueState("a", NUMBER))
 
     with pytest.raises(InvalidInputError, match=difference):

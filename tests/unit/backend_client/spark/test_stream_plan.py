@@ -1,4 +1,4 @@
-"""What is asked of Spark's own execution, with plans that are made up; real ones are in the end-to-end tests."""
+"""Queries of Spark's own execution, tested with fake plans; real ones are in the end-to-end tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backend_client.spark.private.stream_plan import StreamPlan
 
 
 class Nodes(list["Node"]):
-    """Children as Scala gives them."""
+    """Children in Scala's form."""
 
     def size(self) -> int:
         return len(self)
@@ -22,7 +22,7 @@ class Nodes(list["Node"]):
 
 
 class Node:
-    """A node of a physical plan; a stateful one lets out what is `keeps_back_ms` behind its input."""
+    """A node of a physical plan; a stateful one has an output watermark `keeps_back_ms` before that of its input."""
 
     def __init__(self, name: str, *children: Node, keeps_back_ms: int | None = None) -> None:
         self.name = name
@@ -45,7 +45,7 @@ class Node:
 
 
 class Tracker:
-    """Spark's tracker, which knows a new watermark once it was given a plan."""
+    """Spark's tracker, which knows a new watermark after it got a plan."""
 
     def __init__(self, watermark_ms: int) -> None:
         self._next_ms = watermark_ms
@@ -59,7 +59,7 @@ class Tracker:
 
 
 def stream_plan(node: Node | None, watermark_ms: int = 0) -> StreamPlan:
-    """Return the plan of a query; without a node of one whose Spark has nothing of what is asked."""
+    """Return the plan of a query; without a node, that of a Spark version without the needed interfaces."""
     execution = SimpleNamespace()
     if node is not None:
         execution.lastExecution = lambda: SimpleNamespace(executedPlan=lambda: node)
@@ -75,7 +75,7 @@ def watermarked() -> Node:
 
 
 def test_stateful_operators_are_found() -> None:
-    """They are told by what they can be asked, wherever they are; what is between does not matter."""
+    """Stateful operators are recognised by their methods, anywhere in the plan."""
     join = Node("StreamingSymmetricHashJoin", watermarked(), Node("Filter", watermarked()), keeps_back_ms=30)
     tree = stream_plan(Node("Union", Node("Project", join), watermarked())).tree()
 
@@ -85,7 +85,7 @@ def test_stateful_operators_are_found() -> None:
 
 
 def test_plan_without_state() -> None:
-    """An input without stateful operators is said to be that."""
+    """An input without stateful operators is reported as such."""
     tree = stream_plan(Node("Project", watermarked())).tree()
 
     assert tree is not None
@@ -93,12 +93,12 @@ def test_plan_without_state() -> None:
 
 
 def test_next_watermark_is_the_trackers() -> None:
-    """The watermark that a batch leads to is what Spark's tracker says when it is given the batch."""
+    """The next watermark is the one that Spark's tracker reports for the batch."""
     assert stream_plan(watermarked(), 120).next_watermark_ms() == 120
 
 
 def test_other_versions_of_spark(caplog: pytest.LogCaptureFixture) -> None:
-    """Where Spark has nothing of this, that is said once, and all else goes on."""
+    """If Spark lacks these interfaces, that is logged once, and everything else works."""
     plan = stream_plan(None)
 
     assert plan.tree() is None

@@ -1,4 +1,4 @@
-"""What a worker does about garbage."""
+"""Garbage collection in a worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _threshold() -> Iterator[None]:
 
 @pytest.mark.parametrize(("given", "within"), [((700, 10, 10), 10_000), ((50_000, 5, 5), 50_000), ((0, 10, 10), 0)])
 def test_collections_are_rarer_within(given: tuple[int, int, int], within: int) -> None:
-    """Garbage is looked for as rarely as a batch needs it, never more often than it was; what is off stays off."""
+    """During a task, garbage is collected more rarely, never more often; disabled collection stays disabled."""
     gc.set_threshold(*given)
     with rare_garbage_collection():
         assert gc.get_threshold() == (within, *given[1:])
@@ -27,8 +27,8 @@ def test_collections_are_rarer_within(given: tuple[int, int, int], within: int) 
     assert gc.get_threshold() == given
 
 
-def test_stopped_task_leaves_no_trace() -> None:
-    """The worker's next task collects as it did before, though this one is not read to its end."""
+def test_ended_task_leaves_no_trace() -> None:
+    """After a task, even one not read to its end, the worker collects as before."""
 
     def outputs() -> Generator[int, None, None]:
         with rare_garbage_collection():

@@ -1,4 +1,4 @@
-"""Values and keys as bytes."""
+"""Values and keys, encoded to bytes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def codec_of(kind: Any) -> ValueCodec:
     ],
 )
 def test_value_survives_round_trip(kind: Any, value: Any) -> None:
-    """A value of every type comes back as it was, and so does null."""
+    """A value of every type, and null, is read back unchanged."""
     codec = codec_of(kind)
 
     assert codec.decode(codec.encode((value,))) == (value,)
@@ -62,7 +62,7 @@ def test_value_survives_round_trip(kind: Any, value: Any) -> None:
 
 
 def test_aware_timestamp_is_same_moment() -> None:
-    """A timestamp with a zone comes back as the same moment in local time, as everywhere in PySpark."""
+    """A timestamp with a zone becomes the same time in local time, as everywhere in PySpark."""
     moment = datetime(2024, 5, 6, 7, 8, 9, 10, tzinfo=timezone(timedelta(hours=5)))
     codec = codec_of("timestamp")
     (back,) = codec.decode(codec.encode((moment,)))
@@ -72,7 +72,7 @@ def test_aware_timestamp_is_same_moment() -> None:
 
 
 def test_not_a_number_survives() -> None:
-    """Not-a-number stays what it is."""
+    """NaN is read back as NaN."""
     codec = codec_of("double")
     (back,) = codec.decode(codec.encode((float("nan"),)))
 
@@ -80,7 +80,7 @@ def test_not_a_number_survives() -> None:
 
 
 def test_decimal_is_rounded_to_scale() -> None:
-    """A decimal is kept with the scale of its type, rounded as Spark does."""
+    """A decimal has the scale of its type, rounded as in Spark."""
     codec = codec_of("decimal(10,2)")
 
     assert codec.decode(codec.encode((Decimal("1.005"),))) == (Decimal("1.01"),)
@@ -89,7 +89,7 @@ def test_decimal_is_rounded_to_scale() -> None:
 @pytest.mark.parametrize("minus_zero", ["-0", "-0.00", "-0.001", "-0.0049", "-0E+5"])
 @pytest.mark.parametrize("kind", ["decimal(10,2)", struct(x="decimal(10,2)"), array("decimal(10,2)")])
 def test_decimals_have_one_zero(kind: Any, minus_zero: str) -> None:
-    """What rounds to minus zero is the same value, and the same key, as zero: Spark's decimals know one zero only."""
+    """A value that rounds to minus zero is the same value and key as zero: Spark's decimals have only one zero."""
     plus, minus = (amount if isinstance(kind, str) else (amount,) for amount in (Decimal("0.00"), Decimal(minus_zero)))
 
     for codec in (codec_of(kind), KeyCodec(schema(field=kind))):
@@ -101,8 +101,8 @@ def test_decimals_have_one_zero(kind: Any, minus_zero: str) -> None:
     ("kind", "value", "expected"),
     [("long", np.int64(5), 5), ("double", np.float64(0.5), 0.5), ("boolean", np.bool_(True), True), ("double", 3, 3.0)],
 )
-def test_numpy_value_is_taken(kind: str, value: Any, expected: Any) -> None:
-    """A NumPy scalar or an int for a float is stored as Python's own value."""
+def test_numpy_value_is_accepted(kind: str, value: Any, expected: Any) -> None:
+    """A NumPy scalar, or an int for a float, is stored as Python's own value."""
     codec = codec_of(kind)
     (back,) = codec.decode(codec.encode((value,)))
 
@@ -112,7 +112,7 @@ def test_numpy_value_is_taken(kind: str, value: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("value", [1e300, -1e300, 3.5e38])
 def test_number_beyond_floats_is_infinite(value: float) -> None:
-    """What a float of 4 bytes cannot hold comes back as infinity, as from Spark's own state."""
+    """A number too large for a 4-byte float is read back as infinity, as from Spark's own state."""
     codec = codec_of("float")
 
     assert codec.decode(codec.encode((value,))) == (math.copysign(math.inf, value),)
@@ -155,20 +155,20 @@ def test_number_beyond_floats_is_infinite(value: float) -> None:
     ],
 )
 def test_misfit_names_field(kind: Any, value: Any) -> None:
-    """A value that does not fit its field is refused with the field's name, whatever is wrong with it."""
+    """A value that does not fit its field is refused with the field's name, whatever the reason."""
     with pytest.raises(InvalidInputError, match=r"total\.field"):
         codec_of(kind).encode((value,))
 
 
 @pytest.mark.parametrize("value", [5, "text", b"bytes", (1, 2), (), None, {"field": 1}])
 def test_other_than_tuple_names_fields(value: Any) -> None:
-    """What is no tuple of the right length is refused with the fields that are wanted."""
+    """Anything but a tuple of the right length is refused with the expected fields."""
     with pytest.raises(InvalidInputError, match="field"):
         codec_of("long").encode(value)
 
 
 def test_null_in_required_field_is_refused() -> None:
-    """A field that may not be null says so."""
+    """A null in a field that is not nullable is refused with the field's name."""
     required = json.loads(schema(field="long"))
     required["fields"][0]["nullable"] = False
 
@@ -206,13 +206,13 @@ def test_unknown_type_is_refused_at_start(kind: Any) -> None:
     ],
 )
 def test_damaged_value_is_reported(kind: Any, data: bytes) -> None:
-    """I10: bytes that are no value of the schema are an error that names the variable."""
+    """I10: for bytes that are not a value of the schema, the error names the variable."""
     with pytest.raises(CorruptDataError, match="total"):
         codec_of(kind).decode(data)
 
 
 def test_failed_value_leaves_codec_usable() -> None:
-    """A value that was refused leaves nothing behind in the next one's bytes."""
+    """A refused value leaves nothing in the next one's bytes."""
     codec = ValueCodec(schema(a="string", b="long"), "total")
     before = codec.encode(("x", 1))
     for bad in (("y", 2**70), ("\ud800", 1)):
@@ -225,8 +225,8 @@ def test_failed_value_leaves_codec_usable() -> None:
 @pytest.mark.parametrize(
     "kind", [mapping("long", "long"), array(mapping("long", "long")), struct(a=mapping("long", "long"))]
 )
-def test_map_is_no_key(kind: Any) -> None:
-    """A map cannot be a grouping key, at any depth; the column is named."""
+def test_map_cannot_be_a_key(kind: Any) -> None:
+    """A map cannot be a grouping key, at any depth; the error names the column."""
     with pytest.raises(InvalidInputError, match="'user'"):
         KeyCodec(schema(user=kind))
 
@@ -234,13 +234,13 @@ def test_map_is_no_key(kind: Any) -> None:
 @pytest.mark.parametrize("kind", ["double", "float"])
 @pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (float("nan"), -float("nan"))])
 def test_equal_keys_have_equal_bytes(kind: str, one: float, other: float) -> None:
-    """I14: keys that Spark takes for equal lie at the same place, whichever of them a batch meets first."""
+    """I14: keys that are equal in Spark have the same bytes, whichever of them a batch meets first."""
     codec = KeyCodec(schema(user=kind))
 
     assert codec.encode((one,)) == codec.encode((other,))
 
 
 def test_null_keys_are_legal() -> None:
-    """A null in a key is a key of its own."""
+    """A null in a key makes a separate key."""
     for codec in (KeyCodec(schema(a="long", b="string")), KeyCodec(schema(a="date", b="string"))):
         assert len({codec.encode(key) for key in [(None, None), (None, ""), (None, "None")]}) == 3

@@ -27,12 +27,12 @@ from tests.unit.backend_client.schemas import array, mapping, struct
     ],
 )
 def test_text_is_read_as_by_spark(text: str, expected: dict[str, object]) -> None:
-    """All that state can hold is read, in Spark's spellings."""
+    """All types that state can hold are parsed, in Spark's spellings."""
     assert parse_schema(text) == expected
 
 
 def test_field_may_be_required_and_commented() -> None:
-    """What stands behind a field's type is kept."""
+    """Constraints and comments after a field's type are kept."""
     (field,) = parse_schema("n long not null comment 'it\\'s'")["fields"]
 
     assert field == {"name": "n", "type": "long", "nullable": False, "metadata": {"comment": "it's"}}
@@ -53,6 +53,6 @@ def test_field_may_be_required_and_commented() -> None:
     ],
 )
 def test_wrong_text_is_refused_where_it_is_wrong(text: str, message: str) -> None:
-    """The error quotes the text and says what is missing where."""
+    """The error quotes the text and names the missing part and its place."""
     with pytest.raises(InvalidInputError, match=message):
         parse_schema(text)

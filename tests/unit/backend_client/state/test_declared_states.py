@@ -1,4 +1,4 @@
-"""What becomes of stored state variables when a processor asks for others."""
+"""Stored state variables when a processor requests others."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ COUNT = schema(n="integer")
 
 
 def value(text: str = COUNT) -> StateInfo:
-    """Return a value state as a processor declares it."""
+    """Return a value state as declared by a processor."""
     return StateInfo(0, "value", text)
 
 
 def map_state(key: dict[str, Any], of: dict[str, Any]) -> StateInfo:
-    """Return a map state as a processor declares it."""
+    """Return a map state as declared by a processor."""
     return StateInfo(0, "map", json.dumps(struct(key=key, value=of)))
 
 
 def test_variables_are_numbered_in_order() -> None:
-    """New variables get numbers from 1 on; known ones keep theirs, also those that are not asked for any more."""
+    """New variables are numbered from 1; known ones keep their numbers, even if no longer requested."""
     first = merge_states("op", {}, {"a": value(), "b": value()})
     second = merge_states("op", first, {"c": value(), "b": value()})
 
@@ -34,7 +34,7 @@ def test_variables_are_numbered_in_order() -> None:
 
 
 def test_changed_schema_keeps_the_one_before() -> None:
-    """The manifest keeps the history of a variable's schemas; a comment or a field that may be null is no change."""
+    """The manifest keeps a variable's schema history; a comment or a newly nullable field is not a change."""
     wider, commented = schema(n="long"), json.loads(schema(n="long"))
     commented["fields"][0]["metadata"] = {"comment": "rows"}
     states = merge_states("op", {}, {"a": value()})
@@ -45,7 +45,7 @@ def test_changed_schema_keeps_the_one_before() -> None:
 
 
 def test_change_is_checked_against_whole_history() -> None:
-    """A field that comes back as something else is refused: values of the schema before the last may still be there."""
+    """A field that returns with another type is refused: values of an earlier schema may still exist."""
     states = merge_states("op", {}, {"a": value(schema(n="integer", x="long"))})
     states = merge_states("op", states, {"a": value(COUNT)})
 
@@ -56,7 +56,7 @@ def test_change_is_checked_against_whole_history() -> None:
 
 
 def test_map_changes_in_its_values_only() -> None:
-    """Values of a map may widen; its keys never change, for entries lie under their bytes."""
+    """Map values may widen; map keys never change, because entries are stored under their bytes."""
     states = merge_states("op", {}, {"m": map_state(struct(k="integer"), struct(n="integer"))})
     wider = merge_states("op", states, {"m": map_state(struct(k="integer"), struct(n="long"))})
 
@@ -74,7 +74,7 @@ def test_other_kind_of_state_is_refused() -> None:
 
 
 def test_number_of_deleted_state_is_not_reused() -> None:
-    """A deleted variable's number is never given out again, not even to a variable of its name."""
+    """A deleted variable's number is never reused, not even for a variable of its name."""
     states = merge_states("op", {}, {"a": value(), "b": value()})
     deleted = merge_states("op", states, {"a": value(), "b": StateInfo(0, DELETED, "")})
     again = merge_states("op", deleted, {"a": value(), "c": value(), "b": StateInfo(0, "list", COUNT)})
@@ -85,15 +85,15 @@ def test_number_of_deleted_state_is_not_reused() -> None:
 
 
 def test_unknown_deleted_state_is_fine() -> None:
-    """Deleting what does not exist does nothing, as the method's name says."""
+    """Deleting a variable that does not exist has no effect, as the method's name says."""
     states = merge_states("op", {}, {"a": value(), "b": StateInfo(0, DELETED, "")})
 
     assert states.keys() == {"a"}
     assert ids_to_delete({}, states) == ()
 
 
-def test_state_that_begins_anew_is_deleted_every_time() -> None:
-    """What is deleted before it is asked for keeps its number, and its entries are deleted with every batch."""
+def test_state_deleted_and_requested_is_deleted_in_every_batch() -> None:
+    """A variable that is deleted and then requested keeps its number, and its entries are deleted in every batch."""
     states = merge_states("op", {}, {"a": value(), "b": value()})
 
     assert ids_to_delete({}, states, {"b"}) == ()
@@ -101,7 +101,7 @@ def test_state_that_begins_anew_is_deleted_every_time() -> None:
 
 
 def test_numbers_of_states_end() -> None:
-    """A state never gets a number that the backend's own entries have."""
+    """A state never gets a number of the backend's own entries."""
     stored = {"last": StateInfo(STATE_ID_MAX, "value", COUNT)}
 
     with pytest.raises(InvalidInputError, match="has used up the 65280 numbers of state variables"):
@@ -109,7 +109,7 @@ def test_numbers_of_states_end() -> None:
 
 
 def test_state_that_had_time_to_live_keeps_knowing_it() -> None:
-    """A TTL that is given up, or whose state is deleted, leaves a 0: stored values may still have an end."""
+    """A TTL that is removed, or whose state is deleted, leaves a 0: stored values may still have an end."""
     states = merge_states("op", {}, {"a": StateInfo(0, "value", COUNT, ttl_ms=9), "b": value()})
     without = merge_states("op", states, {"a": value(), "b": value()})
     deleted = merge_states("op", states, {"a": StateInfo(0, DELETED, "")})

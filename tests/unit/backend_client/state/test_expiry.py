@@ -1,4 +1,4 @@
-"""TTL: what is seen of values over time, what stays in the table, and what happens when a TTL changes."""
+"""TTL: visibility of values over time, removal from the table, and changes of the TTL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from backend_client.state.keyed_collections import ListVariable, MapVariable
 from backend_client.state.keyed_state import KeyedState, ValueVariable
 from backend_client.table.state_table import StateTable
 from storage.errors import InvalidInputError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from tests.unit.backend_client.schemas import schema
 
 NUMBERS = ValueCodec(schema(number="long"), "numbers")
@@ -21,7 +21,7 @@ ANN, BOB = b"\x91\xa3ann", b"\x91\xa3bob"
 
 
 class Batches:
-    """One partition: tasks of one batch after the other, with the table brought to the base before each."""
+    """One partition: the tasks of consecutive batches, with the table brought to the base before each."""
 
     def __init__(self, table: StateTable) -> None:
         self.table = table
@@ -30,7 +30,7 @@ class Batches:
         self.next(0)
 
     def next(self, timestamp_ms: int, ttl_ms: int | None = 100, *, remove: int = 0) -> None:
-        """Commit the batch's changes and begin the next batch at a moment; remove so many expired entries."""
+        """Commit the batch's changes and start the next batch at a time; remove up to this many expired entries."""
         if self.batch >= 0:
             self.table.advance(self.state.take_changes().items(), f"{self.batch}.0.u")
         self.batch += 1
@@ -45,7 +45,7 @@ class Batches:
         self.at(ANN)
 
     def at(self, key: bytes) -> None:
-        """Go to a key."""
+        """Select a key."""
         self.state.key_group, self.state.key = 3, bytes(bytearray(key))
 
     def content(self) -> tuple[object, list[int], dict[int, int]]:
@@ -55,7 +55,7 @@ class Batches:
         return value and value[0], [number for (number,) in self.numbers.get()], pairs
 
     def entries(self) -> list[int]:
-        """Return the numbers of the variables of all entries of the table, the index's among them."""
+        """Return the variable numbers of all entries of the table, including the index."""
         return [int.from_bytes(key[2:4], "big") for key, _ in self.table.items()]
 
 
@@ -68,7 +68,7 @@ def batches(tmp_path: Path) -> Iterator[Batches]:
 
 
 def test_every_entry_ends_by_itself(batches: Batches) -> None:
-    """A value, an element of a list and an entry of a map end a TTL behind their last write."""
+    """A value, a list element and a map entry each expire one TTL after their last write."""
     batches.value.update((1,))
     batches.numbers.appendValue((1,))
     batches.ages.updateValue((1,), (1,))
@@ -90,8 +90,8 @@ def test_every_entry_ends_by_itself(batches: Batches) -> None:
     assert not batches.ages.exists()
 
 
-def test_what_has_expired_is_removed_by_and_by(batches: Batches) -> None:
-    """Expired entries leave the table, so many per batch; those written again stay, until nothing is left."""
+def test_expired_entries_are_removed_gradually(batches: Batches) -> None:
+    """Each batch removes a limited number of expired entries, except rewritten ones, until none is left."""
     batches.value.update((1,))
     batches.numbers.appendValue((1,))
     batches.ages.updateValue((1,), (1,))
@@ -113,8 +113,8 @@ def test_what_has_expired_is_removed_by_and_by(batches: Batches) -> None:
     assert batches.entries() == []
 
 
-def test_entry_written_behind_its_removal_stays(batches: Batches) -> None:
-    """A value that expired and is written again in the batch that removes it has the new value afterwards."""
+def test_entry_rewritten_after_its_removal_stays(batches: Batches) -> None:
+    """A value that expired and is rewritten in the batch that removes it has the new value afterwards."""
     batches.value.update((1,))
     batches.next(500, remove=10)
     assert batches.removed == 1
@@ -123,8 +123,8 @@ def test_entry_written_behind_its_removal_stays(batches: Batches) -> None:
     assert batches.content() == (2, [], {})
 
 
-def test_changed_ttl_holds_for_what_is_written_from_then_on(batches: Batches) -> None:
-    """Values from before a TTL live on, values with an end keep it without one, and a new write takes the new rule."""
+def test_changed_ttl_applies_to_later_writes(batches: Batches) -> None:
+    """Values from before a TTL stay, values with an end keep it when the TTL is removed; writes follow the new TTL."""
     batches.next(0, ttl_ms=None)
     batches.value.update((1,))
     batches.numbers.appendValue((1,))
@@ -142,7 +142,7 @@ def test_changed_ttl_holds_for_what_is_written_from_then_on(batches: Batches) ->
 
 
 def test_rewritten_value_has_few_index_entries(batches: Batches) -> None:
-    """A value that is written at every moment of its TTL has at most a few dozen entries in the index."""
+    """A value that is written at every moment of its TTL has at most a few dozen index entries."""
     for moment in range(0, 1000, 2):
         batches.next(moment, ttl_ms=1000)
         batches.value.update((moment,))
@@ -152,6 +152,6 @@ def test_rewritten_value_has_few_index_entries(batches: Batches) -> None:
 
 @pytest.mark.parametrize("ttl_ms", [-1, 0, 1.5, True, "1 hour"])
 def test_impossible_ttl_is_refused(ttl_ms: object) -> None:
-    """A TTL is a positive whole number of milliseconds."""
+    """A TTL must be a positive integer of milliseconds."""
     with pytest.raises(InvalidInputError, match="ttlDurationMs of state 'visits' must be a positive whole number"):
         check_ttl("visits", ttl_ms)  # type: ignore[arg-type]  # refused whatever it is

@@ -14,7 +14,7 @@ from backend_client.state.keyed_collections import PART_BYTES, ListVariable, Map
 from backend_client.state.keyed_state import KeyedState
 from backend_client.table.state_table import StateTable
 from storage.errors import CorruptDataError, InvalidInputError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from tests.unit.backend_client.schemas import schema
 
 NUMBERS = ValueCodec(schema(number="long"), "numbers")
@@ -22,7 +22,7 @@ NAMES = ValueCodec(schema(name="string"), "names")
 
 
 class Batches:
-    """One partition: tasks of one batch after the other, with the table brought to the base before each."""
+    """One partition: the tasks of consecutive batches, with the table brought to the base before each."""
 
     def __init__(self, table: StateTable) -> None:
         self.table = table
@@ -31,7 +31,7 @@ class Batches:
         self.next()
 
     def next(self) -> None:
-        """Commit the batch's changes and begin the next batch."""
+        """Commit the batch's changes and start the next batch."""
         if self.batch >= 0:
             self.table.advance(self.state.take_changes().items(), f"{self.batch}.0.u")
         self.batch += 1
@@ -41,7 +41,7 @@ class Batches:
         self.at(b"\x91\xa3ann")
 
     def at(self, key: bytes, key_group: int = 3) -> None:
-        """Go to a key."""
+        """Select a key."""
         self.state.key_group, self.state.key = key_group, bytes(bytearray(key))
 
     def list(self) -> list[Any]:
@@ -62,7 +62,7 @@ def batches(tmp_path: Path) -> Iterator[Batches]:
 
 
 def test_elements_keep_their_order(batches: Batches) -> None:
-    """What is appended in later calls and batches stands behind what was there."""
+    """Elements appended in later calls and batches follow the existing ones."""
     batches.numbers.appendValue((1,))
     batches.numbers.appendList([(2,), (3,)])
     assert batches.list() == [1, 2, 3]
@@ -75,7 +75,7 @@ def test_elements_keep_their_order(batches: Batches) -> None:
 
 
 def test_put_replaces_the_list(batches: Batches) -> None:
-    """Putting drops what was there, in the table and in this batch."""
+    """Putting a list replaces its elements in the table and in this batch."""
     batches.numbers.appendList([(1,), (2,)])
     batches.next()
     batches.numbers.appendValue((3,))
@@ -87,8 +87,8 @@ def test_put_replaces_the_list(batches: Batches) -> None:
     assert batches.list() == [9, 10]
 
 
-def test_empty_list_is_no_list(batches: Batches) -> None:
-    """Putting nothing and appending nothing leave a key without a list."""
+def test_empty_list_is_not_stored(batches: Batches) -> None:
+    """Putting or appending nothing to an absent list leaves the key without a list."""
     batches.numbers.appendList([])
     assert not batches.numbers.exists()
     batches.numbers.appendValue((1,))
@@ -101,7 +101,7 @@ def test_empty_list_is_no_list(batches: Batches) -> None:
 
 
 def test_refused_element_changes_nothing(batches: Batches) -> None:
-    """If one element does not fit, none is taken and none is dropped."""
+    """If one element does not fit, none is added and none is removed."""
     batches.numbers.appendValue((1,))
     for call in (batches.numbers.put, batches.numbers.appendList):
         with pytest.raises(InvalidInputError, match="number"):
@@ -113,7 +113,7 @@ def test_refused_element_changes_nothing(batches: Batches) -> None:
 
 
 def test_append_reads_nothing() -> None:
-    """What a batch appends to a list of any length is one entry, written without a look at the others."""
+    """A batch appends one entry to a list of any length, without reading the others."""
 
     def fail(_: bytes) -> Any:
         raise AssertionError("nothing may be read")
@@ -129,7 +129,7 @@ def test_append_reads_nothing() -> None:
 
 
 def test_long_list_is_in_parts(batches: Batches) -> None:
-    """An entry is no longer than a bound and an element, however much a batch appends."""
+    """An entry is no longer than a bound plus one element, however much a batch appends."""
     numbers = range(100_000, 100_000 + 11 * PART_BYTES // (2 * len(NUMBERS.encode((100_000,)))))
     for number in numbers:
         batches.numbers.appendValue((number,))
@@ -142,7 +142,7 @@ def test_long_list_is_in_parts(batches: Batches) -> None:
 
 
 def test_elements_stay_with_their_key(batches: Batches) -> None:
-    """What was appended to one key's list is not met below the next key, though it is written when that one comes."""
+    """Elements appended to one key's list never reach the next key, although they are written when that key arrives."""
     lists = {b"\x91\x01": [1, 2], b"\x91\x02": [3], b"\x91\x03": []}
     for key_group, (key, numbers) in enumerate(lists.items()):
         batches.at(key, key_group)
@@ -156,8 +156,8 @@ def test_elements_stay_with_their_key(batches: Batches) -> None:
         assert (batches.numbers.exists(), batches.list()) == (bool(numbers), numbers)
 
 
-def test_elements_are_taken_between_keys(batches: Batches) -> None:
-    """Changes that are taken before the end of a batch have what was appended up to then, and no later ones do."""
+def test_changes_taken_between_keys_have_all_elements(batches: Batches) -> None:
+    """Changes taken before the end of a batch include all elements appended so far, and no later ones."""
     taken = []
     for number in range(3):
         batches.at(b"\x91" + bytes([number]))
@@ -169,7 +169,7 @@ def test_elements_are_taken_between_keys(batches: Batches) -> None:
 
 
 def test_map_entries_are_apart(batches: Batches) -> None:
-    """Keys of a map are set, replaced, found and removed one by one, over batches."""
+    """Keys of a map are set, replaced, found and removed individually, over batches."""
     batches.ages.updateValue(("bob",), (20,))
     batches.ages.updateValue(("eve",), (30,))
     batches.next()
@@ -187,7 +187,7 @@ def test_map_entries_are_apart(batches: Batches) -> None:
 
 
 def test_cleared_map_is_empty(batches: Batches) -> None:
-    """Clearing removes what the table has and what this batch wrote; other variables stay."""
+    """Clearing removes the variable's entries in the table and in this batch; other variables stay."""
     batches.ages.updateValue(("bob",), (20,))
     batches.numbers.appendValue((1,))
     batches.next()
@@ -201,7 +201,7 @@ def test_cleared_map_is_empty(batches: Batches) -> None:
 
 
 def test_keys_do_not_see_each_other(batches: Batches) -> None:
-    """A key whose bytes begin like another's, or in another key group, has a state of its own."""
+    """Keys with a common prefix, or in other key groups, have separate state."""
     batches.ages.updateValue(("bob",), (1,))
     batches.numbers.appendValue((1,))
     batches.at(b"\x91\xa3ann", 4)
@@ -215,7 +215,7 @@ def test_keys_do_not_see_each_other(batches: Batches) -> None:
 
 
 def test_map_may_change_while_it_is_read(batches: Batches) -> None:
-    """A function may remove the keys that it goes over."""
+    """A function may remove keys while it iterates over them."""
     for number in range(5):
         batches.ages.updateValue((f"name-{number}",), (number,))
     batches.next()
@@ -227,7 +227,7 @@ def test_map_may_change_while_it_is_read(batches: Batches) -> None:
 
 
 def test_changes_are_not_met_by_the_iteration_that_makes_them(batches: Batches) -> None:
-    """A function that sets, adds or removes what it goes over meets each entry once, as it was at the beginning."""
+    """An iteration yields each entry once, as it was at its start, whatever the function sets, adds or removes."""
     for batch in range(2):
         for number in range(3):
             batches.ages.updateValue((f"name-{batch}-{number}",), (10,))
@@ -248,7 +248,7 @@ def test_changes_are_not_met_by_the_iteration_that_makes_them(batches: Batches) 
 
 
 def test_damaged_list_is_reported() -> None:
-    """I10: bytes that are no part of a list are an error, not an element."""
+    """I10: bytes that are not a chunk of a list are an error, not an element."""
     state = KeyedState(lambda _: None, KeyGroupRange(0, 0), lambda prefix: iter([(prefix + b"x" * 12, b"\xc1")]), 0)
     with pytest.raises(CorruptDataError):
         list(ListVariable(state, 1, NUMBERS).get())
@@ -256,7 +256,7 @@ def test_damaged_list_is_reported() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_calls_agree_with_plain_values(batches: Batches, seed: int) -> None:
-    """I14: after any calls in any batches, lists and maps hold what Python's own would."""
+    """I14: after any calls in any batches, lists and maps equal Python's own."""
     chance = random.Random(seed)
     keys = [b"\x91\xa1" + name for name in (b"a", b"b", b"c")]
     lists: dict[bytes, list[int]] = {key: [] for key in keys}

@@ -1,4 +1,4 @@
-"""Which changes of a state's schema are possible, and what the others are refused with."""
+"""Which changes of a state's schema are possible, and the errors for the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.backend_client.schemas import array, mapping, schema, struct
 
 
 def required(text: str, name: str, default: Any = None) -> str:
-    """Return a schema with one of its fields not nullable, and maybe a default."""
+    """Return a schema in which one field is not nullable and may have a default."""
     document = json.loads(text)
     for field in document["fields"]:
         if field["name"] == name:
@@ -26,7 +26,7 @@ def required(text: str, name: str, default: Any = None) -> str:
 
 
 def read(written: str, newest: str, value: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what a value that was written under one schema is under another."""
+    """Return a value written under one schema as read under another."""
     return ValueCodec(newest, "s", earlier=[written]).decode(ValueCodec(written, "s").encode(value))
 
 
@@ -55,7 +55,7 @@ def read(written: str, newest: str, value: tuple[Any, ...]) -> tuple[Any, ...]:
 def test_possible_change_reads_older_value(
     written: str, newest: str, value: tuple[Any, ...], expected: tuple[Any, ...]
 ) -> None:
-    """Fields may come, go, move and widen at any depth; a value of the older schema is read as one of the newest."""
+    """Fields may be added, removed, moved and widened at any depth; older values are read with the newest schema."""
     decoded = read(written, newest, value)
 
     assert decoded == expected
@@ -78,7 +78,7 @@ def test_possible_change_reads_older_value(
     ],
 )
 def test_new_field_has_its_default(kind: Any, default: Any, expected: Any) -> None:
-    """A new field that is not nullable has its default in older values."""
+    """In older values, a new field that is not nullable has its default."""
     newest = required(schema(a="long", b=kind), "b", default)
 
     assert read(schema(a="long"), newest, (1,)) == (1, expected)
@@ -104,7 +104,7 @@ def test_new_field_has_its_default(kind: Any, default: Any, expected: Any) -> No
     ],
 )
 def test_impossible_change_names_the_field(written: str, newest: str, message: str) -> None:
-    """A change that could lose something is refused with the field's path and what can be done."""
+    """A change that could lose data is refused with the field's path and the alternatives."""
     with pytest.raises(InvalidInputError, match=re.escape(f"state 's': {message}")) as caught:
         upgrade_of(written, newest, "state 's'")
 
@@ -112,13 +112,13 @@ def test_impossible_change_names_the_field(written: str, newest: str, message: s
 
 
 def test_values_of_first_schema_are_as_ever() -> None:
-    """I15: what was stored before schemas had numbers is what is stored under the first schema, and is read."""
+    """I15: state stored before schemas had numbers has the bytes of the first schema, and is readable."""
     assert ValueCodec(schema(a="long"), "s").encode((1,)) == b"\x92\x01\x01"
     assert ValueCodec(schema(a="long", b="long"), "s", earlier=[schema(a="long")]).decode(b"\x92\x01\x01") == (1, None)
 
 
 def test_value_of_unknown_schema_is_refused() -> None:
-    """I10: a value that names a schema that the job never had, or has another number of fields, is damage."""
+    """I10: a value with an unknown schema number, or another number of fields, is damage."""
     codec = ValueCodec(schema(a="long"), "s", earlier=[schema(a="integer", b="long")])
     writer = ValueCodec(schema(a="long"), "s", earlier=["{}", "{}"])
 

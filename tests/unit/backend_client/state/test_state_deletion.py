@@ -10,14 +10,14 @@ import pytest
 from backend_client.state.keyed_state import table_key
 from backend_client.state.state_deletion import deletions, hide
 from backend_client.table.state_table import StateTable
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 GROUPS = KeyGroupRange(2, 3)
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Iterator[StateTable]:
-    """A table with 50 keys of each of three variables in two key groups."""
+    """Return a table with 50 keys of each of three variables in two key groups."""
     table = StateTable.open(tmp_path)
     keys = [table_key(group, state, b"%02d" % key) for group in (2, 3) for state in (1, 2, 3) for key in range(50)]
     table.advance(((key, b"v") for key in keys), "0.0.x")
@@ -26,7 +26,7 @@ def table(tmp_path: Path) -> Iterator[StateTable]:
 
 
 def test_all_entries_are_deleted_in_bounded_parts(table: StateTable) -> None:
-    """Every entry of the variables is deleted, no other one, and no part grows beyond the bound."""
+    """Every entry of the variables is deleted, no other one is, and no chunk grows beyond the bound."""
     parts = list(deletions(table.scan, GROUPS, [1, 3], bytes_max=200))
 
     assert {key[2:4] for part in parts for key in part} == {b"\0\1", b"\0\3"}
@@ -35,7 +35,7 @@ def test_all_entries_are_deleted_in_bounded_parts(table: StateTable) -> None:
 
 
 def test_deleted_entries_are_hidden(table: StateTable) -> None:
-    """The batch that deletes a variable does not see it; others are as they were, and without deletion nothing is."""
+    """The batch that deletes a variable does not see it; others stay, and without deletion nothing is hidden."""
     get, scan = hide(table.get, table.scan, [2])
 
     assert get(table_key(2, 2, b"00")) is None

@@ -11,13 +11,13 @@ from backend_client.state.keyed_state import KeyedState
 from backend_client.state.timers import Timers, Upcoming, due_timers
 from backend_client.table.state_table import StateTable
 from storage.errors import InvalidInputError
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 ANN, BOB = b"\x91\xa3ann", b"\x91\xa3bob"
 
 
 class Batches:
-    """One partition: tasks of one batch after the other, with the table brought to the base before each."""
+    """One partition: the tasks of consecutive batches, with the table brought to the base before each."""
 
     def __init__(self, table: StateTable) -> None:
         self.table = table
@@ -26,7 +26,7 @@ class Batches:
         self.next()
 
     def next(self, until_ms: int = 0) -> None:
-        """Commit the batch's changes and begin the next batch, in which timers up to a moment are due."""
+        """Commit the batch's changes and start the next batch, in which timers up to a time are due."""
         if self.batch >= 0:
             self.table.advance(self.state.take_changes().items(), f"{self.batch}.0.u")
         self.batch += 1
@@ -35,7 +35,7 @@ class Batches:
         self.at(ANN)
 
     def at(self, key: bytes, key_group: int = 3) -> None:
-        """Go to a key."""
+        """Select a key."""
         self.state.key_group, self.state.key = key_group, bytes(bytearray(key))
 
 
@@ -48,7 +48,7 @@ def batches(tmp_path: Path) -> Iterator[Batches]:
 
 
 def test_timers_are_listed_by_time_over_batches(batches: Batches) -> None:
-    """A key lists its own timers, stored and new, each moment once, those before 1970 first."""
+    """A key lists its own timers, stored and new, each time once, those before 1970 first."""
     for moment in (300, -7, 100, 300):
         batches.timers.register(moment)
     batches.at(BOB)
@@ -65,7 +65,7 @@ def test_timers_are_listed_by_time_over_batches(batches: Batches) -> None:
 
 
 def test_due_timers_are_those_of_the_key_group_up_to_the_moment(batches: Batches) -> None:
-    """What is due comes by key and in the order of time, the moment itself included, other key groups left out."""
+    """Due timers are sorted by key and time, include those at the batch's time, and exclude other key groups."""
     for moment in (300, -7, 100):
         batches.timers.register(moment)
     batches.at(BOB)
@@ -82,8 +82,8 @@ def test_due_timers_are_those_of_the_key_group_up_to_the_moment(batches: Batches
     assert due_timers(batches.state, 3, 100) == {ANN: [-7], BOB: [100]}
 
 
-def test_timers_that_are_due_when_they_are_set_are_taken_once(batches: Batches) -> None:
-    """A timer at or behind the batch's time fires in this batch, unless it is deleted before."""
+def test_timers_that_are_due_when_they_are_set_fire_once(batches: Batches) -> None:
+    """A timer set at or before the batch's time fires in this batch, unless it is deleted first."""
     batches.next(until_ms=100)
     for moment in (101, 100, 50, 60):
         batches.timers.register(moment)
@@ -94,14 +94,14 @@ def test_timers_that_are_due_when_they_are_set_are_taken_once(batches: Batches) 
 
 @pytest.mark.parametrize("moment", [1 << 63, -(1 << 63) - 1, 1.5, None, "1"])
 def test_impossible_moment_is_refused(batches: Batches, moment: object) -> None:
-    """What is no 64-bit number of milliseconds is an error that says so, and sets nothing."""
+    """Anything but a 64-bit number of milliseconds is an error that says so, and sets nothing."""
     with pytest.raises(InvalidInputError, match="milliseconds since 1970"):
         batches.timers.register(moment)  # type: ignore[arg-type]  # refused whatever it is
     assert batches.state.changes == {}
 
 
 def test_upcoming_timer_is_the_first_that_is_left(batches: Batches) -> None:
-    """It is a stored one behind the moment, one that is set for later, or one that is due and left."""
+    """The upcoming timer is a stored one after the batch's time, one set for later, or a due one not fired yet."""
     upcoming = Upcoming()
     batches.timers.register(200)
     batches.next()

@@ -1,4 +1,4 @@
-"""Tables whose newest changes lie in a journal: the same content, whatever was opened, broken off or damaged."""
+"""Tables with their newest changes in a journal: the content is the same after reopening, failures and damage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = {f"k-{number:03}".encode(): b"0" for number in range(100)}
 
 
 def advanced(folder: Path, number: int, changes: dict[bytes, bytes | None]) -> bool:
-    """Open a table, advance it to a version, and close it; say whether it was only opened to read."""
+    """Open a table, advance it to a version, and close it; return whether it was opened read-only."""
     with closing(StateTable.open(folder)) as table:
         table.advance(changes.items(), f"{number}.0.u")
         assert table.version == f"{number}.0.u"
@@ -35,7 +35,7 @@ def content(folder: Path) -> tuple[str | None, dict[bytes, bytes]]:
 
 
 def test_small_batches_are_not_written_to_the_table(tmp_path: Path) -> None:
-    """From the second small batch on, a table is opened to read only, and it has all changes each time."""
+    """From the second small batch on, a table is opened read-only, and it has all changes each time."""
     expected: dict[bytes, bytes] = {}
     read_only = []
     for number in range(30):
@@ -45,13 +45,13 @@ def test_small_batches_are_not_written_to_the_table(tmp_path: Path) -> None:
         assert content(tmp_path) == (f"{number}.0.u", expected)
     assert not read_only[0]
     assert all(read_only[1:6])
-    # What lies in the journal is bounded: sooner or later the table gets it.
+    # The journal is bounded: eventually the table gets its changes.
     assert read_only.count(False) == 1 + 29 // (RECORDS_MAX + 1)
 
 
 @pytest.fixture(params=[(1, 1), (3, 1000), (4096, 100)], scope="module")
 def layered(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Divide the changes into layers of few or many, which are looked up in columns or in dictionaries."""
+    """Divide the changes into small and large layers, which are searched as columns or as dictionaries."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(journal, "_LAYER_CHANGES_MIN", request.param[0])
         patch.setattr(journal, "_CHANGES_PER_LOOK_UP", request.param[1])
@@ -73,7 +73,7 @@ def test_reads_see_the_journal(
     low: bytes,
     high: bytes,
 ) -> None:
-    """I14: single reads, many reads and scans see the same as a plain dictionary, also deletions."""
+    """I14: single reads, multi-key reads and scans see the same as a plain dictionary, including deletions."""
     folder = tmp_path_factory.mktemp("table")
     expected: dict[bytes, bytes] = {}
     for number, changes in enumerate(batches):
@@ -100,7 +100,7 @@ def test_reads_see_the_journal(
 
 @pytest.mark.parametrize("large", [CHANGES_MAX, CHANGES_MAX + 100_000])
 def test_large_batch_writes_the_table(tmp_path: Path, large: int) -> None:
-    """A batch that is too large for the journal goes into the table, on top of what the journal held."""
+    """A batch that is too large for the journal is written to the table, after the changes in the journal."""
     advanced(tmp_path, 0, dict(SMALL))
     advanced(tmp_path, 1, {b"k-001": b"1", b"k-002": None})
     many: dict[bytes, bytes | None] = {number.to_bytes(4, "big"): b"2" for number in range(large)}
@@ -115,7 +115,7 @@ def test_large_batch_writes_the_table(tmp_path: Path, large: int) -> None:
 
 
 def test_repeated_changes_are_written_once(tmp_path: Path) -> None:
-    """Of keys that many batches change, the table gets the last change, and deletions count."""
+    """For keys that many batches change, the table gets the last change, and deletions count."""
     batches = 5 * RECORDS_MAX // 2
     for number in range(batches):
         changes: dict[bytes, bytes | None] = {b"%05d" % key: b"%d" % number for key in range(number, 3000)}
@@ -128,7 +128,7 @@ def test_repeated_changes_are_written_once(tmp_path: Path) -> None:
 
 
 def test_key_of_journal_and_batch_is_put_once(tmp_path: Path) -> None:
-    """When a batch makes the journal too long, RocksDB gets each key's last change, and nothing twice."""
+    """If a batch makes the journal too long, RocksDB gets each key's last change, and nothing twice."""
     for number in range(RECORDS_MAX + 1):
         advanced(tmp_path, number, {b"a": b"%d" % number, b"b": b"%d" % number})
     with closing(StateTable.open(tmp_path)) as table:
@@ -141,7 +141,7 @@ def test_key_of_journal_and_batch_is_put_once(tmp_path: Path) -> None:
 
 
 def test_changes_of_one_write_are_read_from_memory(tmp_path: Path) -> None:
-    """What was written is also read from memory, and is no different when the table is written again."""
+    """Changes are also read from memory after their write, and a rewrite of the table does not change them."""
     with closing(StateTable.open(tmp_path)) as table:
         table.advance([(b"a", b"1"), (b"b", b"1")], "0.0.u")
         assert len(table._journal) == 2
@@ -153,14 +153,14 @@ def test_changes_of_one_write_are_read_from_memory(tmp_path: Path) -> None:
 
 
 def test_long_values_write_the_table(tmp_path: Path) -> None:
-    """The journal is bounded in bytes, too."""
+    """The journal is also bounded in bytes."""
     advanced(tmp_path, 0, dict(SMALL))
     assert not advanced(tmp_path, 1, {b"k-001": bytes(BYTES_MAX)})
     assert content(tmp_path)[1][b"k-001"] == bytes(BYTES_MAX)
 
 
 def test_too_many_bytes_are_not_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the journal does not take is never copied for it."""
+    """Changes that the journal does not accept are never encoded for it."""
     monkeypatch.setattr(journal, "_record", None)
     log = journal.TableJournal(tmp_path / "journal")
     part = ChangeColumns.of({b"%d" % number: bytes(BYTES_MAX // 3) for number in range(2)})
@@ -170,7 +170,7 @@ def test_too_many_bytes_are_not_encoded(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_journal_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
-    """I16: changes that its file does not take go into the table, on top of what the journal held."""
+    """I16: changes that the journal's file does not accept are written to the table, after the journal's changes."""
     advanced(tmp_path, 0, dict(SMALL))
     advanced(tmp_path, 1, {b"k-001": b"1"})
     with closing(StateTable.open(tmp_path)) as table:
@@ -182,7 +182,7 @@ def test_journal_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", [1, 10, 30])
 def test_damaged_record_counts_for_nothing(tmp_path: Path, cut: int) -> None:
-    """I10, I16: a record that is cut off or damaged is not read; the table stands before it, and goes on from there."""
+    """I10, I16: a truncated or damaged record is ignored; the table has the version before it, and advances from it."""
     for number in range(3):
         advanced(tmp_path, number, {b"k": str(number).encode()})
     journal = tmp_path / "0" / "journal"
@@ -196,7 +196,7 @@ def test_damaged_record_counts_for_nothing(tmp_path: Path, cut: int) -> None:
 
 
 def test_journal_of_another_version_counts_for_nothing(tmp_path: Path) -> None:
-    """I1: what does not follow from the table's version is no part of it, as after a crash behind a write."""
+    """I1: a journal that does not continue the table's version is ignored, as after a crash following a write."""
     for number in range(2):
         advanced(tmp_path, number, {b"k": str(number).encode()})
     journal = tmp_path / "0" / "journal"
@@ -212,7 +212,7 @@ def test_journal_of_another_version_counts_for_nothing(tmp_path: Path) -> None:
 
 
 def test_snapshot_has_the_journal(tmp_path: Path) -> None:
-    """A snapshot of a table holds what its journal held; so does a table that is emptied hold nothing of it."""
+    """A snapshot of a table includes its journal; clearing a table clears its journal."""
     advanced(tmp_path, 0, dict(SMALL))
     advanced(tmp_path, 1, {b"k-001": b"1"})
     with closing(StateTable.open(tmp_path)) as table:

@@ -1,4 +1,4 @@
-"""A local folder that cannot be used costs time, never a batch (I16)."""
+"""An unusable local folder costs time, never a batch (I16)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from storage.errors import CorruptDataError, UnavailableError
 
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return the folder that stands for the host's memory; it is empty at the end."""
+    """Return the folder that replaces the host's memory; it is empty after the test."""
     folder = tmp_path / "memory"
     folder.mkdir()
     monkeypatch.setattr(memory_table, "_MEMORY", str(folder))
@@ -35,7 +35,7 @@ def advance(table: StateTable) -> int:
 
 
 def test_table_stays_where_folder_works(tmp_path: Path, memory: Path) -> None:
-    """A folder that works holds the table, also for the next one who opens it."""
+    """A working folder holds the table, and the next opener finds it there."""
     for expected in (1, 0):
         table, changes = open_advanced(tmp_path / "t", advance)
         assert (type(table), changes, table.get(b"key")) == (StateTable, expected, b"value")
@@ -44,7 +44,7 @@ def test_table_stays_where_folder_works(tmp_path: Path, memory: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["a file", "below a file"])
 def test_unusable_folder_is_replaced(tmp_path: Path, memory: Path, kind: str) -> None:
-    """I16: where no table can be, it is restored into memory, and removed when it is closed."""
+    """I16: if a folder cannot hold a table, the table is restored into memory, and removed when it is closed."""
     (tmp_path / "t").write_bytes(b"")
     folder = tmp_path / "t" if kind == "a file" else tmp_path / "t" / "below"
     table, changes = open_advanced(folder, advance)
@@ -56,7 +56,7 @@ def test_unusable_folder_is_replaced(tmp_path: Path, memory: Path, kind: str) ->
 
 @pytest.mark.parametrize("error", [Exception("No space left"), OSError(5, "broken"), LocalDiskError("x")])
 def test_folder_that_fails_meanwhile_is_replaced(tmp_path: Path, memory: Path, error: Exception) -> None:
-    """I16: a disk that fails while the table advances is left, and what it holds thrown away."""
+    """I16: if a disk fails while the table advances, the table moves to memory, and the disk's content is discarded."""
     failed: list[StateTable] = []
 
     def advance_once(table: StateTable) -> int:
@@ -76,7 +76,7 @@ def test_folder_that_fails_meanwhile_is_replaced(tmp_path: Path, memory: Path, e
 
 @pytest.mark.parametrize("error", [UnavailableError("sidecar"), CorruptDataError("object"), KeyboardInterrupt()])
 def test_other_errors_are_raised(tmp_path: Path, memory: Path, error: BaseException) -> None:
-    """What is not the local disk's fault is not tried again, and leaves the table's slot free."""
+    """An error that is not the local disk's is not retried, and frees the table's slot."""
 
     def fail(_: StateTable) -> None:
         raise error
@@ -89,7 +89,7 @@ def test_other_errors_are_raised(tmp_path: Path, memory: Path, error: BaseExcept
 
 
 def test_table_of_killed_process_is_removed(tmp_path: Path, memory: Path) -> None:
-    """What a killed process left in memory goes when the next spare table is made; one in use stays."""
+    """A table that a killed process left in memory is removed with the next spare table; a table in use stays."""
     used = MemoryTable.make()
     (memory / "dstl-table-dead" / "0").mkdir(parents=True)
     (memory / "dstl-table-dead" / "0.lock").touch()
@@ -101,7 +101,7 @@ def test_table_of_killed_process_is_removed(tmp_path: Path, memory: Path) -> Non
 
 
 def test_only_own_spare_tables_are_removed(tmp_path: Path, memory: Path) -> None:
-    """Everybody may write the host's memory: neither what lacks the lock of a table goes, nor what a link leads to."""
+    """Any user may write to the memory folder: entries without a table's lock and targets of links stay."""
     victim = tmp_path / "victim"
     for folder in (victim, memory / "dstl-table-notes"):
         folder.mkdir()
@@ -117,7 +117,7 @@ def test_only_own_spare_tables_are_removed(tmp_path: Path, memory: Path) -> None
 
 
 def test_memory_that_cannot_be_used_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no place at all for a table, the error says so."""
+    """If no place can hold a table, the error says so."""
     monkeypatch.setattr(memory_table, "_MEMORY", str(tmp_path / "none"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     (tmp_path / "t").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""Snapshots of real tables: made, taken apart as a service would, and put together again."""
+"""Snapshots of real tables: created, divided as by a service, and reassembled."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def pieces_of(folder: Path, size: int = 1000) -> list[Piece]:
 
 
 def snapshot_of(table: StateTable) -> list[Piece]:
-    """Make a snapshot and return its files in pieces."""
+    """Create a snapshot and return its files in pieces."""
     with table.making_snapshot() as folder:
         return pieces_of(folder)
 
 
 def received(folder: Path, pieces: list[Piece], version: str = VERSION) -> IncomingSnapshot:
-    """Take all pieces in."""
+    """Receive all pieces."""
     incoming = IncomingSnapshot(folder, "the.index", version)
     for piece, payload in pieces:
         incoming.take(piece, payload)
@@ -61,7 +61,7 @@ def received(folder: Path, pieces: list[Piece], version: str = VERSION) -> Incom
 
 
 def test_snapshot_has_only_the_needed_files(table: StateTable) -> None:
-    """A snapshot is the table's data as hard links, its MANIFEST and CURRENT, and the table can be used at once."""
+    """A snapshot is the table's data as hard links, its MANIFEST and CURRENT; the table remains usable."""
     with table.making_snapshot() as folder:
         names = sorted(path.name for path in folder.iterdir())
         assert all(name.endswith(".sst") or name.startswith("MANIFEST-") or name == "CURRENT" for name in names)
@@ -72,7 +72,7 @@ def test_snapshot_has_only_the_needed_files(table: StateTable) -> None:
 
 
 def test_snapshot_is_the_table_at_its_version(table: StateTable, tmp_path: Path) -> None:
-    """What is put together again holds what the table held when the snapshot was made, and nothing newer."""
+    """A reassembled snapshot has the table's content at the time of the snapshot, and nothing newer."""
     pieces = snapshot_of(table)
     table.advance([(b"\0\0new", b"x"), (b"\0\x01\x05", None)], "4.0.u")
     incoming = received(tmp_path / "incoming", pieces)
@@ -82,7 +82,7 @@ def test_snapshot_is_the_table_at_its_version(table: StateTable, tmp_path: Path)
 
 
 def test_adopted_snapshot_is_the_table(table: StateTable, tmp_path: Path) -> None:
-    """A table that takes a snapshot over stands at its version with its content, and goes on from there."""
+    """A table that adopts a snapshot has its version and content, and advances from there."""
     pieces = snapshot_of(table)
     other = StateTable.open(tmp_path / "other")
     other.advance([(b"\0\0old", b"x")], "1.0.u")
@@ -100,7 +100,7 @@ def test_adopted_snapshot_is_the_table(table: StateTable, tmp_path: Path) -> Non
 
 
 def test_snapshot_of_another_version_is_refused(table: StateTable, tmp_path: Path) -> None:
-    """I10: a snapshot that is not of the checkpoint that its index says is damaged; no table takes it."""
+    """I10: a snapshot of another checkpoint than its index says is damaged; no table adopts it."""
     pieces = snapshot_of(table)
     with pytest.raises(CorruptDataError, match=r"the\.index"):
         list(received(tmp_path / "incoming", pieces, "5.0.u").items(b""))
@@ -116,7 +116,7 @@ def test_snapshot_of_another_version_is_refused(table: StateTable, tmp_path: Pat
 
 
 def test_snapshot_without_a_file_is_refused(table: StateTable, tmp_path: Path) -> None:
-    """I10: a table that RocksDB cannot open is an error, not an empty table."""
+    """I10: a snapshot that RocksDB cannot open is an error, not an empty table."""
     pieces = [piece for piece in snapshot_of(table) if piece[0].name != "CURRENT"]
     with pytest.raises(CorruptDataError, match=r"the\.index"):
         list(received(tmp_path / "incoming", pieces).items(b""))
@@ -124,7 +124,7 @@ def test_snapshot_without_a_file_is_refused(table: StateTable, tmp_path: Path) -
 
 @pytest.mark.parametrize("damage", ["flipped", "short", "long", "name", "order", "twice", "between"])
 def test_damaged_piece_is_refused(table: StateTable, tmp_path: Path, damage: str) -> None:
-    """I10: bytes, lengths, names or an order that do not fit are errors that name the object."""
+    """I10: for wrong bytes, lengths, names or order, the error names the object."""
     pieces = [piece for piece in snapshot_of(table) if piece[0].name.endswith(".sst")]
     assert len(pieces) > 3
     last_piece, last = pieces[-1]
@@ -149,7 +149,7 @@ def test_damaged_piece_is_refused(table: StateTable, tmp_path: Path, damage: str
 
 
 def test_full_disk_is_named(table: StateTable, tmp_path: Path) -> None:
-    """I16: where nothing can be written, the error says so; it is none of damage."""
+    """I16: if nothing can be written, the error says so; it is not one of damage."""
     pieces = snapshot_of(table)
     with pytest.raises(LocalDiskError, match="disk"):
         received(tmp_path / "not there" / "incoming", pieces)
@@ -167,7 +167,7 @@ def test_full_disk_is_named(table: StateTable, tmp_path: Path) -> None:
 def test_verified_files_are_blamed_for_damage_only(
     table: StateTable, tmp_path: Path, monkeypatch: Any, failure: Exception, kind: type[Exception]
 ) -> None:
-    """I10, I16: what keeps a table from taking a snapshot is damage, or the local disk; it is empty then."""
+    """I10, I16: a table fails to adopt a snapshot because of damage or of the local disk; it is empty then."""
     pieces = snapshot_of(table)
 
     def fail(_: TableFiles) -> Any:
@@ -185,8 +185,8 @@ def test_verified_files_are_blamed_for_damage_only(
     other.close()
 
 
-def test_snapshot_that_nobody_took_is_removed(table: StateTable, tmp_path: Path) -> None:
-    """If handing it over fails, nothing is left beside the table."""
+def test_snapshot_that_was_not_handed_over_is_removed(table: StateTable, tmp_path: Path) -> None:
+    """If handing over a snapshot fails, nothing is left beside the table."""
     with pytest.raises(UnavailableError), table.making_snapshot():
         raise UnavailableError("no sidecar")
 
@@ -194,7 +194,7 @@ def test_snapshot_that_nobody_took_is_removed(table: StateTable, tmp_path: Path)
 
 
 def test_left_behind_snapshots_go_when_the_table_is_opened(tmp_path: Path) -> None:
-    """I16: what a crash left is removed by who opens the table next; a snapshot that is in work is kept."""
+    """I16: the next opener of a table removes what a crash left; a snapshot in use stays."""
     table = StateTable.open(tmp_path / "table")
     with table.making_snapshot() as left, table.making_snapshot() as held:
         pass
@@ -212,7 +212,7 @@ def test_left_behind_snapshots_go_when_the_table_is_opened(tmp_path: Path) -> No
 
 
 def test_snapshot_of_other_slot_is_left_alone(table: StateTable, tmp_path: Path) -> None:
-    """Another attempt's table, in another slot, does not touch this one's snapshot."""
+    """An attempt's table in another slot does not touch this one's snapshot."""
     with table.making_snapshot() as folder:
         pass
     StateTable.open(tmp_path / "table").close()
@@ -221,7 +221,7 @@ def test_snapshot_of_other_slot_is_left_alone(table: StateTable, tmp_path: Path)
 
 
 def test_snapshot_that_cannot_be_made_is_unavailable(table: StateTable, tmp_path: Path, monkeypatch: Any) -> None:
-    """I16: where no snapshot can be made, the error is one that its caller expects, and the table still works."""
+    """I16: if no snapshot can be created, the error is one that the caller expects, and the table still works."""
     (tmp_path / "table" / "0.snapshot-x").write_text("in the way")
     monkeypatch.setattr("uuid.uuid4", lambda: type("Fixed", (), {"hex": "x"}))
     with pytest.raises(UnavailableError, match="no snapshot"), table.making_snapshot():

@@ -1,4 +1,4 @@
-"""What each call of a user's function adds to the changes that the log writer seals: every mutation once, no read."""
+"""Changes that each call of a user's function adds to those the log writer seals: every mutation once, no read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backend_client.state.codec import ValueCodec
 from backend_client.state.keyed_collections import ListVariable, MapVariable
 from backend_client.state.keyed_state import KeyedState, ValueVariable
 from backend_client.table.state_table import StateTable
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 from tests.unit.backend_client.schemas import schema
 
 NUMBERS = ValueCodec(schema(number="long"), "numbers")
@@ -21,7 +21,7 @@ KEY_GROUP, KEY = 3, b"\x91\xa3ann"
 
 
 class Function:
-    """A user's function at one key in one batch, with a value, a list and a map."""
+    """A user's function on one key in one batch, with a value, a list and a map."""
 
     def __init__(self, table: StateTable, batch: int) -> None:
         self.state = KeyedState(table.get, KeyGroupRange(2, 9), table.scan, batch)
@@ -33,12 +33,12 @@ class Function:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Iterator[StateTable]:
-    """Return a table with a value, a list of two parts and a map of two entries."""
+    """Return a table with a value, a list of two chunks and a map of two entries."""
     made = StateTable.open(tmp_path)
     first = Function(made, 0)
     first.value.update((1,))
     first.list.appendValue((1,))
-    assert list(first.list.get()) == [(1,)]  # a part ends where the list is read
+    assert list(first.list.get()) == [(1,)]  # a chunk ends where the list is read
     first.list.appendValue((2,))
     first.map.updateValue(("bob",), (1,))
     first.map.updateValue(("eve",), (2,))
@@ -54,13 +54,13 @@ def function(table: StateTable) -> Function:
 
 
 def remove_while_reading(function: Function) -> None:
-    """Remove the keys of the map that an iteration meets."""
+    """Remove each map key that an iteration yields."""
     for name, _ in function.map.iterator():
         function.map.removeKey(name)
 
 
 def set_while_reading(function: Function) -> None:
-    """Set the values of the map that an iteration meets."""
+    """Set the value of each map key that an iteration yields."""
     for name, (number,) in function.map.iterator():
         function.map.updateValue(name, (number + 1,))
 
@@ -86,7 +86,7 @@ def set_while_reading(function: Function) -> None:
 def test_mutation_is_logged_once(
     function: Function, call: Callable[[Function], Any], state_id: int, set_entries: int, removed_entries: int
 ) -> None:
-    """I1: a call adds what it sets and removes, each entry once, under its key group and variable, and nothing else."""
+    """I1: a call logs each entry it sets or removes once, under its key group and variable, and nothing else."""
     call(function)
     for write in function.state.before_taking:
         write()
@@ -115,14 +115,14 @@ def test_mutation_is_logged_once(
     ],
 )
 def test_read_is_not_logged(function: Function, call: Callable[[Function], Any]) -> None:
-    """Looking at state, and appending nothing, adds nothing to the log."""
+    """Reading state, or appending nothing, logs nothing."""
     call(function)
 
     assert (function.state.changes, function.state.changed_bytes) == ({}, 0)
 
 
 def test_repeated_mutation_is_logged_as_the_last(function: Function) -> None:
-    """However often a value changes within a batch, the log gets one change, the last."""
+    """However often a value changes within a batch, only the last change is logged."""
     for number in range(5):
         function.value.update((number,))
         function.map.updateValue(("bob",), (number,))
@@ -132,7 +132,7 @@ def test_repeated_mutation_is_logged_as_the_last(function: Function) -> None:
 
 
 def test_log_is_what_the_function_saw(table: StateTable, function: Function) -> None:
-    """I14: a table to which the logged changes are applied holds what the function saw after its calls."""
+    """I14: a table with the logged changes applied has the content that the function saw after its calls."""
     function.value.clear()
     function.list.put([(7,)])
     function.list.appendValue((8,))
@@ -145,5 +145,5 @@ def test_log_is_what_the_function_saw(table: StateTable, function: Function) -> 
 
 
 def content(function: Function) -> tuple[Any, ...]:
-    """Return all that the function's variables hold."""
+    """Return the content of all of the function's variables."""
     return function.value.get(), list(function.list.get()), sorted(function.map.iterator())

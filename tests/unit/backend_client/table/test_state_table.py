@@ -1,4 +1,4 @@
-"""The local table: what it holds, and which version it says it has."""
+"""The local table: its content, and the version it reports."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def many(value: bytes, stop_at: int = MANY, count: int = MANY) -> Iterator[tuple
 
 
 def content(table: StateTable) -> dict[bytes, bytes]:
-    """Return all that a table holds."""
+    """Return the content of a table."""
     return dict(table.items())
 
 
 def test_new_table_has_no_version(tmp_path: Path) -> None:
-    """A table that was just made is empty and stands at no checkpoint."""
+    """A new table is empty and has no version."""
     table = StateTable.open(tmp_path)
 
     assert (table.version, content(table)) == (None, {})
@@ -46,8 +46,8 @@ def test_new_table_has_no_version(tmp_path: Path) -> None:
 
 
 def test_changes_that_lie_over_a_table(tmp_path: Path) -> None:
-    """I1: they are seen in every way of reading, over those of the table, and are gone when it is closed."""
-    for _ in range(2):  # once as it was written, once as it was opened to read
+    """I1: changes laid over a table are seen by every way of reading, and are gone when it is closed."""
+    for _ in range(2):  # once opened for writing, once opened read-only
         table = StateTable.open(tmp_path)
         if table.version is None:
             table.advance([(b"a1", b"old"), (b"a2", b"gone"), (b"b1", b"kept")], "0.0.u")
@@ -66,7 +66,7 @@ def test_changes_that_lie_over_a_table(tmp_path: Path) -> None:
 
 
 def guests(count: int, rows: int) -> Iterator[ChangeColumns]:
-    """Yield `count` parts of `rows` changes, 4 KB each; every part deletes one key of the table and changes another."""
+    """Yield `count` chunks of `rows` 4 KB changes; each chunk deletes one key of the table and changes another."""
     for first in range(0, count * rows, rows):
         keys = [b"new" + number.to_bytes(4, "big") for number in range(first, first + rows)]
         values = [bytes(4 << 10)] * rows
@@ -77,7 +77,7 @@ def guests(count: int, rows: int) -> Iterator[ChangeColumns]:
 
 @pytest.mark.parametrize("is_written", [True, False])
 def test_many_changes_over_a_table_do_not_stay_in_memory(tmp_path: Path, is_written: bool) -> None:
-    """I1, I9: of any number of changes that lie over it few are in memory, and the table has none when it is closed."""
+    """I1, I9: however many changes are laid over a table, few are in memory, and none is left when it is closed."""
     table = StateTable.open(tmp_path)
     table.advance([(b"a1", b"old"), (b"a2", b"gone"), (b"b1", b"kept")], "0.0.u")
     if not is_written:
@@ -114,7 +114,7 @@ def test_many_changes_over_a_table_do_not_stay_in_memory(tmp_path: Path, is_writ
 def test_changes_over_a_table_stay_in_memory_where_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
-    """I16: what a copy cannot take, from its first write or a later one on, is read in the right order all the same."""
+    """I16: changes that the copy cannot hold, from its first write or a later one on, are still read in order."""
     left = iter(range(writes))
 
     def full(table: Any, parts: Iterable[ChangeColumns], version: str) -> int:
@@ -132,14 +132,14 @@ def test_changes_over_a_table_stay_in_memory_where_the_disk_is_full(
 
 
 def test_table_is_closed_to_other_users(tmp_path: Path) -> None:
-    """The folder of a job's tables belongs to its user alone."""
+    """Only its own user may read the folder of a job's tables."""
     StateTable.open(tmp_path / "job").close()
 
     assert (tmp_path / "job").stat().st_mode & 0o777 == 0o700
 
 
 def test_advanced_table_is_kept(tmp_path: Path) -> None:
-    """Changes and version are there again after the table was closed; the last change of a key counts."""
+    """Changes and version persist after the table is closed; the last change of a key counts."""
     table = StateTable.open(tmp_path)
     assert table.advance([(b"a", b"1"), (b"b", b"2"), (b"a", None), (b"b", b"3")], "0.0.u") == 2
     table.close()
@@ -151,7 +151,7 @@ def test_advanced_table_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [49_999, 50_000, 50_001, 100_000])
 def test_large_advance_is_complete(tmp_path: Path, count: int) -> None:
-    """Changes that need several writes all arrive, and the version after them."""
+    """Changes that need several writes are all written, and the version after them."""
     table = StateTable.open(tmp_path)
     assert table.advance(many(b"x", count=count), "1.0.u") == count
 
@@ -161,7 +161,7 @@ def test_large_advance_is_complete(tmp_path: Path, count: int) -> None:
 
 @pytest.mark.parametrize("stop_at", [0, 10, 49_999, 50_000, 60_000, 119_999])
 def test_broken_advance_keeps_no_version(tmp_path: Path, stop_at: int) -> None:
-    """I1: an advance that breaks off leaves the old content under the old version, or no version at all."""
+    """I1: an advance that fails leaves the old content at the old version, or no version."""
     table = StateTable.open(tmp_path)
     table.advance(many(b"old"), "1.0.u")
     with pytest.raises(CorruptDataError):
@@ -178,7 +178,7 @@ def test_broken_advance_keeps_no_version(tmp_path: Path, stop_at: int) -> None:
 def test_advance_that_breaks_between_writes_has_no_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, version: str | None
 ) -> None:
-    """I1: once a part of the changes was written, the table stands at no version until all of them are."""
+    """I1: after the first of several writes, the table has no version until all of them are done."""
     monkeypatch.setattr("backend_client.table.writes._WRITE_BYTES", 10_000)
     monkeypatch.setattr(state_table, "CHANGES_MAX", 1000)
     table = StateTable.open(tmp_path)
@@ -195,7 +195,7 @@ def test_advance_that_breaks_between_writes_has_no_version(
 
 @pytest.mark.parametrize("rows", [20, 2000])
 def test_long_values_do_not_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """A restore keeps changes by their bytes, too, not only by their number, and makes few Python objects at once."""
+    """A restore bounds changes in memory by bytes, not only by number, and creates few Python objects at once."""
     before, most, largest = pa.total_allocated_bytes(), 0, 0
     pairs = ChangeColumns.pairs
 
@@ -212,7 +212,7 @@ def test_long_values_do_not_stay_in_memory(tmp_path: Path, monkeypatch: pytest.M
         return pairs(part)
 
     monkeypatch.setattr(ChangeColumns, "pairs", measured)
-    part_bytes = rows * (33 << 10) * 2  # Arrow's builders take up to twice the room
+    part_bytes = rows * (33 << 10) * 2  # Arrow's builders use up to twice the space
     with closing(StateTable.open(tmp_path)) as table:
         assert table.advance_columns(parts(), "1.0.u") == 4000
         assert most <= BYTES_MAX + 2 * part_bytes
@@ -240,7 +240,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.parametrize("stop_at", [10, 130_000, 390_000, 400_000])
 def test_killed_advance_keeps_old_or_no_version(tmp_path: Path, stop_at: int) -> None:
-    """I1: a process that is killed while it advances leaves a table that knows what it is; its slot is free again."""
+    """I1: a process killed while it advances leaves a table with a correct version or none; its slot is free."""
     table = StateTable.open(tmp_path)
     table.advance(many(b"old", count=1000), "1.0.u")
     table.close()
@@ -258,7 +258,7 @@ def test_killed_advance_keeps_old_or_no_version(tmp_path: Path, stop_at: int) ->
 
 
 def test_second_user_gets_another_slot(tmp_path: Path) -> None:
-    """A table in use stays with its task; another task of the same key groups gets a table of its own."""
+    """A table in use stays with its task; another task of the same key groups gets its own table."""
     first = StateTable.open(tmp_path)
     first.advance([(b"a", b"1")], "1.0.u")
     second = StateTable.open(tmp_path)
@@ -273,7 +273,7 @@ def test_second_user_gets_another_slot(tmp_path: Path) -> None:
 
 
 def test_taken_slots_are_an_error(tmp_path: Path) -> None:
-    """More tasks of one range than there can be are refused with the folder's name."""
+    """If a range has more tasks than slots, the error names the folder."""
     tables = [StateTable.open(tmp_path) for _ in range(16)]
     with pytest.raises(UnavailableError, match="16 table slots"):
         StateTable.open(tmp_path)
@@ -284,7 +284,7 @@ def test_taken_slots_are_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["CURRENT", "MANIFEST-*", "*.sst"])
 @pytest.mark.parametrize("damage", ["delete", "garble"])
 def test_damaged_table_is_thrown_away(tmp_path: Path, name: str, damage: str) -> None:
-    """I16: a table whose files are damaged is begun anew; it never stops a task."""
+    """I16: a table with damaged files is replaced by an empty one; it never stops a task."""
     table = StateTable.open(tmp_path)
     table.advance(many(b"x", count=60_000), "1.0.u")
     table.close()
@@ -300,7 +300,7 @@ def test_damaged_table_is_thrown_away(tmp_path: Path, name: str, damage: str) ->
 
 
 def test_damaged_block_is_thrown_away(tmp_path: Path) -> None:
-    """I16: damage that shows only when a block is read costs one attempt; the next one begins with an empty table."""
+    """I16: damage found only when a block is read costs one attempt; the next one starts with an empty table."""
     table = StateTable.open(tmp_path)
     table.advance(((number.to_bytes(4, "big"), os.urandom(100)) for number in range(60_000)), "1.0.u")
     table.close()
@@ -314,7 +314,7 @@ def test_damaged_block_is_thrown_away(tmp_path: Path) -> None:
         for number in range(0, 60_000, 10):
             try:
                 table.get(number.to_bytes(4, "big"))
-            except Exception:  # noqa: BLE001 - what rocksdict raises
+            except Exception:  # noqa: BLE001 - the type that rocksdict raises
                 failures[attempt] += 1
         if failures[attempt]:
             table.discard()
@@ -324,7 +324,7 @@ def test_damaged_block_is_thrown_away(tmp_path: Path) -> None:
 
 
 def test_damage_that_ends_all_snapshots_is_thrown_away(tmp_path: Path) -> None:
-    """I13, I16: a table that RocksDB cannot compact any more gives no snapshot; it serves its task, and goes."""
+    """I13, I16: a table that RocksDB cannot compact any more gives no snapshot; it serves its task and is removed."""
     table = StateTable.open(tmp_path)
     for version in ("1.0.u", "2.0.u"):
         table.advance(((number.to_bytes(4, "big"), os.urandom(100)) for number in range(30_000)), version)
@@ -348,7 +348,7 @@ def test_damage_that_ends_all_snapshots_is_thrown_away(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read", ["get", "items", "scan", "between", "get_many"])
 def test_damage_is_an_error_for_every_read(tmp_path: Path, read: str) -> None:
-    """I10: what cannot be read is never taken for what is not there, also by reads that go from key to key."""
+    """I10: unreadable data never counts as missing, also in reads that go from key to key."""
     keys = [number.to_bytes(4, "big") for number in range(60_000)]
     table = StateTable.open(tmp_path)
     table.advance(((key, os.urandom(100)) for key in keys), "1.0.u")
@@ -379,12 +379,12 @@ def test_damage_is_an_error_for_every_read(tmp_path: Path, read: str) -> None:
     "error", [Exception("the user's own"), ValueError("Corruption: of a value"), UnavailableError("no sidecar")]
 )
 def test_other_errors_are_no_damage(error: Exception) -> None:
-    """A table is thrown away for what RocksDB says of its files, not for what a user's function raises."""
+    """A table is discarded for RocksDB's errors about its files, not for errors of a user's function."""
     assert not is_damage(error)
 
 
 def test_large_commit_is_read_over_what_memory_holds(tmp_path: Path) -> None:
-    """Behind a small commit, whose changes stay in memory, the values of a large one are read, in every way."""
+    """After a small commit, whose changes stay in memory, every way of reading finds the values of a large one."""
     small, large = b"small", b"x" * (BYTES_MAX // 1000 + 1)
     keys = [number.to_bytes(4, "big") for number in range(1000)]
     table = StateTable.open(tmp_path)
@@ -400,7 +400,7 @@ def test_large_commit_is_read_over_what_memory_holds(tmp_path: Path) -> None:
 
 
 def test_cleared_table_is_empty(tmp_path: Path) -> None:
-    """Clearing removes content and version, and the table goes on."""
+    """Clearing removes content and version, and the table remains usable."""
     table = StateTable.open(tmp_path)
     table.advance([(b"a", b"1")], "1.0.u")
     table.clear()
@@ -412,7 +412,7 @@ def test_cleared_table_is_empty(tmp_path: Path) -> None:
 
 
 def test_unusable_folder_is_named(tmp_path: Path) -> None:
-    """A folder that cannot hold tables is an error that names the setting to change."""
+    """For a folder that cannot hold tables, the error names the setting to change."""
     blocked = tmp_path / "file"
     blocked.write_text("", encoding="utf-8")
 
@@ -423,7 +423,7 @@ def test_unusable_folder_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("asked", [[b"k-0007", b"k-0003", b"none", b"k-0007"], [b"k-0001"], [b"a", b"z"]])
 @pytest.mark.parametrize("entries", [10, 5000])
 def test_many_values_are_read_at_once(tmp_path: Path, entries: int, asked: list[bytes]) -> None:
-    """Whether by one scan or by look-ups, each key gets its value, in order; one that is not there gets none."""
+    """By one scan or by look-ups, each key gets its value, in order; a missing key gets none."""
     stored = {f"k-{number:04}".encode(): str(number).encode() for number in range(entries)}
     with closing(StateTable.open(tmp_path / "table")) as table:
         table.advance(stored.items(), "1.0")
@@ -434,7 +434,7 @@ def test_many_values_are_read_at_once(tmp_path: Path, entries: int, asked: list[
 
 
 def test_values_are_read_after_reopening(tmp_path: Path) -> None:
-    """What lies in files is read as what lies in memory is, also where keys were written several times."""
+    """Values in files are read like values in memory, also for keys written several times."""
     for version in range(4):
         changes = [(f"k-{number:04}".encode(), str(version).encode()) for number in range(version, 100)]
         with closing(StateTable.open(tmp_path / "table")) as table:

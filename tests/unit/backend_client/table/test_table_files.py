@@ -1,4 +1,4 @@
-"""A table's files that cannot be opened: what is needed of them is never lost, and what is not is begun anew."""
+"""A table whose files cannot be opened: needed content is never lost, other content is replaced."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ NO_SPACE = Exception("IO error: No space left on device: While appending to file
 
 
 def many() -> dict[bytes, bytes | None]:
-    """Return more changes than a journal takes."""
+    """Return more changes than a journal holds."""
     return {number.to_bytes(4, "big"): b"x" for number in range(CHANGES_MAX + 1)}
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Iterator[StateTable]:
-    """Return a table that is open to read, with its newest change in the journal."""
+    """Return a table that is open read-only, with its newest change in the journal."""
     for version, changes in (("1.0.u", OLD), ("2.0.u", {b"k-001": b"new"})):
         with closing(StateTable.open(tmp_path)) as made:
             made.advance(changes.items(), version)
@@ -41,7 +41,7 @@ def table(tmp_path: Path) -> Iterator[StateTable]:
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, refusals: int = 1) -> None:
-    """Let files not be opened for writing, some times."""
+    """Make opening files for writing fail a number of times."""
     open_existing, left = TableFiles.open_existing, [NO_SPACE] * refusals
 
     def refused(self: TableFiles) -> Any:
@@ -65,7 +65,7 @@ def snapshot(table: StateTable) -> None:
 def test_table_that_cannot_be_written_keeps_its_content(
     tmp_path: Path, table: StateTable, monkeypatch: pytest.MonkeyPatch, write: Callable[[StateTable], None]
 ) -> None:
-    """I1, I16: a table that is needed and cannot be opened for writing is never emptied; it says so, and stays."""
+    """I1, I16: a needed table that cannot be opened for writing is never emptied; it raises an error and stays."""
     refuse(monkeypatch)
     with pytest.raises(LocalDiskError, match="No space left"):
         write(table)
@@ -79,10 +79,10 @@ def test_table_that_cannot_be_written_keeps_its_content(
         assert again.version == ("3.0.u" if write is advance else "2.0.u")
 
 
-def test_spare_table_is_taken_for_a_table_that_cannot_be_written(
+def test_spare_table_replaces_a_table_that_cannot_be_written(
     tmp_path: Path, table: StateTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I14, I16: the state is restored into memory then, whole."""
+    """I14, I16: if a table cannot be written, its whole state is restored into memory."""
     table.close()
     refuse(monkeypatch)
 
@@ -99,7 +99,7 @@ def test_spare_table_is_taken_for_a_table_that_cannot_be_written(
 
 @pytest.mark.parametrize("other", [None, "1.5.u"])
 def test_journal_is_not_written_over_another_table(tmp_path: Path, table: StateTable, other: str | None) -> None:
-    """I1: where the files are no longer those that were read, the journal's changes get no version on top of them."""
+    """I1: if the files have changed since they were read, the journal's changes get no version on top of them."""
     shutil.rmtree(tmp_path / "0")
     if other is not None:
         with closing(StateTable.open(tmp_path / "other")) as made:
@@ -117,7 +117,7 @@ def test_journal_is_not_written_over_another_table(tmp_path: Path, table: StateT
 def test_journal_that_cannot_be_written_stays_in_force(
     table: StateTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I13, I16: a write that fails behind the opening costs the snapshot; the table reads on as before."""
+    """I13, I16: a write that fails after the opening costs the snapshot; the table remains readable."""
 
     def fail(*_: Any) -> int:
         raise NO_SPACE
@@ -133,7 +133,7 @@ def test_journal_that_cannot_be_written_stays_in_force(
 
 
 def test_files_held_by_an_iterator_are_left_alone(tmp_path: Path) -> None:
-    """I16: what still iterates over a closed table keeps its files; another slot serves until it ends."""
+    """I16: an iterator over a closed table keeps its files; another slot is used until it ends."""
     table = StateTable.open(tmp_path)
     table.advance(many().items(), "1.0.u")
     still = table.items()
@@ -160,13 +160,13 @@ def test_files_held_by_an_iterator_are_left_alone(tmp_path: Path) -> None:
         ("File exists (os error 17)", False),
     ],
 )
-def test_damage_is_told_from_the_disks_errors(text: str, damage: bool) -> None:
-    """I10, I16: only what the files hold is damage; what the disk refuses may work elsewhere."""
+def test_damage_is_distinguished_from_disk_errors(text: str, damage: bool) -> None:
+    """I10, I16: only wrong content is damage; an operation that the disk refuses may work elsewhere."""
     assert is_damage(Exception(text)) == is_useless(Exception(text)) == damage
 
 
 def test_table_whose_disk_has_lost_bytes_is_useless() -> None:
-    """I16: files that cannot be read are thrown away as damaged ones are, and do not mean that a stored object is."""
+    """I16: unreadable files are discarded like damaged ones, and do not mean that a stored object is damaged."""
     lost = Exception("IO error: While pread offset 0 len 70: /t/000008.sst: Input/output error")
 
     assert is_useless(lost)

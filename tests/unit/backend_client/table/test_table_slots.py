@@ -1,4 +1,4 @@
-"""Slots of tables: held by one, found again by the next, and removed when nobody comes any more."""
+"""Slots of tables: held by one task, found again by the next, and removed when idle."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def tables(tmp_path: Path) -> Path:
 
 
 def age(path: Path, age_s: float) -> None:
-    """Let a file be as if it had changed some time ago."""
+    """Set a file's modification time to some time ago."""
     os.utime(path, (time.time() - age_s,) * 2)
 
 
 def made(folder: Path, slot: int = 0, age_s: float = 0) -> Path:
-    """Make a table in a slot that was last opened some time ago; return its folder."""
+    """Make a table in a slot last opened some time ago; return its folder."""
     held = [StateTable.open(folder) for _ in range(slot + 1)]
     held[-1].advance(CHANGES, "1.0.u")
     for table in held:
@@ -49,12 +49,12 @@ def made(folder: Path, slot: int = 0, age_s: float = 0) -> Path:
 
 
 def clean(tables: Path, idle_s: float = IDLE_S) -> None:
-    """Remove idle slots, as a task does that has opened its table."""
+    """Remove idle slots, as a task does after opening its table."""
     remove_idle_slots(tables / "job" / "op" / "00000-00001", idle_s)
 
 
-def test_idle_slots_go(tables: Path) -> None:
-    """Tables of deleted jobs, other parallelisms and extra slots go, with empty folders; those in use stay."""
+def test_idle_slots_are_removed(tables: Path) -> None:
+    """Tables of deleted jobs, other parallelisms and extra slots are removed with empty folders; slots in use stay."""
     idle = [
         made(tables / "gone" / "op" / "00000-00007", age_s=2 * IDLE_S),
         made(tables / "job" / "op" / "00000-00007", age_s=2 * IDLE_S),
@@ -76,7 +76,7 @@ def test_idle_slots_go(tables: Path) -> None:
 
 
 def test_nothing_foreign_is_removed(tables: Path, tmp_path: Path) -> None:
-    """Whatever lies in the folder of tables, only what has a slot's place and name goes, and no link is followed."""
+    """In the folder of tables, only entries with a slot's place and name are removed, and no link is followed."""
     victim = made(tmp_path / "victim" / "op" / "00000-00001", age_s=2 * IDLE_S)
     (tables / "link").symlink_to(tmp_path / "victim")
     foreign = tables / "my" / "old" / "photos-2019"
@@ -89,8 +89,8 @@ def test_nothing_foreign_is_removed(tables: Path, tmp_path: Path) -> None:
     assert (foreign / "0").exists()
 
 
-def test_lock_that_is_a_link_is_not_taken(tmp_path: Path) -> None:
-    """The target of a link in a lock's place is neither locked nor changed."""
+def test_lock_that_is_a_link_is_not_locked(tmp_path: Path) -> None:
+    """The target of a link in place of a lock is neither locked nor changed."""
     (tmp_path / "target").write_bytes(b"precious")
     (tmp_path / "table").mkdir()
     (tmp_path / "table" / "0.lock").symlink_to(tmp_path / "target")
@@ -100,7 +100,7 @@ def test_lock_that_is_a_link_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_folders_of_tables_are_private(tmp_path: Path) -> None:
-    """All folders that are made for a table are for this user alone, whatever the umask."""
+    """All folders created for a table are private to this user, whatever the umask."""
     before = os.umask(0)
     try:
         _, lock = next(free_slots(tmp_path / "tables" / "job" / "op" / "00000-00001"))
@@ -112,8 +112,8 @@ def test_folders_of_tables_are_private(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in made_folders if path.is_dir()} == {0o700}
 
 
-def test_opening_tells_that_a_table_is_needed(tables: Path) -> None:
-    """What counts is when a table was opened last, to whatever end."""
+def test_idle_time_counts_from_the_last_opening(tables: Path) -> None:
+    """The idle time counts from a table's last opening, for any purpose."""
     slot = made(tables / "job" / "op" / "00000-00001", age_s=2 * IDLE_S)
     StateTable.open(slot.parent).close()
     clean(tables)
@@ -122,7 +122,7 @@ def test_opening_tells_that_a_table_is_needed(tables: Path) -> None:
 
 
 def test_idle_slots_are_looked_for_once_an_hour(tables: Path) -> None:
-    """Whoever is first looks, and nobody else within the hour, also while the first one still does."""
+    """The first task searches, and no other one does within the hour, even while the first still searches."""
     slot = made(tables / "gone" / "op" / "00000-00001", age_s=2 * IDLE_S)
     with open(tables / "cleaned", "rb") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
@@ -139,7 +139,7 @@ def test_idle_slots_are_looked_for_once_an_hour(tables: Path) -> None:
 
 
 def test_much_is_removed_bit_by_bit(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch does not wait long for it; what is left goes a minute later."""
+    """Removal does not delay a batch for long; the rest is removed a minute later."""
     slot = made(tables / "gone" / "op" / "00000-00001", age_s=2 * IDLE_S)
     monkeypatch.setattr(slots, "_REMOVING_S", -1)
     begun = time.time()
@@ -158,7 +158,7 @@ def test_much_is_removed_bit_by_bit(tables: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_snapshot_in_work_keeps_its_slot(tables: Path) -> None:
-    """A snapshot that the sidecar still stores is not taken from it, and its slot is found again later."""
+    """A slot whose snapshot the sidecar is still storing stays, and is found again later."""
     slot = made(tables / "gone" / "op" / "00000-00001", age_s=2 * IDLE_S)
     snapshot = slot.with_name("0.snapshot-x")
     snapshot.mkdir()
@@ -175,7 +175,7 @@ def test_snapshot_in_work_keeps_its_slot(tables: Path) -> None:
 
 @contextmanager
 def at_next_lock(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], Any], times: int = 1) -> Iterator[None]:
-    """Let something happen between the opening of each of the next lock files and its locking."""
+    """Call a function between opening and locking each of the next lock files."""
     flock, left = fcntl.flock, [happen] * times
 
     def late(descriptor: int, operation: int) -> None:
@@ -189,8 +189,8 @@ def at_next_lock(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], Any], tim
     assert not left
 
 
-def test_removed_lock_is_taken_anew(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is about to lock a slot that is removed just then gets a lock that all others see."""
+def test_removed_lock_is_created_again(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that is about to lock a slot that is removed at that moment gets a lock that all others see."""
     root = tables / "job" / "op" / "00000-00001"
     made(root, age_s=2 * IDLE_S)
     with at_next_lock(monkeypatch, lambda: clean(tables)):
@@ -201,8 +201,8 @@ def test_removed_lock_is_taken_anew(tables: Path, monkeypatch: pytest.MonkeyPatc
     os.close(lock)
 
 
-def test_lock_that_is_removed_many_times_is_taken(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is about to lock a slot gets it, however often removing is the faster one."""
+def test_lock_that_is_removed_many_times_is_locked(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that is about to lock a slot gets it, however often a removal comes first."""
     root = tables / "job" / "op" / "00000-00001"
 
     def remove() -> None:
@@ -219,7 +219,7 @@ def test_lock_that_is_removed_many_times_is_taken(tables: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("is_open", [True, False])
 def test_slot_opened_just_before_is_kept(tables: Path, monkeypatch: pytest.MonkeyPatch, is_open: bool) -> None:
-    """A slot that somebody opens while it is about to be removed stays, also when it was closed again."""
+    """A slot opened just before its removal stays, even if it was closed again."""
     marker, root = tables / "cleaned", tables / "job" / "op" / "00000-00001"
     slot = made(root, age_s=2 * IDLE_S)
     opened: list[StateTable] = []
@@ -245,7 +245,7 @@ def test_slot_opened_just_before_is_kept(tables: Path, monkeypatch: pytest.Monke
 
 
 def test_slots_are_held_by_one_while_they_are_removed(tables: Path) -> None:
-    """However opening and removing meet, who holds a slot holds it alone, and it stays."""
+    """However openings and removals interleave, a slot has at most one holder, and a held slot stays."""
     root = tables / "job" / "op" / "00000-00001"
     defects: list[str] = []
     is_over = threading.Event()
@@ -283,7 +283,7 @@ def test_slots_are_held_by_one_while_they_are_removed(tables: Path) -> None:
 
 
 def test_task_that_opens_its_table_cleans_up(tables: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """I16: idle tables go behind the opening of another one, by its own idea of idle, and the log says so."""
+    """I16: idle tables are removed after another one is opened, by that job's idle time, and the log says so."""
     slot = made(tables / "gone" / "op" / "00000-00001", age_s=100)
     caplog.set_level(logging.INFO)
     table, _ = open_advanced(tables / "job" / "op" / "00000-00001", lambda table: table.advance(CHANGES, "1.0.u"), 60)
@@ -295,7 +295,7 @@ def test_task_that_opens_its_table_cleans_up(tables: Path, caplog: pytest.LogCap
 
 @pytest.mark.parametrize("folder", ["t", "job/op/00000-00001", "tables/job/op/00000-00001"])
 def test_other_folders_are_left_alone(tmp_path: Path, folder: str) -> None:
-    """I16: nothing is removed where no host's tables are, and nothing fails where they cannot be looked at."""
+    """I16: nothing is removed outside a host's folder of tables, and an unreadable folder is no failure."""
     slot = made(tmp_path / "other" / "job" / "00000-00001", age_s=2 * IDLE_S)
     remove_idle_slots(tmp_path / folder)
     remove_idle_slots(Path("relative"))

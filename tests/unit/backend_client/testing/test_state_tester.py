@@ -1,4 +1,4 @@
-"""Unit tests of processors without Spark: `StateTester`, beside PySpark's own `TwsTester`."""
+"""Unit tests of processors without Spark: `StateTester`, compared with PySpark's own `TwsTester`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from storage.errors import InvalidInputError
 
 
 class Purchases(StatefulProcessor):
-    """Counts rows, keeps the amounts in a list and the last amount by article in a map."""
+    """Counts rows, and stores the amounts in a list and the last amount per article in a map."""
 
     count_schema = "n int"
 
@@ -42,7 +42,7 @@ class Purchases(StatefulProcessor):
 
 
 class Wider(Purchases):
-    """Counts in a wider type, and knows when a key was seen first."""
+    """Counts in a wider type, and stores when a key was first seen."""
 
     count_schema = "first date, n long"
 
@@ -69,7 +69,7 @@ class OfFrames(StatefulProcessor):
 
 @pytest.fixture
 def tester() -> Iterator[StateTester]:
-    """Return a tester of `Purchases`, with initial state of one key."""
+    """Return a tester of `Purchases` with the initial state of one key."""
     with StateTester(Purchases(), initialStateRow=[("old", Row(n=5))]) as made:
         yield made
 
@@ -80,7 +80,7 @@ def purchases(*amounts: float) -> list[Row]:
 
 
 def contents(tester: Any, key: str) -> tuple[Any, ...]:
-    """Return all that a tester shows of a key."""
+    """Return all state of a key in a tester."""
     return (
         tester.peekValueState("count", key),
         tester.peekListState("amounts", key),
@@ -89,7 +89,7 @@ def contents(tester: Any, key: str) -> tuple[Any, ...]:
 
 
 def test_calls_answer_as_those_of_spark(tester: StateTester) -> None:
-    """Every call of `TwsTester` is there, with the same arguments and the same answers."""
+    """Every method of `TwsTester` exists with the same arguments and results."""
     theirs = TwsTester(Purchases(), initialStateRow=[("old", Row(n=5))])
     for one in (tester, theirs):
         one.updateValueState("count", "ann", (2,))
@@ -108,7 +108,7 @@ def test_calls_answer_as_those_of_spark(tester: StateTester) -> None:
 
 
 def test_pandas_processor_is_tested() -> None:
-    """A processor of the pandas API gets a frame and yields frames, as with `TwsTester`."""
+    """A processor of the pandas API receives a frame and yields frames, as with `TwsTester`."""
     frame = pd.DataFrame({"value": ["a", "b"]})
     theirs = TwsTester(OfFrames())
     with StateTester(OfFrames()) as tester:
@@ -118,7 +118,7 @@ def test_pandas_processor_is_tested() -> None:
 
 @pytest.mark.parametrize("parallelism", [None, 3])
 def test_restore_goes_back_to_checkpoint(tester: StateTester, parallelism: int | None) -> None:
-    """I14: what came behind the checkpoint is gone, what was before is there, in as many partitions as one likes."""
+    """I14: changes after the checkpoint are gone, earlier ones are there, with any number of partitions."""
     for number in range(20):
         tester.test(f"key-{number}", purchases(1.0))
     tester.checkpoint()
@@ -133,7 +133,7 @@ def test_restore_goes_back_to_checkpoint(tester: StateTester, parallelism: int |
 
 
 def test_next_version_of_processor_reads_older_state(tester: StateTester) -> None:
-    """A restore with another version of the processor is a query's restart with changed schemas."""
+    """Restoring with another version of the processor acts like a query's restart with changed schemas."""
     tester.test("ann", purchases(1.0, 2.0))
     tester.checkpoint()
     tester.restore(processor=Wider())
@@ -147,7 +147,7 @@ def test_next_version_of_processor_reads_older_state(tester: StateTester) -> Non
 
 
 def test_failed_call_changes_nothing(tester: StateTester) -> None:
-    """A value that does not fit its schema is an error as in a query, and the state stays as it was (I1)."""
+    """I1: a value that does not fit its schema is an error as in a query, and the state is unchanged."""
     tester.test("ann", purchases(1.0))
 
     with pytest.raises(InvalidInputError, match=r"amounts\.amount is of type double"):
@@ -156,7 +156,7 @@ def test_failed_call_changes_nothing(tester: StateTester) -> None:
 
 
 def test_key_may_have_several_columns() -> None:
-    """A tuple is a key of several columns, and what cannot be told from a value needs a schema."""
+    """A tuple is a key of several columns; a key whose type cannot be inferred needs a schema."""
     with StateTester(Purchases(), keySchema="name string, day date") as tester:
         assert tester.test(("ann", None), purchases(1.0)) == [Row(key="ann", n=1, total=1.0)]
         with pytest.raises(InvalidInputError, match="has 1 columns, the key's schema 2"):
@@ -166,7 +166,7 @@ def test_key_may_have_several_columns() -> None:
 
 
 class Deleting(Purchases):
-    """Deletes a state that it no longer has."""
+    """Deletes a state of its previous version."""
 
     def init(self, handle: Any) -> None:
         handle.deleteIfExists("amounts")
@@ -177,8 +177,8 @@ class Deleting(Purchases):
         yield Row(n=(self.count.get() or (0,))[0])
 
 
-def test_deleted_state_begins_anew(tester: StateTester) -> None:
-    """A state that one version of a processor deleted is empty for the next that asks for it."""
+def test_deleted_state_is_empty_when_requested_again(tester: StateTester) -> None:
+    """A state that one version of a processor deleted is empty when a later version requests it."""
     tester.test("ann", purchases(1.0))
     tester.checkpoint()
     tester.restore(processor=Deleting())
@@ -192,7 +192,7 @@ def test_deleted_state_begins_anew(tester: StateTester) -> None:
 
 
 class Asking(Purchases):
-    """Asks for a state behind deleting it, or the reverse."""
+    """Requests a state after deleting it, or the reverse."""
 
     def __init__(self, delete_first: bool) -> None:
         self.delete_first = delete_first
@@ -205,8 +205,8 @@ class Asking(Purchases):
             handle.deleteIfExists("count")
 
 
-def test_state_deleted_and_asked_for_begins_anew_every_time() -> None:
-    """As on Spark: what init deletes and then asks for is empty in every batch; the reverse is an error."""
+def test_state_deleted_and_requested_is_empty_in_every_batch() -> None:
+    """As in Spark, a state that init deletes and then requests is empty in every batch; the reverse is an error."""
     with StateTester(Asking(delete_first=True)) as tester:
         counts = [tester.test("ann", purchases(1.0))[0].n for _ in range(3)]
 
@@ -217,13 +217,13 @@ def test_state_deleted_and_asked_for_begins_anew_every_time() -> None:
 
 
 def test_unknown_state_is_named(tester: StateTester) -> None:
-    """A misspelt state name is an error that says which names there are."""
+    """For a misspelt state name, the error lists the existing names."""
     with pytest.raises(InvalidInputError, match="no state 'cuont'; it declares: count, amounts, last"):
         tester.peekValueState("cuont", "ann")
 
 
 class Sessions(StatefulProcessor):
-    """Counts until a gap of 10 ms, in the tester's time; `mode` says whose."""
+    """Counts until a gap of 10 ms in the tester's time; `mode` is the time mode."""
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
@@ -257,7 +257,7 @@ class Sessions(StatefulProcessor):
 
 @pytest.mark.parametrize("mode", ["EventTime", "ProcessingTime"])
 def test_timers_fire_as_those_of_spark_tester(mode: str) -> None:
-    """Timers fire when time is moved on, late rows are dropped, and the answers are those of `TwsTester`."""
+    """Timers fire when time advances, late rows are dropped, and the results equal those of `TwsTester`."""
     arguments: dict[str, Any] = {
         "initialStateRow": [("old", Row(n=5))],
         "timeMode": mode,
@@ -286,7 +286,7 @@ def test_timers_fire_as_those_of_spark_tester(mode: str) -> None:
 
 
 def test_values_end_with_their_time() -> None:
-    """Where `TwsTester` has no TTL, a value ends here when the tester's time passes its end, restored or not."""
+    """Unlike in `TwsTester`, a value expires when the tester's time passes its end, also after a restore."""
     with StateTester(Sessions("ProcessingTime"), timeMode="ProcessingTime") as tester:
         tester.test("ann", [Row(at=1000)])
         tester.setProcessingTime(99)
@@ -299,7 +299,7 @@ def test_values_end_with_their_time() -> None:
 
 
 def test_watermark_is_restored() -> None:
-    """A restore takes the watermark back to the checkpoint's, with the timers that fired behind it."""
+    """A restore sets the watermark back to the checkpoint's, and the timers fired since then fire again."""
     with StateTester(Sessions("EventTime"), timeMode="EventTime", eventTimeExtractor=lambda row: row.at) as tester:
         tester.test("ann", [Row(at=1)])
         tester.checkpoint()
@@ -310,7 +310,7 @@ def test_watermark_is_restored() -> None:
 
 
 def test_wrong_time_mode_is_refused() -> None:
-    """Time of another mode cannot be moved, and event time needs to be told from rows."""
+    """The time of another mode cannot be advanced, and event time needs an extractor."""
     with StateTester(Purchases()) as tester, pytest.raises(InvalidInputError, match="needs a StateTester with"):
         tester.setWatermark(1)
     with pytest.raises(InvalidInputError, match="needs eventTimeExtractor"):

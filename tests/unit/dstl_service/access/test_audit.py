@@ -1,4 +1,4 @@
-"""Who did what to which job stays on record."""
+"""The audit record keeps who did what to which job."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ GRANTS = 'tokens = [{ name = "night shift", role = "operator", token = "operator
 
 
 def trail_of(store: ObjectStore) -> AuditTrail:
-    """Return the record of a store."""
+    """Return the entries of a store's record."""
     return AuditTrail(store, FakeClock(), FakeIds())
 
 
 def test_requests_are_recorded_with_who_sent_them(tmp_path: Path) -> None:
-    """What changes the fate of a job is recorded under the name of the token; refused and dry requests are not."""
+    """Acts that change the fate of a job are recorded with the token's name; refused and dry requests are not."""
     store = MemoryStore()
     (tmp_path / "access.toml").write_text(GRANTS, encoding="utf-8")
     with service(store, token="all-rights", access_file=tmp_path / "access.toml") as life:
@@ -57,7 +57,7 @@ def test_requests_are_recorded_with_who_sent_them(tmp_path: Path) -> None:
 
 
 def test_failing_store_does_not_stop_anybody(caplog: pytest.LogCaptureFixture) -> None:
-    """What cannot be stored is in the log, which says that it is only there."""
+    """An entry that cannot be stored is logged, and the log says that it is only there."""
     faulty = FaultyStore(MemoryStore())
     faulty.inject(Fault("put", FaultKind.FAIL_BEFORE))
     trail = trail_of(faulty)
@@ -70,7 +70,7 @@ def test_failing_store_does_not_stop_anybody(caplog: pytest.LogCaptureFixture) -
 
 
 def test_old_entries_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each job the newest entries are kept, however often it was started."""
+    """The newest entries of each job are kept, however often it was started."""
     monkeypatch.setattr(audit, "KEPT_MAX", 3)
     trail = trail_of(MemoryStore())
     for number in range(5):
@@ -82,7 +82,7 @@ def test_old_entries_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_often_repeated_act_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C15: who may only start a job cannot push what others did to it out of the record."""
+    """C15: a caller that may only start a job cannot push other callers' acts out of the record."""
     monkeypatch.setattr(audit, "KEPT_MAX", 3)
     trail = trail_of(MemoryStore())
     for act in ("delete savepoint", "rewind"):
@@ -98,7 +98,7 @@ def test_often_repeated_act_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_entries_of_earlier_versions_are_kept_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entries whose keys do not say the act count among themselves."""
+    """Entries whose keys do not name the act are counted separately."""
     monkeypatch.setattr(audit, "KEPT_MAX", 3)
     store = MemoryStore()
     entry = {"at_ms": 1, "who": "ann", "act": "rewind", "job": "job", "facts": {}}
@@ -112,7 +112,7 @@ def test_entries_of_earlier_versions_are_kept_likewise(monkeypatch: pytest.Monke
 
 
 def test_waiting_entries_of_one_job_leave_room_for_others() -> None:
-    """C15: while the store is slow, one job's acts do not keep those of others from being recorded."""
+    """C15: while the store is slow, one job's acts do not keep other jobs' acts from being recorded."""
     go_on = Event()
     recorded: list[str] = []
 
@@ -144,7 +144,7 @@ def test_waiting_entries_of_one_job_leave_room_for_others() -> None:
     ],
 )
 def test_damaged_entry_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: bytes) -> None:
-    """I10: an entry that cannot be read is named, and is no guess; the command prints the others, and fails."""
+    """I10: an unreadable entry is reported by name; the command prints the others and fails."""
     store = open_store(f"file://{tmp_path}")
     trail = trail_of(store)
     trail.record("ann", "open", "job")
@@ -158,12 +158,12 @@ def test_damaged_entry_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_user_of_a_command_is_named() -> None:
-    """Who works on a storage without a service is known by user and host."""
+    """A user who works on a storage without a service is recorded by user name and host."""
     assert "@" in this_user()
 
 
 def test_no_spelling_of_a_path_avoids_the_record() -> None:
-    """C12: a job is not taken over, nor anything else done, under a path that routes take and the record does not."""
+    """C12: no path that the routes accept and the record misses can take a job over, or do anything else to it."""
     with service(MemoryStore()) as life:
         answer = life.client.post("/v1/jobs/job/epochs%0A", json={"owner": "x"})
 

@@ -1,4 +1,4 @@
-"""Over a Unix socket, only processes of trusted users are answered."""
+"""Over a Unix socket, the service answers only processes of trusted users."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.other_user import IS_ROOT, NOBODY, another_user
 
 
 class NobodyTrusted(Trust):
-    """Trusts no user at all."""
+    """Trust no user at all."""
 
     __slots__ = ()
 
@@ -29,7 +29,7 @@ class NobodyTrusted(Trust):
 
 
 async def answer_to(trust: Trust, path: Path, *, as_other: bool = False) -> bytes:
-    """Return what a caller over a Unix socket reads until the end."""
+    """Return everything that a caller over a Unix socket reads."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
@@ -58,12 +58,12 @@ async def answer_to(trust: Trust, path: Path, *, as_other: bool = False) -> byte
 
 
 def test_own_processes_are_answered(tmp_path: Path) -> None:
-    """A process of the service's own user is let in."""
+    """A process of the service's own user is accepted."""
     assert asyncio.run(answer_to(Trust(), tmp_path / "s")).startswith(b"HTTP/1.1 200")
 
 
 def test_others_are_refused_before_their_request_is_read(tmp_path: Path) -> None:
-    """A process of another user is told which setting would let it in, and nothing of what it sends is looked at."""
+    """A process of another user is told which setting would admit it; its request is not read."""
     answer = asyncio.run(answer_to(NobodyTrusted(), tmp_path / "s"))
 
     assert answer.startswith(b"HTTP/1.1 403")
@@ -73,7 +73,7 @@ def test_others_are_refused_before_their_request_is_read(tmp_path: Path) -> None
 @pytest.mark.skipif(not IS_ROOT, reason="only root can be another user")
 @pytest.mark.parametrize(("users", "status"), [("", b"403"), (str(NOBODY), b"200")])
 def test_real_other_user(users: str, status: bytes) -> None:
-    """What the kernel says of another user's process counts, whatever the socket's mode."""
+    """The kernel's answer about another user's process decides, whatever the socket's mode."""
     with tempfile.TemporaryDirectory(prefix="dc") as folder:
         os.chmod(folder, 0o755)
         answer = asyncio.run(answer_to(Trust.parse(users), Path(folder) / "s", as_other=True))

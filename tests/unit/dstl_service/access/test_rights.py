@@ -1,4 +1,4 @@
-"""Who may do what: every route that there is, with every role."""
+"""Access rights: every existing route with every role."""
 
 from __future__ import annotations
 
@@ -58,25 +58,25 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def routes(client: TestClient) -> set[tuple[str, str]]:
-    """Return method and path of all routes of the OpenAPI document."""
+    """Return the method and path of all routes of the OpenAPI document."""
     paths: dict[str, Any] = client.get("/openapi.json", headers=bearer("full-token")).json()["paths"]
     return {(method.upper(), path) for path, item in paths.items() for method in item}
 
 
 def refusal_of(status: int) -> int | None:
-    """Return a status if access was refused, and not what was asked for."""
+    """Return the status if it is 401 or 403, and None otherwise."""
     return {401: 401, 403: 403}.get(status)
 
 
 def test_each_route_says_what_it_takes(client: TestClient) -> None:
-    """The table has each route that there is, and no other: one that is not in it is closed to all but full rights."""
+    """The table has exactly the existing routes; a route that is missing from it requires full rights."""
     undocumented = {("GET", path) for path in ("/openapi.json", "/docs", "/redoc")}
 
     assert set(ROUTES) == routes(client) | undocumented
 
 
 def test_every_route_with_every_role(client: TestClient) -> None:
-    """A request is let in if the role has the right and the job is its own; otherwise it gets 403, or 401."""
+    """A request is accepted if the role has the right and owns the job; otherwise it gets 403 or 401."""
     for (method, template), token, job in itertools.product(sorted(routes(client)), ALLOWED, ("mine", "other")):
         path = re.sub(r"\{\w+_id\}", "0", template).replace("{job}", job).replace("{savepoint}", "s")
         answer = client.request(method, path, headers=bearer(token))
@@ -91,7 +91,7 @@ def test_every_route_with_every_role(client: TestClient) -> None:
 
 
 def test_writer_runs_its_job_and_reads_nothing_of_another(client: TestClient) -> None:
-    """One job's token is enough to run it, and neither shows nor destroys anything of the other one."""
+    """One job's token suffices to run that job, and neither reads nor destroys anything of another job."""
     client.headers = bearer("full-token")
     theirs = Life(client, "other")
     theirs.open()
@@ -110,7 +110,7 @@ def test_writer_runs_its_job_and_reads_nothing_of_another(client: TestClient) ->
 
 
 def test_writer_hands_over_snapshots_of_its_own_job_only(client: TestClient) -> None:
-    """The path of another job's table is refused: the service would store what lies there, and then remove it."""
+    """The path of another job's table is refused: the service would store the files there, and then remove them."""
     client.headers = bearer("writer-token")
     mine = Life(client, "mine")
     uid = mine.open()["job_uid"]
@@ -128,7 +128,7 @@ def test_writer_hands_over_snapshots_of_its_own_job_only(client: TestClient) -> 
 
 
 def test_unknown_routes_take_full_rights() -> None:
-    """What is in no table is for full rights only, whatever the method and the path."""
+    """A route that is in no table requires full rights, whatever the method and the path."""
     reader = Identity("r", "reader")
     for method, path in [("PATCH", "/v1/jobs/mine"), ("GET", "/v1/jobs/a/b/c"), ("GET", "/new"), ("HEAD", "/metrics")]:
         assert not reader.may(method, path)
@@ -136,7 +136,7 @@ def test_unknown_routes_take_full_rights() -> None:
 
 
 def test_certificate_takes_the_place_of_a_token(tmp_path: Path) -> None:
-    """A name in a certificate that somebody vouches for is as good as a token, but not beside a wrong one."""
+    """A name in a verified certificate is as good as a token, but not beside a wrong token."""
     (tmp_path / "access.toml").write_text(GRANTS, encoding="utf-8")
     access = Access(None, None, FakeClock(), tmp_path / "access.toml")
     known = Caller(("x", "spark-orders.example"))
@@ -149,7 +149,7 @@ def test_certificate_takes_the_place_of_a_token(tmp_path: Path) -> None:
 
 
 def test_access_file_is_read_again(tmp_path: Path) -> None:
-    """A token that is taken out of the file is let in no more, without a restart."""
+    """A token removed from the file is refused without a restart."""
     path, clock = tmp_path / "access.toml", FakeClock()
     path.write_text(GRANTS, encoding="utf-8")
     access = Access(None, None, clock, path)
@@ -165,6 +165,8 @@ def test_access_file_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "",
+        "tokens = []",
         "tokens = 1",
         "people = []",
         "no toml",
@@ -184,7 +186,7 @@ def test_access_file_is_read_again(tmp_path: Path) -> None:
     ],
 )
 def test_impossible_access_file_is_refused(text: str) -> None:
-    """A file that does not say who may do what stops the start, and no token is shown."""
+    """A file that does not define who may do what stops the start, and no token is shown."""
     with pytest.raises(InvalidInputError) as refused:
         parse_grants(text)
     assert "s3cret" not in str(refused.value)

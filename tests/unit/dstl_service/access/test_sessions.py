@@ -1,7 +1,8 @@
-"""Sessions of TLS, which stand for the certificate that they began with."""
+"""TLS sessions, which carry the certificate of their first handshake."""
 
 from __future__ import annotations
 
+import os
 import ssl
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, session: ssl.SSL
 
 
 def test_session_of_a_removed_authority_is_not_resumed(tmp_path: Path) -> None:
-    """A client goes on with its session while its authority is accepted, and no longer."""
+    """A client resumes its session only while its certificate authority is accepted."""
     server_authority, former, newer = trustme.CA(), trustme.CA(), trustme.CA()
     own, accepted = tmp_path / "own.pem", tmp_path / "accepted.pem"
     server_authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(own)
@@ -44,6 +45,8 @@ def test_session_of_a_removed_authority_is_not_resumed(tmp_path: Path) -> None:
     assert shake_hands(contexts(), client, session).session_reused
 
     newer.cert_pem.write_to_path(accepted)
+    for path in (own, accepted):
+        os.utime(path, (1, 1))
     clock.advance(2_000)
 
     with pytest.raises(ssl.SSLError):

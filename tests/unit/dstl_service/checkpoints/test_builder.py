@@ -1,4 +1,4 @@
-"""What a checkpoint consists of, decided without any I/O."""
+"""The contents of a checkpoint, decided without I/O."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TAKEN = index_of(CheckpointRef(5, 0, "five"), uid="taken").handle("job")
 
 
 def unchanged(view: StateView, _: UnderWay) -> tuple[StateView, tuple[str, ...]]:
-    """Bring no compaction in."""
+    """Add no compaction."""
     return view, ()
 
 
 def test_nothing_but_sets_is_a_delta() -> None:
-    """Where nothing replaces a part of the log, the manifest has what the checkpoint adds, and no more."""
+    """Where nothing replaces a part of the log, the manifest holds only the checkpoint's additions."""
     planned = BUILDER.plan(7, REQUEST, BASE, Reported(), unchanged)
     made = BUILDER.manifest(planned, handles_of([segment(checkpoint_id=7)]), [], 5)
 
@@ -38,7 +38,7 @@ def test_nothing_but_sets_is_a_delta() -> None:
 
 
 def test_taken_snapshot_makes_a_complete_manifest() -> None:
-    """A snapshot that is taken in replaces the log up to its checkpoint, in the note and in the manifest."""
+    """An accepted snapshot replaces the log up to its checkpoint, in the note and in the manifest."""
     planned = BUILDER.plan(7, REQUEST, BASE, Reported(taken=[TAKEN]), unchanged)
     made = BUILDER.manifest(planned, [], [], 5)
 
@@ -55,7 +55,7 @@ def test_compaction_makes_a_complete_manifest() -> None:
 
 
 def test_complete_manifest_is_due_now_and_then() -> None:
-    """Each so many checkpoints one has all that came before, so that no restore reads more manifests."""
+    """A complete manifest is due at a fixed interval, so that no restore reads more manifests than that."""
     base = replace(BASE, ref=CheckpointRef(COMPLETE_EVERY - 1, 0, "base"))
     request = replace(REQUEST, base=base.ref)
 
@@ -63,7 +63,7 @@ def test_complete_manifest_is_due_now_and_then() -> None:
 
 
 def test_announced_snapshots_are_listed() -> None:
-    """What was announced for the base is listed; what is taken, or was refused for good, is let go."""
+    """Snapshots announced for the base are listed; those taken, or refused for good, are dropped from the list."""
     kept, gone = (UnderWaySnapshot("op", GROUPS, REF, uid) for uid in ("kept", "gone"))
     reported = Reported(announced=[Announcement(kept, REF)], refused={"gone"})
     planned = BUILDER.plan(7, REQUEST, replace(BASE, under_way=UnderWay((gone,))), reported, unchanged)
@@ -72,7 +72,7 @@ def test_announced_snapshots_are_listed() -> None:
 
 
 def test_note_is_named_only_where_its_object_is_not() -> None:
-    """The manifest names the note's object, unless one of its sets lies there as well."""
+    """The manifest names the note's object, unless the object also holds one of its change sets."""
     planned = BUILDER.plan(7, REQUEST, BASE, Reported(), unchanged)
     (note,) = handles_of([planned.segment], "job/segments/host/note.seg")
 
@@ -82,14 +82,14 @@ def test_note_is_named_only_where_its_object_is_not() -> None:
 
 @pytest.mark.parametrize(("checkpoint_id", "base"), [(1, None), (6, REF), (8, REF)])
 def test_gap_is_refused(checkpoint_id: int, base: CheckpointRef | None) -> None:
-    """I4: a checkpoint stands right behind its base, where a newer epoch's fence would be."""
+    """I4: a checkpoint directly follows its base, at the place of a newer epoch's fence."""
     with pytest.raises(ConflictError, match="cannot follow"):
         check_follows(checkpoint_id, base)
 
 
 @pytest.mark.parametrize("place", ["offsets", "key schema", "schema", "earlier schemas"])
 def test_long_texts_are_refused(place: str) -> None:
-    """I9: each checkpoint that is retained keeps its texts in memory, so they are bounded, wherever they are."""
+    """I9: every retained checkpoint keeps its texts in memory, so all of them are bounded."""
     half = "x" * (TEXT_CHARS_MAX // 2)
 
     def request(text: str) -> CompleteRequest:

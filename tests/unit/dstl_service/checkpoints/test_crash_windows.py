@@ -1,8 +1,8 @@
 """
-Requests that meet within one service: repeated, late, and in the middle of each other.
+Overlapping requests within one service: repeated, late, and in the middle of each other.
 
-A failure means that a checkpoint could name another set than the one that its driver accepted, or that a driver is told
-something else than what happened.
+A failure means that a checkpoint could name another set than the one that its driver accepted, or that a driver is
+told something that did not happen.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from dstl_service.peers.client import PeerClient
 from dstl_service.settings import GcSettings, PeerSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CompleteRequest, OpenJob
 from storage.errors import FencedError, InvalidInputError, LostChangesError
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import ChangeSetId, KeyGroupRange, Segment, SegmentHandle, Writer
+from storage.model import ChangeSetId, Segment, SegmentHandle, Writer
 from storage.object_store import ObjectData, ObjectStore
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.samples import handles_of, manifest, opened
@@ -46,7 +47,7 @@ def request(*refs: ChangeSetRef, uid: str = "uid", epoch: int = 1) -> CompleteRe
 
 
 def run(store: ObjectStore, story: Callable[[Parts], Awaitable[None]], peers: PeerClient | None = None) -> None:
-    """Tell a story of a service that has opened the job, and stop it."""
+    """Run a story against a service that has opened the job, and stop the service."""
 
     async def tell() -> None:
         settings = ServiceSettings(
@@ -67,7 +68,7 @@ def run(store: ObjectStore, story: Callable[[Parts], Awaitable[None]], peers: Pe
 
 
 async def reached(condition: Callable[[], bool]) -> None:
-    """Wait until something has come so far."""
+    """Wait until a condition holds."""
     while not condition():  # noqa: ASYNC110 - a thread brings it about
         await asyncio.sleep(0.001)
 
@@ -78,7 +79,7 @@ def uids(store: ObjectStore) -> list[str]:
 
 
 class Gate(FaultyStore):
-    """A store whose next put of a manifest, or of what else is told, waits until it is released."""
+    """A store whose next put of a manifest, or of other chosen objects, waits until it is released."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
@@ -86,19 +87,19 @@ class Gate(FaultyStore):
         self._pattern = "*"
 
     def close_gate(self, pattern: str = MANIFESTS) -> None:
-        """Let the next put that fits wait; from now on only those count."""
+        """Let the next matching put wait; count matching puts from now on."""
         self._pattern = pattern
         self.inject(Fault("put", FaultKind.DELAY, pattern))
 
     def put(self, key: str, data: ObjectData, *, if_absent: bool = False) -> None:
-        """Count those that arrive."""
+        """Count the matching puts that arrive."""
         self.arrived += fnmatchcase(key, self._pattern)
         super().put(key, data, if_absent=if_absent)
 
 
 @pytest.mark.parametrize("end", ["begin", "abort"])
 def test_ended_try_does_not_come_to_exist(end: str) -> None:
-    """A `complete` that still waits for its sets when its checkpoint is begun anew or aborted makes none (I3, I18)."""
+    """A `complete` that still waits for its sets when its checkpoint is begun again or aborted makes none (I3, I18)."""
     store = Gate()
 
     async def story(parts: Parts) -> None:
@@ -121,7 +122,7 @@ def test_ended_try_does_not_come_to_exist(end: str) -> None:
 
 @pytest.mark.parametrize("end", ["begin", "abort"])
 def test_ended_try_with_slow_peer_does_not_come_to_exist(end: str) -> None:
-    """A `complete` that waits for another host when its checkpoint is begun anew or aborted makes none (I3, I18)."""
+    """A `complete` that waits for another host when its checkpoint is begun again or aborted makes none (I3, I18)."""
     store = MemoryStore()
 
     class SlowPeer(PeerClient):
@@ -134,7 +135,7 @@ def test_ended_try_with_slow_peer_does_not_come_to_exist(end: str) -> None:
         def persist(
             self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
         ) -> list[SegmentHandle]:
-            """Say that set and note are durable."""
+            """Report the set and the note as durable."""
             self.asked.set()
             self.released.wait(30)
             return handles_of([segment(), *([] if note is None else [read_note(job, note).to_segment()])])
@@ -155,10 +156,10 @@ def test_ended_try_with_slow_peer_does_not_come_to_exist(end: str) -> None:
 
 
 def test_successor_of_receiver_is_asked_once() -> None:
-    """A set of a process whose successor has its address is lost at once: nobody asks on in circles."""
+    """A set is lost at once if its receiver's successor has the same address: requests do not loop between hosts."""
 
     class Loop(PeerClient):
-        """The way back to the asking service."""
+        """The route back to the asking service."""
 
         def __init__(self) -> None:
             super().__init__(lambda: None, 1)
@@ -167,7 +168,7 @@ def test_successor_of_receiver_is_asked_once() -> None:
         def persist(
             self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
         ) -> list[SegmentHandle]:
-            """Remember what was asked."""
+            """Record the request."""
             self.refs += refs
             raise LostChangesError("not here")
 
@@ -186,7 +187,7 @@ def test_successor_of_receiver_is_asked_once() -> None:
 
 
 def test_begin_waits_for_manifest_on_its_way() -> None:
-    """A checkpoint is not begun anew while its manifest is written: then it is certain whether it exists."""
+    """`begin` waits while its checkpoint's manifest is written: afterwards it is certain whether that exists."""
     store = Gate()
     ended: list[str] = []
 
@@ -225,7 +226,7 @@ def test_concurrent_completes_make_one_checkpoint() -> None:
 
 
 def test_new_epoch_ends_running_complete() -> None:
-    """A `complete` in the middle of which a newer epoch begins makes no checkpoint (I4)."""
+    """A `complete` overtaken by a newer epoch makes no checkpoint (I4)."""
     store = Gate()
 
     async def story(parts: Parts) -> None:
@@ -247,7 +248,7 @@ def test_new_epoch_ends_running_complete() -> None:
 
 
 def test_driver_paused_past_retention_is_fenced() -> None:
-    """A driver that slept while its checkpoints were subsumed finds its place taken, not free (I4)."""
+    """A driver that paused while its checkpoints were subsumed finds its place taken, not free (I4)."""
     world = World()
     world.complete(world.object(0), kind=ManifestKind.COMPLETE)
     assert world.newest is not None
@@ -265,7 +266,7 @@ def test_driver_paused_past_retention_is_fenced() -> None:
 
 
 def test_subsumed_chain_is_deleted_from_its_end() -> None:
-    """A process that dies while it deletes subsumed manifests leaves none whose chain breaks off (I3)."""
+    """A process that dies while it deletes subsumed manifests leaves no broken chain (I3)."""
     world = World()
     refs = []
     for number in range(3):
@@ -281,7 +282,7 @@ def test_subsumed_chain_is_deleted_from_its_end() -> None:
 
 
 def test_forgotten_set_ends_wait_at_once() -> None:
-    """Who waits for a set that is forgotten is told so, although the upload hangs."""
+    """A request that waits for a set is told at once that the set was forgotten, although the upload hangs."""
     store = Gate()
 
     async def story(parts: Parts) -> None:
@@ -300,7 +301,7 @@ def test_forgotten_set_ends_wait_at_once() -> None:
 
 
 def test_late_persist_of_forgotten_set_is_lost() -> None:
-    """A `persist` that comes after its checkpoint was given up answers no handle, although the set was durable."""
+    """A `persist` that arrives after its checkpoint was given up returns no handle, although the set was durable."""
 
     async def story(parts: Parts) -> None:
         ref = parts.intake.append(segment(), preemptive=False)
@@ -313,7 +314,7 @@ def test_late_persist_of_forgotten_set_is_lost() -> None:
 
 
 def test_repeated_open_leaves_last_epoch_highest() -> None:
-    """Of requests for a new epoch that overlap, as after a lost connection, the one that came last gets the highest."""
+    """If requests for a new epoch overlap, as after a lost connection, the last to arrive gets the highest."""
 
     async def story(parts: Parts) -> None:
         opening = [parts.opener.open("job", OpenJob(f"try {number}")) for number in range(5)]
@@ -326,7 +327,7 @@ def test_repeated_open_leaves_last_epoch_highest() -> None:
 
 @pytest.mark.parametrize("strange", ["other set", "other job's object", "twice"])
 def test_strange_references_are_refused(strange: str) -> None:
-    """A checkpoint names neither a set under another's name, nor an object outside its job, nor a set twice."""
+    """A checkpoint names no set under another set's name, no object outside its job, and no set twice."""
     store = MemoryStore()
 
     async def story(parts: Parts) -> None:

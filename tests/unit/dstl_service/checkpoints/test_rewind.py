@@ -1,7 +1,7 @@
 """
-A job that is set back: where it stands then, who is fenced, and what is kept.
+Rewinds of a job: where it continues, who is fenced, and what is kept.
 
-A failure means that a job that was set back could come to stand behind what was given up, or lose what it needs.
+A failure means that a rewound job could continue from what was given up, or lose what it needs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Driver:
         self.epoch, self.latest = self.jobs.claim("driver")
 
     def request(self) -> Manifest:
-        """Return what the next checkpoint is going to be."""
+        """Return the next checkpoint to complete."""
         checkpoint_id = self.latest.id + 1 if self.latest else 0
         base = self.latest.ref if self.latest else None
         uid = f"{self.uids}e{self.epoch}c{checkpoint_id}"
@@ -50,7 +50,7 @@ class Driver:
         return manifest(checkpoint_id, self.epoch, base, uid=uid, job_uid=self.jobs.job_uid, kind=kind)
 
     def complete(self) -> Manifest:
-        """Make the next checkpoint exist."""
+        """Complete the next checkpoint."""
         self.latest, _ = self.jobs.create(self.request())
         return self.latest
 
@@ -69,7 +69,7 @@ def driver_of(store: ObjectStore, checkpoints: int, host: int = 1) -> Driver:
 
 
 class Options(TypedDict, total=False):
-    """The options of a rewind."""
+    """Return the options of a rewind."""
 
     savepoint: str
     checkpoint_id: int
@@ -89,7 +89,7 @@ def newest_id(store: ObjectStore, host: int = 80) -> tuple[int, int]:
 
 
 def test_job_stands_where_it_is_set_back_to(store: MemoryStore) -> None:
-    """The next driver goes on from the savepoint, whose checkpoint was deleted meanwhile; the rest is a savepoint."""
+    """The next driver continues from the savepoint, whose checkpoint has been deleted; the rest becomes a savepoint."""
     driver = driver_of(store, 3)
     driver.jobs.make_savepoint("before", 1)
     for _ in range(4):
@@ -108,7 +108,7 @@ def test_job_stands_where_it_is_set_back_to(store: MemoryStore) -> None:
 
 
 def test_dry_run_changes_nothing(store: MemoryStore) -> None:
-    """Without being told to write, it says what it would do."""
+    """A rewind without the option to write only reports what it would do."""
     driver_of(store, 3)
     before = [info.key for info in store.list("")]
 
@@ -119,7 +119,7 @@ def test_dry_run_changes_nothing(store: MemoryStore) -> None:
 
 
 def test_older_driver_is_fenced(store: MemoryStore) -> None:
-    """I4: the driver that ran before completes nothing more; what it asks for again brings nothing back."""
+    """I4: the previous driver completes nothing more, and its repeated requests bring nothing back."""
     driver = driver_of(store, 2)
     lost = driver.request()
     driver.complete()
@@ -128,14 +128,14 @@ def test_older_driver_is_fenced(store: MemoryStore) -> None:
 
     with pytest.raises(FencedError):
         driver.jobs.create(driver.request())
-    assert driver.jobs.create(lost)[0].ref.to_text() == report.newest  # its answer was lost: it did come to exist
+    assert driver.jobs.create(lost)[0].ref.to_text() == report.newest  # its answer was lost: the checkpoint does exist
     with pytest.raises(FencedError):
         driver.jobs.create(driver.request())
     assert newest_id(store)[0] == 0
 
 
 def test_driver_of_a_deleted_job_takes_nobody_over(store: MemoryStore) -> None:
-    """I4: what a driver that was paused puts late lies where no new job of its name looks, and keeps nobody from it."""
+    """I4: late puts of a paused driver lie where no new job of the name looks, and do not block that job."""
     old = driver_of(store, 3)
     late = old.request()
     delete_job(store, "job", write=True)
@@ -148,7 +148,7 @@ def test_driver_of_a_deleted_job_takes_nobody_over(store: MemoryStore) -> None:
 
 
 def test_garbage_collection_by_hand_ends_a_rewind(tmp_path: Path) -> None:
-    """What `dstl gc --delete` does of a rewind that was killed belongs to the job, the fence too."""
+    """`dstl gc --delete` after a killed rewind keeps everything that belongs to the job, including the fence."""
     store = open_store(f"file://{tmp_path}")
     driver_of(store, 3)
     paused = PausingStore(store)
@@ -163,7 +163,7 @@ def test_garbage_collection_by_hand_ends_a_rewind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("checkpoints", range(5))
 def test_drivers_behind_are_fenced_by_each_other(store: MemoryStore, checkpoints: int) -> None:
-    """I4: a driver is fenced where it writes next, though fences of the time before stand further on."""
+    """I4: a driver is fenced at its next write, although fences from before the rewind have higher ids."""
     driver_of(store, 4)
     set_back(store, checkpoint_id=0)
     older = driver_of(store, checkpoints, host=2)
@@ -177,7 +177,7 @@ def test_drivers_behind_are_fenced_by_each_other(store: MemoryStore, checkpoints
 
 
 def test_other_process_forgets_what_was_given_up(store: MemoryStore) -> None:
-    """A process that has seen the checkpoints before sees those that took their ids."""
+    """A process that cached the earlier checkpoints sees those that reuse their ids."""
     driver_of(store, 4)
     watcher = opened(store, 5)
     before = list(watcher.completed())
@@ -192,7 +192,7 @@ def test_other_process_forgets_what_was_given_up(store: MemoryStore) -> None:
 
 
 def test_job_is_set_forward_again(store: MemoryStore) -> None:
-    """What it was set back from is one more savepoint to set it to."""
+    """The state before the rewind is a savepoint, to which the job can be rewound again."""
     driver = driver_of(store, 5)
     first = set_back(store, checkpoint_id=1)
     driver_of(store, 1, host=2)
@@ -207,7 +207,7 @@ def test_job_is_set_forward_again(store: MemoryStore) -> None:
 
 
 def test_job_is_set_back_again_within_a_minute(store: MemoryStore) -> None:
-    """Uids of one time begin alike; what two rewinds give up is kept under two names, though it has the same id."""
+    """Uids of the same time share a prefix; two rewinds that give up the same id keep both under different names."""
     reports = []
     for host in (1, 2):
         driver = Driver(store, host)
@@ -223,7 +223,7 @@ def test_job_is_set_back_again_within_a_minute(store: MemoryStore) -> None:
 
 
 def test_completed_meanwhile_is_kept(store: MemoryStore) -> None:
-    """A checkpoint that is completed when the rewind is decided already is not lost: the savepoint is of that one."""
+    """A checkpoint that completes after the rewind was decided is not lost: the savepoint is of that one."""
     driver = driver_of(store, 3)
     stepping = PausingStore(store)
     stepping.pause_at("put", "job/epochs/*", driver.complete)
@@ -238,7 +238,7 @@ def test_completed_meanwhile_is_kept(store: MemoryStore) -> None:
 
 
 def test_only_retained_checkpoints(store: MemoryStore) -> None:
-    """I11: what is stored but no longer retained is about to be deleted, so the job is not set back to it."""
+    """I11: a checkpoint that is stored but no longer retained is no target of a rewind: it is about to be deleted."""
     driver_of(store, 20)
 
     with pytest.raises(NotFoundError, match="not retained"):
@@ -247,7 +247,7 @@ def test_only_retained_checkpoints(store: MemoryStore) -> None:
 
 
 def test_nothing_under_way_is_taken_over(store: MemoryStore) -> None:
-    """What the job is set back to is named by a savepoint until it is the newest, and by none behind that."""
+    """The target of a rewind is named by a savepoint until it is the newest checkpoint, and by none after that."""
     driver_of(store, 4)
     recorded = RecordingStore(store)
 
@@ -259,7 +259,7 @@ def test_nothing_under_way_is_taken_over(store: MemoryStore) -> None:
 
 
 def test_registry_is_sound_behind_it(store: MemoryStore) -> None:
-    """I10: fsck finds nothing, and a rebuild sees that nothing is lost."""
+    """I10: after a rewind, fsck finds no defect, and a rebuild reports no loss."""
     driver_of(store, 4)
     set_back(store, checkpoint_id=1)
     driver_of(store, 1, host=2)
@@ -270,7 +270,7 @@ def test_registry_is_sound_behind_it(store: MemoryStore) -> None:
 
 
 def test_target_that_was_deleted_by_hand(store: MemoryStore) -> None:
-    """A rewind whose savepoint somebody deletes while it is under way says how to go on, and then does."""
+    """A rewind whose savepoint is deleted meanwhile says how to continue, and then succeeds."""
     driver_of(store, 5)
     paused = PausingStore(store)
     paused.pause_at("put", "job/checkpoints/*", kill)
@@ -287,13 +287,13 @@ def test_target_that_was_deleted_by_hand(store: MemoryStore) -> None:
 
 
 def run_on(store: ObjectStore) -> None:
-    """Start a driver that completes many checkpoints, so that all of before is subsumed and deleted."""
+    """Start a driver that completes many checkpoints, so that all earlier ones are subsumed and deleted."""
     driver_of(store, 30, host=21)
     sweep(store)
 
 
 def sweep(store: ObjectStore) -> None:
-    """Delete all manifests that are not needed, as a coordinator or a collector does."""
+    """Delete all unneeded manifests, as a coordinator or a collector does."""
     jobs = opened(store, 70)
     epoch = jobs.settled_epoch()
     delete_subsumed(store, jobs, [], [found.ref for found in retained_manifests(jobs, 2)], epoch)
@@ -305,7 +305,7 @@ def complete_or_be_fenced(driver: Driver) -> None:
 
 
 def rewind_to_2(store: ObjectStore) -> None:
-    """Set the job back to checkpoint 2, if that is still part of it."""
+    """Rewind the job to checkpoint 2, if that is still part of it."""
     with suppress(NotFoundError):
         set_back(store, host=22, checkpoint_id=2)
 
@@ -327,7 +327,7 @@ MAY_BE_FIRST = ("another driver runs on", "garbage is collected", "another rewin
 
 @pytest.mark.parametrize("name", MEANWHILE)
 def test_whatever_happens_meanwhile(name: str) -> None:
-    """I3, I4: something happens before any one store call of a rewind; the job is whole, and who was fenced is told."""
+    """I3, I4: any event before any one store call of a rewind leaves the job whole, and fenced writers are told."""
     call = 0
     while paused_rewind(name, call):
         call += 1
@@ -335,7 +335,7 @@ def test_whatever_happens_meanwhile(name: str) -> None:
 
 
 def paused_rewind(name: str, call: int) -> bool:
-    """Let something happen before one store call of a rewind, and check the job; say whether there is such a call."""
+    """Let an event happen before one store call of a rewind, and check the job; tell whether there is such a call."""
     store, report = MemoryStore(), None
     driver = driver_of(store, 5)
     paused = PausingStore(store)
@@ -344,7 +344,7 @@ def paused_rewind(name: str, call: int) -> bool:
         report = rewind(opened(paused, 90), "job", FakeIds(90), checkpoint_id=1, write=True)
     except Killed:
         assert name == "it is killed"
-    except (NotFoundError, InvalidInputError):  # the target was subsumed, or the job stands there already
+    except (NotFoundError, InvalidInputError):  # the target was subsumed, or the job is already there
         assert name in MAY_BE_FIRST
     is_decided = exists(store, epoch_key("job", 2))
     follower = Driver(store, 92)
@@ -366,7 +366,7 @@ def paused_rewind(name: str, call: int) -> bool:
 
 
 def check_whole(store: ObjectStore, follower: Driver) -> None:
-    """Check that each checkpoint that is listed can be restored, and that the last is where a driver goes on."""
+    """Check that each listed checkpoint can be restored, and that a driver continues from the last."""
     jobs = opened(store, 93)
     listed = list(jobs.completed())
     assert listed[-1] == follower.latest
@@ -385,7 +385,7 @@ def check_whole(store: ObjectStore, follower: Driver) -> None:
     ],
 )
 def test_impossible_rewind_is_refused(store: MemoryStore, options: Options, error: type[Exception]) -> None:
-    """Nothing is written where it is not clear what to set the job back to."""
+    """A rewind with an unclear target writes nothing."""
     driver_of(store, 3)
     before = [info.key for info in store.list("")]
 
@@ -395,7 +395,7 @@ def test_impossible_rewind_is_refused(store: MemoryStore, options: Options, erro
 
 
 def test_job_without_checkpoints(store: MemoryStore) -> None:
-    """There is nothing to set back."""
+    """A job without checkpoints cannot be rewound."""
     JobStore(store, "job", FakeClock(), FakeIds()).open(None)
 
     with pytest.raises(NotFoundError, match="has no checkpoint"):

@@ -1,4 +1,4 @@
-"""The collector that a service runs for its jobs: what does not end it, and what tells that it fails."""
+"""The service's collector of its jobs' garbage: what does not end it, and what shows that it fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def collector_of(life: Life) -> Any:
 
 
 def test_collector_outlives_a_bug() -> None:
-    """I12: whatever a round raises, it is counted and the next one collects."""
+    """I12: any exception of a round is counted, and the next round collects."""
     store = FaultyStore(MemoryStore())
     with service(store, gc=OFTEN) as life:
         store.inject(Fault("list", FaultKind.FAIL_BEFORE, "job/segments/*", error=lambda: ValueError("bug")))
@@ -42,7 +42,7 @@ def test_collector_outlives_a_bug() -> None:
 
 
 def test_job_that_cannot_be_collected_keeps_no_deleted_one() -> None:
-    """I12: where a job's own collection fails for long, deleted jobs are collected all the same."""
+    """I12: deleted jobs are collected even where a job's own collection keeps failing."""
     store, clock = FaultyStore(MemoryStore()), FakeClock()
     gone = JobStore(store, "gone", clock, FakeIds(7))
     gone.open(None)
@@ -56,7 +56,7 @@ def test_job_that_cannot_be_collected_keeps_no_deleted_one() -> None:
 
 
 def test_ended_collector_is_started_again() -> None:
-    """I12: a job that is opened has a collector, even if its first one came to an end."""
+    """I12: opening a job starts a collector, even if the job's first one ended."""
     with service(MemoryStore(), gc=OFTEN) as life:
         life.open()
         first = collector_of(life)
@@ -68,7 +68,7 @@ def test_ended_collector_is_started_again() -> None:
 
 
 def test_collector_ends_when_the_job_is_owned_elsewhere() -> None:
-    """A service that was a job's coordinator once leaves its garbage to the one that is, and says nothing of it."""
+    """A former coordinator leaves a job's garbage to the current one, and reports nothing about it."""
     store = MemoryStore()
     with service(store, gc=OFTEN) as life:
         life.open()
@@ -96,7 +96,7 @@ def test_collector_goes_on_behind_a_claim_without_a_fence() -> None:
 
 
 def test_restarted_coordinator_collects() -> None:
-    """I12: a service that goes on with a driver's epoch, where another process began it, collects the job's garbage."""
+    """I12: a service that continues a driver's epoch, begun by another process, collects the job's garbage."""
     store = MemoryStore()
     with service(store, gc=OFTEN) as life:
         life.open()
@@ -109,7 +109,7 @@ def test_restarted_coordinator_collects() -> None:
 
 
 def test_collector_ends_when_the_job_is_not_driven_any_more() -> None:
-    """A job whose driver was not heard of for long is collected once more, and again when it completes a checkpoint."""
+    """A job whose driver has been silent for long is collected once more, and again when it completes a checkpoint."""
     clock = FakeClock()
     with service(MemoryStore(), clock, gc=OFTEN) as life:
         life.open()
@@ -123,7 +123,7 @@ def test_collector_ends_when_the_job_is_not_driven_any_more() -> None:
 
 
 def test_collector_goes_on_where_a_batch_comes_in_its_last_round() -> None:
-    """The age of the last collection stays in the metrics of a job whose rare batch meets the round that was to end."""
+    """The age of the last collection stays in the metrics if a rare batch arrives during the collector's last round."""
     store, clock = FaultyStore(MemoryStore()), FakeClock()
     seen = RecordingStore(store)
     with service(seen, clock, gc=OFTEN) as life:
@@ -143,7 +143,7 @@ def test_collector_goes_on_where_a_batch_comes_in_its_last_round() -> None:
 
 
 def test_nothing_is_shown_of_a_job_that_was_deleted() -> None:
-    """The age of the last collection does not grow for ever behind a job's end, which would be taken for a failure."""
+    """The age of the last collection does not grow after a job's end, which would look like a failure."""
     with service(MemoryStore(), gc=GcSettings()) as life:
         life.open()
         assert AGE in samples(life)
@@ -152,7 +152,7 @@ def test_nothing_is_shown_of_a_job_that_was_deleted() -> None:
 
 
 def test_age_of_last_success_is_shown() -> None:
-    """A collector that fails for long is seen by the time since its last success, also if it never had one."""
+    """A collector that keeps failing is visible by the time since its last success, even if it never had one."""
     store, clock = FaultyStore(MemoryStore()), FakeClock()
     with service(store, clock, gc=GcSettings()) as life:
         life.open()
@@ -170,7 +170,7 @@ def test_age_of_last_success_is_shown() -> None:
 
 @pytest.mark.parametrize("key", ["job/epochs/notes.txt", "job/checkpoints/copy-of-1.json", "job/checkpoints/notes.txt"])
 def test_foreign_object_is_named(key: str) -> None:
-    """I10: what is in the folder of epochs or manifests and is none stops a collection with its name and a remedy."""
+    """I10: a foreign object among epochs or manifests stops a collection; the error has its name and a remedy."""
     world = World()
     world.complete(world.object(0))
     world.store.put(key, b"foreign")
@@ -182,7 +182,7 @@ def test_foreign_object_is_named(key: str) -> None:
 
 
 def test_names_are_read() -> None:
-    """The names that this project gives tell their places."""
+    """The project's own object names are mapped to their places."""
     assert number_of("job/epochs/00000000000000000007.json") == 7
     assert place_of("job/checkpoints/00000000000000000003.000002.json") == (0, 3, 2)
     assert place_of("job/checkpoints/r000000000007.00000000000000000003.000002.json") == (7, 3, 2)

@@ -1,7 +1,7 @@
 """
-What deletes, paused before any of its store calls while a job is set back.
+Deletions that are paused before any of their store calls while a job is rewound.
 
-A failure means that a job that was set back, or a savepoint, cannot be restored.
+A failure means that a rewound job, or a savepoint, cannot be restored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Deleting = Callable[[World, PausingStore], object]
 
 
 def subsumed_world() -> tuple[World, list[Deletion], RetentionTracker]:
-    """Return a job whose first three checkpoints were subsumed long ago, and are about to be deleted."""
+    """Return a job whose first three checkpoints were subsumed long ago and are about to be deleted."""
     world = World()
     world.complete(world.object(0), kind=ManifestKind.COMPLETE)
     world.complete(world.object(1))
@@ -53,19 +53,19 @@ def collection(world: World, *_: object) -> Deleting:
 
 
 def to_checkpoint(job_store: JobStore) -> None:
-    """Set the job back to a checkpoint, as somebody does who retains more of them."""
+    """Rewind the job to a checkpoint with a setting that retains more of them."""
     with suppress(NotFoundError):  # its deletion has begun
         rewind(job_store, "job", FakeIds(8), checkpoint_id=1, write=True)
 
 
 def to_savepoint(job_store: JobStore) -> None:
-    """Set the job back to a savepoint, and delete that."""
+    """Rewind the job to a savepoint, and delete the savepoint."""
     rewind(job_store, "job", FakeIds(8), savepoint="kept", write=True)
     job_store.savepoints.delete("kept")
 
 
 def check_whole(job_store: JobStore, world: World) -> None:
-    """Check that all objects of the newest checkpoint, and of all savepoints, are there."""
+    """Check that all objects of the newest checkpoint and of all savepoints exist."""
     newest = job_store.newest()
     assert newest is not None
     kept = {handle.object_key for handle in job_store.state(newest.ref).log}
@@ -77,7 +77,7 @@ def check_whole(job_store: JobStore, world: World) -> None:
 @pytest.mark.parametrize("deleting", [retention, collection])
 @pytest.mark.parametrize("setting_back", [to_checkpoint, to_savepoint])
 def test_rewind_during_deletion(deleting: Callable[..., Deleting], setting_back: Callable[[JobStore], None]) -> None:
-    """I11: whatever is being deleted, a job is either set back to something whole, or told that it is gone."""
+    """I11: whatever is being deleted, a rewind either reaches a whole target or reports that the target is gone."""
     call, calls = 0, 8
     while call < calls:
         world, due, book = subsumed_world()
@@ -85,7 +85,7 @@ def test_rewind_during_deletion(deleting: Callable[..., Deleting], setting_back:
             world.jobs.make_savepoint("kept", 1)
         store = PausingStore(world.store)
         store.pause_before(call, lambda: setting_back(opened(world.store, 7)))  # noqa: B023 - called in this round
-        with suppress(NotFoundError):  # a savepoint that it was about to read is gone; it is done again later
+        with suppress(NotFoundError):  # a savepoint that it was about to read is gone; the deletion is retried later
             deleting(world, due, book)(world, store)
 
         check_whole(opened(world.store, 6), world)
@@ -93,7 +93,7 @@ def test_rewind_during_deletion(deleting: Callable[..., Deleting], setting_back:
 
 
 def test_manifest_left_behind_goes_before_its_objects() -> None:
-    """I11: a manifest that an earlier process left is deleted with the others, so that no savepoint is made of it."""
+    """I11: a manifest left by an earlier process is deleted before its objects, so that no savepoint is made of it."""
     world, due, book = subsumed_world()
     left = due[0].manifests[0]
     due = [Deletion(0, due[0].manifests[1:], due[0].object_keys)]
@@ -108,7 +108,7 @@ def test_manifest_left_behind_goes_before_its_objects() -> None:
 
 
 def test_coordinator_that_was_replaced_deletes_nothing() -> None:
-    """I11: what a former owner wanted to delete is the new owner's to decide."""
+    """I11: a replaced coordinator deletes nothing; the decision is the new owner's."""
     world, due, book = subsumed_world()
     before = world.stored()
     opened(world.store, 2).claim("another")
@@ -119,7 +119,7 @@ def test_coordinator_that_was_replaced_deletes_nothing() -> None:
 
 
 def test_coordinator_that_was_replaced_by_an_epoch_that_was_lost() -> None:
-    """I4, I11: an owner is replaced though the record of the epoch after its own was lost, and a rebuild left a gap."""
+    """I4, I11: an owner is replaced although the epoch record after its own was lost and a rebuild left a gap."""
     world, due, book = subsumed_world()
     world.jobs.make_savepoint("kept", 1)
     to_savepoint(opened(world.store, 2))

@@ -1,8 +1,8 @@
 """
-Which stored objects go when tables are materialized, checkpoints subsumed, and batches given up, seen from outside.
+The objects deleted when tables are materialized, checkpoints subsumed, and batches given up, seen from outside.
 
-An object goes when its changes are materialized *and* no checkpoint that is kept needs it, in whichever order that
-happens; a failure means that one goes too early, or never (I11, I12).
+An object is deleted when its changes are materialized *and* no retained checkpoint needs it, in either order.
+A failure means that one is deleted too early, or never (I11, I12).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Job:
         life.open()
 
     def sets(self, attempt: int = 1) -> list[dict[str, Any]]:
-        """Send what the tasks of the next batch have changed."""
+        """Send the changes of the next batch's tasks."""
         number = len(self.payloads)
         self.payloads.append((b"first %d" % number, b"second %d" % number))
         return [
@@ -56,7 +56,7 @@ class Job:
         ]
 
     def checkpoint(self, *reported: dict[str, Any], count: int = 1) -> Any:
-        """Complete the next checkpoints, the first of which hears of stored snapshots; return the last reference."""
+        """Complete the next checkpoints, the first of which reports stored snapshots; return the last reference."""
         for number in range(count):
             refs = self.sets()
             named = list(reported) if number == 0 else []
@@ -64,15 +64,15 @@ class Job:
         return self.base
 
     def plan(self, reported: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return what a checkpoint says besides its sets."""
+        """Return the parameters of a checkpoint except its sets."""
         operator = {"name": "op", "parallelism": 2, "key_schema": "{}", "states": {}}
         return {"materializations": reported, "operators": [operator]}
 
     def materialized(self, *halves: int, **changed: bytes) -> list[dict[str, Any]]:
-        """Have the tables of these partitions stored as they are now, a checkpoint later; return the handles."""
+        """Store these partitions' tables as they are now, one checkpoint later; return the handles."""
         announced = []
         for half in halves:
-            self.restored(self.base, half)  # by which the sidecar learns what became of the last one
+            self.restored(self.base, half)  # tells the sidecar what became of the last one
             path = snapshot_folder(self._folder / f"{len(self.payloads)}-{half}", **changed)
             body = {"operator": "op", "version": text(self.base), "path": str(path), **HALVES[half]}
             answer = self.life.client.post(f"{self.life.path}/materializations", json=body)
@@ -86,7 +86,7 @@ class Job:
         return offered if offered and "index" in offered else None
 
     def restored(self, ref: Any, half: int) -> tuple[dict[str, Any], dict[str, bytes], list[bytes]]:
-        """Restore a table of one partition from nothing; return plan, files of its snapshot, and log."""
+        """Restore an empty table of one partition; return the plan, the files of its snapshot, and the log."""
         answer = self.life.restore_raw(ref, None, **HALVES[half])
         assert answer.status_code == 200, answer.text
         (plan, _), *frames, (end, _) = decode_frames(io.BytesIO(answer.content))
@@ -100,18 +100,18 @@ class Job:
         return self.restored(ref, half)[2]
 
     def objects(self, folder: str = "segments") -> set[str]:
-        """Return the objects that are stored."""
+        """Return the stored objects."""
         return {info.key for info in self.store.list(f"job/{folder}/")}
 
     def collect(self, after_ms: int = 10 * ORPHAN_AGE_MIN_MS) -> GarbageReport:
-        """Collect garbage as if so much later."""
+        """Collect garbage with the clock advanced by this time."""
         clock = FakeClock(SystemClock().now_ms() + after_ms)
         return collect_garbage(self.store, opened(self.store), "job", clock, checkpoints_max=1)
 
 
 @contextmanager
 def running(folder: Path, retained: int = 1, **settings: Any) -> Iterator[Job]:
-    """Run a service that keeps so many checkpoints and deletes others at once; nothing is compacted."""
+    """Run a service that retains this number of checkpoints and deletes others at once, without compaction."""
     store = FaultyStore(MemoryStore())
     values = {
         "retention": RetentionSettings(checkpoints_max=retained, delay_s=0),
@@ -131,7 +131,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def test_materialized_log_goes_when_subsumed(tmp_path: Path) -> None:
-    """I11: what is materialized stays as long as a kept checkpoint from before needs it, and goes with that one."""
+    """I11: a materialized log stays while a checkpoint from before needs it, and is deleted with that checkpoint."""
     with running(tmp_path, retained=2) as job:
         before = job.checkpoint(count=3)
         old = job.objects()
@@ -151,7 +151,7 @@ def test_materialized_log_goes_when_subsumed(tmp_path: Path) -> None:
 
 
 def test_subsumed_log_goes_when_materialized(job: Job) -> None:
-    """I11: what only subsumed checkpoints added stays as long as it is not materialized, and goes then."""
+    """I11: additions of subsumed checkpoints stay until they are materialized, and are deleted then."""
     job.checkpoint(count=25)
     wait_until(lambda: len(job.objects("checkpoints")) <= 6)
     assert len(job.objects()) == 25
@@ -163,7 +163,7 @@ def test_subsumed_log_goes_when_materialized(job: Job) -> None:
 
 
 def test_object_of_two_tables_goes_with_the_last(job: Job) -> None:
-    """I11: an object that holds sets of two tables stays until both are materialized, whoever comes first."""
+    """I11: an object that holds sets of two tables stays until both are materialized, in either order."""
     job.checkpoint(count=3)
     shared = job.objects()
     job.checkpoint(*job.materialized(1))
@@ -179,7 +179,7 @@ def test_object_of_two_tables_goes_with_the_last(job: Job) -> None:
 
 
 def test_upload_that_ends_after_abort_is_collected(tmp_path: Path) -> None:
-    """I12: an upload that ends after its checkpoint was given up leaves an orphan, which goes, and nothing else."""
+    """I12: an upload that ends after its checkpoint was given up leaves an orphan; only that is deleted."""
     with running(tmp_path, upload=UploadSettings(timeout_ms=10_000)) as job:
         job.checkpoint()
         kept = job.objects()
@@ -200,7 +200,7 @@ def test_upload_that_ends_after_abort_is_collected(tmp_path: Path) -> None:
 
 
 def test_files_of_two_snapshots_go_with_the_last(job: Job) -> None:
-    """I11: of a snapshot that was replaced only those files go that the next one does not share (I12)."""
+    """I11: only those files of a replaced snapshot are deleted that the next one does not share (I12)."""
     job.checkpoint()
     job.checkpoint(*job.materialized(0, _000011=b"of the first"))
     before = job.objects("materialized")
@@ -217,7 +217,7 @@ def test_files_of_two_snapshots_go_with_the_last(job: Job) -> None:
 
 
 def test_snapshot_of_failed_checkpoint_is_used_again(job: Job) -> None:
-    """I11: files that were reported with a checkpoint that failed are there for the next one that names them."""
+    """I11: files reported with a failed checkpoint are still there for the next one that names them."""
     job.checkpoint()
     job.checkpoint(*job.materialized(0))
     reported = job.materialized(0, _000011=b"new")
@@ -235,7 +235,7 @@ def test_snapshot_of_failed_checkpoint_is_used_again(job: Job) -> None:
 
 
 def test_savepoint_keeps_its_snapshots_and_stops_none(job: Job) -> None:
-    """I11, I13: a savepoint keeps snapshots and log that are replaced after it; tables are materialized as before."""
+    """I11, I13: a savepoint keeps snapshots and log that are replaced later; materialization continues."""
     job.checkpoint()
     saved = job.checkpoint(*job.materialized(0, 1, _000011=b"of the savepoint"))
     assert job.life.client.put(f"{job.life.path}/savepoints/kept", json={}).status_code == 200

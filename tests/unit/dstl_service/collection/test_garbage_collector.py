@@ -1,4 +1,4 @@
-"""Orphans are found and deleted; what a checkpoint names, or may yet come to name, stays."""
+"""Orphans are found and deleted; objects that a checkpoint names, or may still come to name, stay."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dstl_service.registry.job_store import JobStore
 from dstl_service.registry.unfinished_objects import UnfinishedObjects
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, DstlError, NotFoundError
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange
 from storage.open import open_store
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.interleaving import StaleStore
@@ -58,7 +58,7 @@ def test_young_object_stays() -> None:
 
 
 def test_object_of_long_batch_stays() -> None:
-    """What the running batch may yet name stays, however long the batch takes (I11)."""
+    """An object that the running batch may still name stays, however long the batch takes (I11)."""
     world = World()
     world.complete(world.object(0))
     early = world.object(1)
@@ -72,7 +72,7 @@ def test_object_of_long_batch_stays() -> None:
 
 
 def test_object_of_repeated_batch_goes() -> None:
-    """What an earlier try at a checkpoint left is an orphan as soon as the checkpoint exists (I12)."""
+    """An object of an earlier try at a checkpoint is an orphan once the checkpoint exists (I12)."""
     world = World()
     world.complete(world.object(0))
     left, taken = world.object(1), world.object(1)
@@ -83,7 +83,7 @@ def test_object_of_repeated_batch_goes() -> None:
 
 
 def test_object_of_fenced_driver_goes() -> None:
-    """What a driver left that a newer one has fenced is an orphan: it can never be named any more (I4, I12)."""
+    """Objects of a fenced driver are orphans: nothing can name them any more (I4, I12)."""
     world = World()
     world.complete(world.object(0))
     left = world.object(1)
@@ -94,7 +94,7 @@ def test_object_of_fenced_driver_goes() -> None:
 
 
 def test_object_of_vanished_driver_goes() -> None:
-    """A driver that never came back keeps its objects until the next one begins, whatever the clock says (I12)."""
+    """Objects of a driver that never returned stay until the next driver begins, whatever the clock says (I12)."""
     world = World()
     world.complete(world.object(0))
     left = world.object(1)
@@ -106,7 +106,7 @@ def test_object_of_vanished_driver_goes() -> None:
 
 
 def test_damaged_orphan_goes() -> None:
-    """An object that is no segment object goes once the next checkpoint exists, or the next driver's epoch (I12)."""
+    """An object that is no segment object is deleted once the next checkpoint, or the next epoch, exists (I12)."""
     ends: tuple[Callable[[World], object], ...] = (
         lambda world: world.complete(world.object(1)),
         lambda world: world.jobs.claim("newer"),
@@ -124,7 +124,7 @@ def test_damaged_orphan_goes() -> None:
 
 @pytest.mark.parametrize("error", [CorruptDataError, NotFoundError])
 def test_index_that_could_not_be_read_once_keeps_its_object(error: type[DstlError]) -> None:
-    """I11: a read that fails says nothing of the object: a running batch's change sets stay."""
+    """I11: a failed read says nothing about the object: a running batch's change sets stay."""
     store = FaultyStore(MemoryStore(clock=FakeClock(1_000_000_000)))
     world = World(store)
     world.complete(world.object(0))
@@ -156,7 +156,7 @@ def test_leftovers_of_kills_go(tmp_path: Path) -> None:
     """
     Probes and temporary files of killed processes are deleted with the orphans (I12).
 
-    However young orphans may be, these are in no job's folder: younger ones may be of calls of others that still run.
+    The minimum age of orphans does not apply to them, as they are in no job's folder: running calls may own young ones.
     """
     store = open_store(f"file://{tmp_path}")
     world = World(store)
@@ -200,7 +200,7 @@ def test_dry_run_deletes_nothing() -> None:
 
 
 def test_lost_manifests_delete_nothing() -> None:
-    """Where no checkpoint is to be found, objects of any age stay: they may be all that is left (I11)."""
+    """Where no checkpoint is found, objects of any age stay: they may be all that is left (I11)."""
     world = World()
     handle = world.object(0)
     world.complete(handle)
@@ -231,7 +231,7 @@ def test_damaged_manifest_stops_collection() -> None:
 
 
 def test_fence_does_not_hide_the_chain() -> None:
-    """After a take-over the chain is that behind the fence, and its objects stay (I11)."""
+    """After a take-over the chain before the fence counts, and its objects stay (I11)."""
     world = World()
     handle = world.object(0)
     world.complete(handle)
@@ -268,7 +268,7 @@ def test_command_names_missing_job(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_young_subsumed_checkpoint_stays_whole() -> None:
-    """I11: while a subsumed manifest is too young to go, all that it needs stays; then everything of it goes."""
+    """I11: while a subsumed manifest is too young to delete, everything it needs stays; then all of it is deleted."""
     world = World()
     objects = [world.object(0) for _ in range(5)]
     world.complete(objects[0], kind=ManifestKind.COMPLETE)
@@ -285,7 +285,7 @@ def test_young_subsumed_checkpoint_stays_whole() -> None:
 
 
 def under_way(version: CheckpointRef, *uids: str) -> UnderWay:
-    """Return a list of snapshots of several tables, and of a compaction of the last uid."""
+    """Return a list of snapshots of several tables, and of a compaction with the last uid."""
     *snapshots, compaction = uids
     tables = [KeyGroupRange(number, number) for number in range(len(snapshots))]
     listed = [UnderWaySnapshot("op", table, version, uid) for table, uid in zip(tables, snapshots, strict=True)]
@@ -294,7 +294,7 @@ def under_way(version: CheckpointRef, *uids: str) -> UnderWay:
 
 @pytest.mark.parametrize("clock_is_ahead_ms", [-3_600_000, 0, 3_600_000, 10**12])
 def test_wrong_clock_takes_nothing_that_is_needed(clock_is_ahead_ms: int) -> None:
-    """I11: snapshots, results and sets that a checkpoint may yet name stay, whatever the collector's clock says."""
+    """I11: snapshots, results and sets that a checkpoint may still name stay, whatever the collector's clock says."""
     world = World()
     world.complete(world.object(0))
     assert world.newest is not None
@@ -312,7 +312,7 @@ def test_wrong_clock_takes_nothing_that_is_needed(clock_is_ahead_ms: int) -> Non
 
 
 def test_what_is_let_go_of_goes_at_any_age() -> None:
-    """I12: what the newest manifest neither lists nor names can never be named again, so no age has to be awaited."""
+    """I12: an object that the newest manifest neither lists nor names is deleted at any age: nothing will name it."""
     world = World()
     world.complete(world.object(0))
     assert world.newest is not None
@@ -329,7 +329,7 @@ def test_what_is_let_go_of_goes_at_any_age() -> None:
 
 
 def test_rewind_lets_go_of_what_was_under_way() -> None:
-    """I11: nothing that was let go of once is listed again, for a collector may be about to delete it."""
+    """I11: an object dropped from the list is never listed again, for a collector may be about to delete it."""
     world = World()
     world.complete(world.object(0))
     assert world.newest is not None
@@ -344,7 +344,7 @@ def test_rewind_lets_go_of_what_was_under_way() -> None:
 
 
 def test_rewind_in_the_middle_of_a_collection_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I11: a savepoint that the job was set back to, and that was deleted, meanwhile, may have been seen nowhere."""
+    """I11: a savepoint that is rewound to and then deleted during a collection loses nothing, even if never listed."""
     world = World()
     world.complete(world.object(0), kind=ManifestKind.COMPLETE)
     world.jobs.make_savepoint("kept", None)
@@ -369,7 +369,7 @@ def test_rewind_in_the_middle_of_a_collection_loses_nothing(monkeypatch: pytest.
 
 
 def test_index_that_retention_deletes_ends_no_collection() -> None:
-    """I12: an index that goes together with its manifest while the collector runs is needed by nobody."""
+    """I12: an index that is deleted with its manifest while the collector runs is needed by nobody."""
     world = World()
     world.complete(world.object(0), kind=ManifestKind.COMPLETE)
     assert world.newest is not None
@@ -390,7 +390,7 @@ def test_index_that_retention_deletes_ends_no_collection() -> None:
 
 
 def test_manifest_that_retention_deletes_ends_no_collection() -> None:
-    """I12: a subsumed manifest that its coordinator deletes while the collector looks at it is no error."""
+    """I12: a subsumed manifest that its coordinator deletes while the collector reads it causes no error."""
     store = FaultyStore(MemoryStore(clock=FakeClock(1_000_000_000)))
     world = World(store)
     for number in range(3):
@@ -405,7 +405,7 @@ def test_manifest_that_retention_deletes_ends_no_collection() -> None:
 
 
 def test_steady_collection_only_lists() -> None:
-    """Of a job with 1,000 tables, a collection costs a request per 100 objects at most: indexes are remembered."""
+    """I12: a collection of a job with 1,000 tables costs at most one request per 100 objects: indexes are cached."""
     store = RecordingStore(MemoryStore(clock=FakeClock(1_000_000_000)))
     world = World(store)
     world.complete(world.object(0))
@@ -426,7 +426,7 @@ def test_steady_collection_only_lists() -> None:
 
 
 def test_long_batch_is_looked_at_once() -> None:
-    """What may still be named is read by one collection, however many follow, and is judged anew by each."""
+    """Objects that may still be named are read by one collection only, and each later one judges them again."""
     store = RecordingStore(MemoryStore(clock=FakeClock(1_000_000_000)))
     world = World(store)
     world.complete(world.object(0))
@@ -443,7 +443,7 @@ def test_long_batch_is_looked_at_once() -> None:
 
 
 def test_only_so_many_objects_are_remembered() -> None:
-    """Behind the limit, an object costs a request in each collection; the verdicts are the same."""
+    """Beyond the limit, each object costs a request per collection; the verdicts are the same."""
     store = RecordingStore(MemoryStore(clock=FakeClock(1_000_000_000)))
     world = World(store)
     world.complete(world.object(0))
@@ -459,7 +459,7 @@ def test_only_so_many_objects_are_remembered() -> None:
 
 
 def test_collector_with_old_listings_sees_what_is_under_way() -> None:
-    """I11: on a file system that lists manifests of a while ago, the newest one is read all the same."""
+    """I11: the newest manifest is read even if the file system's listing of manifests is stale."""
     world = World()
     world.complete(world.object(0))
     stale = StaleStore(world.store, "job/checkpoints/")

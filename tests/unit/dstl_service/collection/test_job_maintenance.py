@@ -1,4 +1,4 @@
-"""What a coordinator does behind its checkpoints, seen from outside: requests, restores and stored objects."""
+"""A coordinator's maintenance after its checkpoints, seen from outside: requests, restores and stored objects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEYS = [bytes([0, number]) for number in range(20)]
 
 
 class Job:
-    """A job whose every checkpoint changes some keys, with what its state must be."""
+    """A job whose every checkpoint changes some keys, with its expected state."""
 
     def __init__(self, store: ObjectStore, life: Life) -> None:
         self.store = store
@@ -86,7 +86,7 @@ def job() -> Iterator[Job]:
 
 
 def test_compacted_log_restores_every_checkpoint(job: Job) -> None:
-    """I14: whatever was compacted meanwhile, the newest checkpoint restores to its state."""
+    """I14: the newest checkpoint restores to its state, whatever was compacted meanwhile."""
     for _ in range(40):
         job.checkpoint()
         assert job.restored(job.base) == job.state
@@ -97,10 +97,10 @@ def test_compacted_log_restores_every_checkpoint(job: Job) -> None:
 
 
 def test_log_and_manifests_stay_short(job: Job) -> None:
-    """However long a job runs, what is stored is about its state, not its history (I12)."""
+    """The stored data depend on the size of a job's state, not on the length of its history (I12)."""
     for _ in range(50):
         job.checkpoint()
-    for _ in range(50):  # compactions run behind the checkpoints: the log is short at one of the next ones
+    for _ in range(50):  # compactions run after the checkpoints: the log is short at one of the next ones
         if len(job.keys("segments")) <= 12:
             break
         job.checkpoint()
@@ -110,7 +110,7 @@ def test_log_and_manifests_stay_short(job: Job) -> None:
 
 
 def test_retained_checkpoints_stay_restorable() -> None:
-    """I11: with more checkpoints retained, each of them restores to its own state while older ones go."""
+    """I11: with more checkpoints retained, each of them restores to its own state while older ones are deleted."""
     store = MemoryStore()
     retention = RetentionSettings(checkpoints_max=5, delay_s=0)
     with service(store, compaction=EAGER, retention=retention) as life:
@@ -143,7 +143,7 @@ def test_savepoint_outlives_its_checkpoint(job: Job) -> None:
 
 
 def test_taken_savepoint_name_is_refused(job: Job) -> None:
-    """A savepoint is never overwritten; made again of the same checkpoint it is no conflict."""
+    """A savepoint is never overwritten; a repeated request for the same checkpoint is no conflict."""
     job.checkpoint()
     job.checkpoint()
     path = "/v1/jobs/job/savepoints/one"
@@ -156,7 +156,7 @@ def test_taken_savepoint_name_is_refused(job: Job) -> None:
 
 @pytest.mark.parametrize(("checkpoint_id", "status"), [(99, 404), (-1, 400)])
 def test_savepoint_of_no_checkpoint_is_refused(job: Job, checkpoint_id: int, status: int) -> None:
-    """There is nothing to keep."""
+    """A savepoint of a checkpoint that does not exist is refused."""
     job.checkpoint()
     answer = job.life.client.put("/v1/jobs/job/savepoints/one", json={"checkpoint_id": checkpoint_id})
 
@@ -176,7 +176,7 @@ def test_opaque_log_is_left_alone(job: Job) -> None:
 
 
 def listed_compaction(job: Job) -> Manifest:
-    """Complete checkpoints until one lists a compaction; return that one."""
+    """Complete checkpoints until one lists a compaction; return that checkpoint."""
 
     def listed() -> Manifest | None:
         job.checkpoint()
@@ -188,7 +188,7 @@ def listed_compaction(job: Job) -> Manifest:
 
 
 def compacted(job: Job) -> Manifest:
-    """Complete checkpoints until one lists a compaction, whose result is stored when this returns; return that one."""
+    """Complete checkpoints until one lists a compaction; return that one once the result is stored."""
     done = job.metric("dstl_compactions_total")
     manifest = listed_compaction(job)
     wait_until(lambda: job.metric("dstl_compactions_total") > done)
@@ -251,7 +251,7 @@ def test_new_coordinator_goes_on(job: Job) -> None:
 
 
 def test_settings_switch_compaction_off() -> None:
-    """Without compaction the log is kept whole."""
+    """Without compaction the complete log is kept."""
     store = MemoryStore()
     with service(store, compaction=CompactionSettings(enabled=False, floor_bytes=1), retention=NOW) as life:
         job = Job(store, life)

@@ -1,4 +1,4 @@
-"""Which checkpoints are retained, and what is deleted with those that are not."""
+"""Which checkpoints are retained, and which objects are deleted with the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from dstl_service.collection.retention import RetentionSettings, RetentionTracker, manifests_to_keep
 from dstl_service.formats.manifest import Manifest, ManifestKind
 from storage.errors import CorruptDataError, InvalidInputError
-from storage.model import ChangeSetId, KeyGroupRange, SegmentEntry, SegmentHandle, Writer
+from storage.key_groups import KeyGroupRange
+from storage.model import ChangeSetId, SegmentEntry, SegmentHandle, Writer
 
 
 def handle(checkpoint_id: int, key: str | None = None) -> SegmentHandle:
@@ -44,7 +45,7 @@ def chain(*kinds: str, earlier: dict[int, tuple[str, ...]] | None = None) -> lis
 
 
 def book(manifests: list[Manifest], retained: int, delay_s: int = 0) -> RetentionTracker:
-    """Return a book that saw these checkpoints being completed at second 0, 1, 2, …."""
+    """Return a book in which these checkpoints were completed at seconds 0, 1, 2, …."""
     made = RetentionTracker(RetentionSettings(retained, delay_s))
     made.begin([manifests[0]])
     for second, manifest in enumerate(manifests[1:], start=1):
@@ -53,7 +54,7 @@ def book(manifests: list[Manifest], retained: int, delay_s: int = 0) -> Retentio
 
 
 def test_log_that_grows_keeps_all_objects() -> None:
-    """I11: old manifests go, but what they added is still part of the retained checkpoints' state."""
+    """I11: old manifests are deleted, but their additions are still part of the retained checkpoints' state."""
     (deletion,) = book(chain("c", "d", "d", "c", "d", "d"), retained=2).take_due(10_000)
 
     assert [ref.id for ref in deletion.manifests] == [0, 1, 2]
@@ -66,7 +67,7 @@ def test_delta_keeps_its_chain() -> None:
 
 
 def test_replaced_log_is_deleted() -> None:
-    """Objects that a compaction replaced go with the last manifest that names them."""
+    """Objects that a compaction replaced are deleted with the last manifest that names them."""
     manifests = chain("c", "d", "c", "d", earlier={2: ("base",)})
     (deletion,) = book(manifests, retained=2).take_due(10_000)
 
@@ -75,12 +76,12 @@ def test_replaced_log_is_deleted() -> None:
 
 
 def test_retained_checkpoint_keeps_replaced_log() -> None:
-    """I11: what was compacted away stays while a checkpoint from before is retained."""
+    """I11: a log that was compacted stays while an earlier checkpoint is retained."""
     assert book(chain("c", "d", "c", "d", earlier={2: ("base",)}), retained=3).take_due(10_000) == []
 
 
 def test_deletion_waits() -> None:
-    """A reader that began before a checkpoint was subsumed has the delay to end."""
+    """A reader that began before a checkpoint was subsumed can finish within the delay."""
     made = book(chain("c", "c", "c", earlier={1: ("b1",), 2: ("b2",)}), retained=1, delay_s=60)
 
     assert made.take_due(60_999) == []
@@ -91,7 +92,7 @@ def test_deletion_waits() -> None:
 
 
 def test_shared_object_stays() -> None:
-    """I11: an object that holds segments of several checkpoints stays as long as one of them is needed."""
+    """I11: an object that holds segments of several checkpoints stays while one of them is needed."""
     manifests = chain("c", "d", "c", earlier={2: ("o1", "base")})
     (deletion,) = book(manifests, retained=1).take_due(10_000)
 
@@ -99,7 +100,7 @@ def test_shared_object_stays() -> None:
 
 
 def test_book_begins_at_what_is_stored() -> None:
-    """A new coordinator takes over what its predecessor left, back to what the retained checkpoints need."""
+    """A new coordinator takes over its predecessor's manifests, back to those that the retained checkpoints need."""
     manifests = chain("c", "d", "c", "d", "d", "c", "d")
     made = RetentionTracker(RetentionSettings(3, 0))
     made.begin(reversed(manifests))
@@ -115,23 +116,23 @@ def test_book_begins_at_what_is_stored() -> None:
     [("cdcd", 1, [3, 2]), ("cdcd", 2, [3, 2]), ("cdcd", 3, [3, 2, 1, 0]), ("cdcd", 9, [3, 2, 1, 0]), ("c", 1, [0])],
 )
 def test_needed_manifests(kinds: str, retained: int, kept: list[int]) -> None:
-    """The retained checkpoints' manifests are kept, and those behind them back to a complete one."""
+    """The retained checkpoints' manifests are kept, and those before them back to a complete one."""
     assert [m.id for m in manifests_to_keep(reversed(chain(*kinds)), retained)] == kept
 
 
 def test_older_rest_of_a_chain_is_left_out() -> None:
-    """Where older manifests were deleted already, those that are no longer whole are not kept."""
+    """Where older manifests are already deleted, checkpoints that are no longer whole are not kept."""
     assert [m.id for m in manifests_to_keep(reversed(chain(*"cddcd")[1:]), 9)] == [4, 3]
 
 
 def test_broken_chain_is_reported() -> None:
-    """If not even the newest checkpoint is whole, nobody may decide what to delete."""
+    """If not even the newest checkpoint is whole, nothing may be deleted."""
     with pytest.raises(CorruptDataError, match="breaks off"):
         manifests_to_keep(reversed(chain(*"cdd")[1:]), 1)
 
 
 @pytest.mark.parametrize("values", [{"checkpoints_max": 0}, {"delay_s": -1}])
 def test_impossible_settings_are_refused(values: dict[str, int]) -> None:
-    """At least the newest checkpoint is retained."""
+    """A setting that would not retain the newest checkpoint is refused."""
     with pytest.raises(InvalidInputError, match="retention"):
         RetentionSettings(**values)

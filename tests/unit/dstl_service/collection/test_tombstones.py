@@ -1,4 +1,4 @@
-"""A deleted job can be brought back for a time, and is gone after it, whoever is paused or dies in between."""
+"""A deleted job can be brought back for a time and is gone afterwards, whichever process pauses or dies in between."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.unit.dstl_service.interleaving import Killed, PausingStore, kill
 from tests.waiting import wait_until
 
 OF_A_FENCE = 3
-"""Objects by which a collector keeps owners out: an epoch's record, a hint of it, and a fence."""
+"""Objects with which a collector fences owners: an epoch's record, a hint of it, and a fence."""
 
 
 class World:
-    """A store with a job, and its deletions as two processes see them."""
+    """A store with a job, and its deletions as seen by two processes."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -35,7 +35,7 @@ class World:
         self.one, self.other = (Deletions(self.store, self.clock, FakeIds(host)) for host in (1, 2))
 
     def keys(self, prefix: str = "job/") -> list[str]:
-        """Return the keys of what is stored."""
+        """Return the stored keys."""
         return [info.key for info in self.store.list(prefix)]
 
 
@@ -46,7 +46,7 @@ def world() -> World:
 
 
 def test_deleted_job_is_not_opened_and_can_be_brought_back(world: World) -> None:
-    """Nothing of a deleted job is gone until its time is over; others are not concerned."""
+    """Nothing of a deleted job is removed before its time is over, and other jobs are not affected."""
     before = world.keys()
     world.one.bury("job", "ann", 60)
     with pytest.raises(ConflictError, match=r"deleted by ann at .*dstl undelete"):
@@ -61,7 +61,7 @@ def test_deleted_job_is_not_opened_and_can_be_brought_back(world: World) -> None
 
 
 def test_deleted_job_is_collected_when_its_time_is_over(world: World) -> None:
-    """All of it goes and the name is free again, and nothing of a job whose name begins alike."""
+    """The whole job is removed and its name is free again; a job whose name shares a prefix stays."""
     world.one.bury("job", "ann", 60)
     world.clock.advance(60_000)
 
@@ -74,7 +74,7 @@ def test_deleted_job_is_collected_when_its_time_is_over(world: World) -> None:
 
 
 def test_first_deletion_counts(world: World) -> None:
-    """Who deletes a deleted job changes neither when it ends nor who did it."""
+    """Deleting a deleted job changes neither its end nor its author."""
     first = world.one.bury("job", "ann", 60)
     world.clock.advance(10_000)
 
@@ -82,7 +82,7 @@ def test_first_deletion_counts(world: World) -> None:
 
 
 def test_what_was_brought_back_is_not_collected_by_who_slept(world: World) -> None:
-    """I11: a collector that was paused behind its look at the tombstone, for however long, deletes nothing."""
+    """I11: a collector that paused after its look at the tombstone deletes no job that was brought back."""
     tombstone = world.one.bury("job", "ann", 0)
     world.other.undo("job")
 
@@ -91,7 +91,7 @@ def test_what_was_brought_back_is_not_collected_by_who_slept(world: World) -> No
 
 
 def test_what_is_brought_back_at_the_last_moment_is_not_collected(world: World) -> None:
-    """I11: whoever decides first, collector or who brings the job back, is the only one who does anything."""
+    """I11: of a collector and a concurrent undelete, only the one that decides first acts."""
     tombstone = world.one.bury("job", "ann", 0)
     paused = PausingStore(world.store)
     paused.pause_at("put", "@fates/*", lambda: world.other.undo("job"))
@@ -101,7 +101,7 @@ def test_what_is_brought_back_at_the_last_moment_is_not_collected(world: World) 
 
 
 def test_what_is_being_collected_cannot_be_brought_back(world: World) -> None:
-    """A job of which something may be gone is never opened again; the next collector goes on where one was stopped."""
+    """A job that may be partly removed is never opened again; the next collector continues where one stopped."""
     faulty = FaultyStore(world.store)
     faulty.inject(Fault("delete", FaultKind.FAIL_BEFORE))
     tombstone = world.one.bury("job", "ann", 0)
@@ -119,7 +119,7 @@ def test_what_is_being_collected_cannot_be_brought_back(world: World) -> None:
 
 @pytest.mark.parametrize("finisher", ["who brings back", "collector"])
 def test_bringing_back_that_was_interrupted_is_finished(world: World, finisher: str) -> None:
-    """Who died behind the decision leaves a job that can be brought back, and not collected."""
+    """A process that dies after the decision to undelete leaves a job that can be brought back, not collected."""
     faulty = FaultyStore(world.store)
     faulty.inject(Fault("delete", FaultKind.FAIL_BEFORE))
     tombstone = world.one.bury("job", "ann", 0)
@@ -137,7 +137,7 @@ def test_bringing_back_that_was_interrupted_is_finished(world: World, finisher: 
 
 @pytest.mark.parametrize("step", [("put", "@fates/*.*"), ("delete", "@deleted/*")])
 def test_job_is_deleted_again_behind_an_interrupted_bringing_back(world: World, step: tuple[str, str]) -> None:
-    """I12: a deletion that is acknowledged ends in a collection, wherever who brought the job back before it died."""
+    """I12: an acknowledged deletion ends in a collection, at whatever point an earlier undelete died."""
     world.one.bury("job", "ann", 60)
     paused = PausingStore(world.store)
     paused.pause_at(*step, kill)
@@ -151,7 +151,7 @@ def test_job_is_deleted_again_behind_an_interrupted_bringing_back(world: World, 
 
 
 def test_collector_finishes_a_bringing_back_that_was_interrupted(world: World) -> None:
-    """A job that somebody decided to keep does not stay closed for ever because he died."""
+    """A job whose undelete was decided does not stay closed because the process died."""
     world.one.bury("job", "ann", 60)
     paused = PausingStore(world.store)
     paused.pause_at("put", "@fates/*.*", kill)
@@ -165,7 +165,7 @@ def test_collector_finishes_a_bringing_back_that_was_interrupted(world: World) -
 
 
 def test_bringing_back_late_undoes_no_later_deletion(world: World) -> None:
-    """I4: who was paused while he brought a job back lets a deletion stand that somebody decided since."""
+    """I4: an undelete that paused leaves a later deletion in effect."""
     world.one.bury("job", "ann", 60)
     paused = PausingStore(world.store)
 
@@ -183,7 +183,7 @@ def test_bringing_back_late_undoes_no_later_deletion(world: World) -> None:
 
 @pytest.mark.parametrize("calls", range(8))
 def test_deletion_that_comes_late_is_a_deletion(world: World, calls: int) -> None:
-    """I4: a deletion holds though its tombstone was put when one before it had come and gone."""
+    """I4: a deletion holds although an earlier tombstone came and went before its own was put."""
     paused = PausingStore(world.store)
 
     def delete_and_bring_back() -> None:
@@ -199,7 +199,7 @@ def test_deletion_that_comes_late_is_a_deletion(world: World, calls: int) -> Non
 
 
 def test_job_is_brought_back_any_number_of_times(world: World) -> None:
-    """Each deletion is one of its own: it can be undone, and collected, as the first one."""
+    """Each deletion is independent: it can be undone and collected like the first one."""
     for number in range(5):
         assert world.one.bury("job", "ann", 60).number == number
         with pytest.raises(ConflictError):
@@ -214,7 +214,7 @@ def test_job_is_brought_back_any_number_of_times(world: World) -> None:
 
 
 def test_nothing_is_deleted_while_no_fence_can_be_set(world: World) -> None:
-    """I4: a collector that cannot fence the owner of a job deletes nothing, and another one does it later."""
+    """I4: a collector that cannot fence a job's owner deletes nothing; another one does it later."""
     faulty = FaultyStore(world.store, Fault("put", FaultKind.FAIL_BEFORE, "job/epochs/*"))
     tombstone = world.one.bury("job", "ann", 0)
     before = world.keys()
@@ -227,7 +227,7 @@ def test_nothing_is_deleted_while_no_fence_can_be_set(world: World) -> None:
 
 
 def test_job_that_cannot_be_collected_stops_no_other_one(world: World) -> None:
-    """I12: a job whose registry is damaged stays as it is until somebody insists; others are collected."""
+    """I12: a job with a damaged registry stays until its deletion is forced; others are collected."""
     world.store.put("job/job.json", b"damaged")
     for name in ("job", "jobs"):
         world.one.bury(name, "ann", 0)
@@ -240,7 +240,7 @@ def test_job_that_cannot_be_collected_stops_no_other_one(world: World) -> None:
 
 
 def test_unreadable_tombstone_stops_no_other_one(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """I12: a job is collected though the tombstone of another one is damaged, which is named and stays."""
+    """I12: a job is collected although another job's tombstone is damaged; that tombstone is reported and stays."""
     damaged = ["@deleted/a.json", "@deleted/z.json"]
     world.one.bury("job", "ann", 60)
     world.store.put(
@@ -257,7 +257,7 @@ def test_unreadable_tombstone_stops_no_other_one(world: World, caplog: pytest.Lo
 
 
 def test_jobs_are_listed_though_a_tombstone_is_damaged(run: Any, tmp_path: Path) -> None:
-    """The command names the damaged tombstone, and fails behind the list."""
+    """The command lists the jobs, then reports the damaged tombstone and fails."""
     run("delete", "--write")
     (tmp_path / "@deleted" / "a.json").write_bytes(b"{")
 
@@ -266,13 +266,13 @@ def test_jobs_are_listed_though_a_tombstone_is_damaged(run: Any, tmp_path: Path)
 
 
 def test_missing_job_is_not_deleted(world: World) -> None:
-    """A name that no job has gets no tombstone."""
+    """A name without a job gets no tombstone."""
     with pytest.raises(NotFoundError):
         world.one.bury("none", "ann", 60)
 
 
 def test_collection_that_was_interrupted_at_its_end_is_finished(world: World) -> None:
-    """Where only the tombstone is left, taking over frees the name."""
+    """If only the tombstone is left, taking over the collection frees the name."""
     tombstone = world.one.bury("job", "ann", 0)
     world.store.delete(["job/job.json", "job/segments/h/1.seg"])
 
@@ -283,7 +283,7 @@ def test_collection_that_was_interrupted_at_its_end_is_finished(world: World) ->
 
 
 def test_service_refuses_to_open_deleted_job() -> None:
-    """A query of a deleted job does not start, and starts again when the job is back."""
+    """A query of a deleted job does not start; it starts again once the job is back."""
     store = MemoryStore()
     deletions = Deletions(store, FakeClock(), FakeIds(1))
     with service(store) as life:
@@ -299,7 +299,7 @@ def test_service_refuses_to_open_deleted_job() -> None:
 
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Return what runs a command on a storage with one job, and returns its exit code and all that it wrote."""
+    """Return a function that runs a command on a storage with one job and returns exit code and output."""
     with service(LocalStore(tmp_path)) as life:
         life.open()
         life.complete(0, None, life.append())
@@ -314,7 +314,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def test_commands_delete_and_undelete(run: Any, tmp_path: Path) -> None:
-    """What the commands do is said, refused where it must be, and on record, also when the job is gone."""
+    """The commands report what they do, refuse what they must, and are audited even when the job is gone."""
     assert "--write does it" in run("delete")[1]
     assert "can be undone until" in run("delete", "--write")[1]
     assert "was deleted by" in run("jobs")[1]
@@ -336,7 +336,7 @@ def test_commands_delete_and_undelete(run: Any, tmp_path: Path) -> None:
 
 
 def test_command_deletes_a_damaged_job_and_says_what_that_means(run: Any, tmp_path: Path) -> None:
-    """A job whose registry cannot be read is deleted when somebody insists, who is told that no query is stopped."""
+    """A job with an unreadable registry is deleted with `--now`, with a warning that no query is stopped."""
     (tmp_path / "job" / "job.json").write_bytes(b"damaged")
 
     code, written = run("delete", "--write", "--now")
@@ -345,7 +345,7 @@ def test_command_deletes_a_damaged_job_and_says_what_that_means(run: Any, tmp_pa
 
 
 def test_running_query_is_fenced_by_a_deletion(tmp_path: Path) -> None:
-    """I4: a query that runs all the same stops with its next checkpoint, before its objects go."""
+    """I4: a query that still runs fails at its next checkpoint, before its objects are deleted."""
     with service(LocalStore(tmp_path)) as life:
         life.open()
         base = life.complete(0, None, life.append())
@@ -357,7 +357,7 @@ def test_running_query_is_fenced_by_a_deletion(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_who_clears_a_name_and_dies_deletes_no_job_that_was_created_meanwhile(*, is_deleted: bool) -> None:
-    """I11: a job that is created while leftovers are looked at is collected by nobody, and stays deleted if it was."""
+    """I11: a job created while leftovers are examined is not collected, and stays deleted if it was deleted."""
     store, clock = MemoryStore(), FakeClock()
     store.put("job/segments/h/1.seg", b"left")
     paused, other = PausingStore(store), Deletions(store, clock, FakeIds(2))

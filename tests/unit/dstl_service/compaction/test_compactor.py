@@ -1,4 +1,4 @@
-"""How many compactions run at the same time."""
+"""The number of compactions that run at the same time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 from dstl_service.compaction.compactor import Compactor
 from dstl_service.compaction.plan import Compaction, Output
 from dstl_service.restore.segment_cache import SegmentCache
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange, SegmentKind
+from storage.model import SegmentKind
 
 PARTITION = KeyGroupRange(0, 7)
 COMPACTION = Compaction("op", 1, frozenset(), frozenset(), (Output(0, PARTITION, SegmentKind.BASE, ()),))
 
 
 class Threads:
-    """Runs calls when it is told to, and counts those that run."""
+    """Runs calls on demand, and counts those that run."""
 
     def __init__(self) -> None:
         self.running: list[str] = []
@@ -36,7 +37,7 @@ def compactor_of(threads: Threads) -> Compactor:
 
 
 async def settled() -> None:
-    """Let everything happen that waits for nothing."""
+    """Run the event loop until nothing is ready."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -52,7 +53,7 @@ async def _many_jobs() -> tuple[int, int]:
 
 
 def test_compactions_of_many_jobs_run_in_turn() -> None:
-    """C7: however many jobs compact, only two hold their logs in memory at the same time; all come to their end."""
+    """C7: however many jobs compact, only two hold their logs in memory at a time; all of them finish."""
     assert asyncio.run(_many_jobs()) == (2, 10)
 
 
@@ -71,5 +72,5 @@ async def _cancelled() -> tuple[list[str], list[str]]:
 
 
 def test_cancelled_compaction_gives_its_turn_back_when_its_thread_ends() -> None:
-    """C7: the thread of a dropped compaction still holds memory; the next one waits for its end."""
+    """C7: the thread of a cancelled compaction still holds memory, so the next compaction waits for its end."""
     assert asyncio.run(_cancelled()) == (["job-0", "job-1"], ["cancelled", "cancelled", "made", "made"])

@@ -1,4 +1,4 @@
-"""Which partitions of an operator are compacted, and which are left to materializations."""
+"""Which partitions of an operator are compacted, and which are left to materialization."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.restore.truncation import truncate
 from dstl_service.wire import OperatorInfo
 from storage.change_set import encode_change_set
-from storage.key_groups import key_group_range
+from storage.key_groups import KeyGroupRange, key_group_range
 from storage.memory_store import MemoryStore
-from storage.model import ChangeSetId, KeyGroupRange, MaterializationHandle, Segment, SegmentHandle, SegmentKind, Writer
+from storage.model import ChangeSetId, MaterializationHandle, Segment, SegmentHandle, SegmentKind, Writer
 from tests.unit.dstl_service.samples import handles_of, stored
 
 OPERATOR = OperatorInfo("op", 2, "{}", {})
@@ -46,7 +46,7 @@ def view_of(*log: SegmentHandle) -> StateView:
 
 
 def chosen(view: StateView) -> list[Compaction]:
-    """Return what is due."""
+    """Return the due compaction."""
     return choose_compactions(view, [OPERATOR], {"op": log_size(view, "op")}, 9, 8, SETTINGS)
 
 
@@ -56,7 +56,7 @@ def partitions(compactions: Sequence[Compaction]) -> list[int]:
 
 
 def test_too_large_partition_is_left_alone() -> None:
-    """I9: of the partitions behind a materialization those whose log is within the bound are compacted, no other."""
+    """I9: after a materialization, exactly those partitions are compacted whose log is within the bound."""
     small = [segment_of(number, SECOND, 400) for number in (1, 2)]
     large = [segment_of(number, FIRST, 600) for number in (1, 2)]
 
@@ -67,7 +67,7 @@ def test_too_large_partition_is_left_alone() -> None:
 
 
 def test_partition_left_alone_makes_nothing_due() -> None:
-    """What stays for a materialization does not have the rest compacted again at every checkpoint."""
+    """A partition left to materialization does not trigger a compaction of the others at every checkpoint."""
     small = [segment_of(number, SECOND, 400) for number in (1, 2)]
     view = view_of(*small, *(segment_of(number, FIRST, 600) for number in range(1, 20)))
     (compaction,) = chosen(view)
@@ -81,7 +81,7 @@ def test_partition_left_alone_makes_nothing_due() -> None:
 
 @pytest.mark.parametrize("spanning", [ALL, KeyGroupRange(3, 4)])
 def test_neighbour_of_large_partition_is_left_alone(spanning: KeyGroupRange) -> None:
-    """I14: a partition that shares a segment with one that is left alone is left alone: the segment stays for both."""
+    """I14: a partition that shares a segment with an excluded one is excluded too: both still need the segment."""
     large = [segment_of(number, FIRST, 600) for number in (2, 3)]
 
     assert chosen(view_of(segment_of(1, spanning, 100), *large, segment_of(2, SECOND, 100))) == []
@@ -99,7 +99,7 @@ def snapshot(key_groups: KeyGroupRange, checkpoint_id: int) -> MaterializationHa
 
 
 def test_result_enters_beside_a_partition_that_was_materialized_meanwhile() -> None:
-    """A snapshot of one table gives up its own part of a compaction only; else many tables would never be compacted."""
+    """A snapshot of one table invalidates only its part of a compaction; else many tables would never be compacted."""
     first, second = snapshot(FIRST, 1), snapshot(SECOND, 2)
     (compaction,) = chosen(halves(first, second))
     made = tuple(segment_of(9, half, 300, SegmentKind.COMPACTED) for half in (FIRST, SECOND))
@@ -112,7 +112,7 @@ def test_result_enters_beside_a_partition_that_was_materialized_meanwhile() -> N
 
 
 def test_result_enters_beside_a_partition_that_was_too_large_to_merge() -> None:
-    """I9: a log too large uncompressed, which no plan can know, keeps only its own partition from the result."""
+    """I9: a log too large when uncompressed, which no plan can know, excludes only its own partition."""
     view = halves(snapshot(ALL, 2))
     (compaction,) = chosen(view)
     merged = segment_of(9, SECOND, 300, SegmentKind.COMPACTED)
@@ -131,7 +131,7 @@ def filled(checkpoint_id: int, key_groups: KeyGroupRange, value: bytes) -> Segme
 
 
 def test_log_that_is_too_large_uncompressed_is_not_merged() -> None:
-    """I9: the compactor says so of its partition, and merges the other one."""
+    """I9: the compactor reports the partition as too large, and merges the other one."""
     store, cache = MemoryStore(), SegmentCache(1 << 20)
     log = [
         stored(store, [segment], f"job/segments/host/{segment.id.checkpoint_id}-{segment.key_groups.first}.seg")[0]
@@ -153,7 +153,7 @@ def test_log_that_is_too_large_uncompressed_is_not_merged() -> None:
 
 
 def test_result_of_materialized_partitions_does_not_enter() -> None:
-    """What was materialized as a whole meanwhile has no use for the result."""
+    """A result is dropped if all of its partitions were materialized meanwhile."""
     (compaction,) = chosen(halves(snapshot(ALL, 2)))
     made = tuple(segment_of(9, half, 300, SegmentKind.COMPACTED) for half in (FIRST, SECOND))
 
@@ -171,7 +171,7 @@ def test_partition_with_nothing_left_loses_its_log() -> None:
 
 
 def test_compactions_of_many_tables_enter() -> None:
-    """A log of 100 tables stays short although snapshots of some enter with every checkpoint."""
+    """The log of 100 tables stays short although snapshots of some enter with every checkpoint."""
     operator, settings = OperatorInfo("op", 100, "{}", {}), CompactionSettings(segments_max=500)
     ranges = [key_group_range(partition, 100, 128) for partition in range(100)]
     view, waiting = StateView((), []), None
@@ -207,7 +207,7 @@ def table_segment(
 
 
 def test_log_of_many_segments_waits_until_much_of_it_is_new() -> None:
-    """A checkpoint of a thousand tables has a thousand segments; a long log is not rewritten for each of them."""
+    """A checkpoint of 1,000 tables has 1,000 segments; a long log is not rewritten for each of them."""
     settings = CompactionSettings(floor_bytes=10**9, segments_max=10)
 
     def is_chosen(compacted_bytes: int, segments: int) -> bool:

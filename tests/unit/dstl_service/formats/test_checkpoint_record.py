@@ -1,4 +1,4 @@
-"""Notes: what segment objects say of the checkpoints that their sets belong to."""
+"""Notes: what segment objects record about the checkpoints of their sets."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from dstl_service.formats.checkpoint_record import CheckpointRecord, NotedSet, d
 from dstl_service.formats.manifest import StateView
 from dstl_service.wire import NOTE_OPERATOR, CheckpointRef, validate_operator
 from storage.errors import CorruptDataError, InvalidInputError
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle
+from storage.model import MaterializationHandle, SegmentHandle
 from storage.object_store import ObjectStore
 from storage.segment_reader import read_index, read_payload
 from storage.testing import FakeClock, RecordingStore
@@ -43,7 +44,7 @@ NOTE = CheckpointRecord(
 
 
 def notes_in(store: ObjectStore) -> list[CheckpointRecord]:
-    """Return all notes that are stored, in the order of objects."""
+    """Return all stored notes in the order of their objects."""
     notes = []
     for info in store.list("job/segments/"):
         for entry in read_index(store, info.key, info.size_bytes):
@@ -57,7 +58,7 @@ def notes_in(store: ObjectStore) -> list[CheckpointRecord]:
     "note", [NOTE, replace(NOTE, base=None, start=None, sets=(), operators=()), replace(NOTE, closed_ms=-7)]
 )
 def test_note_survives_round_trip(note: CheckpointRecord) -> None:
-    """What was encoded is decoded as it was."""
+    """A note survives encoding and decoding unchanged."""
     assert decode_note(encode_note(note), "object") == note
     assert read_note("job", encode_note(note).decode()) == note
 
@@ -80,7 +81,7 @@ def test_note_survives_round_trip(note: CheckpointRecord) -> None:
     ],
 )
 def test_damaged_note_is_reported(data: bytes) -> None:
-    """I10: what is no note, or of a newer format, is an error that names its object; from a peer, it is refused."""
+    """I10: a malformed or newer note is an error that names its object; from a peer, it is refused."""
     with pytest.raises(CorruptDataError, match="the-object"):
         decode_note(data, "the-object")
     with pytest.raises(InvalidInputError):
@@ -88,7 +89,7 @@ def test_damaged_note_is_reported(data: bytes) -> None:
 
 
 def test_long_note_lets_other_threads_run() -> None:
-    """B9: a note is read in pieces, between which other threads may run; nobody looks for garbage meanwhile."""
+    """B9: a note is read in pieces, between which other threads run; the garbage collector is off meanwhile."""
     count = 5_000
     note = replace(NOTE, sets=tuple(NotedSet(segment().id, number) for number in range(count)))
     data = encode_note(note)
@@ -116,12 +117,12 @@ def test_long_note_lets_other_threads_run() -> None:
 
     assert decoded == note
     assert min(pieces["parsed"], pieces["built"]) >= count
-    assert collections["start"] <= 1  # behind it
+    assert collections["start"] <= 1  # after it
     assert gc.isenabled()
 
 
 def test_collections_go_on_behind_broken_notes() -> None:
-    """What cannot be read leaves the collector on, also where several are read at a time."""
+    """Unreadable notes leave the garbage collector on, even if several are read at a time."""
 
     def read(_: int) -> None:
         with pytest.raises(CorruptDataError):
@@ -133,14 +134,14 @@ def test_collections_go_on_behind_broken_notes() -> None:
 
 
 def test_note_of_other_job_is_refused() -> None:
-    """A peer cannot have the note of one job stored among the sets of another."""
+    """A peer cannot store one job's note among another job's sets."""
     with pytest.raises(InvalidInputError, match="'job' was sent to job 'other'"):
         read_note("other", encode_note(NOTE).decode())
 
 
 @pytest.mark.parametrize("name", [NOTE_OPERATOR, "_notes", ".x", ""])
 def test_reserved_operator_is_refused(name: str) -> None:
-    """No user's operator can be taken for a note."""
+    """No user's operator can have the name of the notes' operator."""
     with pytest.raises(InvalidInputError):
         validate_operator(name)
     with service(MemoryStore()) as life:
@@ -181,7 +182,7 @@ def test_note_shares_object(is_flushed: bool) -> None:
 
 
 def test_changed_request_gets_note_of_its_own() -> None:
-    """A checkpoint that is completed with other sets than were flushed has a second note, which says so."""
+    """A checkpoint completed with sets other than the flushed ones has a second note with those sets."""
     store = MemoryStore()
     with service(store) as life:
         life.open()
@@ -194,7 +195,7 @@ def test_changed_request_gets_note_of_its_own() -> None:
 
 
 def test_repeated_try_has_new_note() -> None:
-    """What was flushed for a try that was given up is not taken for the next one's note."""
+    """The note flushed for an abandoned try is not used for the next try."""
     store = MemoryStore()
     with service(store) as life:
         life.open()
@@ -209,7 +210,7 @@ def test_repeated_try_has_new_note() -> None:
 
 
 def test_note_of_empty_checkpoint_is_kept() -> None:
-    """I11: a note that had to become an object of its own is named by its manifest, and never collected."""
+    """I11: a note stored as a separate object is named by its manifest, and never collected."""
     store = MemoryStore()
     with service(store) as life:
         life.open()
@@ -222,7 +223,7 @@ def test_note_of_empty_checkpoint_is_kept() -> None:
 
 
 def test_note_of_complete_manifest_names_all() -> None:
-    """The note of a checkpoint with a complete manifest names all that came before; others do not."""
+    """Only the note of a checkpoint with a complete manifest names all that came before."""
     store = MemoryStore()
     with service(store) as life:
         life.open()
@@ -254,7 +255,7 @@ def test_flush_checks_as_complete_does() -> None:
 
 
 def test_lost_set_leaves_no_note() -> None:
-    """A checkpoint whose set is gone is refused without a note of it being stored."""
+    """A checkpoint whose set is gone is refused, and no note of it is stored."""
     store = RecordingStore(MemoryStore())
     with service(store) as life:
         life.open()

@@ -1,4 +1,4 @@
-"""JSON documents with a checksum in front."""
+"""JSON documents with a leading checksum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DOCUMENT = {"format": 1, "name": "ü", "list": [1, None]}
 
 
 def test_form_is_that_of_stored_objects() -> None:
-    """What is written is one compact JSON document with the checksum of the inner one."""
+    """The stored form is one compact JSON document with the checksum of the inner one."""
     body = b'{"format":1,"name":"\\u00fc","list":[1,null]}'
 
     assert seal("thing", DOCUMENT) == b'{"checksum":"%016x","thing":%s}' % (checksum64(body), body)
@@ -22,7 +22,7 @@ def test_form_is_that_of_stored_objects() -> None:
 
 @pytest.mark.parametrize("ensure_ascii", [True, False])
 def test_sealed_document_is_read_back(ensure_ascii: bool) -> None:
-    """A document comes back as it was, and any JSON reader finds it."""
+    """A document is read back unchanged, and any JSON reader can read it."""
     sealed = seal("thing", DOCUMENT, ensure_ascii=ensure_ascii)
 
     assert unseal("thing", sealed, 1, "key") == DOCUMENT
@@ -41,7 +41,7 @@ def test_every_damage_is_found() -> None:
 
 
 def test_newer_format_is_not_called_damage() -> None:
-    """The error says that a newer version wrote the object, which one, and what to do; a flipped bit is damage."""
+    """The error says which newer version wrote the object and what to do; a flipped bit is damage."""
     newer = seal("thing", {**DOCUMENT, "format": 2})
 
     with pytest.raises(NewerFormatError, match=r"thing a/b was written by a newer version .* Use the newer version"):

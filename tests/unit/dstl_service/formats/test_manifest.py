@@ -1,4 +1,4 @@
-"""Manifests as bytes, and what a chain of them says about the log."""
+"""Manifests as bytes, and the log that a chain of them describes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from dstl_service.formats.manifest import (
 from dstl_service.wire import CheckpointRef, OperatorInfo, StateInfo
 from storage.checksum import checksum64
 from storage.errors import CorruptDataError, NewerFormatError
-from storage.model import KeyGroupRange, MaterializationHandle
+from storage.key_groups import KeyGroupRange
+from storage.model import MaterializationHandle
 from tests.unit.dstl_service.samples import handles_of, manifest, segment
 
 HANDLES = handles_of([segment(0), segment(1)])
@@ -43,12 +44,12 @@ SNAPSHOT = MaterializationHandle("op", KeyGroupRange(0, 9), 3, "uid", "job/mater
     ],
 )
 def test_manifest_survives_round_trip(original: Manifest) -> None:
-    """What was encoded is decoded as it was."""
+    """A manifest survives encoding and decoding unchanged."""
     assert decode_manifest(encode_manifest(original), "key") == original
 
 
 def test_mixed_objects_lose_no_handle() -> None:
-    """A manifest names each object once, and still gives back every handle of objects that alternate."""
+    """A manifest names each object once, and still returns every handle of interleaved objects."""
     mixed = [HANDLES[0], *OTHERS, HANDLES[1]]
     data = encode_manifest(manifest(segments=mixed))
 
@@ -57,7 +58,7 @@ def test_mixed_objects_lose_no_handle() -> None:
 
 
 def test_every_flipped_bit_is_found() -> None:
-    """I10: no single flipped bit of a manifest is read as something else; the error names the object."""
+    """I10: no single flipped bit of a manifest goes undetected; the error names the object."""
     data = encode_manifest(manifest(segments=HANDLES[:1]))
     for position in range(len(data)):
         for bit in range(8):
@@ -77,7 +78,7 @@ def test_every_cut_is_found() -> None:
 
 @pytest.mark.parametrize("tail", [b"}", b" ", b"\x00", b'{"a":1}'])
 def test_bytes_behind_end_are_found(tail: bytes) -> None:
-    """I10: bytes behind a manifest's end are an error."""
+    """I10: bytes after a manifest's end are an error."""
     with pytest.raises(CorruptDataError):
         decode_manifest(encode_manifest(manifest()) + tail, "key")
 
@@ -90,7 +91,7 @@ def rewritten(**changes: object) -> bytes:
 
 
 def test_newer_format_is_refused() -> None:
-    """A manifest of a newer program is not guessed at; the message says which format this program reads."""
+    """A manifest of a newer program is not interpreted; the message says which format this program reads."""
     with pytest.raises(NewerFormatError, match=r"manifest key was written by a newer version .* 2 is newer than 1"):
         decode_manifest(rewritten(format=2), "key")
 
@@ -120,7 +121,7 @@ def test_every_twentieth_manifest_is_complete() -> None:
 
 
 def test_log_begins_with_earlier_handles() -> None:
-    """The log is what the complete manifest says of the time before, then each one's own handles, oldest first."""
+    """The log is the complete manifest's earlier handles, then each manifest's own, oldest first."""
     one, two, three = handles_of([segment(0), segment(1), segment(2)])
     complete = manifest(20, base=CheckpointRef(19, 0, "b"), kind=ManifestKind.COMPLETE, earlier=[one], segments=[two])
     delta = manifest(21, base=complete.ref, segments=[three])
@@ -134,13 +135,13 @@ def test_log_may_begin_at_first_checkpoint() -> None:
 
 
 def test_broken_chain_is_corrupt() -> None:
-    """A chain that ends nowhere is an error, never a shorter log."""
+    """A broken chain is an error, never a shorter log."""
     with pytest.raises(CorruptDataError, match="breaks off at checkpoint 7"):
         state_up_to([manifest(8), manifest(7, base=CheckpointRef(6, 0, "b"))])
 
 
 def test_handles_are_selected_in_order() -> None:
-    """Changes of one partition come by checkpoint, then by sequence number, whatever order they are named in."""
+    """Changes of one partition are ordered by checkpoint, then by sequence number, whatever order names them."""
     sets = [segment(sqn, checkpoint_id=checkpoint_id) for checkpoint_id in (1, 2, 10) for sqn in (0, 1, 2, 11)]
     handles = handles_of(sets)
 
@@ -148,7 +149,7 @@ def test_handles_are_selected_in_order() -> None:
 
 
 def test_only_wanted_handles_are_selected() -> None:
-    """Handles of other operators or key groups are left out; a range that only touches is taken."""
+    """Handles of other operators or key groups are left out; a range that overlaps at its edge is included."""
     sets = [segment(partition=partition) for partition in range(3)] + [segment(operator="other")]
 
     selected = select_handles(handles_of(sets), "op", KeyGroupRange(9, 10))
@@ -157,14 +158,14 @@ def test_only_wanted_handles_are_selected() -> None:
 
 
 def test_info_sums_up_manifest() -> None:
-    """A listing shows the count and the bytes of what the checkpoint added."""
+    """A listing shows the count and the bytes of the checkpoint's additions."""
     info = manifest(3, base=CheckpointRef(2, 0, "b"), segments=HANDLES, earlier=OTHERS).info()
 
     assert (info.segments, info.segment_bytes, info.base) == (2, 20, CheckpointRef(2, 0, "b"))
 
 
 def test_states_without_history_are_written_as_before() -> None:
-    """I15: states that never changed look as they did before schemas had a history, and such manifests are read."""
+    """I15: states that never changed are written as before schemas had a history, and such manifests are read."""
     operator = OperatorInfo("op", 1, "{}", {"a": StateInfo(1, "value", "{}")})
     (document,) = operators_to_json([operator])
 
@@ -173,7 +174,7 @@ def test_states_without_history_are_written_as_before() -> None:
 
 
 def test_operators_without_modes_are_written_as_before() -> None:
-    """I15: an operator keeps its modes; one of a program that did not store them looks as it did, and is read."""
+    """I15: an operator keeps its modes; one without stored modes is written as before, and is read."""
     before = OperatorInfo("op", 1, "{}", {})
     since = replace(before, time_mode="EventTime", output_mode="Append", kind="columns")
 

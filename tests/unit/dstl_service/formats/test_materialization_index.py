@@ -1,4 +1,4 @@
-"""The index of a materialization, and what it names."""
+"""The index of a materialization, and the objects that it names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VERSION = CheckpointRef(7, 0, "u")
 
 
 def test_index_reads_as_written() -> None:
-    """What is encoded is decoded again, parents and files included."""
+    """An index survives encoding and decoding, including parents and files."""
     index = index_of(VERSION, parents=("before",))
 
     assert decode_index(encode_index(index), "key") == index
@@ -45,14 +45,14 @@ def test_any_damage_is_an_error() -> None:
     "name", ["../x.sst", "x.sst", "12345.sst", "CURRENT/..", "OPTIONS-000005", "LOG", "", "CURRENT\n"]
 )
 def test_strange_file_names_are_refused(name: str) -> None:
-    """I15: only names of a table's files are taken, so none leads out of a folder."""
+    """I15: only names of a table's files are accepted, so none leads out of a folder."""
     assert not is_table_file(name)
     with pytest.raises(InvalidInputError):
         SnapshotFile(name, "key", 1, "0" * 32)
 
 
 def test_index_of_another_snapshot_is_refused() -> None:
-    """I10: a handle that says something else than the index is an error, whatever the difference."""
+    """I10: a handle that differs from the index in any way is an error."""
     store = MemoryStore()
     handle = store_snapshot(store, index_of(VERSION))
     assert read_index(store, handle) == index_of(VERSION)

@@ -1,4 +1,4 @@
-"""The list of what is under way: how it follows from checkpoint to checkpoint, and what it says of keys."""
+"""The list of what is under way: how it changes from checkpoint to checkpoint, and what it implies for keys."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dstl_service.formats.under_way import (
 )
 from dstl_service.wire import CheckpointRef, OperatorInfo
 from storage.errors import InvalidInputError
-from storage.key_groups import key_group_range
-from storage.model import KeyGroupRange, MaterializationHandle
+from storage.key_groups import KeyGroupRange, key_group_range
+from storage.model import MaterializationHandle
 from tests.unit.dstl_service.samples import manifest
 
 BASE = CheckpointRef(9, 0, "base")
@@ -39,13 +39,13 @@ def uids_after(
     base: CheckpointRef = BASE,
     operators: list[OperatorInfo] = OPERATORS,
 ) -> list[str]:
-    """Return the uids that the checkpoint behind `base` lists."""
+    """Return the uids that the checkpoint after `base` lists."""
     listed = followed(UnderWay(before), base, announced, gone, operators, materializations, 128)
     return [item.uid for item in listed]
 
 
 def test_list_is_carried_on() -> None:
-    """What is under way stays so from checkpoint to checkpoint, until it is taken or refused."""
+    """An entry stays under way from checkpoint to checkpoint, until it is taken or refused."""
     assert uids_after(snapshot("a"), snapshot("b", 8, RIGHT)) == ["a", "b"]
     assert uids_after(snapshot("a"), snapshot("b", 8, RIGHT), gone=("a",)) == ["b"]
 
@@ -58,7 +58,7 @@ def test_announcement_enters_behind_its_base_only() -> None:
 
 
 def test_newer_announcement_of_a_table_replaces_the_older() -> None:
-    """A table has one snapshot under way; that of a process that died is let go when the next one is announced."""
+    """A table has one snapshot under way; a dead process's entry is dropped when the next one is announced."""
     new = (Announcement(snapshot("new", 9), BASE),)
     assert uids_after(snapshot("old"), snapshot("b", 8, RIGHT), announced=new) == ["b", "new"]
 
@@ -73,20 +73,20 @@ def test_newer_announcement_of_a_table_replaces_the_older() -> None:
     ids=["rescaled", "operator removed", "older than the state's"],
 )
 def test_what_is_of_no_use_is_let_go(let_go: UnderWaySnapshot) -> None:
-    """I12: what no checkpoint can use any more leaves the list, and is collected."""
+    """I12: entries that no checkpoint can use any more leave the list, and their objects are collected."""
     newer = MaterializationHandle("op", LEFT, 3, "newer", "key", 1)
     assert uids_after(let_go, snapshot("b", 8, RIGHT), materializations=(newer,)) == ["b"]
 
 
 def test_what_nobody_finishes_is_let_go_at_last() -> None:
-    """I12: a snapshot whose process is long gone leaves the list by the number of checkpoints, not by a clock."""
+    """I12: a dead process's snapshot leaves the list after a number of checkpoints, not after a time."""
     last = CheckpointRef(7 + CHECKPOINTS_MAX, 0, "base")
     assert uids_after(snapshot("a"), base=last) == ["a"]
     assert uids_after(snapshot("a"), base=replace(last, id=last.id + 1)) == []
 
 
 def test_manifest_keeps_the_list() -> None:
-    """What a manifest lists is read as it was written; one without a list is as it always was."""
+    """A manifest's list is read back unchanged; a manifest without a list is written as before."""
     listed = UnderWay((snapshot("a"), snapshot("c", 7, RIGHT), snapshot("b", 8, RIGHT, "other")), ("compaction",))
     written = replace(manifest(), under_way=listed)
 
@@ -95,7 +95,7 @@ def test_manifest_keeps_the_list() -> None:
 
 
 def test_list_of_a_large_job_is_short() -> None:
-    """A thousand tables that are stored at the same time cost each manifest less than the segments it names anyway."""
+    """A thousand concurrent snapshots cost each manifest less than the segments that it names anyway."""
     tables = [snapshot(f"{n:032x}", 7, key_group_range(n, 1000, 4096)) for n in range(1000)]
     with_list = encode_manifest(replace(manifest(), under_way=UnderWay(tuple(tables))))
 
@@ -106,7 +106,7 @@ def test_list_of_a_large_job_is_short() -> None:
     "data", [None, {}, {"base": "1.0.u"}, {**Announcement(snapshot("a"), BASE).to_dict(), "uid": "../x"}]
 )
 def test_damaged_announcement_is_refused(data: object) -> None:
-    """What is no announcement is said to be none."""
+    """A malformed announcement is refused."""
     with pytest.raises(InvalidInputError):
         Announcement.from_dict(data)
 

@@ -1,4 +1,4 @@
-"""How large a request may be, on every route that there is."""
+"""The largest size of a request, on every route."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMIT = 2_000
 
 @pytest.fixture
 def life(monkeypatch: pytest.MonkeyPatch) -> Iterator[Life]:
-    """Return a service that takes small bodies only."""
+    """Return a service that accepts small bodies only."""
     monkeypatch.setattr(access_middleware, "JSON_BYTES_MAX", LIMIT)
     with service(MemoryStore()) as made:
         made.open()
@@ -24,7 +24,7 @@ def life(monkeypatch: pytest.MonkeyPatch) -> Iterator[Life]:
 
 
 def routes_with_body(life: Life) -> list[tuple[str, str]]:
-    """Return method and path of all routes that read a body."""
+    """Return the method and path of all routes that read a body."""
     paths = life.client.get("/openapi.json").json()["paths"]
     found = [
         (method, re.sub(r"\{[^}]*_id\}", "0", path).replace("{job}", "job"))
@@ -76,7 +76,7 @@ def test_body_of_many_values_is_refused_before_it_is_parsed(
 
 
 def test_body_within_limit_is_taken(life: Life) -> None:
-    """A body of unknown length that stays within the limit is like any other."""
+    """A body of unknown length within the limit is accepted like any other."""
     answer = life.client.post(
         f"{life.path}/checkpoints/0/begin",
         content=iter([b'{"epoch"', b": 1}"]),
@@ -97,7 +97,7 @@ def test_body_within_limit_is_taken(life: Life) -> None:
     ],
 )
 def test_path_that_ends_like_an_append_is_limited(method: str, path: str, life: Life) -> None:
-    """I9: only the append itself has a limit of its own, not whatever else a name makes end like it."""
+    """I9: only the append itself has a limit of its own, not another path with a similar end."""
     answer = life.client.request(method, path, content=b"x" * (LIMIT + 1))
 
     assert (answer.status_code, answer.json()["kind"]) == (413, "invalid_input")

@@ -1,4 +1,4 @@
-"""Memory for JSON bodies that are not whole yet."""
+"""Memory for JSON bodies that are still incomplete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PIECE = 100_000
 
 
 class Requests:
-    """Requests whose bodies come piece by piece, when a test says so."""
+    """Requests whose bodies arrive piece by piece, as a test decides."""
 
     def __init__(self, bytes_max: int) -> None:
         self.room = BodyRoom(self._read, bytes_max)
@@ -26,7 +26,7 @@ class Requests:
         self.read.append(scope["path"])
 
     def begin(self, job: str, pieces: asyncio.Queue[bool], length: int | None = 32 << 20) -> asyncio.Task[None]:
-        """Begin a request; of each piece the queue says whether more comes."""
+        """Begin a request; the queue says for each piece whether more follows."""
         headers = [] if length is None else [(b"content-length", b"%d" % length)]
         scope = {"type": "http", "method": "POST", "path": f"/v1/jobs/{job}/persist", "headers": headers}
 
@@ -38,7 +38,7 @@ class Requests:
 
 @pytest.mark.parametrize("length", [32 << 20, None])
 def test_unfinished_bodies_are_bounded(length: int | None) -> None:
-    """B12, B13: what one job's bodies may take is half of all, the rest is others', and all of it comes back."""
+    """B12, B13: one job's bodies may take half of the room, other jobs' the rest, and all of it is freed."""
 
     async def story() -> None:
         requests = Requests(4 * PIECE)
@@ -66,7 +66,7 @@ def test_unfinished_bodies_are_bounded(length: int | None) -> None:
 
 
 def test_jobs_leave_some_to_the_next() -> None:
-    """B13: however many jobs begin bodies that do not end, the next one's body finds room."""
+    """B13: however many jobs begin bodies that do not end, the next job's body finds room."""
 
     async def story() -> None:
         requests = Requests(16 * PIECE)

@@ -1,4 +1,4 @@
-"""How many clients there may be, and how slow: decided on connections that say what they wait for."""
+"""Limits on the number and slowness of clients, decided on connections that say what they wait for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOUNDS = Bounds(connections_max=3, head_timeout_s=20, body_grace_s=10, body_byte
 
 @dataclass(eq=False)
 class Client:
-    """A connection whose client does what a test says."""
+    """A connection whose client is controlled by a test."""
 
     phase: Phase = Phase.HEAD
     heads: int = 0
@@ -30,17 +30,17 @@ class Client:
     ended: list[int] = field(default_factory=list)
 
     def refuse(self, status: int, message: str, headers: str = "") -> None:
-        """Remember why it was closed."""
+        """Record why it was closed."""
         assert message
         self.ended.append(status)
 
     def end(self) -> None:
-        """Remember that it was closed."""
+        """Record that it was closed."""
         self.ended.append(0)
 
 
 def with_clients(*clients: Client, story: Callable[[Connections], None]) -> None:
-    """Tell a story of a server with these clients."""
+    """Run a story against a server with these clients."""
 
     async def tell() -> None:
         connections = Connections(BOUNDS, LogLimiter(FakeClock()))
@@ -53,7 +53,7 @@ def with_clients(*clients: Client, story: Callable[[Connections], None]) -> None
 
 @pytest.mark.parametrize("phase", [Phase.HEAD, Phase.BODY])
 def test_request_that_never_ends_is_ended(phase: Phase) -> None:
-    """B12: a head or a body of which nothing more comes is waited for so long, and no longer."""
+    """B12: a head or a body of which nothing more arrives times out."""
     client, limit_s = Client(phase), 20 if phase is Phase.HEAD else 10
 
     def story(connections: Connections) -> None:
@@ -67,7 +67,7 @@ def test_request_that_never_ends_is_ended(phase: Phase) -> None:
 
 
 def test_body_must_keep_a_rate() -> None:
-    """B12: a body that comes in drops is ended, and one that comes as fast as asked is not, however long it is."""
+    """B12: a body that trickles in is ended; one at the required rate is not, however long it is."""
     drops, steady = Client(Phase.BODY), Client(Phase.BODY)
 
     def story(connections: Connections) -> None:
@@ -97,7 +97,7 @@ def test_service_waits_for_itself_alone(client: Client) -> None:
 
 
 def test_answer_that_is_not_read_is_ended() -> None:
-    """B12: who reads nothing of an answer is waited for so long; who reads slowly is, however long it takes."""
+    """B12: a client that reads nothing of an answer times out; one that reads slowly does not."""
     stuck, slow = (Client(Phase.NOTHING, is_answering=True, unread_bytes=100_000) for _ in range(2))
 
     def story(connections: Connections) -> None:
@@ -112,7 +112,7 @@ def test_answer_that_is_not_read_is_ended() -> None:
 
 
 def test_new_request_begins_anew() -> None:
-    """Many small bodies after each other are not one that comes slowly."""
+    """The rate is measured per request: many small bodies in a row do not count as one slow body."""
     client = Client(Phase.BODY)
 
     def story(connections: Connections) -> None:
@@ -125,7 +125,7 @@ def test_new_request_begins_anew() -> None:
 
 
 def test_idle_connection_makes_room() -> None:
-    """B12: at the limit the connection that is idle for longest goes; one that is in use stays."""
+    """B12: at the limit the longest idle connection is closed; one in use stays."""
     busy, older, newer = Client(Phase.NOTHING, is_answering=True), Client(Phase.NOTHING), Client(Phase.HEAD)
 
     def story(connections: Connections) -> None:
@@ -139,7 +139,7 @@ def test_idle_connection_makes_room() -> None:
 
 
 def test_refused_connection_counts_until_its_file_is_free() -> None:
-    """B12: a client that was refused and does not let go is broken off, and its place is not given away before."""
+    """B12: a refused client that does not hang up is aborted, and its place is not reused before."""
     stays, goes, busy = Client(), Client(), Client(Phase.NOTHING, is_answering=True)
 
     def story(connections: Connections) -> None:
@@ -155,7 +155,7 @@ def test_refused_connection_counts_until_its_file_is_free() -> None:
 
 
 def test_refused_connection_makes_room_first() -> None:
-    """B12: what ends anyway is missed less than who is idle."""
+    """B12: connections that are ending make room before idle ones."""
     refused, idle, busy = Client(), Client(Phase.NOTHING), Client(Phase.NOTHING, is_answering=True)
 
     def story(connections: Connections) -> None:
@@ -167,7 +167,7 @@ def test_refused_connection_makes_room_first() -> None:
 
 
 def test_handshakes_count_and_make_room_for_newer_ones() -> None:
-    """B12: who connects and says nothing takes no place from who is served, nor from who comes later."""
+    """B12: a client that connects and sends nothing takes no place from served or later clients."""
     idle, crowd = Client(Phase.NOTHING), [Client() for _ in range(100)]
 
     def story(connections: Connections) -> None:
@@ -181,7 +181,7 @@ def test_handshakes_count_and_make_room_for_newer_ones() -> None:
 
 
 def test_heads_that_do_not_come_make_room_for_newer_connections() -> None:
-    """B12: clients that connect and send no head take no place from who is served, nor from who comes later."""
+    """B12: clients that connect and send no head take no place from served or later clients."""
     idle, crowd = Client(Phase.NOTHING), [Client() for _ in range(100)]
 
     def story(connections: Connections) -> None:
@@ -196,7 +196,7 @@ def test_heads_that_do_not_come_make_room_for_newer_connections() -> None:
 
 
 def test_bodies_of_answered_requests_make_room_for_newer_connections() -> None:
-    """B12: an answered request whose body never comes takes no place: a stranger may send one to an open path."""
+    """B12: an answered request whose body never arrives takes no place: a stranger may send one to an open path."""
     read, crowd = Client(Phase.BODY, is_answering=True), [Client(Phase.BODY) for _ in range(100)]
 
     def story(connections: Connections) -> None:
@@ -210,7 +210,7 @@ def test_bodies_of_answered_requests_make_room_for_newer_connections() -> None:
 
 
 def test_host_with_most_silent_connections_makes_room() -> None:
-    """B12: a host that opens connections by the dozen takes no place from another one's, however long that is there."""
+    """B12: a host with many silent connections makes room before another host's, however old that one is."""
     slow, crowd = Client(client=("other", 1)), [Client(client=("crowd", port)) for port in range(100)]
 
     def story(connections: Connections) -> None:
@@ -223,7 +223,7 @@ def test_host_with_most_silent_connections_makes_room() -> None:
 
 
 def test_client_that_asks_makes_no_room() -> None:
-    """A client whose head has come meanwhile, or whose last request is being answered, is not silent."""
+    """A client whose head has arrived meanwhile, or whose last request is being answered, is not silent."""
     asked, answered, silent = Client(), Client(is_answering=True), Client()
 
     def story(connections: Connections) -> None:
@@ -237,7 +237,7 @@ def test_client_that_asks_makes_no_room() -> None:
 
 
 def test_connection_in_use_is_not_idle() -> None:
-    """At the limit a connection that is used all the time stays, though no look at it met a request."""
+    """At the limit a connection in constant use stays, even if no check coincided with a request."""
     used, idle, busy = Client(Phase.NOTHING), Client(Phase.NOTHING), Client(Phase.NOTHING, is_answering=True)
 
     def story(connections: Connections) -> None:
@@ -252,7 +252,7 @@ def test_connection_in_use_is_not_idle() -> None:
 
 
 def test_bodies_of_two_requests_are_not_one() -> None:
-    """A client whose every look meets another long body sends none slowly."""
+    """A client that is in another long body at every check is not slow."""
     client = Client(Phase.BODY)
 
     def story(connections: Connections) -> None:
@@ -265,7 +265,7 @@ def test_bodies_of_two_requests_are_not_one() -> None:
 
 
 def test_few_handshakes_are_not_broken_off_for_the_idle() -> None:
-    """Two clients that connect at the same moment, where all others are idle, both get a place."""
+    """Two clients that connect at the same time while all others are idle both get a place."""
     idle = [Client(Phase.NOTHING) for _ in range(3)]
     first, second = Client(), Client()
 
@@ -278,7 +278,7 @@ def test_few_handshakes_are_not_broken_off_for_the_idle() -> None:
 
 
 def test_handshake_has_the_time_of_a_head() -> None:
-    """B12: a handshake that does not end is ended, and its place is free."""
+    """B12: a handshake that does not end times out, and its place is free."""
     handshake = Client()
 
     def story(connections: Connections) -> None:
@@ -292,7 +292,7 @@ def test_handshake_has_the_time_of_a_head() -> None:
 
 
 def test_handshake_hands_its_place_over() -> None:
-    """A connection that has ended its handshake has a place already, however many there are."""
+    """A connection that completed its handshake already has a place, whatever the number of connections."""
     busy = [Client(Phase.NOTHING, is_answering=True) for _ in range(2)]
     handshake, client = Client(), Client(Phase.BODY, is_answering=True)
 
@@ -306,7 +306,7 @@ def test_handshake_hands_its_place_over() -> None:
 
 
 def test_refusal_at_limit_is_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
-    """B12: where nobody is idle a new connection is refused, and a line a second says so."""
+    """B12: if no connection is idle, a new one is refused, with one log line a second."""
     clients = [Client(Phase.NOTHING, is_answering=True) for _ in range(3)]
 
     def story(connections: Connections) -> None:

@@ -1,4 +1,4 @@
-"""The short way of appends and restores: what it takes, and that it answers as the route does."""
+"""The fast path of appends and restores: which requests it accepts, and that it answers like the route."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ QUERY: dict[str, Any] = {
 
 
 def both_ways(life: Life, payload: bytes = PAYLOAD, **changes: Any) -> tuple[Any, Any]:
-    """Send a set the short way and, with its parameters in another order, by the route; return both answers."""
+    """Send a set by the fast path and, with its parameters in another order, by the route; return both answers."""
     query = {**QUERY, **changes}
     path = f"{life.path}/change-sets"
     short = life.client.post(path, params=query, content=payload)
@@ -48,7 +48,7 @@ def turned(query: dict[str, str | int]) -> dict[str, str | int]:
 
 
 def way_of(query: str, path: str = "/v1/jobs/job/change-sets", method: str = "POST") -> str:
-    """Return which way a request takes."""
+    """Return which path a request takes."""
     taken = []
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,10 +68,10 @@ def text_of(query: dict[str, Any]) -> str:
 
 
 class TestWhichWay:
-    """What is in the client's own form, and what is left to the route."""
+    """Which requests are in the client's own form, and which are left to the route."""
 
     def test_form_of_client_is_short(self) -> None:
-        """The client's own form, with the last parameter or without, takes the short way."""
+        """The client's own form, with or without the last parameter, takes the fast path."""
         assert way_of(text_of(QUERY)) == "short"
         assert way_of(text_of(QUERY).removesuffix("&preemptive=false")) == "short"
 
@@ -86,7 +86,7 @@ class TestWhichWay:
         ],
     )
     def test_other_requests_go_to_route(self, path: str, method: str) -> None:
-        """Other paths, methods and names are not for the short way."""
+        """Other paths, methods and names do not take the fast path."""
         assert way_of(text_of(QUERY), path, method) == "route"
 
     @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ class TestWhichWay:
         ],
     )
     def test_odd_parameters_go_to_route(self, name: str, value: str) -> None:
-        """What is no plain value of its parameter is judged by the route."""
+        """A parameter that is no plain value is judged by the route."""
         assert way_of(text_of({**QUERY, name: value})) == "route"
 
     @pytest.mark.parametrize("value", [32_768, 2**53])
     @pytest.mark.parametrize("name", ["partition", "last_key_group"])
     def test_values_past_bounds_go_to_route(self, name: str, value: int) -> None:
-        """Values that the model refuses are judged by the route, which says what is allowed."""
+        """Values that the model refuses are judged by the route, which reports the allowed ones."""
         assert way_of(text_of({**QUERY, name: value})) == "route"
 
 
@@ -112,11 +112,11 @@ NO_NUMBERS = ["1_0", "+5", " 5", "5 ", "5.0", "-0", "0x5", "\u0665", "\uff15", "
 
 
 class TestNumbers:
-    """Numbers of paths and queries have one form, whichever way a request takes."""
+    """Numbers in paths and queries have one form, whichever path a request takes."""
 
     @pytest.mark.parametrize("value", NO_NUMBERS)
     def test_other_forms_are_refused(self, value: str) -> None:
-        """What `int` or Pydantic would read as a number, and is not written in digits, is refused by its name."""
+        """A value that `int` or Pydantic would read as a number, but that is not all digits, is refused by its name."""
         with service(MemoryStore()) as life:
             life.open()
             for name in NUMBERS:
@@ -126,7 +126,7 @@ class TestNumbers:
 
     @pytest.mark.parametrize("value", [value for value in NO_NUMBERS if value])
     def test_other_forms_are_refused_elsewhere(self, value: str) -> None:
-        """So it is with a checkpoint in a path and in a restore, and with its key groups."""
+        """The same holds for a checkpoint in a path and in a restore, and for its key groups."""
         with service(MemoryStore()) as life:
             life.open()
             made = life.complete(0, None, life.append(PAYLOAD))
@@ -140,10 +140,10 @@ class TestNumbers:
 
 
 class TestSameAnswer:
-    """Both ways answer alike."""
+    """Both paths give the same answers."""
 
     def test_set_is_taken_once(self) -> None:
-        """I8: a set that comes by both ways is the same set, and its reference the same."""
+        """I8: a set that arrives by both paths is the same set, with the same reference."""
         with service(MemoryStore()) as life:
             life.open()
             short, route = both_ways(life)
@@ -154,7 +154,7 @@ class TestSameAnswer:
             assert life.restore(life.complete(0, None, short.json())) == (True, [PAYLOAD])
 
     def test_preemptive_set_is_uploaded(self) -> None:
-        """A preemptive set becomes durable without being asked for."""
+        """A preemptive set becomes durable without a request."""
         store = MemoryStore()
         with service(store) as life:
             life.open()
@@ -176,7 +176,7 @@ class TestSameAnswer:
         ],
     )
     def test_errors_are_the_same(self, changes: dict[str, Any], status: int) -> None:
-        """An error has the same status, kind and headers by both ways."""
+        """An error has the same status, kind and headers on both paths."""
         with service(MemoryStore()) as life:
             life.open()
             short, route = both_ways(life, **changes)
@@ -185,7 +185,7 @@ class TestSameAnswer:
             assert short.json()["kind"] == route.json()["kind"]
 
     def test_large_set_is_refused(self) -> None:
-        """I9: a set that can never fit is refused by both ways."""
+        """I9: a set that can never fit is refused on both paths."""
         payload = b"x" * 3000
         with service(MemoryStore()) as life:
             life.open()
@@ -198,7 +198,7 @@ class TestRestores:
     """Restores in the client's own form."""
 
     def test_form_of_client_is_short(self) -> None:
-        """With a version or without, a restore takes the short way; in another order or damaged, the route's."""
+        """A restore takes the fast path with or without a version; in another order or damaged, it takes the route."""
         query = "operator=op&first_key_group=0&last_key_group=127&to=3.0.u"
         path, method = "/v1/jobs/job/restore", "GET"
 
@@ -210,7 +210,7 @@ class TestRestores:
         assert way_of(query, path, "POST") == "route"
 
     def test_answers_are_the_same(self) -> None:
-        """Both ways give the same frames, from memory and from the store, and the same errors."""
+        """Both paths give the same frames, from memory and from the store, and the same errors."""
         store = MemoryStore()
         with service(store) as life:
             life.open()

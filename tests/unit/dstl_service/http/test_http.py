@@ -1,4 +1,4 @@
-"""The service through its front door: a checkpoint's whole life, and what each error looks like from outside."""
+"""The service over HTTP: a checkpoint's life, and each error as seen from outside."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def kind_of(answer: Response) -> str:
 
 
 class TestLife:
-    """A checkpoint's whole life."""
+    """A checkpoint's life."""
 
     def test_checkpoint_is_restored(self) -> None:
-        """What was appended and completed is what a table gets, from nothing and from the checkpoint before."""
+        """A table gets what was appended and completed, both from nothing and from the checkpoint before."""
         with service(MemoryStore()) as life:
             opened = life.open()
             assert (opened["epoch"], opened["max_parallelism"], opened["latest"]) == (1, 128, None)
@@ -49,7 +49,7 @@ class TestLife:
             assert life.restore(second, second) == (False, [])
 
     def test_checkpoint_outlives_process(self) -> None:
-        """The service keeps nothing that the store does not: a new process restores and goes on."""
+        """The service keeps nothing that the store does not: a new process restores and continues."""
         store = MemoryStore()
         with service(store) as life:
             life.open()
@@ -85,7 +85,7 @@ class TestLife:
             assert store.count("put", SEGMENTS) == 1
 
     def test_two_writers_for_partition_are_refused(self) -> None:
-        """I2: a checkpoint that would name two attempts of one partition does not come to exist."""
+        """I2: a checkpoint that would name two attempts of one partition is not created."""
         with service(MemoryStore()) as life:
             life.open()
             refs = [life.append(b"a", attempt=1), life.append(b"b", attempt=2)]
@@ -94,7 +94,7 @@ class TestLife:
             assert life.client.get(f"{life.path}/checkpoints").json() == []
 
     def test_second_pass_of_a_closed_batch(self) -> None:
-        """I2: where a batch was closed, a partition has one more writer, whose sets come behind; and no third."""
+        """I2: in a closed batch a partition has a second writer, whose sets follow the first one's, but no third."""
         with service(MemoryStore()) as life:
             life.open()
             refs = [life.append(b"behind", attempt=11, sqn=1), life.append(b"first", attempt=2)]
@@ -109,7 +109,7 @@ class TestLife:
         "attempts", [{2: [0], 11: [0]}, {2: [0, 1], 11: [1]}, {2: [1], 11: [0]}, {2: [0], 11: [2]}]
     )
     def test_attempts_of_one_pass_are_not_both_passes(self, attempts: dict[int, list[int]]) -> None:
-        """I2: of a closed batch, too, a checkpoint names no attempt beside the one that Spark accepted in its pass."""
+        """I2: in a closed batch, too, a checkpoint names only the attempt that Spark accepted in each pass."""
         with service(MemoryStore()) as life:
             life.open()
             refs = [life.append(b"set", attempt=attempt, sqn=sqn) for attempt in attempts for sqn in attempts[attempt]]
@@ -120,7 +120,7 @@ class TestLife:
 
     @pytest.mark.parametrize("stored", [False, True])
     def test_sets_are_given_back(self, stored: bool) -> None:
-        """Sets of a checkpoint that is being made are read by who goes on from them, where they are by then."""
+        """Sets of a checkpoint in progress are read by the tasks that build on them, wherever the sets are."""
         with service(MemoryStore()) as life:
             life.open()
             refs = [life.append(b"one"), life.append(b"two", sqn=1)]
@@ -135,7 +135,7 @@ class TestLife:
             assert end["kind"] == "end"
 
     def test_sets_are_given_back_by_a_service_that_received_none(self) -> None:
-        """A second pass may run on another host than the first, or beside a sidecar that was started anew."""
+        """A second pass may run on another host than the first, or beside a restarted sidecar."""
         store = MemoryStore()
         with service(store) as there, service(store, host_id="other") as here:
             there.open()
@@ -148,7 +148,7 @@ class TestLife:
             assert payload == b"one"
 
     def test_reading_keeps_no_name_that_was_only_asked_for(self) -> None:
-        """Names of jobs that do not exist take no memory, whatever is asked of them."""
+        """Requests that name jobs that do not exist leave nothing in memory."""
         with service(MemoryStore()) as life:
             answer = life.client.post("/v1/jobs/nobody/read", json={"epoch": 1, "refs": []})
 
@@ -156,7 +156,7 @@ class TestLife:
             assert life.client.get("/v1/info").json()["jobs"] == []
 
     def test_lost_sets_are_not_given_back(self) -> None:
-        """Who asks for a set that is gone, or as an owner that is none any more, is told so."""
+        """A request for a set that is gone, or by a former owner, is refused with the reason."""
         with service(MemoryStore()) as life:
             life.open()
             ref = life.append(b"one")
@@ -193,7 +193,7 @@ class TestLife:
             assert life.complete_raw(0, None, {**foreign, "handle": handle}).status_code == 400
 
     def test_same_set_is_stored_once(self) -> None:
-        """I8: a set that is sent again after a lost response is one set, before and after it is durable."""
+        """I8: a set that is resent after a lost response is one set, before and after it is durable."""
         with service(MemoryStore()) as life:
             life.open()
             first = life.append(b"one")
@@ -204,7 +204,7 @@ class TestLife:
             assert life.restore(life.complete(0, None, first)) == (True, [b"one"])
 
     def test_set_without_wait_becomes_durable(self) -> None:
-        """A persist that does not wait starts the upload and answers nothing."""
+        """A persist that does not wait starts the upload and returns nothing."""
         with service(MemoryStore()) as life:
             life.open()
             ref = life.append()
@@ -248,7 +248,7 @@ class TestLife:
             assert life.client.get("/health").json()["status"] == "alive"
 
     def test_first_persist_after_abort_waits(self) -> None:
-        """The upload after an aborted checkpoint is waited for like any other."""
+        """A persist waits for the upload after an aborted checkpoint like for any other."""
         with service(MemoryStore()) as life:
             life.open()
             life.complete(0, None, life.append())
@@ -257,7 +257,7 @@ class TestLife:
             assert len(life.persist(life.append(checkpoint_id=1)).json()["handles"]) == 1
 
     def test_stopping_service_uploads_what_waits(self) -> None:
-        """A service that is told to stop uploads what it holds."""
+        """A service that is told to stop uploads the sets that it holds."""
         store = RecordingStore(MemoryStore())
         with service(store) as life:
             life.open()
@@ -267,10 +267,10 @@ class TestLife:
 
 
 class TestFailures:
-    """What may go wrong, and what is the case afterwards."""
+    """Failures, and the state after them."""
 
     def test_restarted_service_reports_lost_sets(self) -> None:
-        """A set that was only received is gone with its process: 410, and the batch can be executed again."""
+        """A set that was only received is lost with its process: 410, and the batch can be executed again."""
         store = MemoryStore()
         with service(store) as life:
             life.open()
@@ -287,7 +287,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("end", ["begin", "abort"])
     def test_forgotten_sets_are_lost(self, end: str) -> None:
-        """Sets of an aborted or newly begun checkpoint cannot be completed any more."""
+        """Sets of an aborted or newly begun checkpoint can no longer be completed."""
         with service(MemoryStore()) as life:
             life.open()
             ref = life.append()
@@ -296,7 +296,7 @@ class TestFailures:
             assert life.complete_raw(0, None, ref).status_code == 410
 
     def test_failed_upload_is_repeated(self) -> None:
-        """I7: after a failed upload the same sets are sent again, and nothing of the checkpoint is missing."""
+        """I7: after a failed upload the same sets are uploaded again, and nothing of the checkpoint is missing."""
         store = FaultyStore(MemoryStore(), Fault("put", FaultKind.FAIL_BEFORE, SEGMENTS, times=2))
         with service(store) as life:
             life.open()
@@ -308,7 +308,7 @@ class TestFailures:
             assert life.restore(life.complete(0, None, ref)) == (True, [b"one"])
 
     def test_failed_upload_fails_one_checkpoint(self) -> None:
-        """I7: a checkpoint that was given up for its upload does not hinder the next try."""
+        """I7: a checkpoint that was given up after a failed upload does not block the next try."""
         store = FaultyStore(MemoryStore(), Fault("put", FaultKind.FAIL_BEFORE, SEGMENTS, times=2))
         with service(store) as life:
             life.open()
@@ -321,7 +321,7 @@ class TestFailures:
             assert life.restore(ref) == (True, [b"two"])
 
     def test_programming_error_reaches_waiter(self) -> None:
-        """An upload that ends with an unforeseen error is an answer, not an endless wait."""
+        """An upload that ends with an unforeseen error answers its waiters."""
         fault = Fault("put", FaultKind.FAIL_BEFORE, SEGMENTS, error=lambda: ValueError("bug"))
         with service(FaultyStore(MemoryStore(), fault)) as life:
             life.open()
@@ -358,7 +358,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("restart", [False, True])
     def test_lost_response_of_complete_is_success(self, restart: bool) -> None:
-        """I5: a driver that got no answer repeats its request and gets the same checkpoint, also of a new process."""
+        """I5: a driver that got no answer retries and gets the same checkpoint, even from a new process."""
         store = MemoryStore()
         with service(store) as life:
             life.open()
@@ -373,7 +373,7 @@ class TestFailures:
             assert life.restore(life.complete(1, first)) == (True, [b"one"])
 
     def test_older_epoch_is_fenced(self) -> None:
-        """I4: after a newer driver took over, the older one is refused in all it does."""
+        """I4: after a newer driver took over, every request of the older one is refused."""
         store = MemoryStore()
         with service(store) as old, service(store) as new:
             old.open()
@@ -425,7 +425,7 @@ class TestFailures:
             assert life.complete_raw(0, None, uid=uid).status_code == 400
 
     def test_damaged_object_ends_restore_with_error(self) -> None:
-        """I10: a restore that meets a damaged object says so in its stream, with the object's name."""
+        """I10: a restore that reads a damaged object reports it in its stream, with the object's name."""
         store = MemoryStore()
         with service(store) as life:
             life.open()
@@ -444,7 +444,7 @@ class TestLimits:
     """I9: bytes in flight."""
 
     def test_full_service_pushes_back(self) -> None:
-        """I9: while the store takes nothing, a full service answers 429 with a time to wait; later it takes all."""
+        """I9: while the store accepts nothing, a full service answers 429 with a time to wait; later it accepts all."""
         store = FaultyStore(MemoryStore(), Fault("put", FaultKind.FAIL_BEFORE, SEGMENTS, times=None))
         with service(store) as life:
             life.open()
@@ -462,7 +462,7 @@ class TestLimits:
             assert life.restore(life.complete(0, None, *refs)) == (True, [b"x" * 400] * 3)
 
     def test_limit_holds_over_all_jobs(self) -> None:
-        """I9: the limit is one for the process, not one for each job."""
+        """I9: the limit applies to the process, not to each job."""
         store = FaultyStore(MemoryStore(), Fault("put", FaultKind.FAIL_BEFORE, SEGMENTS, times=None))
         with service(store) as life:
             for number in range(2):
@@ -474,7 +474,7 @@ class TestLimits:
             assert life.append_raw(b"x" * 900).status_code == 429
 
     def test_known_set_passes_full_service(self) -> None:
-        """I8: a set that is here already needs no room, so sending it again is answered also by a full service."""
+        """I8: a set that is already here needs no room, so even a full service answers when it is resent."""
         store = FaultyStore(MemoryStore(), Fault("put", FaultKind.FAIL_BEFORE, SEGMENTS, times=None))
         with service(store) as life:
             life.open()
@@ -504,7 +504,7 @@ class TestLimits:
             assert read <= 6
 
     def test_sets_of_earlier_checkpoints_are_forgotten(self) -> None:
-        """I9: a service that only takes sets in, far from the coordinator, keeps none of finished checkpoints."""
+        """I9: a service that only receives sets, far from the coordinator, keeps none of finished checkpoints."""
         with service(MemoryStore()) as life:
             life.open()
             losers = []
@@ -517,7 +517,7 @@ class TestLimits:
 
 
 def stream_to(life: Life, path: str, query: bytes, chunk_bytes: int, chunks: int) -> tuple[int, int]:
-    """Send a body in chunks straight to the application; return how many it read and the answer's status."""
+    """Send a body in chunks directly to the application; return the number of chunks read and the answer's status."""
     read = 0
     status = 0
 
@@ -535,11 +535,11 @@ def stream_to(life: Life, path: str, query: bytes, chunk_bytes: int, chunks: int
 
 
 class TestRequests:
-    """Requests that are not right, and who may ask."""
+    """Invalid requests, and requests without access."""
 
     @pytest.mark.parametrize("kind", list(ErrorKind))
     def test_every_error_has_status(self, kind: ErrorKind) -> None:
-        """No kind of error is without its HTTP status."""
+        """Every kind of error has an HTTP status."""
         assert 400 <= HTTP_STATUS[kind] < 600
 
     def test_unexpected_store_error_has_its_kind(self) -> None:
@@ -554,7 +554,7 @@ class TestRequests:
             )
 
     def test_damaged_body_is_refused(self) -> None:
-        """I10: bytes that changed on their way are not taken in."""
+        """I10: bytes that changed in transit are refused."""
         with service(MemoryStore()) as life:
             life.open()
             answer = life.append_raw(b"payload", checksum="0" * 16)
@@ -590,7 +590,7 @@ class TestRequests:
         ],
     )
     def test_impossible_set_is_refused(self, changes: dict[str, Any]) -> None:
-        """A set that cannot be described by an object's index is refused as invalid, and nothing is kept of it."""
+        """A set that an object's index cannot describe is refused as invalid, and nothing of it is kept."""
         with service(MemoryStore()) as life:
             life.open()
             answer = life.append_raw(**changes)
@@ -601,7 +601,7 @@ class TestRequests:
     @pytest.mark.parametrize(
         ("job", "refused"),
         [
-            ("a%2Fb", (404, "not_found")),  # the path has another part then, and no route
+            ("a%2Fb", (404, "not_found")),  # the path then has another part, and no route
             (".hidden", (400, "invalid_input")),
             ("%2E%2E", (400, "invalid_input")),
             ("a b", (400, "invalid_input")),
@@ -632,7 +632,7 @@ class TestRequests:
         ],
     )
     def test_unreadable_document_is_refused(self, path: str, body: bytes) -> None:
-        """A document that is not the described one is answered with 400 and the project's own error."""
+        """A malformed document is answered with 400 and the project's own error."""
         with service(MemoryStore()) as life:
             life.open()
             answer = life.client.post(f"{life.path}/{path}", content=body, headers={"content-type": "application/json"})
@@ -641,14 +641,14 @@ class TestRequests:
 
     @pytest.mark.parametrize("handle", [{}, {"object": "../../etc/passwd"}, {"object": 3}])
     def test_strange_handle_is_refused(self, handle: dict[str, Any]) -> None:
-        """A handle that is none is an invalid request."""
+        """A malformed handle is an invalid request."""
         with service(MemoryStore()) as life:
             life.open()
 
             assert life.persist({**life.append(), "handle": handle}).status_code == 400
 
     def test_unknown_job_is_not_found(self) -> None:
-        """Who asks for a job that nobody opened gets 404, and no job comes to exist by it."""
+        """A request for a job that nobody opened gets 404, and creates no job."""
         store = MemoryStore()
         with service(store) as life:
             ref = {"id": 0, "generation": 0, "uid": "u"}
@@ -662,7 +662,7 @@ class TestRequests:
         "changes", [{"to": "1"}, {"to": "1.2.3.4"}, {"have": "x"}, {"first_key_group": 9, "last_key_group": 1}]
     )
     def test_impossible_restore_is_refused(self, changes: dict[str, Any]) -> None:
-        """A restore of what cannot be named is an invalid request."""
+        """A restore with impossible names is an invalid request."""
         with service(MemoryStore()) as life:
             life.open()
             ref = life.complete(0, None)
@@ -670,7 +670,7 @@ class TestRequests:
             assert life.restore_raw(ref, **changes).status_code == 400
 
     def test_token_is_needed_everywhere(self, tmp_path: Path) -> None:
-        """Without the token only the health of a service can be asked."""
+        """Without the token only the service's health can be read."""
         path = tmp_path / "token"
         path.write_text("secret", encoding="utf-8")
         refused: list[Mapping[bytes, bytes]] = [

@@ -1,4 +1,4 @@
-"""What a connection may send beside the body of a request: the real parser and protocol on a transport in memory."""
+"""What a connection may send besides the body of a request: the real parser and protocol on an in-memory transport."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHUNKED = b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n
 
 
 class Wire(asyncio.Transport):
-    """The service's end of a connection; remembers what was written."""
+    """The service's end of a connection; records what was written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,11 +32,11 @@ class Wire(asyncio.Transport):
         self.is_aborted = False
 
     def write(self, data: Any) -> None:
-        """Take bytes."""
+        """Record bytes."""
         self.written += bytes(data)
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
-        """Take bytes in parts."""
+        """Record bytes in parts."""
         self.written += b"".join(list_of_data)
 
     def close(self) -> None:
@@ -44,30 +44,30 @@ class Wire(asyncio.Transport):
         self.is_closed = True
 
     def abort(self) -> None:
-        """Break off."""
+        """Abort."""
         self.is_closed = self.is_aborted = True
 
     def get_write_buffer_size(self) -> int:
-        """Say how much is not sent yet."""
+        """Return the number of unsent bytes."""
         return len(self.written)
 
     def is_closing(self) -> bool:
-        """Say whether it was closed."""
+        """Tell whether it was closed."""
         return self.is_closed
 
     def pause_reading(self) -> None:
-        """Do nothing: a test says what comes."""
+        """Do nothing: a test decides what arrives."""
 
     resume_reading = pause_reading
 
     @property
     def statuses(self) -> list[int]:
-        """The statuses that were answered."""
+        """The statuses of the answers."""
         return [int(part[:3]) for part in self.written.split(b"HTTP/1.1 ")[1:]]
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Answer with how much body came and which headers there are."""
+    """Answer with the size of the body and the names of the headers."""
     size, more = 0, scope["type"] == "http"
     while more:
         message = await receive()
@@ -79,7 +79,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 def connected(story: Callable[[BoundedHttpProtocol, Wire], Awaitable[None]]) -> None:
-    """Tell a story of one connection."""
+    """Run a story of one connection."""
 
     async def tell() -> None:
         config = uvicorn.Config(echo, log_config=None, ws="none", lifespan="off")
@@ -101,7 +101,7 @@ async def settled() -> None:
 
 
 def send_while_open(protocol: BoundedHttpProtocol, wire: Wire, block: bytes, times: int) -> int:
-    """Send the same bytes so often, or until the connection is closed; return how many were taken."""
+    """Send the same bytes this many times, or until the connection is closed; return how many were accepted."""
     sent = 0
     while not wire.is_closed and sent < times * len(block):
         protocol.data_received(block)
@@ -111,7 +111,7 @@ def send_while_open(protocol: BoundedHttpProtocol, wire: Wire, block: bytes, tim
 
 @pytest.mark.parametrize("is_one", [True, False], ids=["one", "many"])
 def test_trailers_are_bounded(is_one: bool) -> None:
-    """C3: what follows a body in chunks is counted, as many headers or as one, and none of it is kept."""
+    """C3: trailers of a chunked body are counted, many headers or one, and none of them is kept."""
 
     async def story(protocol: BoundedHttpProtocol, wire: Wire) -> None:
         protocol.data_received(CHUNKED + b"1\r\nx\r\n0\r\n" + (b"name: " if is_one else b""))
@@ -126,7 +126,7 @@ def test_trailers_are_bounded(is_one: bool) -> None:
 
 
 def test_trailers_in_one_block_are_not_kept() -> None:
-    """C3: trailers that come at once with their body are no headers of the request."""
+    """C3: trailers that arrive in one block with their body are no headers of the request."""
 
     async def story(protocol: BoundedHttpProtocol, wire: Wire) -> None:
         protocol.data_received(CHUNKED + b"1\r\nx\r\n0\r\nauthorization: Bearer other\r\n\r\n")
@@ -139,7 +139,7 @@ def test_trailers_in_one_block_are_not_kept() -> None:
 
 
 def test_chunks_of_a_body_are_no_trailers() -> None:
-    """A long body in small chunks is one, however much more its frames are than it is."""
+    """A long body in small chunks is accepted, however much its frames add."""
 
     async def story(protocol: BoundedHttpProtocol, wire: Wire) -> None:
         protocol.data_received(CHUNKED)
@@ -155,7 +155,7 @@ def test_chunks_of_a_body_are_no_trailers() -> None:
 
 
 def test_request_behind_large_body_is_answered() -> None:
-    """C3: a request that comes in one block with the end of a large body is no long head."""
+    """C3: a request in one block with the end of a large body is not a long head."""
 
     async def story(protocol: BoundedHttpProtocol, wire: Wire) -> None:
         head = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
@@ -171,7 +171,7 @@ def test_request_behind_large_body_is_answered() -> None:
 
 @pytest.mark.parametrize("start", [b"", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"])
 def test_endless_head_is_refused(start: bytes) -> None:
-    """A head that does not end is refused, also behind another request."""
+    """A head that does not end is refused, also after another request."""
 
     async def story(protocol: BoundedHttpProtocol, wire: Wire) -> None:
         protocol.data_received(start + b"GET / HTTP/1.1\r\nx: ")
@@ -185,7 +185,7 @@ def test_endless_head_is_refused(start: bytes) -> None:
 
 
 def test_head_in_one_block_is_refused() -> None:
-    """A head that does not end is refused too when the socket delivers more of it at once than it may have."""
+    """A head that does not end is refused even if the socket delivers more of it at once than the limit."""
 
     async def story(protocol: BoundedHttpProtocol, wire: Wire) -> None:
         protocol.data_received(b"GET / HTTP/1.1\r\nx: " + b"x" * HEAD_BYTES_MAX)
@@ -196,7 +196,7 @@ def test_head_in_one_block_is_refused() -> None:
 
 
 def test_headers_are_so_many_at_most() -> None:
-    """Headers of no length take hundred times their bytes in memory, so no token is needed to fill it."""
+    """Empty headers take a hundred times their bytes in memory, so their number is limited even without a token."""
 
     async def story(protocol: BoundedHttpProtocol, wire: Wire) -> None:
         protocol.data_received(b"GET / HTTP/1.1\r\n" + b"a:\r\n" * HEADERS_MAX + b"\r\n")
@@ -211,7 +211,7 @@ def test_headers_are_so_many_at_most() -> None:
 
 
 def test_client_that_reads_nothing_is_broken_off() -> None:
-    """B12: a connection that is closed only when all is sent would never end."""
+    """B12: a client that reads nothing is aborted: a close that waits until all is sent would never end."""
 
     async def story(protocol: BoundedHttpProtocol, wire: Wire) -> None:
         protocol.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -227,7 +227,7 @@ def test_client_that_reads_nothing_is_broken_off() -> None:
 
 
 def test_waiting_requests_are_bounded() -> None:
-    """B12: requests that are sent before the first is answered are so many at most."""
+    """B12: the number of requests sent before the first is answered is limited."""
 
     async def story(protocol: BoundedHttpProtocol, wire: Wire) -> None:
         protocol.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
@@ -239,7 +239,7 @@ def test_waiting_requests_are_bounded() -> None:
 
 
 def test_malformed_requests_are_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
-    """C10: what strangers send is neither logged line by line nor at its length."""
+    """C10: malformed requests of strangers are logged neither one by one nor in full."""
 
     async def story(protocol: BoundedHttpProtocol, wire: Wire) -> None:
         for _ in range(50):

@@ -1,4 +1,4 @@
-"""How answers reach their connection."""
+"""How answers are written to their connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dstl_service.http.http_protocol import GatheredWrites
 
 
 class Connection:
-    """A transport that records what it is asked to do."""
+    """A transport that records its calls."""
 
     def __init__(self) -> None:
         self.done: list[Any] = []
@@ -31,7 +31,7 @@ class Connection:
 
 
 def done_after(act: Callable[[GatheredWrites, Connection], None]) -> list[Any]:
-    """Return what a connection was asked to do, when one turn of the event loop and the next one are over."""
+    """Return the calls on a connection after this turn of the event loop and the next."""
     connection = Connection()
 
     async def run() -> None:
@@ -44,7 +44,7 @@ def done_after(act: Callable[[GatheredWrites, Connection], None]) -> list[Any]:
 
 
 def test_head_and_body_leave_together() -> None:
-    """What is written in one turn of the event loop is one write, in its order."""
+    """Writes of one turn of the event loop become one write, in their order."""
 
     def act(writes: GatheredWrites, _: Connection) -> None:
         writes.write(b"head")
@@ -54,7 +54,7 @@ def test_head_and_body_leave_together() -> None:
 
 
 def test_nothing_is_lost_at_close() -> None:
-    """What was written before a close leaves before it, once."""
+    """Data written before a close are sent before it, once."""
 
     def act(writes: GatheredWrites, _: Connection) -> None:
         writes.write(b"answer")
@@ -64,7 +64,7 @@ def test_nothing_is_lost_at_close() -> None:
 
 
 def test_lost_connection_is_not_written() -> None:
-    """A connection that broke meanwhile gets nothing more; that is no error."""
+    """A connection that broke meanwhile gets no more writes, and this causes no error."""
 
     def act(writes: GatheredWrites, connection: Connection) -> None:
         writes.write(b"answer")
@@ -74,7 +74,7 @@ def test_lost_connection_is_not_written() -> None:
 
 
 def test_all_else_is_the_transport_itself() -> None:
-    """Everything but writing and closing is what the transport does."""
+    """All calls other than writing and closing go to the transport."""
 
     def act(writes: GatheredWrites, connection: Connection) -> None:
         assert not writes.is_closing()

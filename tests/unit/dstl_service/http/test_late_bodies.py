@@ -1,4 +1,4 @@
-"""Bodies that stop arriving: how long they keep their room, and what is answered."""
+"""Bodies that stop arriving: how long they keep their room, and how they are answered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHORT_WAY, ROUTE = QUERY, "&".join(reversed(QUERY.split("&")))
 
 
 def send_half(life: Life, query: str) -> tuple[int, dict[str, str]]:
-    """Send half of a body straight to the application, and nothing more; return the answer's status and headers."""
+    """Send half of a body directly to the application, and nothing more; return the answer's status and headers."""
     answer: dict[str, Any] = {}
     pieces = [{"type": "http.request", "body": b"x" * 700, "more_body": True}] * 2
 

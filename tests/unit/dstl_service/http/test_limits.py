@@ -1,4 +1,4 @@
-"""The limits of what requests may say: the OpenAPI document shows them, and the service keeps to them."""
+"""The limits of request values: the OpenAPI document shows them, and the service enforces them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def life() -> Iterator[Life]:
     ids=str,
 )
 def test_reference_beyond_limits_is_refused(change: dict[str, Any], life: Life) -> None:
-    """Names that lead elsewhere, numbers of other types or sizes, and addresses that are none are no references."""
+    """Names that lead elsewhere, numbers of other types or sizes, and malformed addresses are no references."""
     answer = life.persist({**REF, **change})
 
     assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_input"), answer.text
@@ -92,7 +92,7 @@ def test_body_beyond_limits_is_refused(path: str, body: Any, life: Life) -> None
     [
         ("..", (404, "not_found")),  # the client leaves both parts of the path out, and there is no route
         (".hidden", (400, "invalid_input")),
-        ("a%2Fb", (404, "not_found")),  # the path has another part then, and no route
+        ("a%2Fb", (404, "not_found")),  # the path then has another part, or no route
         ("a%00b", (400, "invalid_input")),
         ("a b", (400, "invalid_input")),
         ("x" * 129, (400, "invalid_input")),
@@ -108,7 +108,7 @@ def test_job_that_leads_elsewhere_is_refused(job: str, refused: tuple[int, str],
 
 
 def test_number_of_references_is_bounded(life: Life) -> None:
-    """A request names at most so many change sets, and the document says how many."""
+    """The number of change sets in a request is limited, and the document states the limit."""
     answer = life.persist(*[REF] * (REFS_MAX + 1))
     schemas = life.client.get("/openapi.json").json()["components"]["schemas"]
 
@@ -137,7 +137,7 @@ def test_number_of_references_is_bounded(life: Life) -> None:
     ],
 )
 def test_first_wrong_item_tells(path: str, field: str, items: list[Any], life: Life) -> None:
-    """B13: of a list of wrong items the first is named: the errors of a hundred thousand stopped all other jobs."""
+    """B13: of a list of wrong items only the first is reported: 100,000 errors stopped all other jobs."""
     body = {"epoch": 1, "uid": "u", "base": None, "refs": [], "operators": [], "query_id": "", "offsets": ""}
     answer = life.client.post(f"{life.path}/{path}", json={**body, field: items * 500})
 
@@ -146,7 +146,7 @@ def test_first_wrong_item_tells(path: str, field: str, items: list[Any], life: L
 
 
 def test_every_route_describes_its_errors(life: Life) -> None:
-    """Whatever route: its errors have one form, and all but the health need the token."""
+    """The errors of every route have one form, and every route except health needs the token."""
     document = life.client.get("/openapi.json").json()
     schemes = document["components"]["securitySchemes"]
     assert (document["security"], schemes["token"]["scheme"]) == ([{"token": []}], "bearer")
@@ -161,7 +161,7 @@ def test_every_route_describes_its_errors(life: Life) -> None:
 @pytest.mark.parametrize("digits", [20, 400, 5000, 60_000])
 @pytest.mark.parametrize("way", ["query", "path", "body", "reference"])
 def test_long_number_is_refused(way: str, digits: int, life: Life) -> None:
-    """C8: a number of any length, wherever it stands, is refused as one, and never a failure of the service."""
+    """C8: a number of any length, in any place, is refused as one, and never fails the service."""
     number = "9" * digits
     body = f'{{"epoch": {number}, "refs": []}}'
     ways: dict[str, Callable[[], Response]] = {

@@ -28,21 +28,21 @@ def test_connections_over_tcp_are_kept_alive() -> None:
 
 
 def test_port_that_cannot_be_is_an_error_that_says_so() -> None:
-    """A wrong number is the operator's mistake, not a traceback."""
+    """A wrong port number is reported as the operator's mistake, without a traceback."""
     with pytest.raises(InvalidInputError, match=r"cannot listen on 127\.0\.0\.1:99999: .*port must be 0-65535"):
         open_listener(ListenAddress(port=99999))
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Return a folder whose name is short enough for sockets."""
+    """Return a folder whose path is short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="dl") as name:
         yield Path(name)
 
 
 @pytest.mark.parametrize(("users", "mode"), [("", 0o600), ("7", 0o666)])
 def test_socket_has_its_mode_whatever_the_umask(users: str, mode: int, folder: Path) -> None:
-    """The socket is this user's alone; where others are named, each connection is asked instead."""
+    """The socket is accessible to this user only; if others are named, each connection is checked instead."""
     before = os.umask(0)
     try:
         open_listener(ListenAddress(socket_path=folder / "s", trust=Trust.parse(users, ""))).close()
@@ -53,7 +53,7 @@ def test_socket_has_its_mode_whatever_the_umask(users: str, mode: int, folder: P
 
 
 def test_socket_is_not_put_where_others_can_write(folder: Path) -> None:
-    """In a folder that others can write, somebody else could take the socket's place; the operator may vouch for it."""
+    """In a folder that others can write, another user could replace the socket; the operator may vouch for it."""
     folder.chmod(0o777)
     with pytest.raises(UntrustedFolderError, match="is writable by other users"):
         open_listener(ListenAddress(socket_path=folder / "s"))
@@ -63,7 +63,7 @@ def test_socket_is_not_put_where_others_can_write(folder: Path) -> None:
 
 
 def test_lock_that_is_a_link_is_not_opened(folder: Path) -> None:
-    """What a planted link in the lock's place leads to is not emptied."""
+    """The target of a link planted in the lock's place is not emptied."""
     (folder / "target").write_text("precious", encoding="utf-8")
     (folder / "s.lock").symlink_to(folder / "target")
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document, which clients of other languages are made from, as the file beside this test has it."""
+"""The OpenAPI document, from which clients in other languages are generated, equals the file beside this test."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def made() -> str:
 
 
 def test_document_is_as_it_was() -> None:
-    """No change of the code changes the document by the way; who means to change it writes the file anew."""
+    """No code change alters the document unintentionally; an intended change rewrites the file."""
     assert made() == DOCUMENT.read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from storage.testing import FakeClock
 
 
 class Requests:
-    """Requests that are answered when a test says so."""
+    """Requests that are answered when a test decides."""
 
     def __init__(self, connections_max: int) -> None:
         self.places = RequestPlaces(self._wait, connections_max)
@@ -38,7 +38,7 @@ class Requests:
 
 
 def test_requests_of_one_job_leave_half_of_all_connections() -> None:
-    """B13: a job whose requests never end leaves connections to others, and gets its own back when they end."""
+    """B13: a job whose requests never end leaves connections to others, and regains its own when they end."""
 
     async def story() -> None:
         requests = Requests(16)

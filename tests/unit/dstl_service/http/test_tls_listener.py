@@ -1,4 +1,4 @@
-"""What a port with TLS takes before it knows who is there: real sockets and handshakes, in one process."""
+"""What a TLS port accepts before the client is known: real sockets and handshakes, in one process."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ ASK = b"GET /echo HTTP/1.1\r\nhost: x\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    """Return who signs certificates."""
+    """Return a certificate authority."""
     return trustme.CA()
 
 
 class Port:
-    """A listening socket with TLS, and what has to do with it."""
+    """A listening TLS socket and its parts."""
 
     def __init__(self, authority: trustme.CA, listener: socket.socket) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -56,7 +56,7 @@ class Port:
         return protocol
 
     async def silent(self) -> asyncio.StreamReader:
-        """Connect, and say nothing from then on."""
+        """Connect, and send nothing afterwards."""
         reader, writer = await asyncio.open_connection(*self.socket.getsockname())
         self._kept.append(writer)
         return reader
@@ -80,7 +80,7 @@ class Port:
 
 
 class Client:
-    """A client that asks as it should."""
+    """A well-behaved client."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -94,12 +94,12 @@ class Client:
 
 
 class FewFiles(socket.socket):
-    """A listening socket of a process that has no file left, for a while."""
+    """A listening socket of a process that temporarily has no free file descriptor."""
 
     refusals = 0
 
     def accept(self) -> tuple[socket.socket, object]:
-        """Accept, or say why not."""
+        """Accept, or raise the error."""
         if self.refusals:
             self.refusals -= 1
             raise OSError(errno.EMFILE, "Too many open files")
@@ -109,7 +109,7 @@ class FewFiles(socket.socket):
 def listening(
     authority: trustme.CA, story: Callable[[Port], Awaitable[None]], of: type[socket.socket] = socket.socket
 ) -> None:
-    """Tell a story of a port."""
+    """Run a story against a port."""
 
     async def tell() -> None:
         async with Port(authority, listener) as port:
@@ -124,19 +124,19 @@ def listening(
 
 
 async def ended(reader: asyncio.StreamReader) -> None:
-    """Wait until the service has closed a connection that says nothing."""
+    """Wait until the service has closed a connection that sends nothing."""
     with suppress(ConnectionResetError):
         assert await reader.read() == b""
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop turn until something has come about."""
+    """Run the event loop until a condition holds."""
     while not condition():  # noqa: ASYNC110 - the code under test tells nobody
         await asyncio.sleep(0)
 
 
 def test_silent_connections_are_bounded(authority: trustme.CA) -> None:
-    """B12: of many that connect and say nothing most are closed at once, and who is served or comes later is served."""
+    """B12: most of many silent connections are closed at once, and current and later clients are served."""
 
     async def story(port: Port) -> None:
         before = await port.client()
@@ -155,7 +155,7 @@ def test_silent_connections_are_bounded(authority: trustme.CA) -> None:
 
 
 def test_silent_connection_is_ended_in_time(authority: trustme.CA) -> None:
-    """B12: a handshake that does not end is ended as a head is that does not come."""
+    """B12: a handshake that does not end times out like a head that does not arrive."""
 
     async def story(port: Port) -> None:
         reader = await port.silent()
@@ -168,7 +168,7 @@ def test_silent_connection_is_ended_in_time(authority: trustme.CA) -> None:
 
 
 def test_place_is_free_when_a_handshake_fails(authority: trustme.CA, caplog: pytest.LogCaptureFixture) -> None:
-    """What is no handshake is closed and counts no more, as does who hangs up; one line says so."""
+    """A failed handshake, or a client that hangs up, is closed and no longer counted; one line says so."""
 
     async def story(port: Port) -> None:
         for _ in range(2 * CONNECTIONS_MAX):
@@ -186,7 +186,7 @@ def test_place_is_free_when_a_handshake_fails(authority: trustme.CA, caplog: pyt
 
 
 def test_port_without_files_listens_again(authority: trustme.CA, caplog: pytest.LogCaptureFixture) -> None:
-    """B12: at the limit of open files nobody is accepted and the log says why; the port goes on when there are some."""
+    """B12: at the limit of open files nothing is accepted and the log says why; later the port resumes."""
 
     async def story(port: Port) -> None:
         FewFiles.refusals = 2
@@ -200,7 +200,7 @@ def test_port_without_files_listens_again(authority: trustme.CA, caplog: pytest.
 
 
 def test_close_breaks_handshakes_off(authority: trustme.CA) -> None:
-    """A stop waits for nobody who has asked for nothing."""
+    """A stop does not wait for clients that have requested nothing."""
 
     async def story(port: Port) -> None:
         readers = [await port.silent() for _ in range(3)]

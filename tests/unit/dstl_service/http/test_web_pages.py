@@ -1,4 +1,4 @@
-"""Nothing that a browser sends for a page reaches the service."""
+"""No request that a browser sends for a page is served."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COLLECT = "/v1/jobs/job/garbage-collection?dry_run=false"
     ],
 )
 def test_requests_of_web_pages_are_refused(headers: dict[str, str], status: int) -> None:
-    """Without a token, only programs that ask for this host by its own name are let in."""
+    """Without a token, only programs that address this host by its own name are accepted."""
     with service(MemoryStore(), allowed_hosts="other.example, Inside.example") as life:
         life.open()
 
@@ -56,12 +56,12 @@ def test_requests_of_web_pages_are_refused(headers: dict[str, str], status: int)
     ],
 )
 def test_names_of_the_service(settings: dict[str, Any], expected: set[str] | None) -> None:
-    """A service has its own names and those of loopback; with a token, and where no page gets, any name will do."""
+    """A service has its own names and those of loopback; with a token, and where no page can send, any name will do."""
     assert ServiceSettings("memory://x", **settings).known_hosts == expected
 
 
 def test_page_with_a_token_is_refused_too() -> None:
-    """An Origin is refused also where a token is asked for: no page has business here."""
+    """An Origin is refused even where a token is required: no page has business here."""
     with service(MemoryStore(), token="secret") as life:
         headers = {"authorization": "Bearer secret", "host": "any.example"}
 
@@ -74,5 +74,5 @@ def test_page_with_a_token_is_refused_too() -> None:
     [(b"a:1", "a"), (b"A.", "a"), (b"[::1]", "::1"), (b"[::1]:80", "::1"), (b"a:b", ""), (b"\xff", "\xff"), (b"", "")],
 )
 def test_name_in_a_host_header(header: bytes, name: str) -> None:
-    """The name is what stands before the port; what is no such header is no name that anybody has."""
+    """The name is the part before the port; a malformed header is nobody's name."""
     assert host_name(header) == name

@@ -1,4 +1,4 @@
-"""What a service keeps of its jobs while they are used, and lets go of when they are not."""
+"""What a service caches of its jobs, and when it evicts it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dstl_service.registry.job_store import JobStore
 from dstl_service.settings import GcSettings, ServiceSettings
 from dstl_service.wire import ChangeSetRef, CheckpointRef, CompleteRequest, OpenJob, OperatorInfo
 from storage.errors import DstlError, NotFoundError
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange
 from storage.testing import FakeClock, FakeIds, RecordingStore
 from tests.unit.dstl_service.http_life import service
 from tests.unit.dstl_service.samples import segment
@@ -26,7 +26,7 @@ HOUR_MS = 3_600_000
 
 
 class Host:
-    """A service with a job that has one checkpoint, and a clock that goes when told."""
+    """A service with a job that has one checkpoint, and a clock that tests move."""
 
     def __init__(self, gc_interval_s: int) -> None:
         self.clock = FakeClock()
@@ -45,7 +45,7 @@ class Host:
         return answer.ref
 
     def lost(self) -> ChangeSetRef:
-        """Return what points at a set that the service took in, and does not have."""
+        """Return the references of a set that the service received and no longer has."""
         return ChangeSetRef("op", 0, 1, 0, 0, 0, 1, self.parts.service_id)
 
     async def reads(self, ref: CheckpointRef) -> int:
@@ -62,7 +62,7 @@ async def sampled(metric: MetricWrapperBase) -> None:
 
 
 def run(story: Callable[[Host], Awaitable[None]], gc_interval_s: int = 0) -> None:
-    """Tell a story of a host."""
+    """Run a story of a host."""
 
     async def tell() -> None:
         host = Host(gc_interval_s)
@@ -76,7 +76,7 @@ def run(story: Callable[[Host], Awaitable[None]], gc_interval_s: int = 0) -> Non
 
 @pytest.mark.parametrize("idle_ms", [HOUR_MS, HOUR_MS + 1])
 def test_idle_job_is_let_go_when_another_comes(idle_ms: int) -> None:
-    """What is kept of a job that was not used for more than an hour is read again, so that jobs do not pile up."""
+    """The cached state of a job that was unused for more than an hour is read again, so that jobs do not pile up."""
 
     async def story(host: Host) -> None:
         ref = await host.begin()
@@ -91,7 +91,7 @@ def test_idle_job_is_let_go_when_another_comes(idle_ms: int) -> None:
 
 
 def test_collection_keeps_no_job_busy() -> None:
-    """A coordinator that collects the garbage of a job that ended for the last time keeps nothing of it."""
+    """A coordinator that collects the garbage of an ended job for the last time caches nothing of it."""
 
     async def story(host: Host) -> None:
         ref = await host.begin()
@@ -105,7 +105,7 @@ def test_collection_keeps_no_job_busy() -> None:
 
 
 def test_name_that_was_only_asked_for_is_not_kept() -> None:
-    """Whoever asks for jobs that do not exist, however many, leaves nothing in memory."""
+    """Requests for any number of jobs that do not exist leave nothing in memory."""
 
     async def story(host: Host) -> None:
         for number in range(100):
@@ -124,7 +124,7 @@ def test_name_that_was_only_asked_for_is_not_kept() -> None:
 
 
 def test_job_of_a_name_is_the_one_that_has_it_now() -> None:
-    """A job that others deleted and created anew is shown as it is, by a service that knew the former one."""
+    """A service that knew a deleted job shows the new job of the same name as it is."""
 
     async def story(host: Host) -> None:
         await host.begin()
@@ -146,7 +146,7 @@ def test_job_of_a_name_is_the_one_that_has_it_now() -> None:
 
 @pytest.mark.parametrize("is_given_up", [False, True])
 def test_look_whether_the_job_was_deleted_is_kept_for_who_needs_it(*, is_given_up: bool) -> None:
-    """I4: neither a request that is given up nor one of an older owner takes the look away from the one behind it."""
+    """I4: neither an abandoned request nor an older owner's takes the deletion check away from the next request."""
 
     async def story(host: Host) -> None:
         await host.begin()
@@ -175,7 +175,7 @@ def test_look_whether_the_job_was_deleted_is_kept_for_who_needs_it(*, is_given_u
 
 
 def test_job_is_reached_when_the_store_has_it() -> None:
-    """A service that no request has led to a job of the store may have wrong credentials; see `IdleWatch`."""
+    """A service that has reached no job of the store may have wrong credentials; see `IdleWatch`."""
     with service(MemoryStore()) as life:
         jobs = life.parts.jobs
         assert life.client.get("/v1/jobs/job/checkpoints").status_code == 404
@@ -187,7 +187,7 @@ def test_job_is_reached_when_the_store_has_it() -> None:
 
 
 def test_sets_of_a_deleted_job_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I9: the bytes in flight are known without a look at each job, and those of a dropped job count no longer."""
+    """I9: the bytes in flight are known without visiting each job, and those of a dropped job count no longer."""
 
     def looked(_: ActiveJobs) -> Iterator[ActiveJob]:
         raise AssertionError("each job is looked at")

@@ -26,7 +26,7 @@ def book_of(*segments: Segment) -> ChangeSetTracker:
 
 
 def uploaded(book: ChangeSetTracker, *segments: Segment) -> None:
-    """Have these sets uploaded."""
+    """Mark these sets as uploaded."""
     book.request([one.id for one in segments], 0)
     batch = book.take_batch(0)
     book.uploaded(handles_of(batch))
@@ -34,7 +34,7 @@ def uploaded(book: ChangeSetTracker, *segments: Segment) -> None:
 
 
 def waiting_bytes(book: ChangeSetTracker) -> int:
-    """Return how many bytes the book counts as waiting: how much less than the limit makes the next set due at once."""
+    """Return how many bytes the book counts as waiting, from the size of the next set that becomes due at once."""
     assert book.take_batch(10**9) == []
     for added in range(SETTINGS.size_bytes):
         book.receive(segment(1_000 + added, payload=b"x"), 10**9, preemptive=False)
@@ -47,14 +47,14 @@ class TestRelease:
     """When a set is uploaded."""
 
     def test_received_set_waits_for_request(self) -> None:
-        """A set that nobody asked for is not uploaded, however long it waits."""
+        """A set without a request is not uploaded, however long it waits."""
         book = book_of(segment())
 
         assert book.due_ms is None
         assert book.take_batch(10**9) == []
 
     def test_requested_set_is_due_at_once(self) -> None:
-        """Whoever asks without a delay gets the set into the next batch."""
+        """A request without a delay puts the set into the next batch."""
         book = book_of(segment())
         book.request([segment().id], 5)
 
@@ -89,7 +89,7 @@ class TestRelease:
         assert len(book.take_batch(15)) == 2
 
     def test_later_request_delays_nothing(self) -> None:
-        """A request with a longer delay does not put off a batch that is due before."""
+        """A request with a longer delay does not postpone a batch that is due earlier."""
         book = book_of(segment(0), segment(1))
         book.request([segment(0).id], 0)
         book.request([segment(1).id], 0, delay_ms=50)
@@ -97,7 +97,7 @@ class TestRelease:
         assert book.due_ms == 0
 
     def test_full_batch_releases_all(self) -> None:
-        """When the waiting bytes reach the batch's size, all that waits is uploaded unasked."""
+        """When the waiting bytes reach the batch's size, all waiting sets are uploaded without a request."""
         sets = [segment(sqn, b"x" * 40) for sqn in range(3)]
         book = book_of(*sets[:2])
         assert book.due_ms is None
@@ -119,7 +119,7 @@ class TestRelease:
         assert book.due_ms is None
 
     def test_taken_sets_fill_no_batch(self) -> None:
-        """Sets on their way do not count for the size of the next batch."""
+        """Sets being uploaded do not count towards the size of the next batch."""
         book = book_of(segment(0, b"x" * 90))
         book.request([segment(0).id], 0)
         book.take_batch(0)
@@ -128,7 +128,7 @@ class TestRelease:
         assert book.due_ms is None
 
     def test_set_is_in_one_batch_only(self) -> None:
-        """A set on its way is not taken again, although it is requested again."""
+        """A set being uploaded is not taken again, although it is requested again."""
         book = book_of(segment())
         book.request([segment().id], 0)
         assert book.take_batch(0)
@@ -147,10 +147,10 @@ class TestRelease:
 
 
 class TestOutcome:
-    """What becomes of a batch."""
+    """The outcome of a batch."""
 
     def test_handles_come_in_order_asked(self) -> None:
-        """Durable sets give their handles, in the order of the question."""
+        """Durable sets give their handles in the order of the request."""
         first, second = segment(0), segment(1)
         book = book_of(first, second)
         uploaded(book, first, second)
@@ -161,7 +161,7 @@ class TestOutcome:
         assert [handle.entry.id for handle in handles] == [second.id, first.id]
 
     def test_no_handles_while_one_waits(self) -> None:
-        """A handle list is given only when all of it is durable (I5)."""
+        """The list of handles is returned only when all of its sets are durable (I5)."""
         book = book_of(segment(0), segment(1))
         uploaded(book, segment(0))
 
@@ -169,7 +169,7 @@ class TestOutcome:
 
     @pytest.mark.parametrize(("step", "expected"), [("received", False), ("requested", True), ("taken", True)])
     def test_is_uploading_follows_stage(self, step: str, expected: bool) -> None:
-        """A waiter learns whether there is something to wait for."""
+        """A waiter learns whether there is an upload to wait for."""
         book = book_of(segment())
         if step != "received":
             book.request([segment().id], 0)
@@ -179,7 +179,7 @@ class TestOutcome:
         assert book.is_uploading([segment().id]) is expected
 
     def test_failed_set_is_sent_again(self) -> None:
-        """I7: a set whose upload failed is kept, and the next request uploads it."""
+        """I7: a set whose upload failed is kept, and the next request uploads it again."""
         book = book_of(segment())
         book.request([segment().id], 0)
         batch = book.take_batch(0)
@@ -217,10 +217,10 @@ class TestOutcome:
         assert book.handles([segment(0).id]) is None
 
     def test_durable_payload_is_let_go(self) -> None:
-        """I9: a durable set needs no memory for its bytes, or a large checkpoint's preemptive sets would all stay."""
+        """I9: a durable set keeps no bytes in memory, or a large checkpoint's preemptive sets would all stay."""
 
         class Payload(bytearray):
-            """Bytes that can be watched."""
+            """Bytes whose lifetime can be observed."""
 
         payload = Payload(b"0123456789")
         watched = weakref.ref(payload)
@@ -274,7 +274,7 @@ class TestOutcome:
 
     @pytest.mark.parametrize("ending", ["durable", "forgotten"])
     def test_bytes_of_hung_attempt_count(self, ending: str) -> None:
-        """I9: what a hung attempt holds in memory is in flight until it ends, needed or not."""
+        """I9: bytes that a hung attempt holds in memory are in flight until it ends, needed or not."""
         book = book_of(segment())
         book.request([segment().id], 0)
         batch = book.take_batch(0)
@@ -290,7 +290,7 @@ class TestOutcome:
 
     @pytest.mark.parametrize("outcome", ["uploaded", "failed"])
     def test_outcome_of_forgotten_set_leaves_namesake_alone(self, outcome: str) -> None:
-        """I2, I8: a set that was forgotten and sent anew with other bytes is not taken for the one on its way."""
+        """I2, I8: a forgotten set resent with other bytes is not confused with the one being uploaded."""
         old, new = segment(payload=b"old"), segment(payload=b"new")
         book = book_of(old)
         book.request([old.id], 0)
@@ -317,11 +317,11 @@ class TestOutcome:
 
 
 class TestSameSetTwice:
-    """A repeated request."""
+    """Repeated requests."""
 
     @pytest.mark.parametrize("durable", [False, True])
     def test_same_set_is_taken_once(self, durable: bool) -> None:
-        """I8: a set that is sent again changes nothing, before and after it is durable."""
+        """I8: resending a set changes nothing, before and after it is durable."""
         book = book_of(segment())
         if durable:
             uploaded(book, segment())
@@ -332,11 +332,11 @@ class TestSameSetTwice:
         assert book.take_batch(10**9) == []
 
     def test_first_receipt_is_reported(self) -> None:
-        """The first time, the set is taken in."""
+        """The first time, the set is received."""
         assert ChangeSetTracker(SETTINGS).receive(segment(), 0, preemptive=False)
 
     def test_other_content_is_refused(self) -> None:
-        """I8: the same identity with other bytes is a conflict, and what was there stays."""
+        """I8: the same identity with other bytes is a conflict, and the first set stays."""
         book = book_of(segment(payload=b"one"))
 
         with pytest.raises(ConflictError):
@@ -373,7 +373,7 @@ class TestForgetting:
 
     @pytest.mark.parametrize("is_stored", [True, False])
     def test_note_is_forgotten_with_its_checkpoint(self, is_stored: bool) -> None:
-        """What the service itself adds to a checkpoint's sets goes with them: a job has checkpoints without end."""
+        """A note is forgotten with its checkpoint's sets: the number of a job's checkpoints has no bound."""
         book = book_of(segment())
         note = book.take_note(segment(9))
         if is_stored:
@@ -390,7 +390,7 @@ class TestForgetting:
 
     @pytest.mark.parametrize("outcome", ["uploaded", "failed"])
     def test_late_outcome_is_ignored(self, outcome: str) -> None:
-        """The end of an upload whose sets were forgotten meanwhile makes none of them known again."""
+        """The end of an upload does not bring back sets that were forgotten meanwhile."""
         book = book_of(segment())
         book.request([segment().id], 0)
         batch = book.take_batch(0)
@@ -417,7 +417,7 @@ class TestForgetting:
 
     @pytest.mark.parametrize("ask", ["request", "handles", "is_uploading"])
     def test_forgotten_set_is_reported_lost(self, ask: str) -> None:
-        """Who asks for a set that is not here learns that the batch must be executed again."""
+        """A request for a set that is not here is told that the batch must be executed again."""
         book = book_of(segment())
         book.forget_up_to(1)
 
@@ -425,7 +425,7 @@ class TestForgetting:
             book.request([segment().id], 0) if ask == "request" else getattr(book, ask)([segment().id])
 
     def test_lost_set_requests_nothing(self) -> None:
-        """A request that names a lost set leaves the others as they were."""
+        """A request that names a lost set does not change the others."""
         book = book_of(segment(0))
 
         with pytest.raises(LostChangesError):
@@ -454,7 +454,7 @@ class TestEpochs:
         assert book.size_of(waiting.id) is None
 
     def test_sets_of_newer_epochs_stay(self) -> None:
-        """I4, I9: only what is older gives its room back."""
+        """I4, I9: only sets of older epochs free their room."""
         old = segment(payload=b"old")
         newer = replace(old, id=replace(old.id, writer=Writer(4, 7)), payload=b"newer")
         book = book_of(old, newer)
@@ -465,7 +465,7 @@ class TestEpochs:
             book.handles([old.id])
 
     def test_forgotten_set_may_come_again(self) -> None:
-        """A set that was forgotten with its checkpoint and is sent anew is a new one, uploaded once."""
+        """A set that was forgotten with its checkpoint and is resent is a new set, uploaded once."""
         book = book_of(segment())
         book.forget_up_to(1)
         again = segment()
@@ -478,7 +478,7 @@ class TestEpochs:
         assert book.in_flight_bytes == 0
 
     def test_large_request_leaves_in_order(self) -> None:
-        """What was asked for leaves in the order of asking, in batches that are full, and each set once."""
+        """Requested sets are uploaded in the order of the requests, in full batches, and each set once."""
         segments = [segment(sqn) for sqn in range(35)]
         book = ChangeSetTracker(BatchSettings(size_bytes=100, in_flight_bytes_max=1000))
         batches = []
@@ -509,10 +509,10 @@ class TestSettings:
 
 
 class TestTotal:
-    """What is counted over all jobs."""
+    """Counts over all jobs."""
 
     def test_total_is_the_sum_of_all_books(self) -> None:
-        """I9: whatever becomes of a set, the total changes with the count of its job."""
+        """I9: whatever happens to a set, the total changes with the count of its job."""
         total = ByteCount()
         one, other = ChangeSetTracker(SETTINGS, total), ChangeSetTracker(SETTINGS, total)
         seen = []
@@ -534,7 +534,7 @@ class TestTotal:
         assert [*seen, total.value] == [70, 50, 40, 0]
 
     def test_closed_book_holds_what_late_attempts_hold(self) -> None:
-        """I9: of a deleted job's sets only those count that an attempt has in memory, and no other is taken in."""
+        """I9: of a deleted job's sets only those held by an attempt count, and no other set is received."""
         total = ByteCount()
         book = ChangeSetTracker(SETTINGS, total)
         for partition in range(3):

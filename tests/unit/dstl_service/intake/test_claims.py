@@ -1,4 +1,4 @@
-"""What requests claim - handles, epochs, jobs - counts when the store says so, and does no harm before."""
+"""Claims of requests - handles, epochs, jobs - take effect once the store confirms them, and do no harm before."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from dstl_service.formats.checkpoint_record import CheckpointRecord, encode_note
 from dstl_service.intake.change_sets import BatchSettings
 from dstl_service.intake.intake import NOTES_MAX
 from storage.errors import NotFoundError
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import ChangeSetId, KeyGroupRange, ObjectInfo, Segment, Writer
+from storage.model import ChangeSetId, ObjectInfo, Segment, Writer
 from storage.segment_format import encode_object
 from storage.testing import Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.http_life import PATIENT, Life, service
@@ -27,18 +28,18 @@ HUGE = 2**53 - 1
 
 
 def kind_of(answer: Any) -> tuple[int, str]:
-    """Return status and kind of an error's answer."""
+    """Return the status and kind of an error's answer."""
     return answer.status_code, answer.json().get("kind", "")
 
 
 def durable(life: Life, payload: bytes = b"one", **changes: Any) -> dict[str, Any]:
-    """Return the reference of a stored set, with its handle, as a task sends it whose sidecar cannot be reached."""
+    """Return the reference of a stored set with its handle, as sent by a task whose sidecar is unreachable."""
     ref = life.append(payload, **changes)
     return {**ref, "handle": life.persist(ref).json()["handles"][0]}
 
 
 def stored(store: MemoryStore, prefix: str = "") -> list[str]:
-    """Return the keys that are there."""
+    """Return the stored keys."""
     return [info.key for info in store.list(prefix)]
 
 
@@ -48,7 +49,7 @@ def set_id(sqn: int, epoch: int, job: str = "job") -> ChangeSetId:
 
 
 class SlowLooks(MemoryStore):
-    """A store that says what there is of the job `slow` when it is told to."""
+    """A store that describes the objects of the job `slow` only when it is told to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class SlowLooks(MemoryStore):
 
 
 class TestHandles:
-    """I5: a checkpoint names nothing that nobody has seen."""
+    """I5: a checkpoint names only objects that were verified."""
 
     @pytest.mark.parametrize(
         ("change", "answer"),
@@ -108,7 +109,7 @@ class TestHandles:
             life.complete(0, None, ref)
 
     def test_object_of_other_content_is_refused(self) -> None:
-        """An object of the right name and size that holds another set is not what the handle says."""
+        """An object of the right name and size that holds another set does not match its handle."""
         store = MemoryStore()
         with service(store) as life:
             life.open()
@@ -120,7 +121,7 @@ class TestHandles:
             assert kind_of(life.complete_raw(0, None, ref)) == (400, "invalid_input")
 
     def test_each_object_is_looked_at_once(self) -> None:
-        """However many handles point into an object, and however often they come, it is looked at once."""
+        """However many handles point into an object, and however often they arrive, it is checked once."""
         store = RecordingStore(MemoryStore())
         with service(store) as life:
             life.open()
@@ -135,7 +136,7 @@ class TestHandles:
             assert store.count("head", "job/segments/*") == 1
 
     def test_own_sets_are_not_looked_at(self) -> None:
-        """A checkpoint of sets that this service uploads itself costs no look at the store."""
+        """A checkpoint of sets that this service uploads itself costs no check at the store."""
         store = RecordingStore(MemoryStore())
         with service(store) as life:
             life.open()
@@ -145,7 +146,7 @@ class TestHandles:
             assert store.count("head", "job/segments/*") + store.count("get_range", "job/segments/*") == 0
 
     def test_look_that_fails_is_repeated(self) -> None:
-        """I7: a store that does not answer a look costs a repetition, not the checkpoint."""
+        """I7: a failed check costs a retry, not the checkpoint."""
         store = FaultyStore(MemoryStore())
         with service(store) as life:
             life.open()
@@ -156,12 +157,12 @@ class TestHandles:
 
 
 class TestEpochs:
-    """I4: an epoch is believed when the store has it."""
+    """I4: an epoch is accepted when the store has it."""
 
     @pytest.mark.parametrize("way", ["append", "damaged", "begin", "abort", "flush", "complete", "persist"])
     @pytest.mark.parametrize("claimed", [2, HUGE], ids=["next", "huge"])
     def test_claimed_epoch_fences_nobody(self, way: str, claimed: int) -> None:
-        """Whatever request claims an epoch that nobody has: it is refused, and the driver goes on."""
+        """Any request that claims an epoch that does not exist is refused, and the driver continues."""
         with service(MemoryStore()) as life:
             life.open()
             ref = life.append(b"one")
@@ -183,7 +184,7 @@ class TestEpochs:
             life.complete(0, None, ref)
 
     def test_new_epoch_is_looked_up_once(self) -> None:
-        """A host that takes only sets in asks the store once for a new driver's epoch, and fences the older one."""
+        """A host that only receives sets asks the store once for a new driver's epoch, and fences the older one."""
         store = RecordingStore(MemoryStore())
         with service(store) as coordinator, service(store) as sidecar:
             coordinator.open()
@@ -216,10 +217,10 @@ class TestEpochs:
 
 
 class TestUnknownJobs:
-    """Of a job that was never opened nothing is stored, and nothing is kept."""
+    """For a job that was never opened nothing is stored, and nothing is kept."""
 
     def test_unknown_job_leaves_nothing(self) -> None:
-        """Sets and notes for a job that does not exist are refused, with a word on what to do."""
+        """Sets and notes for a job that does not exist are refused, and the error says what to do."""
         store = MemoryStore()
         with service(store, shutdown_timeout_s=1) as life:
             known = Life(life.client, "known")
@@ -238,7 +239,7 @@ class TestUnknownJobs:
         assert [key for key in stored(store) if key not in before and not key.startswith("known/")] == []
 
     def test_unknown_job_takes_no_note(self) -> None:
-        """A note without sets would be an object of its own, also for a job that does not exist."""
+        """A note without sets would be an object of its own, even for a job that does not exist."""
         store = MemoryStore()
         with service(store) as life:
             note = CheckpointRecord("job", "uid", 128, 0, "u", 1, None, "", "", (), ())
@@ -250,7 +251,7 @@ class TestUnknownJobs:
 
 
 def test_object_in_a_payload_is_no_object() -> None:
-    """A payload that looks like a whole object is not taken for one: the size of the real one is compared."""
+    """A payload that looks like a whole object is not accepted as one: the size of the real object is compared."""
     with service(MemoryStore()) as life:
         life.open()
         ref = life.append(b"one")
@@ -272,7 +273,7 @@ def test_object_in_a_payload_is_no_object() -> None:
 
 
 def test_note_is_stored_as_it_came() -> None:
-    """B9: a note that a coordinator sends is read, which takes a thread, and not written anew."""
+    """B9: a note sent by a coordinator is parsed in a thread, and stored without being rewritten."""
     store = MemoryStore()
     with service(store) as life:
         opened = life.open()
@@ -288,7 +289,7 @@ def test_note_is_stored_as_it_came() -> None:
 
 
 def test_notes_that_cannot_be_stored_are_limited() -> None:
-    """I9: while the store hangs, notes of a job take the memory of a limited number of them."""
+    """I9: while the store hangs, only a limited number of a job's notes take memory."""
     store = FaultyStore(MemoryStore())
     with service(store, upload=PATIENT) as life:
         opened = life.open()
@@ -304,7 +305,7 @@ def test_notes_that_cannot_be_stored_are_limited() -> None:
 
 
 def test_body_that_arrives_again_counts_beside_itself() -> None:
-    """I9: of a set that is held, one body at a time arrives without room, and only one of the same size."""
+    """I9: one resent body of a held set at a time arrives without room, and only one of the same size."""
     with service(MemoryStore(), batch=BatchSettings(delay_ms=1, size_bytes=10_000, in_flight_bytes_max=10_000)) as life:
         life.open()
         life.append(b"x" * 900)

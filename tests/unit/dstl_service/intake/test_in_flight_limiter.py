@@ -1,4 +1,4 @@
-"""Room for what arrives: who waits, who is refused, and in which order."""
+"""Room for arriving bytes: which requests wait, which are refused, and in which order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.virtual_time import VirtualLoop
 
 
 class Hall:
-    """A room for 1000 bytes, of which a test says how many are taken."""
+    """A room for 1000 bytes; a test decides how many are taken."""
 
     def __init__(self) -> None:
         self.held_bytes = 0
@@ -45,7 +45,7 @@ class Hall:
             self.held_of[job] += size_bytes
 
     def free(self, size_bytes: int, job: str = "job") -> None:
-        """Let bytes go, as the end of an upload does."""
+        """Free bytes, as the end of an upload does."""
         self.held_bytes -= size_bytes
         self.held_of[job] -= size_bytes
         self.room.freed()
@@ -53,9 +53,9 @@ class Hall:
 
 def in_virtual_time(story: Coroutine[Any, Any, None]) -> None:
     """
-    Tell a story whose waits end in the order of their times, one after the other.
+    Run a story whose waits end in the order of their times, one after the other.
 
-    By a clock, a process that was kept from running would see all of them end at once.
+    With a real clock, a process that was kept from running would see all of them end at once.
     """
     loop = VirtualLoop(lambda *_: None)
     try:
@@ -65,7 +65,7 @@ def in_virtual_time(story: Coroutine[Any, Any, None]) -> None:
 
 
 async def until_waiting(*tasks: asyncio.Task[None]) -> None:
-    """Let tasks run until they wait."""
+    """Run tasks until they wait."""
     for _ in range(10):
         await asyncio.sleep(0)
     assert not any(task.done() for task in tasks)
@@ -85,7 +85,7 @@ def test_bytes_up_to_limit_are_admitted() -> None:
 
 
 def test_body_past_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I9: what finds no room in time is refused, to be sent again, and was never counted."""
+    """I9: a body that finds no room in time is refused, to be resent, and was never counted."""
     monkeypatch.setattr(in_flight_limiter, "WAIT_S", 0.01)
 
     async def run() -> None:
@@ -100,7 +100,7 @@ def test_body_past_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_arriving_body_counts() -> None:
-    """I9: a body counts from its begin on, not only when it is complete, and no more when it breaks off."""
+    """I9: a body counts from its first byte, not only when it is complete, and no longer when it breaks off."""
 
     async def run() -> None:
         hall = Hall()
@@ -115,7 +115,7 @@ def test_arriving_body_counts() -> None:
 
 
 def test_waiting_body_enters_when_room_is_freed() -> None:
-    """A body that does not fit hurries the uploads and enters as soon as one of them made in_flight_limiter."""
+    """A body that does not fit speeds up the uploads and enters as soon as one of them has freed room."""
 
     async def run() -> None:
         hall = Hall()
@@ -134,7 +134,7 @@ def test_waiting_body_enters_when_room_is_freed() -> None:
 
 @pytest.mark.parametrize("large_job", ["small", "large"])
 def test_small_body_overtakes_no_large_one(large_job: str) -> None:
-    """Bodies enter in the order of arrival, or many small ones would keep a large one out for ever."""
+    """Bodies enter in the order of arrival, or many small ones would starve a large one."""
 
     async def run() -> None:
         hall = Hall()
@@ -155,7 +155,7 @@ def test_small_body_overtakes_no_large_one(large_job: str) -> None:
 
 
 def test_client_that_goes_away_leaves_no_trace() -> None:
-    """I9: a waiting request that is cancelled takes no in_flight_limiter, and the next one gets its turn."""
+    """I9: a waiting request that is cancelled takes no room, and the next one gets its turn."""
 
     async def run() -> None:
         hall = Hall()
@@ -175,7 +175,7 @@ def test_client_that_goes_away_leaves_no_trace() -> None:
 
 
 def test_claim_without_bytes_takes_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I9, B12: a body of which little came keeps little room from others, whatever it claims; it grows as it comes."""
+    """I9, B12: a body of which little arrived takes little room, whatever it claims; its room grows as it arrives."""
     monkeypatch.setattr(in_flight_limiter, "FIRST_BYTES_MAX", 100)
 
     async def run() -> None:
@@ -199,7 +199,7 @@ def test_claim_without_bytes_takes_little(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("other", ["a", "b"])
 def test_body_that_cannot_grow_is_refused(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I9: of bodies that together are too large one is refused and gives its room back, and the other one goes on."""
+    """I9: of bodies that together are too large, one is refused and frees its room, and the other continues."""
     monkeypatch.setattr(in_flight_limiter, "FIRST_BYTES_MAX", 100)
 
     async def run() -> None:
@@ -220,7 +220,7 @@ def test_body_that_cannot_grow_is_refused(other: str, monkeypatch: pytest.Monkey
 
 
 def test_one_job_announces_at_most_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B13: many bodies of one job that do not come leave half of the room to other jobs."""
+    """B13: unfinished bodies of one job leave half of the room to other jobs."""
     monkeypatch.setattr(in_flight_limiter, "WAIT_S", 0.01)
 
     async def run() -> None:
@@ -240,7 +240,7 @@ def test_one_job_announces_at_most_half(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_several_jobs_announce_no_more_than_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B13: jobs whose bodies do not come leave a quarter together, where each alone announces as much as it may."""
+    """B13: jobs with unfinished bodies leave a quarter together, although each announces as much as it is allowed."""
     monkeypatch.setattr(in_flight_limiter, "FIRST_BYTES_MAX", 50)
 
     async def run() -> None:
@@ -262,7 +262,7 @@ def test_several_jobs_announce_no_more_than_a_part(monkeypatch: pytest.MonkeyPat
 
 
 def test_one_job_holds_two_thirds() -> None:
-    """I9, B13: sets of one job that wait for their upload hold no more; those of others are taken in beside them."""
+    """I9, B13: one job's sets that wait for upload hold at most two thirds; other jobs' sets are received as well."""
 
     async def run() -> None:
         hall = Hall()
@@ -284,7 +284,7 @@ def test_one_job_holds_two_thirds() -> None:
 
 
 def test_set_larger_than_a_share_is_taken_in() -> None:
-    """I9: the largest set is taken in when its job holds nothing else, and no set of others has to go for that."""
+    """I9: the largest set is received when its job holds nothing else, without evicting sets of others."""
 
     async def run() -> None:
         hall = Hall()
@@ -300,7 +300,7 @@ def test_set_larger_than_a_share_is_taken_in() -> None:
 
 
 def test_freed_room_goes_to_who_holds_least() -> None:
-    """B13: a job whose bodies wait by the dozen does not keep another one waiting behind all of them."""
+    """B13: a job with dozens of waiting bodies does not keep another job waiting until all of them are served."""
 
     async def run() -> None:
         hall = Hall()
@@ -321,7 +321,7 @@ def test_freed_room_goes_to_who_holds_least() -> None:
 
 
 def test_body_that_has_begun_is_overtaken_by_none_of_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I9: a large set enters though its job goes on to send small ones, which would always find room before it."""
+    """I9: a large set enters although its job keeps sending small ones, which would always find room before it."""
     monkeypatch.setattr(in_flight_limiter, "FIRST_BYTES_MAX", 10)
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""Which reported snapshots enter a checkpoint's state, and which it lists as under way."""
+"""Which reported snapshots enter a checkpoint's state, and which are listed as under way."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from dstl_service.formats.materialization_index import MaterializationIndex
 from dstl_service.formats.under_way import Announcement, UnderWay, UnderWaySnapshot
 from dstl_service.materialization.admission import Reported, choose_materializations
 from dstl_service.wire import CheckpointRef
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange, MaterializationHandle
+from storage.model import MaterializationHandle
 from storage.testing import FakeClock, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.samples import manifest, opened
 from tests.unit.dstl_service.snapshots import GROUPS, index_of, store_snapshot
 
 
 class Coordinator:
-    """A job with some checkpoints, each on the one before; the newest lists all snapshots that are stored."""
+    """A job with some checkpoints, each based on the one before; the newest lists all stored snapshots."""
 
     def __init__(self, checkpoints: int = 4) -> None:
         self.clock = FakeClock()
@@ -45,14 +46,14 @@ class Coordinator:
     def stored(
         self, version: CheckpointRef | None = None, *, listed: bool = True, **changes: Any
     ) -> MaterializationHandle:
-        """Store a snapshot of checkpoint 2, or another, that is under way."""
+        """Store a snapshot of checkpoint 2, or of another, that is under way."""
         index: MaterializationIndex = index_of(version or self.refs[2], **{"job_uid": self.jobs.job_uid, **changes})
         if listed:
             self.listed.append(UnderWaySnapshot("op", index.key_groups, index.version, index.uid))
         return store_snapshot(self.store, index)
 
     def choose(self, *reported: dict[str, Any], patience_ms: int = 100, at_once: int = 16) -> Reported:
-        """Choose what follows the newest checkpoint takes in."""
+        """Choose which snapshots the checkpoint after the newest accepts."""
         return choose_materializations(
             self.jobs, "job", self.refs[-1], reported, self.clock, patience_ms, at_once=at_once
         )
@@ -64,7 +65,7 @@ def announcement(version: CheckpointRef, base: CheckpointRef, uid: str = "new") 
 
 
 def test_listed_snapshot_is_taken() -> None:
-    """A snapshot that the base lists enters, once, however many attempts report it, and at any age."""
+    """A snapshot that the base lists enters once, however many attempts report it, and at any age."""
     coordinator = Coordinator()
     handle = coordinator.stored()
     coordinator.complete()
@@ -74,7 +75,7 @@ def test_listed_snapshot_is_taken() -> None:
 
 
 def test_snapshot_that_is_not_listed_is_refused() -> None:
-    """I11: what the base does not list may be gone in part, however young and whole it looks."""
+    """I11: a snapshot that the base does not list may be partly deleted, however young and whole it looks."""
     coordinator = Coordinator()
     handle = coordinator.stored()
     coordinator.complete()
@@ -86,7 +87,7 @@ def test_snapshot_that_is_not_listed_is_refused() -> None:
 
 
 def test_taken_snapshot_is_neither_taken_nor_refused() -> None:
-    """A task that reports late what the state has already does no harm."""
+    """A late report of a snapshot that the state already has does no harm."""
     coordinator = Coordinator()
     handle = coordinator.stored(listed=False)
     coordinator.complete(handle)
@@ -96,7 +97,7 @@ def test_taken_snapshot_is_neither_taken_nor_refused() -> None:
 
 @pytest.mark.parametrize("changes", [{"job_uid": "another life"}, {"parents": ("gone",)}])
 def test_foreign_snapshot_is_refused_for_good(changes: dict[str, Any]) -> None:
-    """I11: a snapshot of another life, or upon what the state has no more, is counted and leaves the list."""
+    """I11: a snapshot of another life, or based on one that the state has lost, is counted and leaves the list."""
     coordinator = Coordinator()
     good = coordinator.stored(uid="good")
     bad = coordinator.stored(uid="bad", **changes)
@@ -106,7 +107,7 @@ def test_foreign_snapshot_is_refused_for_good(changes: dict[str, Any]) -> None:
 
 
 def test_damaged_report_is_refused() -> None:
-    """A handle that is none, or whose index is missing, damaged or elsewhere, is refused without an error."""
+    """A malformed handle, or one whose index is missing, damaged or elsewhere, is refused without an error."""
     coordinator = Coordinator()
     handle = coordinator.stored()
     missing = coordinator.stored(uid="missing")
@@ -123,7 +124,7 @@ def test_damaged_report_is_refused() -> None:
 
 
 def test_unreachable_index_is_asked_for_again() -> None:
-    """I13: a store that does not answer refuses nothing for good."""
+    """I13: a store that does not answer causes no permanent refusal."""
     coordinator = Coordinator()
     handle = coordinator.stored()
     coordinator.complete()
@@ -146,7 +147,7 @@ def test_snapshot_is_taken_while_its_parent_is_there() -> None:
 
 
 def test_older_snapshot_is_refused() -> None:
-    """A snapshot that is no newer than what the state has of its key groups is of no use."""
+    """A snapshot that is no newer than the state's one of its key groups is not used."""
     coordinator = Coordinator()
     older = coordinator.stored(uid="older", version=coordinator.refs[1])
     coordinator.complete(coordinator.stored(uid="newer", listed=False))
@@ -155,7 +156,7 @@ def test_older_snapshot_is_refused() -> None:
 
 
 def test_announcement_is_for_one_base() -> None:
-    """I11: an announcement is heard by the checkpoint that follows its base, of a snapshot of the same history."""
+    """I11: an announcement counts for the checkpoint that follows its base, if the snapshot is of the same history."""
     coordinator = Coordinator()
     older, newest = coordinator.refs[1], coordinator.refs[-1]
     good = announcement(older, newest)
@@ -167,7 +168,7 @@ def test_announcement_is_for_one_base() -> None:
 
 
 def test_ancestor_is_known_without_its_manifests() -> None:
-    """A coordinator that completed the checkpoints itself needs none of the manifests in between."""
+    """A coordinator that completed the checkpoints itself reads none of the manifests in between."""
     coordinator = Coordinator(60)
     report = announcement(coordinator.refs[2], coordinator.refs[-1])
     coordinator.jobs.delete_manifests(coordinator.refs[:50])
@@ -178,7 +179,7 @@ def test_ancestor_is_known_without_its_manifests() -> None:
 
 
 def test_index_is_read_once_and_the_oldest_first() -> None:
-    """I13: a handle costs one request in its life; where time is short, the oldest snapshots have their turn first."""
+    """I13: a handle costs one request in its life; if time is short, the oldest snapshots are checked first."""
     coordinator = Coordinator()
     handles = [
         coordinator.stored(uid=f"m{n}", key_groups=KeyGroupRange(n, n), version=coordinator.refs[1 + n % 2])

@@ -1,4 +1,4 @@
-"""A job with many tables on one host: each has its turn, however slow the store is."""
+"""A job with many tables on one host: each gets its snapshot, however slow the store is."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tests.unit.dstl_service.snapshots import snapshot_folder
 TABLES = 1000
 BATCH_S = 60
 INTERVAL_S = 600
-REQUEST_MS = 1  # 15 ms, and 16 at a time
+REQUEST_MS = 1  # 15 ms each, 16 at a time
 LOG: list[SegmentHandle] = handles_of([segment()])
 
 
 class SlowStore(MemoryStore):
-    """Takes its time for every index."""
+    """Takes time for every index."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock=clock)
@@ -80,7 +80,7 @@ class Job:
         return created
 
     async def batch(self) -> None:
-        """Let all tables advance, hand over what is asked for, and complete the checkpoint with what is reported."""
+        """Let all tables advance, hand over the requested snapshots, and complete the checkpoint with the reports."""
         self.clock.advance(BATCH_S * 1000)
         base, reported = self.newest.ref, []
         for table in self.tables:
@@ -108,7 +108,7 @@ class Job:
 
 
 def test_every_table_has_a_snapshot_within_three_intervals(tmp_path: Path) -> None:
-    """I13: of 1,000 tables with batches of 60 s, none waits for ever, and nothing is stored for nothing."""
+    """I13: of 1,000 tables with batches of 60 s, each is materialized in three intervals, and no upload is wasted."""
 
     async def run(executor: ThreadPoolExecutor) -> Job:
         job, batches = Job(tmp_path, executor), 0

@@ -23,7 +23,7 @@ def schedule(chance: float = 1.0, **changes: Any) -> Schedule:
 
 @pytest.mark.parametrize("chance", [0.0, 0.3, 1.0])
 def test_first_time_lies_within_interval(chance: float) -> None:
-    """I13: the first time trigger comes at a random part of the interval, so that tables do not come together."""
+    """I13: the first time trigger is at a random part of the interval, so that tables do not coincide."""
     made = schedule(chance)
     made.logged(1, 10)
     due_ms = int(100 * S * chance)
@@ -33,7 +33,7 @@ def test_first_time_lies_within_interval(chance: float) -> None:
 
 
 def test_interval_passes_between_two() -> None:
-    """I13: after a success the next one is due an interval later, counted from its end."""
+    """I13: after a success the next snapshot is due an interval later, counted from its end."""
     made = schedule(0.0)
     made.logged(1, 10)
     assert made.ask(0, RATE) is Trigger.TIME
@@ -46,7 +46,7 @@ def test_interval_passes_between_two() -> None:
 
 
 def test_unchanged_table_is_skipped() -> None:
-    """A table without new log is not materialized; its time counts as skipped, never as completed."""
+    """A table without new log is not materialized; it counts as skipped, never as completed."""
     made = schedule(0.0)
 
     assert made.ask(0, RATE) is None
@@ -57,7 +57,7 @@ def test_unchanged_table_is_skipped() -> None:
 
 
 def test_large_log_comes_sooner() -> None:
-    """I13: a log above its floor and above the ratio of the table's size makes it due at once."""
+    """I13: a log above its floor and above the ratio of the table's size makes the table due at once."""
     made = schedule()
     made.logged(1, 1000)
     assert made.ask(1, RATE) is None
@@ -91,7 +91,7 @@ def test_log_counts_once() -> None:
 
 
 def test_log_since_snapshot_stays() -> None:
-    """What is logged while a snapshot is stored is not in it, and counts towards the next."""
+    """Changes logged while a snapshot is stored are not in it, and count towards the next."""
     made = schedule()
     made.logged(1, 100)
     made.begin(0, 1)
@@ -114,7 +114,7 @@ def test_failed_snapshot_keeps_whole_log() -> None:
 
 
 def test_log_of_untaken_snapshot_counts_again() -> None:
-    """I13: what was stored and named by no checkpoint cut off no log, so all of it counts, and a new try comes soon."""
+    """I13: a stored snapshot that no checkpoint named truncated no log: all of it counts, and a retry is due soon."""
     made = schedule(0.0)
     made.logged(1, 100)
     made.begin(0, 1)
@@ -128,7 +128,7 @@ def test_log_of_untaken_snapshot_counts_again() -> None:
 
 
 def test_log_of_named_snapshot_counts_no_more() -> None:
-    """What a checkpoint named is cut off, whatever becomes of the next one."""
+    """Log that a named snapshot truncated stays truncated, whatever happens to the next snapshot."""
     made = schedule(0.0)
     for checkpoint_id in (1, 2):
         made.logged(checkpoint_id, 10 * checkpoint_id)
@@ -142,7 +142,7 @@ def test_log_of_named_snapshot_counts_no_more() -> None:
 
 
 def test_log_that_is_seen_behind_its_snapshot_is_not_due() -> None:
-    """A process that was handed a snapshot before it saw the table's log asks for no second one."""
+    """A process that received a snapshot before it saw the table's log requests no second one."""
     made = schedule(log_floor_bytes=0, log_ratio=0.0)
     made.begin(0, 2)
     made.completed(0, 50)
@@ -156,7 +156,7 @@ def test_log_that_is_seen_behind_its_snapshot_is_not_due() -> None:
 
 
 def test_untaken_snapshot_ends_no_other() -> None:
-    """I13: one that runs while an earlier one turns out to be untaken goes on, and stands for the log of both."""
+    """I13: a snapshot that runs while an earlier one proves untaken continues, and covers the log of both."""
     made = schedule(0.0)
     made.logged(1, 100)
     made.begin(0, 1)
@@ -172,7 +172,7 @@ def test_untaken_snapshot_ends_no_other() -> None:
 
 
 def test_one_at_a_time() -> None:
-    """Nobody is asked twice, nor while one runs; times that pass meanwhile count as skipped."""
+    """No second snapshot is requested while one is requested or runs; triggers meanwhile count as skipped."""
     made = schedule(0.0)
     made.logged(1, 10)
     assert made.ask(0, RATE) is Trigger.TIME
@@ -185,7 +185,7 @@ def test_one_at_a_time() -> None:
 
 
 def test_failure_is_repeated_sooner() -> None:
-    """I13: after a failure the next try comes well before an interval, after more failures a little later each time."""
+    """I13: after a failure the retry is well before an interval, after more failures a little later each time."""
     made = schedule(0.0)
     made.logged(1, 10**6)
     made.ask(0, RATE)
@@ -202,7 +202,7 @@ def test_failure_is_repeated_sooner() -> None:
 
 
 def test_three_failures_are_reported() -> None:
-    """The third failure in a row is reported; a success between begins the count anew."""
+    """The third failure in a row is reported; a success in between resets the count."""
     made = schedule()
 
     assert [made.failed(0) for _ in range(6)] == [False, False, True, False, False, True]
@@ -213,7 +213,7 @@ def test_three_failures_are_reported() -> None:
 
 
 def test_unanswered_request_is_seen() -> None:
-    """A task that was asked and handed nothing over within half a minute is a failure, and does not block for ever."""
+    """A request that a task does not answer within half a minute is a failure, and does not block for ever."""
     made = schedule(0.0)
     made.logged(1, 10)
     made.ask(0, RATE)
@@ -226,7 +226,7 @@ def test_unanswered_request_is_seen() -> None:
 
 
 def test_stuck_one_is_visible() -> None:
-    """The time since the last success grows while one is stuck, from the first sight of the table on."""
+    """The time since the last success grows while a snapshot is stuck, from the table's first restore on."""
     made = schedule()
     assert made.since_success_s(70 * S) == 70
     made.begin(80 * S, 1)
@@ -237,7 +237,7 @@ def test_stuck_one_is_visible() -> None:
 
 
 def test_table_that_left_is_stale() -> None:
-    """A table that nobody asked for during an interval is not this host's, unless its snapshot is being stored."""
+    """A table that nobody restored during an interval has left this host, unless its snapshot is being stored."""
     made = schedule()
     made.ask(10 * S, RATE)
 
@@ -248,7 +248,7 @@ def test_table_that_left_is_stale() -> None:
 
 
 def test_table_of_rare_batches_is_not_stale() -> None:
-    """A table stays in the metrics between batches that are further apart than intervals, and goes when they end."""
+    """A table stays in the metrics between batches further apart than intervals, and is removed when they end."""
     made = schedule()
     for batch in range(4):
         assert batch < 2 or not made.is_stale(300 * S * batch)
@@ -260,7 +260,7 @@ def test_table_of_rare_batches_is_not_stale() -> None:
 
 
 def test_pause_of_a_query_is_forgotten() -> None:
-    """A table that was asked for often since a long pause is stale behind an interval, as any other."""
+    """A table that was restored often since a long pause is stale after an interval, like any other."""
     made = schedule()
     for batch in range(20):
         made.ask(100_000 * S + batch * S, RATE)
@@ -269,7 +269,7 @@ def test_pause_of_a_query_is_forgotten() -> None:
 
 
 def test_switched_off_asks_nobody() -> None:
-    """Switched off, nothing is ever due."""
+    """If the setting is off, nothing is ever due."""
     made = schedule(0.0, enabled=False)
     made.logged(1, 10**12)
 
@@ -278,7 +278,7 @@ def test_switched_off_asks_nobody() -> None:
 
 @pytest.mark.parametrize("name", [f.name for f in fields(MaterializationSettings) if f.type in ("int", "float")])
 def test_negative_setting_is_refused(name: str) -> None:
-    """No number of the settings may be negative; the message names it."""
+    """No setting may be negative; the message names it."""
     options: dict[str, Any] = {name: -1}  # one of many types, by its name
     with pytest.raises(InvalidInputError, match=name):
         MaterializationSettings(**options)

@@ -1,4 +1,4 @@
-"""A materialization from the first request to the restore, as tasks and driver see it over HTTP."""
+"""A materialization from the first request to the restore, as tasks and the driver see it over HTTP."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SIZE = sum(map(len, FILES.values()))
 
 
 class Tasks:
-    """A job with one partition, whose driver and tasks do as they are told."""
+    """A job with one partition, with driver and tasks."""
 
     def __init__(self, life: Life) -> None:
         self.life = life
@@ -76,12 +76,12 @@ class Tasks:
         return announcement
 
     def stored(self, path: Path) -> dict[str, Any]:
-        """Hand a snapshot over, let the next checkpoint list it, and return its handle when it is stored."""
+        """Hand a snapshot over, let the next checkpoint list it, and return its handle once it is stored."""
         self.batch(self.announced(path))
         return wait_until(self.handle)
 
     def handle(self) -> dict[str, Any] | None:
-        """Return the handle that a restore offers, if it offers one."""
+        """Return the handle that a restore offers, or None."""
         offered: dict[str, Any] | None = self.plan()["materialized"]
         return offered if offered and "index" in offered else None
 
@@ -99,20 +99,20 @@ def store() -> FaultyStore:
 
 @pytest.fixture
 def tasks(store: FaultyStore) -> Iterator[Tasks]:
-    """Return a job on a service that asks for a snapshot whenever something was logged."""
+    """Return a job on a service that requests a snapshot whenever something was logged."""
     with service(store, materialization=EAGER) as life:
         yield Tasks(life)
 
 
 @pytest.fixture
 def calm_tasks(store: FaultyStore) -> Iterator[Tasks]:
-    """Return the same with an interval that no test outlasts: gauges show a table for one behind its last restore."""
+    """Return the same with an interval longer than any test: gauges show a table for one after its last restore."""
     with service(store, materialization=replace(EAGER, interval_s=3600)) as life:
         yield Tasks(life)
 
 
 def view(store: ObjectStore, tasks: Tasks) -> tuple[tuple[MaterializationHandle, ...], int]:
-    """Return materializations and length of the log of the newest state."""
+    """Return the materializations and the length of the log of the newest state."""
     jobs: JobStore = opened(store)
     newest = jobs.newest()
     assert newest is not None
@@ -133,7 +133,7 @@ def ref(tasks: Tasks) -> CheckpointRef:
 
 
 def test_snapshot_goes_from_task_to_task(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
-    """I13: asked for, stored, offered, reported, named by a checkpoint, and streamed to the next empty table."""
+    """I13: a snapshot is requested, stored, offered, reported, named by a checkpoint, and streamed to a table."""
     tasks.batch()
     assert tasks.plan()["materialize"] is True
     handle = tasks.stored(snapshot_folder(tmp_path / "s"))
@@ -151,7 +151,7 @@ def test_snapshot_goes_from_task_to_task(tasks: Tasks, store: FaultyStore, tmp_p
 
 
 def test_nothing_is_put_before_it_is_listed(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
-    """I11: until a completed checkpoint lists the snapshot nothing of it is stored, however long it waits."""
+    """I11: nothing of a snapshot is stored until a completed checkpoint lists it, however long it waits."""
     announcement = tasks.announced(snapshot_folder(tmp_path / "s"))
     assert tasks.plan()["materialized"] == announcement
     tasks.batch()
@@ -168,7 +168,7 @@ def test_nothing_is_put_before_it_is_listed(tasks: Tasks, store: FaultyStore, tm
 
 
 def test_host_that_comes_second_gives_way(tasks: Tasks, tmp_path: Path) -> None:
-    """I13: of two hosts that made a snapshot of one table, that goes on whose one a checkpoint lists."""
+    """I13: if two hosts made a snapshot of one table, the one that a checkpoint lists continues."""
     tasks.announced(snapshot_folder(tmp_path / "second"))
     first = Announcement(UnderWaySnapshot("op", GROUPS, ref(tasks), "first"), ref(tasks))
     tasks.batch(first.to_dict())
@@ -188,7 +188,7 @@ def test_offer_is_repeated_until_a_checkpoint_names_it(tasks: Tasks, tmp_path: P
 
 
 def test_snapshot_that_no_checkpoint_takes_is_made_again(calm_tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
-    """I13: a stored snapshot that a checkpoint let go of counts as failed; its log is due again, whole."""
+    """I13: a stored snapshot that a checkpoint dropped counts as failed; its whole log is due again."""
     calm_tasks.stored(snapshot_folder(tmp_path / "s"))
     logged = calm_tasks.metric("dstl_materialization_log_bytes")
     uid = newest(store).under_way.snapshots[0].uid
@@ -202,7 +202,7 @@ def test_snapshot_that_no_checkpoint_takes_is_made_again(calm_tasks: Tasks, stor
 
 
 def test_table_of_a_job_that_was_set_back_is_stored_again(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
-    """I13: what waits for a checkpoint that was given up is let go of, and the log of new ones of its id counts."""
+    """I13: a snapshot that waits for an abandoned checkpoint is dropped, and the log of its successor counts."""
     for _ in range(3):
         tasks.batch()
     tasks.stored(snapshot_folder(tmp_path / "s"))
@@ -218,9 +218,9 @@ def test_table_of_a_job_that_was_set_back_is_stored_again(tasks: Tasks, store: F
 
 def test_upload_of_what_is_not_listed_any_more_is_given_up(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
     """
-    I11: a host that was suspended in the middle of an upload, while the job went on without it, enters no state.
+    I11: a snapshot enters no state if its host was suspended during the upload while the job continued without it.
 
-    Its last files and its index arrive whenever they like: the checkpoint does not ask how old they are.
+    Its last files and its index arrive at any time: the checkpoint does not ask how old they are.
     """
     store.inject(Fault("put", FaultKind.DELAY, "job/materialized/*", times=None))
     tasks.batch(tasks.announced(snapshot_folder(tmp_path / "s")))
@@ -240,7 +240,7 @@ def test_upload_of_what_is_not_listed_any_more_is_given_up(tasks: Tasks, store: 
 
 
 def test_snapshot_waits_for_a_batch_that_comes_hours_later(tmp_path: Path) -> None:
-    """I11, I13: where batches are hours apart, the next one takes the snapshot, and no collection takes its objects."""
+    """I11, I13: if batches are hours apart, the next one takes the snapshot, and no collection deletes its objects."""
     clock = FakeClock()
     store = MemoryStore(clock=clock)
     with service(store, clock, materialization=EAGER) as life:
@@ -259,7 +259,7 @@ def test_snapshot_waits_for_a_batch_that_comes_hours_later(tmp_path: Path) -> No
 
 
 def test_listing_is_seen_without_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I13: behind the last batch of a job nobody restores; the snapshot is stored all the same, for the next run."""
+    """I13: after a job's last batch nobody restores; the snapshot is stored all the same, for the next run."""
     monkeypatch.setattr(materializer, "_LOOK_S", 0.01)
     store = MemoryStore()
     with service(store, materialization=EAGER) as life:
@@ -272,7 +272,7 @@ def test_listing_is_seen_without_a_restore(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_next_process_finds_the_snapshot_that_waits(tmp_path: Path) -> None:
-    """I13: a sidecar that starts for the next batch offers what the one before had stored, and asks for no other."""
+    """I13: a sidecar started for the next batch offers its predecessor's stored snapshot, and requests no other."""
     clock = FakeClock()
     store = MemoryStore(clock=clock)
     with service(store, clock, materialization=EAGER) as life:
@@ -314,12 +314,12 @@ def test_next_process_announces_anew_what_is_not_whole(tmp_path: Path, fault: st
 
 
 def test_nobody_is_asked_twice(tasks: Tasks) -> None:
-    """While a task was asked, speculative copies and retries are not."""
+    """After a task was asked, speculative copies and retries are not."""
     assert [tasks.plan()["materialize"] for _ in range(3)] == [True, False, False]
 
 
 def test_gauges_show_log_and_table(calm_tasks: Tasks, tmp_path: Path) -> None:
-    """The log since the last snapshot, and the table's size in it, are shown as they are after each restore."""
+    """The log since the last snapshot, and the table's size in it, are shown as of the last restore."""
     calm_tasks.plan()
     assert calm_tasks.metric("dstl_materialization_log_bytes") == len(b"payload")
     assert calm_tasks.metric("dstl_materialization_table_bytes") == 0
@@ -358,14 +358,14 @@ def test_same_snapshot_twice_is_one(tasks: Tasks, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_request_is_refused(tasks: Tasks, tmp_path: Path, changes: dict[str, Any], status: int) -> None:
-    """What is wrong about a request is said, and the next snapshot is taken as if nothing had been."""
+    """An invalid request is refused with the reason, and does not affect the next snapshot."""
     assert tasks.hand_over(snapshot_folder(tmp_path / "s"), **changes).status_code == status
 
     assert tasks.stored(tmp_path / "s")
 
 
 def test_failing_store_costs_no_checkpoint(calm_tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
-    """I13: snapshots that cannot be stored are counted and reported; checkpoints go on, and the log stays whole."""
+    """I13: snapshots that cannot be stored are counted and reported; checkpoints continue, and the log stays whole."""
     store.inject(Fault("put", FaultKind.FAIL_BEFORE, "job/materialized/*", times=None))
     for number in range(3):
         calm_tasks.batch(calm_tasks.announced(snapshot_folder(tmp_path / str(number))))
@@ -382,7 +382,7 @@ def test_failing_store_costs_no_checkpoint(calm_tasks: Tasks, store: FaultyStore
 
 
 def test_damaged_table_is_restored_anew(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
-    """I10, I13: a table that the local disk damaged is not stored; its next restore begins anew, from the whole log."""
+    """I10, I13: a table damaged by the local disk is not stored; its next restore reads the whole log from empty."""
     path = snapshot_folder(tmp_path / "s", _000011=b"damaged later")
     damaged = (path / "000011.sst").read_bytes().replace(b"damaged", b"Damaged")
     (path / "000011.sst").write_bytes(damaged)
@@ -402,7 +402,7 @@ def test_damaged_table_is_restored_anew(tasks: Tasks, store: FaultyStore, tmp_pa
 def test_table_whose_snapshot_the_disk_has_lost_is_restored_anew(
     tasks: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I10, I13: where the disk has lost the folder that a task hands over, the table is damaged; it failed for ever."""
+    """I10, I13: if the disk lost the folder that a task hands over, the table is damaged; it used to fail for ever."""
     path = snapshot_folder(tmp_path / "s")
     tasks.plan()
     listdir = os.listdir
@@ -421,7 +421,7 @@ def test_table_whose_snapshot_the_disk_has_lost_is_restored_anew(
 
 
 def test_unreadable_state_costs_no_restore(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
-    """I13: an error while a materialization is considered is logged; the restore goes on without an offer."""
+    """I13: an error while a materialization is considered is logged; the restore continues without an offer."""
     handle = tasks.stored(snapshot_folder(tmp_path / "s"))
     tasks.batch({**handle, "uid": "nobody"}, handle)
 
@@ -430,7 +430,7 @@ def test_unreadable_state_costs_no_restore(tasks: Tasks, store: FaultyStore, tmp
 
 
 def test_slow_check_holds_up_no_checkpoint(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
-    """I13: where the check of a handle hangs, the checkpoint completes without it, and a later one takes it."""
+    """I13: if the check of a handle hangs, the checkpoint completes without it, and a later one takes it."""
     handle = tasks.stored(snapshot_folder(tmp_path / "s"))
     store.inject(Fault("get", FaultKind.DELAY, handle["index"]))
     tasks.batch(handle)
@@ -442,7 +442,7 @@ def test_slow_check_holds_up_no_checkpoint(tasks: Tasks, store: FaultyStore, tmp
 
 
 def test_new_process_counts_the_log_again(store: FaultyStore, tmp_path: Path) -> None:
-    """A sidecar that starts anew and sees a warm table knows how long the log behind it is."""
+    """A restarted sidecar that sees a warm table knows the length of the log since its snapshot."""
     settings = MaterializationSettings(log_floor_bytes=14, log_ratio=0)
     with service(store, materialization=settings) as life:
         tasks = Tasks(life)
@@ -457,7 +457,7 @@ def test_new_process_counts_the_log_again(store: FaultyStore, tmp_path: Path) ->
 
 
 def test_garbage_of_materializations_is_collected(tmp_path: Path) -> None:
-    """I11, I12: what a state names and what is under way is kept at any age; what was let go of goes at any age."""
+    """I11, I12: objects that are named or under way are kept at any age; dropped ones are deleted at any age."""
     store = LocalStore(tmp_path / "store")
     with service(store, materialization=EAGER) as life:
         tasks = Tasks(life)
@@ -479,7 +479,7 @@ def test_garbage_of_materializations_is_collected(tmp_path: Path) -> None:
 
 
 def test_collector_deletes_no_name_that_came_back(tasks: Tasks, store: FaultyStore, tmp_path: Path) -> None:
-    """I11: a collector that listed an old orphan deletes it when the same content is stored again, and named."""
+    """I11: a collector's late deletion of an old orphan removes nothing of the same content stored again and named."""
     tasks.stored(snapshot_folder(tmp_path / "orphan"))
     other = Announcement(UnderWaySnapshot("op", GROUPS, ref(tasks), "other"), ref(tasks))
     tasks.batch(other.to_dict())
@@ -499,7 +499,7 @@ def test_collector_deletes_no_name_that_came_back(tasks: Tasks, store: FaultySto
 
 
 def test_function_may_take_longer_than_any_age(tmp_path: Path) -> None:
-    """I11: what a checkpoint has chosen when its upload began is there when it is completed, hours later."""
+    """I11: objects chosen when a checkpoint's upload began still exist when it completes, hours later."""
     clock = FakeClock()
     store = MemoryStore(clock=clock)
     gc = GcSettings(age_min_s=0)
@@ -530,7 +530,7 @@ def test_function_may_take_longer_than_any_age(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_handle_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    """A request with something else than handles and announcements says which, and stores nothing; a right one does."""
+    """A request with a malformed handle or announcement names it and stores nothing; a correct request works."""
     with service(MemoryStore(), FakeClock(), materialization=EAGER) as life:
         tasks = Tasks(life)
         handle = tasks.stored(snapshot_folder(tmp_path / "s"))

@@ -1,4 +1,4 @@
-"""Which folders a service takes from a client."""
+"""Which folders a service accepts from a client."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_files_are_found_and_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["symlink", "folder", "name", "fifo", "no current"])
 def test_folder_with_anything_else_is_refused(tmp_path: Path, kind: str) -> None:
-    """I15: a link, a folder, a pipe or a file of another name in the folder, and nothing of it is read."""
+    """I15: a folder with a link, a folder, a pipe or a file of another name is refused, and nothing of it is read."""
     path = snapshot_folder(tmp_path / "s")
     if kind == "symlink":
         (tmp_path / "secret").write_text("secret")
@@ -71,7 +71,7 @@ def test_path_must_be_plain(tmp_path: Path) -> None:
 
 
 def test_root_confines_folders(tmp_path: Path) -> None:
-    """With a root set, a folder elsewhere is refused, also one that a link seems to put below it."""
+    """With a root set, a folder elsewhere is refused, even if a link seems to put it below the root."""
     (tmp_path / "root").mkdir()
     inside = snapshot_folder(tmp_path / "root" / "s")
     (tmp_path / "outside").mkdir()
@@ -85,7 +85,7 @@ def test_root_confines_folders(tmp_path: Path) -> None:
 
 
 def test_folder_is_locked_while_held(tmp_path: Path) -> None:
-    """Who removes left-behind folders sees that this one is in use, until it is closed."""
+    """The removal of abandoned folders sees that this one is in use until it is closed."""
     path = snapshot_folder(tmp_path / "s")
     folder = SnapshotFolder.open(str(path), None)
     other = os.open(path, os.O_RDONLY)
@@ -100,7 +100,7 @@ def test_folder_is_locked_while_held(tmp_path: Path) -> None:
 
 
 def test_changed_file_is_unavailable(tmp_path: Path) -> None:
-    """A file that went or grew since it was listed ends this snapshot, not the service."""
+    """A file that was removed or grew since it was listed ends this snapshot, not the service."""
     path = snapshot_folder(tmp_path / "s")
     folder = SnapshotFolder.open(str(path), None)
     first, second, *_ = (file for file in folder.files() if file.name.endswith(".sst"))
@@ -127,7 +127,7 @@ def test_removed_folder_is_gone(tmp_path: Path) -> None:
 def test_folder_that_the_disk_has_lost_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, code: int, kind: type[DstlError]
 ) -> None:
-    """I10: an error of the disk is damage wherever the folder is looked at, as it is where a file is read."""
+    """I10: an error of the disk is damage wherever the folder is read, as it is where a file is read."""
     path = snapshot_folder(tmp_path / "s")
 
     def failing(*_: object, **__: object) -> None:
@@ -146,7 +146,7 @@ def test_folder_that_the_disk_has_lost_is_damaged(
 def test_path_that_is_redirected_meanwhile_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
 ) -> None:
-    """I15: who replaces a folder on the path by a link, once the path was looked at, has nothing opened elsewhere."""
+    """I15: replacing a folder on the path by a link after the check opens nothing elsewhere."""
     root, outside = tmp_path / "root", tmp_path / "outside"
     (root / "a").mkdir(parents=True)
     outside.mkdir()
@@ -170,7 +170,7 @@ def test_path_that_is_redirected_meanwhile_is_refused(
 
 
 def test_links_may_lead_below_the_root(tmp_path: Path) -> None:
-    """The root, and the folder above a snapshot, may be given by links; the snapshot itself may be none."""
+    """The root, and the folder above a snapshot, may be links; the snapshot itself may not."""
     (tmp_path / "root" / "a").mkdir(parents=True)
     path = snapshot_folder(tmp_path / "root" / "a" / "s")
     (tmp_path / "link").symlink_to(tmp_path / "root")

@@ -72,7 +72,7 @@ class Host:
         return created.ref
 
     def upload(self, path: Path) -> StoredSnapshot:
-        """Store a snapshot; when this returns, no thread is at it any more, even if it failed."""
+        """Store a snapshot; on return no thread works on it any more, even if it failed."""
 
         async def run(threads: ThreadPoolExecutor) -> StoredSnapshot:
             uploader = SnapshotUploader(self.settings, self.store, self.clock, threads)
@@ -89,7 +89,7 @@ class Host:
 
 
 def lose(monkeypatch: pytest.MonkeyPatch, place: str, name: str, code: int) -> None:
-    """Let the disk fail where a file is opened, or where what was opened is read."""
+    """Let the disk fail when a file is opened, or when the opened file is read."""
     error = OSError(code, os.strerror(code))
     real_open, real_fdopen = os.open, os.fdopen
 
@@ -109,7 +109,7 @@ def lose(monkeypatch: pytest.MonkeyPatch, place: str, name: str, code: int) -> N
 
 
 def test_index_is_written_once_behind_the_files(tmp_path: Path) -> None:
-    """I11: the index follows the last file, and names all of them; what is there of it is whole."""
+    """I11: the index follows the last file, and names all of them; what is stored of it is whole."""
     host = Host()
     stored = host.upload(snapshot_folder(tmp_path / "s"))
     puts = host.store.keys("put")
@@ -123,7 +123,7 @@ def test_index_is_written_once_behind_the_files(tmp_path: Path) -> None:
 
 
 def test_no_key_is_put_by_two_snapshots(tmp_path: Path) -> None:
-    """I11: all keys carry the snapshot's uid, so a name that a collector deletes never comes back."""
+    """I11: all keys carry the snapshot's uid, so a name that a collector deletes is never used again."""
     host = Host()
     uids = [host.upload(snapshot_folder(tmp_path / name)).handle.uid for name in ("first", "second")]
     first = set(host.store.keys("put"))
@@ -135,7 +135,7 @@ def test_no_key_is_put_by_two_snapshots(tmp_path: Path) -> None:
 
 
 def test_files_of_the_state_are_not_uploaded_again(tmp_path: Path) -> None:
-    """What a materialization of the checkpoint's state has is only named, and that materialization is the parent."""
+    """Files of a materialization in the checkpoint's state are only named, and that materialization is the parent."""
     host = Host()
     host.version = host.complete("before", base=host.version)
     stored = host.upload(snapshot_folder(tmp_path / "s", _000011=b"new"))
@@ -146,7 +146,7 @@ def test_files_of_the_state_are_not_uploaded_again(tmp_path: Path) -> None:
 
 
 def test_damaged_parent_is_replaced(tmp_path: Path) -> None:
-    """A materialization whose index is damaged is not built upon: everything is stored anew."""
+    """A materialization whose index is damaged is no parent: everything is stored again."""
     host = Host()
     host.version = host.complete("before", base=host.version)
     host.store.put(next(iter(host.store.keys("put", "*before.json"))), b"damaged")
@@ -157,7 +157,7 @@ def test_damaged_parent_is_replaced(tmp_path: Path) -> None:
 
 
 def test_failed_attempts_are_repeated(tmp_path: Path) -> None:
-    """I6: an upload that fails for a reason that may pass is tried again, as often as the settings say."""
+    """I6: an upload that fails with a transient error is retried, as often as the settings say."""
     host = Host(upload_attempts_max=3)
     host.faulty.inject(Fault("put", FaultKind.FAIL_BEFORE, "*.sst", times=2))
     host.upload(snapshot_folder(tmp_path / "s"))
@@ -170,7 +170,7 @@ def test_failed_attempts_are_repeated(tmp_path: Path) -> None:
 
 
 def test_lasting_error_is_not_repeated(tmp_path: Path) -> None:
-    """An error that does not pass ends the snapshot at once."""
+    """A permanent error ends the snapshot at once."""
     host = Host()
     host.faulty.inject(Fault("put", FaultKind.FAIL_BEFORE, "*.meta", times=None, error=lambda: InvalidInputError("no")))
     with pytest.raises(InvalidInputError):
@@ -179,7 +179,7 @@ def test_lasting_error_is_not_repeated(tmp_path: Path) -> None:
 
 
 def test_known_files_are_not_read_again(tmp_path: Path) -> None:
-    """A file that an earlier snapshot had, seen by its hard link, is not hashed again."""
+    """A file of an earlier snapshot, recognised by its hard link, is not hashed again."""
     host = Host()
     path = snapshot_folder(tmp_path / "s")
     host.upload(path)
@@ -192,7 +192,7 @@ def test_known_files_are_not_read_again(tmp_path: Path) -> None:
 
 
 def test_damaged_file_is_not_stored(tmp_path: Path) -> None:
-    """I10: a file that is not as RocksDB wrote it ends the snapshot before anything is put."""
+    """I10: a file that differs from what RocksDB wrote ends the snapshot before anything is put."""
     host = Host()
     for name in FILES:
         path = snapshot_folder(tmp_path / f"of {name}")
@@ -216,7 +216,7 @@ def test_damaged_file_is_not_stored(tmp_path: Path) -> None:
 def test_file_that_the_disk_has_lost_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, code: int, kind: type[DstlError]
 ) -> None:
-    """I10: an error of the disk, where a file is opened or read, is damage; one that may pass is none."""
+    """I10: an error of the disk when a file is opened or read is damage; a transient one is not."""
     host = Host()
     path = snapshot_folder(tmp_path / "s")
     host.upload(path)
@@ -232,7 +232,7 @@ def test_file_that_the_disk_has_lost_is_damaged(
 
 
 def test_file_that_the_disk_loses_on_the_way_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I10: also where a file could be verified and not be read again to be stored; no index names it."""
+    """I10: a file that was verified and then cannot be read to be stored is damage too; no index names it."""
     host = Host()
     verify = check_table_file
 
@@ -249,7 +249,7 @@ def test_file_that_the_disk_loses_on_the_way_is_damaged(tmp_path: Path, monkeypa
 
 
 def test_file_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that the state has, or an earlier snapshot had, is not verified again."""
+    """A file that the state or an earlier snapshot has is not verified again."""
     verified: list[str] = []
     monkeypatch.setattr(snapshot_uploader, "check_table_file", lambda name, *_: verified.append(name))
     host = Host()
@@ -273,7 +273,7 @@ def test_files_that_went_are_forgotten(tmp_path: Path) -> None:
 
 
 def test_throttle_spreads_bytes() -> None:
-    """Each upload waits until those before it would be through at the limit; unused time is not saved up."""
+    """Each upload waits until earlier ones would be done at the limit; unused time is not saved up."""
     limiter = BandwidthLimiter(1000)
 
     assert [limiter.delay_ms(500, 0) for _ in range(3)] == [0, 500, 1000]

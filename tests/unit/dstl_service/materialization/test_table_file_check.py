@@ -1,4 +1,4 @@
-"""Files of real tables are verified by what RocksDB wrote into them, and damage of any part of them is found."""
+"""Files of real tables are verified by the checksums that RocksDB wrote, and damage of any part is found."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VERSION = "3.0.u"
 
 
 def snapshot(folder: Path, *changes: Iterable[tuple[bytes, bytes]]) -> dict[str, bytes]:
-    """Return the files of a table whose changes came in so many batches, with a snapshot behind each."""
+    """Return the files of a table whose changes came in this many batches, with a snapshot after each."""
     table = StateTable.open(folder)
     files: dict[str, bytes] = {}
     for part in changes:
@@ -28,7 +28,7 @@ def snapshot(folder: Path, *changes: Iterable[tuple[bytes, bytes]]) -> dict[str,
 
 
 def is_valid(name: str, data: bytes, files: Iterable[str]) -> bool:
-    """Say whether a file passes."""
+    """Tell whether a file passes."""
     try:
         check_table_file(name, data, list(files))
     except DamagedFileError:
@@ -37,13 +37,13 @@ def is_valid(name: str, data: bytes, files: Iterable[str]) -> bool:
 
 
 def flipped(data: bytes, position: int, bit: int) -> bytes:
-    """Return the same with one bit changed."""
+    """Return the same bytes with one bit flipped."""
     return data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :]
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Return the files of a table with one data block, whose index is stored plainly."""
+    """Return the files of a table with one data block, whose index is not compressed."""
     return snapshot(tmp_path_factory.mktemp("small"), [(b"\x00\x01key%d" % number, b"v") for number in range(9)])
 
 
@@ -56,7 +56,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def test_files_of_real_tables_pass(small: dict[str, bytes], large: dict[str, bytes], tmp_path: Path) -> None:
-    """What RocksDB writes is verified: small tables and large ones, with deleted keys, with a MANIFEST in blocks."""
+    """Files written by RocksDB pass: small tables and large ones, with deleted keys, with a MANIFEST in blocks."""
     long = snapshot(tmp_path, *([(b"\x00\x01%05d" % number + b"k" * 9000, b"v")] for number in range(8)))
 
     assert max(len(data) for name, data in long.items() if name.startswith("MANIFEST")) > 2 * (32 << 10)
@@ -65,14 +65,14 @@ def test_files_of_real_tables_pass(small: dict[str, bytes], large: dict[str, byt
 
 
 def test_every_flipped_bit_of_a_small_table_is_found(small: dict[str, bytes]) -> None:
-    """I10: no byte of any file may change: data, filter, index, properties, trailers, footer, MANIFEST, CURRENT."""
+    """I10: a flipped bit in any file is found: data, filter, index, properties, trailers, footer, MANIFEST, CURRENT."""
     for name, data in small.items():
         places = [place for place in range(len(data)) if is_valid(name, flipped(data, place, place % 8), small)]
         assert not places, name
 
 
 def test_flipped_bits_of_a_large_table_are_found(large: dict[str, bytes]) -> None:
-    """I10: the same in a table with many blocks and a compressed index, at places drawn by chance."""
+    """I10: the same holds in a table with many blocks and a compressed index, at random places."""
     chance = random.Random(4)
     for name, data in large.items():
         drawn = [chance.randrange(len(data)) for _ in range(50)]
@@ -94,12 +94,12 @@ def test_flipped_bits_of_a_large_table_are_found(large: dict[str, bytes]) -> Non
     ids=["short", "half", "empty", "long", "zeros", "turned"],
 )
 def test_files_of_another_form_are_refused(damage: Callable[[bytes], bytes], large: dict[str, bytes]) -> None:
-    """What is cut off, grown or something else altogether is told as damage, never as another error."""
+    """Files that are cut off, grown or something else altogether are reported as damage, never as another error."""
     assert not [name for name, data in large.items() if is_valid(name, damage(data), large)]
 
 
 def test_block_at_the_place_of_another_is_found(large: dict[str, bytes]) -> None:
-    """I10: the file of another table under this name passes, but no file is made of parts of two."""
+    """I10: the file of another table under this name passes, but a file made of parts of two does not."""
     (name,) = (name for name in large if name.endswith(".sst"))
     data = large[name]
 
@@ -107,14 +107,14 @@ def test_block_at_the_place_of_another_is_found(large: dict[str, bytes]) -> None
 
 
 def test_current_names_a_file_of_the_snapshot() -> None:
-    """A snapshot is opened by what CURRENT names, so that must be there."""
+    """A snapshot is opened by the file that CURRENT names, so that file must be there."""
     assert is_valid("CURRENT", CURRENT, ["MANIFEST-000005"])
     assert not is_valid("CURRENT", CURRENT, ["MANIFEST-000006"])
     assert is_valid("MANIFEST-000005", MANIFEST * 3, [])
 
 
 def test_files_made_for_tests_have_the_same_form() -> None:
-    """What other tests take for tables passes for what RocksDB writes."""
+    """The test doubles of table files have the form of RocksDB's files."""
     for content in (b"", b"content", bytes(1000)):
         assert is_valid("000001.sst", sst_file(content), [])
         assert sst_content(sst_file(content)) == content

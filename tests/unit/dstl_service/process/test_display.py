@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dstl_service.process.display import printable, utc_text
-from storage.model import NUMBER_MAX
+from storage.validation import NUMBER_MAX
 
 
 @pytest.mark.parametrize("text", ["\x1b[2J", "a\nb", "\x9b2J", "\x7f", "\u202eabc", "\ud800", "\r"])

@@ -15,8 +15,9 @@ import pytest
 from dstl_service.formats.manifest import Manifest
 from dstl_service.registry import manifest_log
 from dstl_service.registry.job_store import JobStore
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange, MaterializationHandle, ObjectInfo
+from storage.model import MaterializationHandle, ObjectInfo
 from storage.object_store import ObjectStore
 from storage.testing import RecordingStore
 from tests.unit.dstl_service.samples import manifest, opened

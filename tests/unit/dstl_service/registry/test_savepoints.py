@@ -17,7 +17,8 @@ from dstl_service.formats.manifest import ManifestKind, encode_manifest, object_
 from dstl_service.registry.job_store import JobStore
 from storage.change_set import encode_change_set
 from storage.errors import CorruptDataError, NotFoundError
-from storage.model import KeyGroupRange, MaterializationHandle
+from storage.key_groups import KeyGroupRange
+from storage.model import MaterializationHandle
 from tests.unit.dstl_service.http_life import service
 from tests.unit.dstl_service.interleaving import PausingStore
 from tests.unit.dstl_service.samples import SteppingStore, opened

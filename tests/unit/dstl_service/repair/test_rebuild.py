@@ -31,8 +31,9 @@ from dstl_service.wire import NOTE_OPERATOR, CheckpointRef
 from storage.checksum import checksum64
 from storage.clock import SystemClock, SystemIds
 from storage.errors import CorruptDataError, InvalidInputError, NewerFormatError, NotFoundError
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange, MaterializationHandle
+from storage.model import MaterializationHandle
 from storage.object_store import ObjectStore
 from storage.open import open_store
 from storage.testing import FakeClock, FakeIds

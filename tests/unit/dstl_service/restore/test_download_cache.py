@@ -18,8 +18,8 @@ from dstl_service.restore import download_cache
 from dstl_service.restore.download_cache import DownloadCache
 from storage.checksum import checksum128
 from storage.errors import CorruptDataError, NotFoundError, UnavailableError
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange
 from storage.segment_format import encode_object
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.samples import segment

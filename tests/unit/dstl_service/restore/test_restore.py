@@ -1,4 +1,4 @@
-"""What a table lacks, and how it is read."""
+"""The log that a table lacks, and how it is read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from dstl_service.restore.plan import RestorePlan, plan_restore, read_handles, r
 from dstl_service.restore.segment_cache import SegmentCache
 from dstl_service.wire import CheckpointRef
 from storage.errors import CorruptDataError, NotFoundError
+from storage.key_groups import KeyGroupRange
 from storage.memory_store import MemoryStore
-from storage.model import KeyGroupRange, SegmentHandle
+from storage.model import SegmentHandle
 from storage.object_store import ObjectStore
 from storage.testing import FakeIds, RecordingStore
 from tests.unit.dstl_service.samples import manifest, opened, segment, stored
@@ -71,7 +72,7 @@ def ids_of(plan: RestorePlan) -> list[int]:
 
 @pytest.mark.parametrize("count", [1, 2, 20, 21, 45])
 def test_empty_table_gets_whole_log(count: int) -> None:
-    """A table without a version gets all there is, once each and oldest first, across complete manifests too."""
+    """A table without a version gets the whole log, once each and oldest first, across complete manifests too."""
     history = History(count)
     plan = history.plan(None, history.made[-1].ref)
 
@@ -81,7 +82,7 @@ def test_empty_table_gets_whole_log(count: int) -> None:
 
 @pytest.mark.parametrize(("have", "want"), [(0, 1), (3, 9), (18, 22), (5, 44), (20, 21), (19, 20)])
 def test_older_table_gets_difference(have: int, want: int) -> None:
-    """A table at an ancestor gets only what came since, across complete manifests too."""
+    """A table at an ancestor gets only the log since, across complete manifests too."""
     history = History(45)
     plan = history.plan(history.made[have].ref, history.made[want].ref)
 
@@ -90,7 +91,7 @@ def test_older_table_gets_difference(have: int, want: int) -> None:
 
 
 def test_current_table_gets_nothing() -> None:
-    """A table that is at the checkpoint already needs no set and must not be emptied."""
+    """A table that is already at the checkpoint needs no set and must not be emptied."""
     history = History(3)
 
     assert history.plan(history.made[2].ref, history.made[2].ref) == RestorePlan(False, GROUPS, [])
@@ -108,7 +109,7 @@ def test_foreign_table_gets_whole_log(have: CheckpointRef, count: int) -> None:
 
 
 def test_other_generation_gets_whole_log() -> None:
-    """I2: a table at a checkpoint that the job was set back from begins anew at the new one of this id."""
+    """I2: a table at a checkpoint that a rewind gave up is emptied for the new checkpoint of this id."""
     history = History(2)
     replaced = history.made[1]
     rewind(history.jobs, "job", FakeIds(9), checkpoint_id=0, write=True)
@@ -121,7 +122,7 @@ def test_other_generation_gets_whole_log() -> None:
 
 
 def test_table_ahead_gets_whole_log() -> None:
-    """A table that is ahead of the checkpoint cannot go back, so it begins anew."""
+    """A table that is ahead of the checkpoint cannot go back, so it is emptied."""
     history = History(30)
     plan = history.plan(history.made[29].ref, history.made[25].ref)
 
@@ -130,7 +131,7 @@ def test_table_ahead_gets_whole_log() -> None:
 
 
 def test_missing_checkpoint_is_not_found() -> None:
-    """Nobody can be led to a checkpoint that does not exist."""
+    """A restore to a checkpoint that does not exist is refused."""
     with pytest.raises(NotFoundError):
         History(2).plan(None, CheckpointRef(1, 0, "nobody"))
 
@@ -185,7 +186,7 @@ def test_payloads_come_in_order() -> None:
 
 
 def test_only_named_objects_are_read() -> None:
-    """I2: objects that the checkpoint does not name are never looked at, whatever they hold."""
+    """I2: objects that the checkpoint does not name are never read, whatever they hold."""
     history = History(2)
     history.store.put("job/segments/host/zombie.seg", b"nonsense")
     history.store.clear()
@@ -196,7 +197,7 @@ def test_only_named_objects_are_read() -> None:
 
 
 def test_cached_payloads_are_not_read() -> None:
-    """What is in memory costs no request; only the rest is read."""
+    """A cached payload costs no request; only the rest is read."""
     history = History(2)
     plan = history.plan(None, history.made[1].ref)
     cache = SegmentCache(1000)

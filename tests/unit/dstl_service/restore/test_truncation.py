@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dstl_service.formats.manifest import StateView
 from dstl_service.restore.truncation import key_groups_by_materialization, truncate, would_count
-from storage.model import KeyGroupRange, MaterializationHandle, SegmentHandle
+from storage.key_groups import KeyGroupRange
+from storage.model import MaterializationHandle, SegmentHandle
 from tests.unit.dstl_service.samples import handles_of, segment
 
 
@@ -29,14 +30,14 @@ def left(view: StateView) -> list[tuple[int, int]]:
 
 
 def test_log_is_cut_behind_snapshot() -> None:
-    """Of the materialized key groups the log up to the snapshot's checkpoint goes, and only that."""
+    """The log of the materialized key groups is truncated up to the snapshot's checkpoint, and no further."""
     view = truncate(StateView((), log(1, 2, 3)), [snapshot(0, 9, 2)])
 
     assert left(view) == [(1, 1), (2, 1), (3, 0), (3, 1)]
 
 
 def test_partly_covered_segment_stays() -> None:
-    """A segment is kept while one of its key groups is not materialized, and goes with the last of them."""
+    """A segment is kept while one of its key groups is not materialized, and dropped with the last of them."""
     view = truncate(StateView((), log(1)), [snapshot(0, 4, 1)])
     assert left(view) == [(1, 0), (1, 1)]
 
@@ -44,7 +45,7 @@ def test_partly_covered_segment_stays() -> None:
 
 
 def test_older_snapshots_go_with_their_last_key_group() -> None:
-    """A materialization goes when newer ones, together, hold all its key groups."""
+    """A materialization is dropped when newer ones together hold all its key groups."""
     old, first, second = snapshot(0, 9, 1), snapshot(0, 4, 2), snapshot(5, 12, 3)
     view = truncate(StateView((old,), []), [first])
     assert view.materializations == (first, old)
@@ -53,7 +54,7 @@ def test_older_snapshots_go_with_their_last_key_group() -> None:
 
 
 def test_older_snapshot_does_not_enter() -> None:
-    """One that comes late, when a newer one is there, changes nothing."""
+    """A late materialization that is older than the state's one changes nothing."""
     view = StateView((snapshot(0, 9, 5),), log(6))
 
     assert truncate(view, [snapshot(0, 9, 4), snapshot(2, 3, 5, "z")]) == view

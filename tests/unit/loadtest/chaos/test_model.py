@@ -1,4 +1,4 @@
-"""The model of a job's state under chaos."""
+"""The model of a job's state in the chaos test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.chaos.model import Table, Violation, applied, draw_changes, table_of
 from storage.change_set import encode_change_set
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange
 
 GROUPS = KeyGroupRange(8, 31)
 
@@ -26,15 +26,15 @@ def test_every_set_has_a_key_of_its_own() -> None:
 
 
 def test_changes_leave_the_former_table() -> None:
-    """Values are put, a null deletes, and the table before stays as it was."""
+    """Values are put, a null deletes, and the previous table stays unchanged."""
     before = {b"a": b"1", b"b": b"2"}
 
     assert applied(before, {b"a": None, b"c": b"3", b"x": None}) == {b"b": b"2", b"c": b"3"}
     assert before == {b"a": b"1", b"b": b"2"}
 
 
-def test_restored_table_is_what_the_segments_say() -> None:
-    """Segments are applied in order; other frames carry no changes."""
+def test_restored_table_has_the_changes_of_the_segments() -> None:
+    """Segments are applied in order; other frames have no changes."""
     frames = [
         ({"kind": "begin"}, b""),
         ({"kind": "segment", "object": "one"}, encode_change_set({b"a": b"1", b"b": b"2"})),
@@ -45,6 +45,6 @@ def test_restored_table_is_what_the_segments_say() -> None:
 
 
 def test_error_of_a_restore_is_a_violation() -> None:
-    """An answer that ends with an error is not taken for a table."""
+    """An answer that ends with an error is not a table."""
     with pytest.raises(Violation, match="job: counts cannot be restored: gone"):
         table_of([({"kind": "error", "error": "gone"}, b"")], "job: counts")

@@ -44,11 +44,11 @@ def test_failed_request_has_no_time() -> None:
 
 
 def test_missing_checkpoints_miss_goal() -> None:
-    """Who does not keep the rate misses the goal; who does reaches it."""
+    """A run below the rate misses the goal; a run at the rate reaches it."""
     assert strict_exit_code(figures_of(samples_of(9), SETTINGS, 1.0, 0.5)) == 1
     assert strict_exit_code(figures_of(samples_of(10), SETTINGS, 1.0, 0.5)) == 0
 
 
-def test_nothing_measured_is_no_error() -> None:
+def test_run_without_measurements_has_no_error() -> None:
     """A run that ended at once has figures without values."""
     assert values(Samples())["checkpoint latency p50"] is None

@@ -1,4 +1,4 @@
-"""What a load test is told by its environment."""
+"""Environment variables of a load test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_defaults_are_those_of_figure() -> None:
 
 
 def test_variables_win() -> None:
-    """Each variable reaches its setting."""
+    """Each variable sets its setting."""
     given = {"SLOTS": "7", "HOSTS": "3", "RATE": "0.5", "DURATION": "9", "STORAGE": "file", "SEED": "4", "JOB": "j"}
     settings = LoadSettings.of({**given, "SERVICE": "unix:///s", "DSTL_TOKEN": "t"})
 
@@ -42,19 +42,19 @@ def test_variables_win() -> None:
     ],
 )
 def test_impossible_value_is_refused(name: str, value: Any) -> None:
-    """A value that cannot be is refused with the variable's name."""
+    """An invalid value is refused with the variable's name."""
     with pytest.raises(InvalidInputError, match=name):
         LoadSettings.of({name: value})
 
 
-def test_few_slots_need_no_hosts() -> None:
-    """Fewer slots than hosts by default are one slot a host."""
+def test_few_slots_have_one_host_each() -> None:
+    """With fewer slots than default hosts, the number of hosts is that of slots."""
     assert LoadSettings.of({"SLOTS": "2"}).hosts == 2
 
 
 @pytest.mark.parametrize(("slots", "hosts"), [(100, 4), (7, 3), (5, 5), (1, 1)])
 def test_hosts_share_all_slots(slots: int, hosts: int) -> None:
-    """Slots are divided with a difference of one at most, and each has a key group."""
+    """Hosts' slots differ by one at most, and each slot has a key group."""
     settings = LoadSettings(slots=slots, hosts=hosts)
     shares = [settings.slots_of(host) for host in range(hosts)]
 
@@ -65,5 +65,5 @@ def test_hosts_share_all_slots(slots: int, hosts: int) -> None:
 
 @pytest.mark.parametrize(("slots", "expected"), [(1, 128), (128, 128), (129, 256), (32_768, 32_768)])
 def test_key_groups_cover_slots(slots: int, expected: Any) -> None:
-    """There are as many key groups as slots, rounded up to a power of two."""
+    """The number of key groups is the number of slots, rounded up to a power of two."""
     assert LoadSettings(slots=slots, hosts=1).max_parallelism == expected

@@ -1,4 +1,4 @@
-"""What simulated tasks do, and how wrong tables are found."""
+"""The simulated tasks' work, and detection of wrong tables."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from loadtest.load.workload import SimulatedTable, Workload, WrongDataError
-from storage.key_groups import key_group_range
-from storage.model import KeyGroupRange
+from storage.key_groups import KeyGroupRange, key_group_range
 
 TASKS = [(checkpoint_id, partition) for checkpoint_id in range(40) for partition in range(100)]
 
 
 def table(first: int = 0, last: int = 3, **content: bytes) -> SimulatedTable:
-    """Make a table whose content is given as g<key group>_<number>=value."""
+    """Make a table with content given as g<key group>_<number>=value."""
     made = SimulatedTable(KeyGroupRange(first, last))
     made.apply({key(name): value for name, value in content.items()})
     return made
@@ -26,7 +25,7 @@ def key(name: str) -> bytes:
 
 
 def test_plan_follows_from_seed() -> None:
-    """The same seed, checkpoint and partition give the same plan, in any order; another seed gives another."""
+    """The same seed, checkpoint and partition give the same plan, in any order; another seed gives another plan."""
     forth = [Workload(1, 128).plan(*task, 100) for task in TASKS[:50]]
     workload = Workload(1, 128)
     back = [workload.plan(*task, 100) for task in reversed(TASKS[:50])]
@@ -36,7 +35,7 @@ def test_plan_follows_from_seed() -> None:
 
 
 def test_keys_lie_in_range_of_task() -> None:
-    """A task changes keys of its own key groups only, at least one, in every set."""
+    """Every set of a task changes at least one key, and only keys of its own key groups."""
     workload = Workload(0, 128)
     for checkpoint_id, partition in TASKS:
         plan = workload.plan(checkpoint_id, partition, 100)
@@ -47,7 +46,7 @@ def test_keys_lie_in_range_of_task() -> None:
 
 
 def test_every_kind_of_task_occurs() -> None:
-    """Within 40 checkpoints, tasks send ahead, lose tables, are retried, repeat sets, rescale, and delete keys."""
+    """Within 40 checkpoints, tasks send early, lose tables, are retried, repeat sets, rescale and delete keys."""
     plans = [Workload(0, 128).plan(*task, 100) for task in TASKS]
 
     assert any(len(plan.sets) == 2 for plan in plans)
@@ -59,7 +58,7 @@ def test_every_kind_of_task_occurs() -> None:
 
 
 def test_later_set_wins() -> None:
-    """What a task changed is the last value of each key over its sets."""
+    """The table's value of each key is the last one over a task's sets."""
     plans = [plan for task in TASKS if len((plan := Workload(0, 128).plan(*task, 100)).sets) == 2]
     ahead, tail = plans[0].sets
 
@@ -67,7 +66,7 @@ def test_later_set_wins() -> None:
 
 
 def test_table_takes_its_range_only() -> None:
-    """Changes of other key groups are left out; a deleted key is gone."""
+    """Changes of other key groups are omitted; a deleted key is gone."""
     found = table(1, 2, g0_1=b"a", g1_1=b"b", g2_1=b"c", g3_1=b"d")
     found.apply({key("g2_1"): None, key("g2_9"): None})
 
@@ -83,6 +82,6 @@ def test_table_takes_its_range_only() -> None:
     ],
 )
 def test_wrong_table_is_found(found: Any, what: str) -> None:
-    """I14: a key that is missing, too many or wrong is an error that says so."""
+    """I14: for a missing, extra or wrong key, the error says so."""
     with pytest.raises(WrongDataError, match=what):
         table(**found).check(table(g1_1=b"b", g2_1=b"c"))

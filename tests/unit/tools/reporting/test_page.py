@@ -10,7 +10,7 @@ from tools.reporting.plots import histogram
 
 
 def test_page_escapes_texts(tmp_path: Path) -> None:
-    """Titles, cells and units are texts, never markup."""
+    """Titles, cells and units are text, never markup."""
     report = HtmlReport("a <b>", "c & d")
     report.add_heading("<i>")
     report.add_text("<u>")
@@ -26,7 +26,7 @@ def test_page_escapes_texts(tmp_path: Path) -> None:
 
 
 def test_page_is_self_contained(tmp_path: Path) -> None:
-    """The page has no script and no address, and knows light and dark."""
+    """The page has no script and no address, and supports light and dark mode."""
     report = HtmlReport("title", "summary")
     report.add_plot(histogram("h", "ms", [1.0]))
     report.write(tmp_path / "page.html")

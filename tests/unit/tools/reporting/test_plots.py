@@ -11,7 +11,7 @@ from tools.reporting.plots import Marker, Series, histogram, line_plot, ticks
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 23), (0, 0.004), (17, 9_300), (5, 5)])
 def test_ticks_cover_range(low: float, high: float) -> None:
-    """Ticks are few, evenly spaced and reach over both ends."""
+    """Ticks are few, evenly spaced and cover both ends."""
     found = ticks(low, high)
 
     assert found[0] <= low
@@ -33,7 +33,7 @@ def test_ticks_cover_range(low: float, high: float) -> None:
     ],
 )
 def test_plots_are_well_formed(svg: str) -> None:
-    """Every plot, also of one value or none, is well-formed and has a name for screen readers."""
+    """Every plot, even of one value or none, is well-formed and has a name for screen readers."""
     assert ET.fromstring(svg).get("aria-label")
 
 

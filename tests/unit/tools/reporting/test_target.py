@@ -1,4 +1,4 @@
-"""What a make target that measures leaves behind, and that each of them does."""
+"""The reports of make targets that measure, and that each of them writes one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (MISSED, "1", False, 0),
     ],
 )
-def test_missed_goal_fails_where_it_is_asked_for(
+def test_missed_goal_fails_in_strict_mode(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     figure: Figure,
@@ -44,7 +44,7 @@ def test_missed_goal_fails_where_it_is_asked_for(
     strict: bool | None,
     expected: Any,
 ) -> None:
-    """STRICT=1 or the caller's own option makes a missed goal an exit code of 1; the file says so in any case."""
+    """With STRICT=1 or the caller's own option, a missed goal gives exit code 1; the file always reports it."""
     if variable is not None:
         monkeypatch.setenv("STRICT", variable)
     report = TargetReport("bench", tmp_path, strict=strict)
@@ -54,8 +54,8 @@ def test_missed_goal_fails_where_it_is_asked_for(
     assert row == {"name": "losses", "value": figure.value, "unit": "sets", "goal": "== 0", "holds": figure is HELD}
 
 
-def test_run_that_breaks_off_leaves_no_earlier_report(tmp_path: Path) -> None:
-    """What an earlier run left is gone when a run begins; what a run has written so far stays."""
+def test_run_that_fails_leaves_no_earlier_report(tmp_path: Path) -> None:
+    """A run first deletes the previous report; what it has written so far stays."""
     TargetReport("load", tmp_path).write([HELD])
 
     report = TargetReport("load", tmp_path)
@@ -66,14 +66,14 @@ def test_run_that_breaks_off_leaves_no_earlier_report(tmp_path: Path) -> None:
 
 
 def test_unknown_target_is_refused(tmp_path: Path) -> None:
-    """A report that no target of the Makefile writes is a mistake."""
+    """A report that no target of the Makefile writes is refused."""
     with pytest.raises(ValueError, match="target 'benches' does not measure"):
         TargetReport("benches", tmp_path)
 
 
 @pytest.mark.parametrize(("value", "expected"), [(None, False), ("", False), ("0", False), ("1", True), ("yes", True)])
 def test_variable_is_set_unless_empty_or_zero(monkeypatch: pytest.MonkeyPatch, value: Any, expected: Any) -> None:
-    """SHORT= and SHORT=0 mean the same as no SHORT, for make hands on what was not given as empty."""
+    """SHORT= and SHORT=0 mean the same as no SHORT, because make passes unset variables as empty ones."""
     if value is not None:
         monkeypatch.setenv("STRICT", value)
 

@@ -16,7 +16,7 @@ import msgpack
 
 from backend_client.state.codec import ValueCodec
 from backend_client.state.expiry import Expiry
-from backend_client.state.keyed_state import KeyedState, table_key
+from backend_client.state.keyed_state import Heads, KeyedState
 from storage.errors import CorruptDataError, InvalidInputError
 
 PART_BYTES = 1 << 16
@@ -33,8 +33,7 @@ class Entries:
     def __init__(self, state: KeyedState, state_id: int, expiry: Expiry | None = None) -> None:
         self._state = state
         self._expiry = expiry
-        groups = state.key_groups
-        self._heads = {group: table_key(group, state_id, b"") for group in range(groups.first, groups.last + 1)}
+        self._heads = Heads(state.key_groups, state_id)
         self._key: bytes | None = None
         self._prefix = b""
         self._written: dict[bytes, bytes | None] = {}
@@ -43,8 +42,8 @@ class Entries:
         """Return the current key's prefix; at a new key, forget the writes of the last one."""
         state = self._state
         if state.key is not self._key:
-            self._key = state.key
             self._prefix = self._heads[state.key_group] + state.key
+            self._key = state.key
             self._written = {}
         return self._prefix
 

@@ -9,17 +9,34 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 from backend_client.state.codec import ValueCodec
+from storage.errors import InvalidInputError
 from storage.key_groups import KeyGroupRange
 
 _HEAD = struct.Struct(">HH")
 _MISSING = object()
+_NO_KEY = -1
 
 
 def table_key(key_group: int, state_id: int, key: bytes) -> bytes:
     """Return the table key of a value: key group, state id (2 bytes each, big-endian), key."""
     return _HEAD.pack(key_group, state_id) + key
+
+
+class Heads(dict[int, bytes]):
+    """The first bytes of a variable's table keys, by key group."""
+
+    def __init__(self, key_groups: KeyGroupRange, state_id: int) -> None:
+        groups = range(key_groups.first, key_groups.last + 1)
+        super().__init__((group, table_key(group, state_id, b"")) for group in groups)
+
+    def __missing__(self, _: int) -> NoReturn:
+        raise InvalidInputError(
+            "a state variable or timer was used without a key: use it in handleInputRows, handleExpiredTimer or "
+            "handleInitialState, not in init or close"
+        )
 
 
 class CountedReads:
@@ -91,6 +108,10 @@ class KeyedState:
         self.ends_written = 0
         self.before_taking: list[Callable[[], None]] = []
 
+    def leave_key(self) -> None:
+        """Have no current key: until there is one, its variables refuse to be used."""
+        self.key_group, self.key = _NO_KEY, b""
+
     def take_changes(self) -> dict[bytes, bytes | None]:
         """
         Return the changes and start an empty set.
@@ -111,8 +132,7 @@ class ValueVariable:
     def __init__(self, state: KeyedState, state_id: int, codec: ValueCodec) -> None:
         self._state = state
         self._codec = codec
-        groups = state.key_groups
-        self._heads = {group: table_key(group, state_id, b"") for group in range(groups.first, groups.last + 1)}
+        self._heads = Heads(state.key_groups, state_id)
 
     def exists(self) -> bool:
         """Return whether the current key has a value."""

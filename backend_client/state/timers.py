@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from operator import index
 
 from backend_client.state.keyed_collections import Entries
-from backend_client.state.keyed_state import KeyedState, table_key
+from backend_client.state.keyed_state import Heads, KeyedState, table_key
 from storage.errors import InvalidInputError
 
 # Variable numbers above those of all processors' variables.
@@ -79,7 +79,7 @@ class Timers(Entries):
         super().__init__(state, BY_KEY)
         self._until_ms = until_ms
         self._upcoming = upcoming or Upcoming()
-        self._by_time = {group: table_key(group, BY_TIME, b"") for group in self._heads}
+        self._by_time = Heads(state.key_groups, BY_TIME)
         self._due: set[int] = set()
 
     def register(self, timestamp_ms: int) -> None:

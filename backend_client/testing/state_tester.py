@@ -104,6 +104,7 @@ class StateTester:
         for key, rows in initialStateRow or initialStatePandas or ():
             with self._visit(key) as (parts, handle):
                 processor.init(handle)  # type: ignore[arg-type]
+                handle.end_init()
                 processor.handleInitialState(parts, rows, self._timer_values())
                 processor.close()
         self.checkpoint()

@@ -86,7 +86,14 @@ def open_table(spark: SparkSession, name: str, request: SinkRequest) -> BatchFun
             "leave partitionBy out"
         )
     options = (*request.options, ("path", _folder(spark, table.location())))
-    return _spark_sink(spark, replace(request, format=provider.get(), partition_by=tuple(partitions), options=options))
+    write = _spark_sink(spark, replace(request, format=provider.get(), partition_by=tuple(partitions), options=options))
+    identifier = str(table.identifier().quotedString())
+
+    def write_and_refresh(batch: DataFrame, batch_id: int) -> None:
+        write(batch, batch_id)
+        spark.catalog.refreshTable(identifier)  # as Spark does: whoever has read the table before sees the new files
+
+    return write_and_refresh
 
 
 def _folder(spark: SparkSession, uri: Any) -> str:

@@ -78,7 +78,9 @@ class RowCalls:
         """Yield what the processor yields, in lists of at most `output_max`."""
         processor, output_max = self.processor, self.output_max
         handle = TaskHandle(self.operator, self.states, state)
+        state.leave_key()
         processor.init(handle)  # type: ignore[arg-type]
+        handle.end_init()
         values = TimerValues()
         if self.timing is not None:
             values = TimerValues(self.timing.time.timestamp_ms, self.timing.time.watermark_ms)
@@ -98,6 +100,7 @@ class RowCalls:
                 out = list(islice(results, output_max))
             if state.changed_bytes >= self.preemptive_bytes:
                 writer.append(state.take_changes(), preemptive=True)
+        state.leave_key()
         processor.close()
         if out:
             yield out

@@ -30,8 +30,25 @@ ParseSchema = Callable[[str], StructType]
 _TIMERS_IN_INIT = "set timers in handleInputRows or handleExpiredTimer, which have a key"
 
 
+class _Declared:
+    """Stands for a state variable on the driver, where there is no key: ``init`` may keep it and its methods."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def exists(self, *_: Any) -> NoReturn:
+        """Refuse: a value belongs to a key."""
+        raise InvalidInputError(
+            f"state {self._name!r} was used without a key: use it in handleInputRows, handleExpiredTimer or "
+            "handleInitialState, not in init or close"
+        )
+
+    get = update = clear = put = appendValue = appendList = exists
+    getValue = containsKey = updateValue = removeKey = iterator = keys = values = exists
+
+
 class _DeclaringHandle:
-    """Records the variables that ``init`` asks for; returns None in their place."""
+    """Records the variables that ``init`` asks for."""
 
     def __init__(self, operator: str, parse: ParseSchema, time_mode: TimeMode) -> None:
         self._operator = operator
@@ -40,13 +57,13 @@ class _DeclaringHandle:
         self.states: dict[str, StateInfo] = {}
         self.recreated_states: set[str] = set()
 
-    def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> None:
+    def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> _Declared:
         """Record a value state."""
-        self._declare("value", stateName, self._struct(schema), ttlDurationMs)
+        return self._declare("value", stateName, self._struct(schema), ttlDurationMs)
 
-    def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> None:
+    def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> _Declared:
         """Record a list state."""
-        self._declare("list", stateName, self._struct(schema), ttlDurationMs)
+        return self._declare("list", stateName, self._struct(schema), ttlDurationMs)
 
     def getMapState(
         self,
@@ -54,11 +71,11 @@ class _DeclaringHandle:
         userKeySchema: StructType | str,
         valueSchema: StructType | str,
         ttlDurationMs: int | None = None,
-    ) -> None:
+    ) -> _Declared:
         """Record a map state; its schema is a struct of key and value."""
         key, value = self._struct(userKeySchema), self._struct(valueSchema)
         pair = StructType([StructField("key", key, False), StructField("value", value, False)])
-        self._declare("map", stateName, pair, ttlDurationMs)
+        return self._declare("map", stateName, pair, ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
         """Record that a state is to be deleted; one that is requested afterwards starts empty in every batch."""
@@ -78,7 +95,7 @@ class _DeclaringHandle:
     def _struct(self, schema: StructType | str) -> StructType:
         return self._parse(schema) if isinstance(schema, str) else schema
 
-    def _declare(self, kind: str, name: str, schema: StructType, ttl_ms: int | None) -> None:
+    def _declare(self, kind: str, name: str, schema: StructType, ttl_ms: int | None) -> _Declared:
         if ttl_ms:
             check_ttl(name, ttl_ms)
             if self._time_mode is not TimeMode.PROCESSING:
@@ -95,6 +112,7 @@ class _DeclaringHandle:
             self.recreated_states.add(name)
         ValueCodec(schema.json(), name)  # refuses unsupported types now rather than in a task
         self.states[name] = StateInfo(0, kind, schema.json(), ttl_ms=ttl_ms or None)
+        return _Declared(name)
 
 
 class TaskHandle:
@@ -106,6 +124,11 @@ class TaskHandle:
         self._state = state
         self.timers: Timers | None = None
         """Set after ``init``, unless the time mode is None."""
+        self._in_init = True
+
+    def end_init(self) -> None:
+        """From here on, refuse to return variables: two of one state would not see each other's writes."""
+        self._in_init = False
 
     def getValueState(
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
@@ -155,7 +178,8 @@ class TaskHandle:
         return self._timers().timestamps()
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Do nothing: the driver recorded it, and the task has already deleted the state."""
+        """Do nothing in ``init``: the driver recorded it, and the task has already deleted the state."""
+        self._check_in_init("deletes", stateName, "clear() removes the current key's state")
 
     def _timers(self) -> Timers:
         if self.timers is None:
@@ -168,7 +192,12 @@ class TaskHandle:
     def _expiry(self, info: StateInfo) -> Expiry | None:
         return None if info.ttl_ms is None else Expiry(self._state, info.ttl_ms)
 
+    def _check_in_init(self, act: str, name: str, remedy: str) -> None:
+        if not self._in_init:
+            raise InvalidInputError(f"operator {self._operator!r} {act} state {name!r} outside of init: {remedy}")
+
     def _declared(self, kind: str, name: str) -> StateInfo:
+        self._check_in_init("gets", name, "get it once, in init, and keep it in an attribute of the processor")
         info = self._states.get(name)
         if info is None or info.kind != kind:
             raise InvalidInputError(

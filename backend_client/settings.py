@@ -97,6 +97,9 @@ class BackendSettings:
         for name in ("preemptive_bytes", "batch_tries_max", "patience_s", "checkpoint_timeout_s"):
             self._check_number(name, 0)
         self._check_number("local_idle_s", 0, whole=True)
+        self._check_number("sidecar_idle_exit_s", -1, whole=True)
+        if not isinstance(self.local_dir, str) or (self.local_dir and not os.path.isabs(self.local_dir)):
+            raise InvalidInputError(f"local_dir must be the absolute path of a folder, not {self.local_dir!r}")
         if self.idle_timers is not None:
             self._check_number("idle_timers", 0)
         for name in ("parallelism", "max_parallelism"):

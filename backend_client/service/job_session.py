@@ -38,6 +38,9 @@ from storage.errors import DstlError, InvalidInputError, NotFoundError
 
 logger = logging.getLogger("backend_client")
 
+_ANY_JOB = "any"
+_clients: dict[BackendSettings, ServiceClient] = {}
+
 
 def connect(settings: BackendSettings, patience_s: float | None = None) -> ServiceClient:
     """
@@ -65,6 +68,20 @@ def connect(settings: BackendSettings, patience_s: float | None = None) -> Servi
     ensure: Callable[[], None] = embedded.ensure
     embedded.check_folder()  # its owner could answer on the socket
     return ServiceClient(embedded.address, token, patience_s, ensure, trust=settings.host_trust)
+
+
+def kept_client(settings: BackendSettings) -> ServiceClient:
+    """
+    Return this process's client, made at the first call: a worker runs many tasks.
+
+    Jobs that differ in their names only share one: a worker may run tasks of any number of jobs, and each client keeps
+    a connection open.
+    """
+    place = replace(settings, job=_ANY_JOB)
+    client = _clients.get(place)
+    if client is None:
+        client = _clients[place] = connect(settings)
+    return client
 
 
 def embedded_service(settings: BackendSettings) -> EmbeddedService:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +29,7 @@ class Anchors:
     """A session's anchors, one per partition count: equal partition numbers of equal counts share an executor."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
+        self._spark = ref(spark)  # else the sessions of a long-lived driver would stay for ever
         self._obstacle = _obstacle(spark)
         self._frames: dict[int, DataFrame] = {}
         self._lock = threading.Lock()
@@ -69,7 +69,9 @@ class Anchors:
         """Make the executor with a partition's anchor the preferred one; `rows` are partitioned by the column."""
         anchor = self._frames.get(parallelism)
         if anchor is None or not anchor.storageLevel.useMemory:  # a user's clearCache() drops them
-            numbers = self._spark.range(parallelism).select(F.col("id").cast("int").alias(partition_column))
+            spark = self._spark()
+            assert spark is not None  # the query holds it
+            numbers = spark.range(parallelism).select(F.col("id").cast("int").alias(partition_column))
             anchor = numbers.repartitionById(parallelism, partition_column).persist(_MEMORY_OR_DISK)
             anchor.count()
             with self._lock:

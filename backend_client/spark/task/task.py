@@ -22,9 +22,8 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StringType, StructField, StructType
 
 from backend_client.batch_time import BatchTime, TimeMode
-from backend_client.service.client import ServiceClient
 from backend_client.service.hand_over import hand_over_snapshot
-from backend_client.service.job_session import connect
+from backend_client.service.job_session import kept_client
 from backend_client.service.log_writer import LogWriter
 from backend_client.service.restore import advance_to_base, read_change_sets
 from backend_client.settings import BackendSettings
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
 MARKER_COLUMN = "__dstl_marker"
 _SECOND_PASS_PARTS = 1 << 31
 """Above the numbers of all list parts that a first pass may have written."""
-_clients: dict[BackendSettings, ServiceClient] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +159,7 @@ class OperatorTask:
         """Open a partition's table at the batch's base, overlaid with the changes of an earlier pass."""
         batch, settings = self.batch, self.batch.settings
         key_groups = key_group_range(partition, self.parallelism, self.max_parallelism)
-        client, job, base = _client(settings), settings.job, batch.base
+        client, job, base = kept_client(settings), settings.job, batch.base
         earlier = self.earlier.get(partition)
         target = LogTarget(
             job, self.operator, batch.checkpoint_id, batch.epoch, attempt, partition, key_groups, batch.job_uid
@@ -309,11 +307,3 @@ class _Work(NamedTuple):
     late_rows: Callable[[], int]
     state_reads: Callable[[], int]
     next_due_ms: Callable[[], int | None]
-
-
-def _client(settings: BackendSettings) -> ServiceClient:
-    """Return this worker process's client; it is kept, because a worker runs many tasks."""
-    client = _clients.get(settings)
-    if client is None:
-        client = _clients[settings] = connect(settings)
-    return client

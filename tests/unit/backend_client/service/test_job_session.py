@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backend_client.service import job_session
-from backend_client.service.job_session import connect
+from backend_client.service.job_session import connect, kept_client
 from backend_client.settings import BackendSettings
 from storage.errors import InvalidInputError
 
@@ -44,6 +44,15 @@ def test_token_comes_from_file_then_environment(
     monkeypatch.setenv("DSTL_TOKEN_FILE", str(files[1]))
     assert token_of(service=service) == "environment-token"
     assert token_of(service=service, token_file=str(files[0])) == "option-token"
+
+
+def test_jobs_share_a_process_client(tmp_path: Path) -> None:
+    """A worker has one connection, however many jobs its tasks are of; another storage's sidecar has its own."""
+    folder = str(tmp_path)
+    clients = {id(kept_client(BackendSettings("file:///s", f"job-{n}", local_dir=folder))) for n in range(1000)}
+
+    assert len(clients) == 1
+    assert id(kept_client(BackendSettings("file:///other", "job-1", local_dir=folder))) not in clients
 
 
 def test_missing_token_file_is_an_error(token_of: Any, tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ _HINT = "savepoints"
 _EMPTY = b"{}"
 _BARRED = "!"
 """Follows some pins in entries of earlier versions; no name ends with it."""
+_UNREADABLE = (ValueError, TypeError, AttributeError)
+"""What decoding a damaged entry raises."""
 _Names = frozenset[str]
 
 
@@ -178,7 +180,7 @@ class SavepointRegister:
 
     def _fill(self, number: int, filled: Registered) -> bool:
         """Fill a number's entry: with this one, or with that of a quicker writer; return whether this one."""
-        claim, entry, is_own = f"{self._prefix}{number:020d}.claim", filled.encode(), True
+        claim, entry, is_own = self._claim(number), filled.encode(), True
         try:
             self._store.put(claim, entry, if_absent=True)
         except ConflictError:
@@ -237,14 +239,17 @@ class SavepointRegister:
         return Registered(objects, objects)
 
     def _entry(self, number: int) -> Registered | None:
+        """Read a number's entry; one that is damaged, or was written in part, by the claim that decided its content."""
         key = self._key(number)
         data = self._store.get(key)
-        try:
+        with suppress(*_UNREADABLE):
             return Registered.decode(data)
-        except (ValueError, TypeError, AttributeError) as error:
+        try:
+            return Registered.decode(self._store.get(self._claim(number)))
+        except (NotFoundError, *_UNREADABLE) as error:
             raise CorruptDataError(
-                f"{key} cannot be read, so the savepoints of job {self._folder.job!r} are unknown: replace its "
-                "content by that of its `.claim`, or move the whole folder away while no service of the job runs",
+                f"neither {key} nor its `.claim` can be read, so the savepoints of job {self._folder.job!r} are "
+                "unknown: put one of both back, or move the whole folder away while no service of the job runs",
                 object_key=key,
             ) from error
 
@@ -256,6 +261,9 @@ class SavepointRegister:
     @property
     def _prefix(self) -> str:
         return f"{self._folder.path}/savepoints-made/"
+
+    def _claim(self, number: int) -> str:
+        return f"{self._prefix}{number:020d}.claim"
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}{number:020d}.json"

@@ -257,6 +257,20 @@ def test_damaged_entry_ends_the_collection() -> None:
         world.collect()
 
 
+@pytest.mark.parametrize("content", [b"[", b"", b'{"names": []', b'{"names": 1}'])
+def test_damaged_entry_is_read_from_its_claim(content: bytes) -> None:
+    """I11: an entry that was written in part says what its claim says."""
+    world = subsumed_world(is_begun=True)
+    world.jobs.make_savepoint("kept", None)
+    claim = max(info.key for info in world.store.list("job/savepoints-made/") if info.key.endswith(".claim"))
+    world.store.put(claim.replace(".claim", ".json"), content)
+
+    assert registered(opened(world.store, host=2).savepoints.register) == {"kept"}
+    world.collect(checkpoints_max=1)
+    opened(world.store, host=3).make_savepoint("second", None)
+    assert registered(opened(world.store, host=4).savepoints.register) == {"kept", "second"}
+
+
 @pytest.mark.parametrize("paused_one", ["maker", "deleter"])
 def test_savepoint_that_is_made_and_deleted_at_once_holds_nobody_up(paused_one: str) -> None:
     """I12: wherever one of the two is paused, the register names no savepoint behind them that is not there."""

@@ -82,6 +82,11 @@ def converter_from_pandas(kind: DataType, timezone: str) -> Callable[[Any], Any]
         return spark_types._create_converter_from_pandas(kind, timezone=timezone, error_on_duplicated_field_names=False)
 
 
+def keeps_column_types() -> bool:
+    """Return whether Spark's frames have the columns' own types beside an initial state: PySpark 4.1 widens none."""
+    return not _with_integer_nulls()
+
+
 def column_arrays(frame: pd.DataFrame) -> list[np.ndarray[Any, Any]]:
     """Return a frame's columns as NumPy arrays; those of pandas' extension types become arrays of their values."""
     try:

@@ -14,7 +14,8 @@ import pytest
 from pyspark.sql.conversion import ArrowBatchTransformer
 from pyspark.sql.types import ArrayType, LongType, StructType
 
-from backend_client.spark.task.frames import FramesToArrow, GroupedFrames
+from backend_client.spark.task import frames
+from backend_client.spark.task.frames import FramesToArrow, GroupedFrames, InitialFrames
 from backend_client.spark.task.pandas_settings import PandasSettings
 from storage.errors import InvalidInputError
 
@@ -92,6 +93,28 @@ def test_key_over_several_batches_has_several_frames() -> None:
         (("b",), [1]),
         (("c",), [1, 1]),
     ]
+
+
+@pytest.mark.parametrize(("keeps", "expected"), [(False, ("_0", "float64", "int64")), (True, ("_n", "int32", "int32"))])
+def test_types_beside_an_initial_state(monkeypatch: pytest.MonkeyPatch, keeps: bool, expected: Any) -> None:
+    """Spark 4.1 leaves types and names of the columns as they are beside an initial state; later versions do not."""
+    monkeypatch.setattr(frames, "keeps_column_types", lambda: keeps)
+    key = pa.array(["a", "a", "b", "b"])
+    columns = {
+        "k": key,
+        "input": pa.array([1, None, None, None], pa.int32()),
+        "is input": pa.array([True, False, True, False]),
+        "k of initial": key,
+        "initial": pa.array([None, 5, None, 6], pa.int32()),
+    }
+    batch = batch_of(columns).drop_columns(["k"])
+    grouped = GroupedFrames([batch], 1, batch.schema.names[2:], ZONE, InitialFrames(1, ("_n",), ("i",)))
+
+    pairs = [pair for _, _, rows in grouped for pair in rows]
+
+    assert [pair.initial["i"].tolist() for pair in pairs] == [[5], [6]]
+    first = pairs[0]
+    assert (first.input.columns[0], first.input.dtypes.iloc[0], first.initial.dtypes.iloc[0]) == expected
 
 
 def test_frames_are_the_processors_own() -> None:

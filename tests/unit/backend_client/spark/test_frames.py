@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 from pyspark.sql.conversion import ArrowBatchTransformer
 from pyspark.sql.types import ArrayType, LongType, StructType
 
+from backend_client.spark.private import frames as private_frames
+from backend_client.spark.private.frames import arrow_schema, spark_schema
 from backend_client.spark.task import frames
 from backend_client.spark.task.frames import FramesToArrow, GroupedFrames, InitialFrames
 from backend_client.spark.task.pandas_settings import PandasSettings
@@ -131,6 +134,22 @@ def test_frames_are_the_processors_own() -> None:
     assert first["new"].tolist() == [-2.0, 204.0]
     assert second["big"].tolist() == [3.0]
     assert second.columns.tolist() == ["k", "big"]
+
+
+@pytest.mark.parametrize("lacks", [False, True])
+def test_metadata_goes_through_arrow(monkeypatch: pytest.MonkeyPatch, lacks: bool) -> None:
+    """A column's watermark is in its metadata, which PySpark 4.1 drops."""
+    if lacks:
+        bare = pa.schema([pa.field("at", pa.int64()), pa.field("n", pa.int64())])
+        back = StructType().add("at", LongType()).add("n", LongType())
+        old = SimpleNamespace(
+            to_arrow_type=None, to_arrow_schema=lambda _: bare, from_arrow_schema=lambda *_, **__: back
+        )
+        monkeypatch.setattr(private_frames, "spark_types", old)
+        monkeypatch.setattr(private_frames, "_in_utc", dict)
+    given = StructType().add("at", LongType(), metadata={"spark.watermarkDelayMs": 5}).add("n", LongType())
+
+    assert [field.metadata for field in spark_schema(arrow_schema(given))] == [{"spark.watermarkDelayMs": 5}, {}]
 
 
 def schema(text: str) -> StructType:

@@ -31,7 +31,7 @@ def spark() -> Iterator[SparkSession]:
         .appName("dstl-tests")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.memory", "2g")
+        .config("spark.driver.memory", "4g")  # Spark's own state stores keep about half a megabyte of each query
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", tempfile.mkdtemp(prefix="dstl-warehouse-"))

@@ -55,7 +55,9 @@ def in_order(frame: pd.DataFrame) -> list[tuple[Any, ...]]:
 
     def plain(value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            return tuple(value.tolist())
+            value = value.tolist()
+        if isinstance(value, list):  # what Spark 4.1 returns for an array
+            return tuple(value)
         return value.tz_localize(None) if isinstance(value, pd.Timestamp) else value
 
     return sorted(tuple(map(plain, row)) for row in frame.itertuples(index=False))

@@ -6,21 +6,23 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 
 from tools.servers.maven import maven_jars
 from tools.servers.programs import ServerError, ServerProcess, free_port
-from tools.servers.versions import KAFKA_BROKER, KAFKA_CONNECTOR, KAFKA_VERSION
+from tools.servers.versions import KAFKA_BROKER, KAFKA_CONNECTORS, KAFKA_VERSION
 
 _CLUSTER_ID = "ZHN0bC10ZXN0LWNsdXN0ZQ"  # 16 bytes in base64
 _LOG_TAIL_CHARS = 2_000
 
 
 def connector_jars() -> list[Path]:
-    """Return the jars that Spark needs (``spark.jars``) to read from and write to Kafka."""
-    name, version = KAFKA_CONNECTOR[0].split(":")[1:]
-    return maven_jars(f"{name}-{version}", single=KAFKA_CONNECTOR)
+    """Return the jars that the installed Spark needs (``spark.jars``) to read from and write to Kafka."""
+    artifacts = KAFKA_CONNECTORS[".".join(version("pyspark").split(".")[:2])]
+    name, connector = artifacts[0].split(":")[1:]
+    return maven_jars(f"{name}-{connector}", single=artifacts)
 
 
 def broker_jars() -> list[Path]:

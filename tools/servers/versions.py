@@ -8,10 +8,14 @@ TOXIPROXY_VERSION = "v2.12.0"
 
 KAFKA_VERSION = "4.3.1"
 KAFKA_BROKER = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36")
-KAFKA_CONNECTOR = (
+KAFKA_CONNECTORS = {
     # The newest published connector also runs on the next Spark; users take the one of their Spark version.
-    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
-    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
-    "org.apache.kafka:kafka-clients:3.9.1",
-    "org.apache.commons:commons-pool2:2.12.1",
-)
+    version: (
+        f"org.apache.spark:spark-sql-kafka-0-10_2.13:{connector}",
+        "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+        "org.apache.kafka:kafka-clients:3.9.1",
+        "org.apache.commons:commons-pool2:2.12.1",
+    )
+    for version, connector in {"4.1": "4.1.2", "4.2": "4.2.0", "4.3": "4.2.0"}.items()
+}
+"""By the version of Spark."""

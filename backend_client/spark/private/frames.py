@@ -6,6 +6,7 @@ Without access to pandas' blocks, frames are sliced by public methods, which giv
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from inspect import signature
@@ -24,6 +25,8 @@ try:
 except ImportError:
     BlockManager = None
 
+_METADATA = b"SPARK::metadata::json"
+"""The key of a column's metadata in Arrow since PySpark 4.2; earlier versions drop it, and with it the watermark."""
 _ROWS_API = "use the API of rows (transformWithState)"
 
 
@@ -47,9 +50,13 @@ def arrow_type(kind: DataType) -> pa.DataType:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return a schema as Arrow's; timestamps are in UTC."""
+    """Return a schema as Arrow's, with the columns' metadata; timestamps are in UTC."""
     with needed("to_arrow_schema", "Arrow batches cannot be made without it"):
-        return spark_types.to_arrow_schema(schema, **_in_utc())
+        fields = spark_types.to_arrow_schema(schema, **_in_utc())
+    if hasattr(spark_types, "to_arrow_metadata"):
+        return fields
+    pairs = zip(fields, schema.fields, strict=True)
+    return pa.schema([there.with_metadata({_METADATA: json.dumps(here.metadata or {})}) for there, here in pairs])
 
 
 def spark_type(kind: pa.DataType) -> DataType:
@@ -59,9 +66,13 @@ def spark_type(kind: pa.DataType) -> DataType:
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """Return an Arrow schema as Spark's; timestamps without zone stay without one."""
+    """Return an Arrow schema as Spark's, with the columns' metadata; timestamps without zone stay without one."""
     with needed("from_arrow_schema", _ROWS_API):
-        return spark_types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
+        found = spark_types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    if not hasattr(spark_types, "from_arrow_metadata"):
+        for field, there in zip(found.fields, schema, strict=True):
+            field.metadata = json.loads((there.metadata or {}).get(_METADATA, b"{}"))
+    return found
 
 
 def converter_to_pandas(kind: DataType, timezone: str) -> Callable[[Any], Any]:
@@ -80,6 +91,11 @@ def converter_from_pandas(kind: DataType, timezone: str) -> Callable[[Any], Any]
     """Return a converter from a user's series to one that Arrow accepts."""
     with needed("_create_converter_from_pandas", _ROWS_API):
         return spark_types._create_converter_from_pandas(kind, timezone=timezone, error_on_duplicated_field_names=False)
+
+
+def keeps_column_types() -> bool:
+    """Return whether Spark's frames have the columns' own types beside an initial state: PySpark 4.1 widens none."""
+    return not _with_integer_nulls()
 
 
 def column_arrays(frame: pd.DataFrame) -> list[np.ndarray[Any, Any]]:

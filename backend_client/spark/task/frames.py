@@ -3,7 +3,8 @@ Converts between Arrow batches and the pandas frames of a user's function.
 
 A batch becomes one frame, and each key gets a slice of it. pandas' own slicing costs ten times as much as a state call,
 so slices are built from the frame's blocks. Columns have the types of Spark's own pandas API: integers of any width
-become 64-bit, integers with nulls become floats, and timestamps are in the session's time zone without zone info.
+become 64-bit (beside an initial state not in Spark 4.1), integers with nulls become floats, and timestamps are in the
+session's time zone without zone info.
 Returned frames with equal column types are converted together.
 """
 
@@ -29,6 +30,7 @@ from backend_client.spark.private.frames import (
     column_arrays,
     converter_from_pandas,
     converter_to_pandas,
+    keeps_column_types,
     spark_type,
 )
 from backend_client.spark.task.initial_rows import InitialRows
@@ -63,9 +65,14 @@ class GroupedFrames(GroupedRows):
         inputs, marker, initials = self._initial.divide(columns)
         return _Pairs(
             np.concatenate(([0], np.cumsum(marker.to_numpy(zero_copy_only=False)))),
-            _Parts(self._frame(initials, self._initial.initial_names)),
-            _Parts(self._frame(inputs, self._initial.input_names)),
+            self._parts(initials, self._initial.initial_names),
+            self._parts(inputs, self._initial.input_names),
         )
+
+    def _parts(self, columns: Sequence[pa.Array], names: Sequence[str]) -> _Parts | _OwnTypes:
+        if keeps_column_types():
+            return _OwnTypes(columns, names, self._timezone)
+        return _Parts(self._frame(columns, names))
 
     def _frame(self, columns: Sequence[pa.Array], names: Sequence[str]) -> pd.DataFrame:
         frame = pd.DataFrame(dict(enumerate(self._series(column) for column in columns)))
@@ -112,6 +119,22 @@ class _Parts:
         return part.infer_objects() if self._infer else part
 
 
+class _OwnTypes:
+    """Columns of which a slice holds one frame; its own nulls decide its types, and it has the columns' own names."""
+
+    def __init__(self, columns: Sequence[pa.Array], names: Sequence[str], timezone: str) -> None:
+        self._columns = columns
+        self._names = pd.Index(names)
+        self._convert = [converter_to_pandas(spark_type(column.type), timezone) for column in columns]
+
+    def __getitem__(self, rows: slice) -> tuple[pd.DataFrame]:
+        parts = (column[rows] for column in self._columns)
+        series = (part.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True) for part in parts)
+        frame = pd.DataFrame({at: self._convert[at](values) for at, values in enumerate(series)})
+        frame.columns = self._names
+        return (frame,)
+
+
 class FramePair(NamedTuple):
     """A key's initial rows in a batch, and its input rows."""
 
@@ -122,7 +145,9 @@ class FramePair(NamedTuple):
 class _Pairs:
     """Initial rows followed by input rows; a slice by rows holds one pair."""
 
-    def __init__(self, inputs_before: np.ndarray[Any, Any], initial: _Parts, inputs: _Parts) -> None:
+    def __init__(
+        self, inputs_before: np.ndarray[Any, Any], initial: _Parts | _OwnTypes, inputs: _Parts | _OwnTypes
+    ) -> None:
         self._inputs_before = inputs_before
         self._initial = initial
         self._inputs = inputs

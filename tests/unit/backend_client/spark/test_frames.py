@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ import pytest
 from pyspark.sql.conversion import ArrowBatchTransformer
 from pyspark.sql.types import ArrayType, LongType, StructType
 
-from backend_client.spark.task.frames import FramesToArrow, GroupedFrames
+from backend_client.spark.private import frames as private_frames
+from backend_client.spark.private.frames import arrow_schema, spark_schema
+from backend_client.spark.task import frames
+from backend_client.spark.task.frames import FramesToArrow, GroupedFrames, InitialFrames
 from backend_client.spark.task.pandas_settings import PandasSettings
 from storage.errors import InvalidInputError
 
@@ -94,6 +98,28 @@ def test_key_over_several_batches_has_several_frames() -> None:
     ]
 
 
+@pytest.mark.parametrize(("keeps", "expected"), [(False, ("_0", "float64", "int64")), (True, ("_n", "int32", "int32"))])
+def test_types_beside_an_initial_state(monkeypatch: pytest.MonkeyPatch, keeps: bool, expected: Any) -> None:
+    """Spark 4.1 leaves types and names of the columns as they are beside an initial state; later versions do not."""
+    monkeypatch.setattr(frames, "keeps_column_types", lambda: keeps)
+    key = pa.array(["a", "a", "b", "b"])
+    columns = {
+        "k": key,
+        "input": pa.array([1, None, None, None], pa.int32()),
+        "is input": pa.array([True, False, True, False]),
+        "k of initial": key,
+        "initial": pa.array([None, 5, None, 6], pa.int32()),
+    }
+    batch = batch_of(columns).drop_columns(["k"])
+    grouped = GroupedFrames([batch], 1, batch.schema.names[2:], ZONE, InitialFrames(1, ("_n",), ("i",)))
+
+    pairs = [pair for _, _, rows in grouped for pair in rows]
+
+    assert [pair.initial["i"].tolist() for pair in pairs] == [[5], [6]]
+    first = pairs[0]
+    assert (first.input.columns[0], first.input.dtypes.iloc[0], first.initial.dtypes.iloc[0]) == expected
+
+
 def test_frames_are_the_processors_own() -> None:
     """A frame may be changed in place and extended, without a warning and without an effect on other keys."""
     columns = {"k": COLUMNS["k"], "big": pa.array([1.0, 2.0, 3.0, 4.0, 5.0])}
@@ -108,6 +134,22 @@ def test_frames_are_the_processors_own() -> None:
     assert first["new"].tolist() == [-2.0, 204.0]
     assert second["big"].tolist() == [3.0]
     assert second.columns.tolist() == ["k", "big"]
+
+
+@pytest.mark.parametrize("lacks", [False, True])
+def test_metadata_goes_through_arrow(monkeypatch: pytest.MonkeyPatch, lacks: bool) -> None:
+    """A column's watermark is in its metadata, which PySpark 4.1 drops."""
+    if lacks:
+        bare = pa.schema([pa.field("at", pa.int64()), pa.field("n", pa.int64())])
+        back = StructType().add("at", LongType()).add("n", LongType())
+        old = SimpleNamespace(
+            to_arrow_type=None, to_arrow_schema=lambda _: bare, from_arrow_schema=lambda *_, **__: back
+        )
+        monkeypatch.setattr(private_frames, "spark_types", old)
+        monkeypatch.setattr(private_frames, "_in_utc", dict)
+    given = StructType().add("at", LongType(), metadata={"spark.watermarkDelayMs": 5}).add("n", LongType())
+
+    assert [field.metadata for field in spark_schema(arrow_schema(given))] == [{"spark.watermarkDelayMs": 5}, {}]
 
 
 def schema(text: str) -> StructType:

@@ -35,16 +35,16 @@ from storage.change_set import decode_change_set, encode_change_set
 from storage.key_groups import KeyGroupRange
 from storage.model import ChangeSetId, Segment, Writer
 from storage.testing import FakeIds
+from tests.modelcheck.cluster import DAY_MS, RETAINED, CheckedCluster, ProcessClock
 from tests.modelcheck.oracle import Table
 from tests.modelcheck.scheduler import ActorLoop, ViolationError
-from tests.modelcheck.world import DAY_MS, RETAINED, ProcessClock, World
 from tests.rocksdb_files import CURRENT, MANIFEST, sst_content, sst_file
 
 JOB, OPERATOR = "job", "op"
 GROUPS = KeyGroupRange(0, 127)
 COMPLETE_EVERY = 3
 COLLECTIONS_LAST = 2
-"""After so many collections of a world that is at rest nothing is left that nobody names."""
+"""After this number of collections, a cluster at rest has no object without a reference."""
 MANIFESTS_READ_IN = "dstl_service.registry.manifest_log"
 _NO_PEERS = PeerClient(lambda: None, 1)
 _T = TypeVar("_T")
@@ -55,25 +55,25 @@ class Process:
     A service process, and the driver or the command line that talks to it.
 
     Args:
-        world: Where it lives.
+        cluster: Where it lives.
         wrong_ms: By how much its clock is ahead.
         compacts: Whether it compacts the log at every checkpoint.
     """
 
-    def __init__(self, world: World, wrong_ms: int = 0, *, compacts: bool = False) -> None:
-        self.world = world
-        world.processes += 1
-        self.clock = ProcessClock(world.clock, wrong_ms)
-        self.ids = FakeIds(world.processes)
+    def __init__(self, cluster: CheckedCluster, wrong_ms: int = 0, *, compacts: bool = False) -> None:
+        self.cluster = cluster
+        cluster.processes += 1
+        self.clock = ProcessClock(cluster.clock, wrong_ms)
+        self.ids = FakeIds(cluster.processes)
         self.loop = ActorLoop(self.clock)
         settings = ServiceSettings(
             "memory://model",
-            host_id=f"host-{world.processes}",
+            host_id=f"host-{cluster.processes}",
             retention=RetentionSettings(checkpoints_max=RETAINED),
             gc=GcSettings(interval_s=0),
             compaction=CompactionSettings(floor_bytes=1, log_ratio_max=0.1) if compacts else CompactionSettings(),
         )
-        self.parts = compose(settings, world.store, self.clock, self.ids, _NO_PEERS)
+        self.parts = compose(settings, cluster.store, self.clock, self.ids, _NO_PEERS)
         self.epoch = 0
         self.base: CheckpointRef | None = None
 
@@ -90,7 +90,7 @@ class Process:
 
     def batch(self, *snapshots: dict[str, Any]) -> CheckpointRef:
         """Execute a batch that writes a key of its own, and complete its checkpoint; tasks reported these snapshots."""
-        oracle = self.world.oracle
+        oracle = self.cluster.oracle
         checkpoint_id = self.base.id + 1 if self.base else 0
         before = oracle.contents(oracle.manifest(self.base))
         self._do(self.parts.checkpointer.begin(JOB, checkpoint_id, self.epoch))
@@ -108,7 +108,7 @@ class Process:
         )
         answer = self._do(self.parts.checkpointer.complete(JOB, checkpoint_id, request))
         self.base = answer.ref
-        self.world.completed(answer.ref.uid)
+        self.cluster.completed(answer.ref.uid)
         return answer.ref
 
     def settle(self) -> None:
@@ -146,7 +146,7 @@ class Process:
 
     def _take(self, version: CheckpointRef) -> None:
         path = f"/{version.to_text()}"
-        folder = _Folder(path, self.world.oracle.contents(self.world.oracle.manifest(version)))
+        folder = _Folder(path, self.cluster.oracle.contents(self.cluster.oracle.manifest(version)))
         with mock.patch("dstl_service.materialization.tracked_table.SnapshotFolder.open", return_value=folder):
             self._do(self.parts.restores.take_snapshot(JOB, OPERATOR, GROUPS, version, path))
 
@@ -163,18 +163,18 @@ class Process:
     def save(self, name: str, checkpoint_id: int | None = None) -> None:
         """Make a savepoint, by default of the newest checkpoint."""
         made = self._do(self.parts.catalog.create_savepoint(JOB, name, checkpoint_id))
-        self.world.saved(name, made.ref)
+        self.cluster.saved(name, made.ref)
 
     def forget_savepoint(self, name: str) -> None:
         """Delete a savepoint."""
-        self.world.unsaved(name)
+        self.cluster.unsaved(name)
         self._do(self.parts.catalog.delete_savepoint(JOB, name))
 
     def rewind(self, **target: Any) -> None:
         """Set the job back to a `checkpoint_id` or a `savepoint`."""
         given: dict[str, Any] = {"checkpoints_max": RETAINED, **target}
         report = rewind(self.jobs(), JOB, self.ids, write=True, **given)
-        self.world.saved(report.savepoint, CheckpointRef.parse(report.newest))
+        self.cluster.saved(report.savepoint, CheckpointRef.parse(report.newest))
 
     def bury(self) -> Tombstone:
         """Let the job be deleted at once; whoever did that died before a query that runs was fenced."""
@@ -189,11 +189,11 @@ class Process:
         self._deletions().collect_expired()
 
     def _deletions(self) -> Deletions:
-        return Deletions(self.world.store, self.clock, self.ids)
+        return Deletions(self.cluster.store, self.clock, self.ids)
 
     def jobs(self) -> JobStore:
         """Return the job's store as a process sees it that opened the job."""
-        jobs = JobStore(self.world.store, JOB, self.clock, self.ids)
+        jobs = JobStore(self.cluster.store, JOB, self.clock, self.ids)
         jobs.open(None)
         return jobs
 
@@ -207,9 +207,9 @@ class Process:
         return self.loop.run_until_complete(work)
 
 
-def first_checkpoints(world: World, count: int, *, compacts: bool = False) -> Process:
+def first_checkpoints(cluster: CheckedCluster, count: int, *, compacts: bool = False) -> Process:
     """Create the job with some checkpoints; return the driver's process."""
-    driver = Process(world, compacts=compacts)
+    driver = Process(cluster, compacts=compacts)
     driver.open()
     for _ in range(count):
         driver.batch()
@@ -217,23 +217,23 @@ def first_checkpoints(world: World, count: int, *, compacts: bool = False) -> Pr
     return driver
 
 
-def finish(world: World) -> None:
-    """Check a world in which nobody can go on: then another driver goes on, and garbage is collected."""
-    oracle = world.oracle
+def finish(cluster: CheckedCluster) -> None:
+    """Check a cluster in which no actor can continue: another driver then continues, and garbage is collected."""
+    oracle = cluster.oracle
     oracle.check("in the end")
-    driver = Process(world)
+    driver = Process(cluster)
     driver.delete_buried()
     driver.open()
     oracle.check_reported()
     driver.batch()
     driver.settle()
     for _ in range(COLLECTIONS_LAST):
-        world.clock.advance(8 * DAY_MS)
+        cluster.clock.advance(8 * DAY_MS)
         driver.collect()
     oracle.check("after the last collection")
     oracle.check_reported()
-    _check_restored(world, driver.jobs())
-    stored = {info.key for folder in ("segments", "materialized") for info in world.store.list(f"{JOB}/{folder}/")}
+    _check_restored(cluster, driver.jobs())
+    stored = {info.key for folder in ("segments", "materialized") for info in cluster.store.list(f"{JOB}/{folder}/")}
     if left := {key for key in stored - oracle.named() if not _is_under_way(key, oracle.newest)}:
         raise ViolationError(f"garbage stays: {sorted(left)}")
 
@@ -243,21 +243,21 @@ def _is_under_way(key: str, newest: Manifest | None) -> bool:
     return newest is not None and uid_in_key(key) in newest.under_way.uids
 
 
-def _check_restored(world: World, job_store: JobStore) -> None:
+def _check_restored(cluster: CheckedCluster, job_store: JobStore) -> None:
     """Restore all retained checkpoints and all savepoints as a new process does, and compare them."""
-    for name, savepoint in world.oracle.savepoints.items():
+    for name, savepoint in cluster.oracle.savepoints.items():
         if job_store.savepoints.load(name).ref != savepoint.ref:
             raise ViolationError(f"savepoint {name} is of another checkpoint than was reported")
-    for manifest in (*world.oracle.retained(), *world.oracle.savepoints.values()):
+    for manifest in (*cluster.oracle.retained(), *cluster.oracle.savepoints.values()):
         table: Table = {}
         plan = plan_restore(job_store, OPERATOR, GROUPS, None, manifest.ref)
-        for _, _, files in read_snapshots(plan, world.store):
+        for _, _, files in read_snapshots(plan, cluster.store):
             for file, _, data in files:
                 if file.name.endswith(".sst"):
                     table.update(_decoded(sst_content(bytes(data))))
-        for _, payload in read_plan(plan, world.store, SegmentCache(0)):
+        for _, payload in read_plan(plan, cluster.store, SegmentCache(0)):
             table.update(_decoded(bytes(payload)))
-        if table != world.oracle.contents(manifest):
+        if table != cluster.oracle.contents(manifest):
             raise ViolationError(f"{manifest.ref.to_text()} is restored with other content")
 
 

@@ -44,7 +44,7 @@ IMPATIENT = {**PATIENT, "DSTL_SHUTDOWN_TIMEOUT_S": str(STOP_S)}
 Answer = tuple[int, Any]
 
 
-class Driver:
+class OwningClient:
     """A client that owns the job, and raw requests whose first answer counts."""
 
     def __init__(self, service: ServiceProcess) -> None:
@@ -131,7 +131,7 @@ def answer_of(data: bytes) -> Answer:
     return int(head.split(b" ", 2)[1]), json.loads(body) if body else None
 
 
-def stop(driver: Driver) -> float:
+def stop(driver: OwningClient) -> float:
     """Tell the service to stop, wait until it has begun to, and return the time of the signal."""
     driver.client.close()
     os.kill(driver.service.pid, signal.SIGTERM)
@@ -140,7 +140,7 @@ def stop(driver: Driver) -> float:
     return now
 
 
-def begin_two_uploads(driver: Driver, refs: list[ChangeSetRef]) -> list[Future[Answer]]:
+def begin_two_uploads(driver: OwningClient, refs: list[ChangeSetRef]) -> list[Future[Answer]]:
     """Persist one set and, during its upload, complete a checkpoint that needs it and others."""
     persist = driver.persist(refs[0])
     wait_until(lambda: driver.metric("dstl_uploads_total") == 1, what="the first upload")
@@ -158,10 +158,10 @@ def stored_sets(storage: str) -> set[ChangeSetId]:
 
 
 @contextmanager
-def driver_of(storage: str, **environment: str) -> Iterator[Driver]:
+def driver_of(storage: str, **environment: str) -> Iterator[OwningClient]:
     """Start a service and a driver."""
     with ServiceProcess(storage, environment) as service:
-        driver = Driver(service)
+        driver = OwningClient(service)
         try:
             yield driver
         finally:

@@ -43,7 +43,7 @@ LARGE_BYTES = 1500
 State = dict[bytes, bytes]
 
 
-class World:
+class CompactedTables:
     """One operator whose log is written, compacted and materialized, with a model of its state."""
 
     def __init__(self, chance: random.Random, settings: CompactionSettings = SETTINGS) -> None:
@@ -182,60 +182,60 @@ class World:
 @pytest.mark.parametrize("seed", range(60))
 def test_compacted_log_has_same_state(seed: int, materializes: bool) -> None:
     """I14: whatever is compacted, materialized and rescaled, the state of every checkpoint is that of its changes."""
-    assert run(World(random.Random(seed)), materializes=materializes).compacted > 0
+    assert run(CompactedTables(random.Random(seed)), materializes=materializes).compacted > 0
 
 
 def test_result_is_taken_in_part() -> None:
     """I14: so it is where some of a result's partitions were materialized before it came in."""
-    worlds = [run(World(random.Random(seed)), materializes=True) for seed in range(100, 160)]
+    runs = [run(CompactedTables(random.Random(seed)), materializes=True) for seed in range(100, 160)]
 
-    assert sum(world.taken_in_part for world in worlds) > 10
+    assert sum(tables.taken_in_part for tables in runs) > 10
 
 
 def test_log_of_large_partitions_has_same_state() -> None:
     """I14: so it is where partitions whose log is too long are left alone, whatever they share with others."""
-    worlds = [
-        run(World(random.Random(seed), replace(SETTINGS, base_bytes_max=LARGE_BYTES)), materializes=True)
+    runs = [
+        run(CompactedTables(random.Random(seed), replace(SETTINGS, base_bytes_max=LARGE_BYTES)), materializes=True)
         for seed in range(60)
     ]
 
-    assert sum(world.left_alone for world in worlds) > 10
+    assert sum(tables.left_alone for tables in runs) > 10
 
 
 @pytest.mark.parametrize("materializes", [False, True])
 def test_log_of_partitions_that_are_not_merged_has_same_state(materializes: bool) -> None:
     """I14: so it is where partitions turn out too large while they are merged."""
     for seed in range(200, 230):
-        world = World(random.Random(seed))
-        world.too_large_share = 0.2
-        run(world, materializes=materializes)
+        tables = CompactedTables(random.Random(seed))
+        tables.too_large_share = 0.2
+        run(tables, materializes=materializes)
 
 
-def run(world: World, *, materializes: bool) -> World:
+def run(tables: CompactedTables, *, materializes: bool) -> CompactedTables:
     """Let checkpoints follow each other, and compare the state of each of them."""
-    chance = world.chance
+    chance = tables.chance
     for checkpoint_id in range(30):
-        world.complete(checkpoint_id)
+        tables.complete(checkpoint_id)
 
-        assert world.restored() == world.model, f"checkpoint {checkpoint_id}"
-        if not world.waiting and chance.random() < 0.7:
-            world.compact(checkpoint_id)
+        assert tables.restored() == tables.model, f"checkpoint {checkpoint_id}"
+        if not tables.waiting and chance.random() < 0.7:
+            tables.compact(checkpoint_id)
         if materializes and chance.random() < 0.2:
-            world.materialize(checkpoint_id)
+            tables.materialize(checkpoint_id)
         if chance.random() < 0.1:
-            world.parallelism = chance.randint(1, 4)
-    return world
+            tables.parallelism = chance.randint(1, 4)
+    return tables
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_log_stays_within_its_bound(seed: int) -> None:
     """A log that was just compacted without materializations is nothing but a base."""
-    world = World(random.Random(seed))
+    tables = CompactedTables(random.Random(seed))
     for checkpoint_id in range(20):
-        world.complete(checkpoint_id)
-        world.waiting.clear()
-        world.compact(checkpoint_id)
-        if world.waiting:
-            view = apply(world.view, world.waiting[0])
+        tables.complete(checkpoint_id)
+        tables.waiting.clear()
+        tables.compact(checkpoint_id)
+        if tables.waiting:
+            view = apply(tables.view, tables.waiting[0])
             assert view is not None
             assert log_size(view, "op").log_bytes == 0

@@ -49,7 +49,7 @@ class InterleavingStore(MemoryStore):
 
 
 @dataclass
-class Driver:
+class FencedDriver:
     """What one driver knows: its epoch, the checkpoint it goes on from, and the request that was not answered."""
 
     jobs: JobStore
@@ -70,13 +70,13 @@ class Fencing(RuleBasedStateMachine):
         self.hosts = 0  # counts processes; each has ids of its own
         self.planned: list[list[Step]] = []
         self.claimed: list[tuple[int, set[tuple[int, str]]]] = []
-        self.drivers: list[Driver] = []
+        self.drivers: list[FencedDriver] = []
         self.decoded: dict[str, Manifest] = {}
 
     @initialize()
     def start(self) -> None:
         """Begin with drivers that own nothing."""
-        self.drivers = [Driver(self.process()) for _ in range(DRIVERS)]
+        self.drivers = [FencedDriver(self.process()) for _ in range(DRIVERS)]
 
     @rule(step=STEPS, meanwhile=st.lists(st.lists(STEPS, max_size=2), max_size=3))
     def act(self, step: Step, meanwhile: list[list[Step]]) -> None:
@@ -162,35 +162,35 @@ class Fencing(RuleBasedStateMachine):
         finally:
             driver.busy = False
 
-    def _claim(self, driver: Driver) -> None:
+    def _claim(self, driver: FencedDriver) -> None:
         driver.epoch, driver.open_request = 0, None
         epoch, latest = driver.jobs.claim("driver")
         driver.epoch, driver.latest = epoch, latest
         self.claimed.append((epoch, {(manifest.id, manifest.uid) for manifest in self.checkpoints()}))
 
-    def _take_over(self, driver: Driver) -> None:
+    def _take_over(self, driver: FencedDriver) -> None:
         self._claim(driver)
         self._create(driver)
 
-    def _create(self, driver: Driver) -> None:
+    def _create(self, driver: FencedDriver) -> None:
         if driver.epoch and driver.open_request is None:
             self._request(driver, driver.latest)
 
-    def _repeat(self, driver: Driver) -> None:
+    def _repeat(self, driver: FencedDriver) -> None:
         """Execute the batch again whose request was not answered: the same base, another uid."""
         if driver.epoch and driver.open_request is not None:
             self._request(driver, driver.latest)
 
-    def _retry(self, driver: Driver) -> None:
+    def _retry(self, driver: FencedDriver) -> None:
         """Send the request again that was not answered."""
         if driver.epoch and driver.open_request is not None:
             self._send(driver, driver.open_request)
 
-    def _crash(self, driver: Driver) -> None:
+    def _crash(self, driver: FencedDriver) -> None:
         """Start the service of a driver anew; the driver goes on."""
         driver.jobs = self.process()
 
-    def _request(self, driver: Driver, base: Manifest | None) -> None:
+    def _request(self, driver: FencedDriver, base: Manifest | None) -> None:
         request = Manifest(
             kind=ManifestKind.DELTA,
             job_uid=driver.jobs.job_uid,
@@ -203,7 +203,7 @@ class Fencing(RuleBasedStateMachine):
         )
         self._send(driver, request)
 
-    def _send(self, driver: Driver, request: Manifest) -> None:
+    def _send(self, driver: FencedDriver, request: Manifest) -> None:
         driver.open_request = request
         made, _ = driver.jobs.create(request)
         driver.latest, driver.open_request = made, None

@@ -23,26 +23,26 @@ from storage.object_store import ObjectStore
 from storage.testing import FakeClock, FakeIds, Fault, FaultKind, FaultyStore, RecordingStore
 from tests.unit.dstl_service.http_life import service
 from tests.unit.dstl_service.interleaving import Killed, PausingStore, kill
-from tests.unit.dstl_service.world import World
+from tests.unit.dstl_service.job_history import JobHistory
 from tests.waiting import wait_until
 
 DAY_MS = 86_400_000
 
 
 @pytest.fixture
-def first() -> World:
-    """Return a world whose job has three checkpoints, a savepoint and an orphan."""
-    world = World()
+def first() -> JobHistory:
+    """Return a history whose job has three checkpoints, a savepoint and an orphan."""
+    history = JobHistory()
     for number in range(3):
-        world.complete(world.object(number))
-    world.jobs.make_savepoint("kept", None)
-    world.object(1)
-    return world
+        history.complete(history.object(number))
+    history.jobs.make_savepoint("kept", None)
+    history.object(1)
+    return history
 
 
-def created_anew(first: World) -> World:
-    """Return a world in which another job has the name: as many checkpoints, a savepoint of the same name."""
-    second = World(first.store, host=2)
+def created_anew(first: JobHistory) -> JobHistory:
+    """Return a history in which another job has the name: as many checkpoints, a savepoint of the same name."""
+    second = JobHistory(first.store, host=2)
     for number in range(3):
         second.complete(second.object(number), kind=ManifestKind.COMPLETE if number == 2 else ManifestKind.DELTA)
     second.jobs.make_savepoint("kept", None)
@@ -74,7 +74,7 @@ def test_end_of_a_life_is_read() -> None:
     assert lives.has_ended(2)
 
 
-def paused_everywhere(first: World, prepare: Callable[[ObjectStore], Callable[[], object]]) -> int:
+def paused_everywhere(first: JobHistory, prepare: Callable[[ObjectStore], Callable[[], object]]) -> int:
     """
     Run what is prepared once for each of its calls, paused there while the job is deleted and created anew.
 
@@ -132,7 +132,7 @@ def test_no_epoch_is_of_two_lives() -> None:
         assert first_epoch(life) + EPOCHS_OF_LIFE - 1 < first_epoch(life + 1)
 
 
-def test_nothing_of_two_lives_has_one_key(first: World) -> None:
+def test_nothing_of_two_lives_has_one_key(first: JobHistory) -> None:
     """I11: what a deleted job had stored, and what a new one of its name stores, lie apart to the last object."""
     before = objects_of(first.store)
     delete_job(first.store, "job", write=True)
@@ -143,7 +143,7 @@ def test_nothing_of_two_lives_has_one_key(first: World) -> None:
     assert list(job_names(second.store)) == ["job"]
 
 
-def test_who_deletes_and_slept_deletes_nothing_of_a_new_job(first: World) -> None:
+def test_who_deletes_and_slept_deletes_nothing_of_a_new_job(first: JobHistory) -> None:
     """I11: a deletion that was suspended at any call, for however long, leaves a new job of the name as it is."""
 
     def prepare(store: ObjectStore) -> Callable[[], object]:
@@ -154,7 +154,7 @@ def test_who_deletes_and_slept_deletes_nothing_of_a_new_job(first: World) -> Non
     assert paused_everywhere(first, prepare) > 15
 
 
-def test_no_checkpoint_is_acknowledged_once_its_job_is_being_deleted(first: World) -> None:
+def test_no_checkpoint_is_acknowledged_once_its_job_is_being_deleted(first: JobHistory) -> None:
     """
     I4: a query that runs while its job is deleted completes no checkpoint of which a part is gone.
 
@@ -179,7 +179,7 @@ def test_no_checkpoint_is_acknowledged_once_its_job_is_being_deleted(first: Worl
     assert set(acknowledged) == {True, False}
 
 
-def run_on(first: World, driver: JobStore, store: MemoryStore, acknowledged: list[bool]) -> None:
+def run_on(first: JobHistory, driver: JobStore, store: MemoryStore, acknowledged: list[bool]) -> None:
     """Run another batch of a query; note whether its checkpoint was acknowledged, which must be whole then."""
     acknowledged.append(False)
     if driver.has_ended():
@@ -193,7 +193,7 @@ def run_on(first: World, driver: JobStore, store: MemoryStore, acknowledged: lis
         assert named <= {info.key for info in store.list("job/segments/")}, f"paused before call {len(acknowledged)}"
 
 
-def test_who_deletes_and_is_killed_leaves_what_the_next_one_deletes(first: World) -> None:
+def test_who_deletes_and_is_killed_leaves_what_the_next_one_deletes(first: JobHistory) -> None:
     """I12: wherever a deletion ends, also behind the end of the life, the next one takes all that is left."""
     before = {info.key: first.store.get(info.key) for info in first.store.list("")}
     for call in count():
@@ -214,7 +214,7 @@ def test_who_deletes_and_is_killed_leaves_what_the_next_one_deletes(first: World
         assert [info.key for info in store.list("") if not info.key.startswith(("@fates/", "@lives/"))] == []
 
 
-def test_collector_of_a_deleted_job_deletes_nothing_of_a_new_one(first: World) -> None:
+def test_collector_of_a_deleted_job_deletes_nothing_of_a_new_one(first: JobHistory) -> None:
     """I11: a garbage collector that was suspended at any call takes nothing of a new job for an orphan."""
 
     def prepare(store: ObjectStore) -> Callable[[], object]:
@@ -226,7 +226,7 @@ def test_collector_of_a_deleted_job_deletes_nothing_of_a_new_one(first: World) -
     assert paused_everywhere(first, prepare) > 15
 
 
-def test_collector_is_not_misled_by_what_was_put_late(first: World) -> None:
+def test_collector_is_not_misled_by_what_was_put_late(first: JobHistory) -> None:
     """I11: a checkpoint that a driver of the deleted job put late makes no orphans of what the new job names."""
     delete_job(first.store, "job", write=True)
     second = created_anew(first)
@@ -245,7 +245,7 @@ def test_who_creates_a_job_and_slept_creates_it_in_the_current_life() -> None:
     paused = PausingStore(store)
 
     def come_and_go() -> None:
-        World(store)
+        JobHistory(store)
         delete_job(store, "job", write=True)
 
     paused.pause_at("put", "job/job.json", come_and_go)
@@ -258,7 +258,7 @@ def test_who_creates_a_job_and_slept_creates_it_in_the_current_life() -> None:
     ]
 
 
-def test_job_that_was_opened_stays_that_job(first: World) -> None:
+def test_job_that_was_opened_stays_that_job(first: JobHistory) -> None:
     """What a process remembers of a deleted job is never used for another one of its name."""
     delete_job(first.store, "job", write=True)
     created_anew(first)
@@ -275,7 +275,7 @@ def test_leftovers_are_deleted_of_no_job_that_is_created_meanwhile() -> None:
     store = MemoryStore()
     store.put("job/segments/host/left.seg", b"left")
     paused = PausingStore(store)
-    paused.pause_at("put", "job/job.json", lambda: World(store))
+    paused.pause_at("put", "job/job.json", lambda: JobHistory(store))
     deletions = Deletions(paused, FakeClock(), FakeIds(1))
 
     with pytest.raises(ConflictError, match="was created meanwhile"):
@@ -285,7 +285,7 @@ def test_leftovers_are_deleted_of_no_job_that_is_created_meanwhile() -> None:
     assert store.get("job/segments/host/left.seg") == b"left"
 
 
-def test_life_has_only_so_many_epochs(first: World) -> None:
+def test_life_has_only_so_many_epochs(first: JobHistory) -> None:
     """I4: an epoch that would be of the next life is never begun."""
     last = first_epoch(1) - 2
     first.store.put(

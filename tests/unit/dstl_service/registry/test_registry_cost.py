@@ -20,8 +20,8 @@ from storage.memory_store import MemoryStore
 from storage.model import MaterializationHandle, ObjectInfo
 from storage.object_store import ObjectStore
 from storage.testing import RecordingStore
+from tests.unit.dstl_service.job_history import JobHistory
 from tests.unit.dstl_service.samples import manifest, opened
-from tests.unit.dstl_service.world import World
 
 START_REQUESTS_MAX = 20
 SAVEPOINT_REQUESTS_MAX = 50
@@ -88,15 +88,15 @@ def test_sidecar_that_comes_between_claim_and_checkpoint() -> None:
 def test_collection_reads_no_fences() -> None:
     """Garbage is collected without reading what hundreds of restarts left behind."""
     inner = MemoryStore()
-    world = World(inner)
+    history = JobHistory(inner)
     for number in range(200):
-        world.epoch, world.newest = world.jobs.claim("driver")
+        history.epoch, history.newest = history.jobs.claim("driver")
         if number % 50 == 0:
-            world.compact(world.object(number)) if world.newest else world.complete(world.object(0))
+            history.compact(history.object(number)) if history.newest else history.complete(history.object(0))
     store = RecordingStore(inner)
-    world.store, world.jobs = store, opened(store, host=3)
+    history.store, history.jobs = store, opened(store, host=3)
 
-    world.collect()
+    history.collect()
 
     assert store.count("get", "job/checkpoints/*") < 12
 
@@ -104,18 +104,18 @@ def test_collection_reads_no_fences() -> None:
 def test_old_fences_are_passed_by() -> None:
     """Fences at ids that were subsumed long ago are looked at once, and by no later process again."""
     inner = MemoryStore()
-    world = World(inner)
+    history = JobHistory(inner)
     for _ in range(100):
-        world.epoch, world.newest = world.jobs.claim("driver")
-        world.compact(world.object(0)) if world.newest else world.complete(world.object(0))
-    world.clock.advance(10**15)
-    world.collect(checkpoints_max=1)
-    world.jobs.forget()
-    world.collect(checkpoints_max=1)
+        history.epoch, history.newest = history.jobs.claim("driver")
+        history.compact(history.object(0)) if history.newest else history.complete(history.object(0))
+    history.clock.advance(10**15)
+    history.collect(checkpoints_max=1)
+    history.jobs.forget()
+    history.collect(checkpoints_max=1)
     store = RecordingStore(inner)
-    world.store, world.jobs = store, opened(store, host=3)
+    history.store, history.jobs = store, opened(store, host=3)
 
-    world.collect(checkpoints_max=1)
+    history.collect(checkpoints_max=1)
 
     assert store.count("get", "job/checkpoints/*") < 8
 
@@ -123,12 +123,12 @@ def test_old_fences_are_passed_by() -> None:
 def test_savepoint_of_a_thousand_tables() -> None:
     """A savepoint costs the same for any number of tables: its checkpoint's manifest stands for all of them."""
     store = RecordingStore(MemoryStore())
-    world = World(store)
+    history = JobHistory(store)
     tables = tuple(
         MaterializationHandle("op", KeyGroupRange(number, number), 0, "uid", f"job/materialized/op/{number}.json", 1)
         for number in range(1000)
     )
-    world.complete(world.object(0), materializations=tables)
+    history.complete(history.object(0), materializations=tables)
     jobs = opened(store, host=2)
     store.clear()
 

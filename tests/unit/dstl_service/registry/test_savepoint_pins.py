@@ -24,8 +24,8 @@ from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore
 from storage.testing import RecordingStore
 from tests.unit.dstl_service.interleaving import CachedStore, Killed, PausingStore, kill
+from tests.unit.dstl_service.job_history import JobHistory
 from tests.unit.dstl_service.samples import opened, registered
-from tests.unit.dstl_service.world import World
 
 MANIFESTS = "job/checkpoints/*"
 REQUESTS_MAX = 14
@@ -37,12 +37,12 @@ class Kept:
     """A job whose first checkpoint is subsumed, and still there, and one of its makers of savepoints."""
 
     def __init__(self) -> None:
-        self.world = World()
-        self.world.complete(self.world.object(0), kind=ManifestKind.COMPLETE)
-        self.world.compact(self.world.object(1))
-        self.world.clock.advance(100 * ORPHAN_AGE_MIN_MS)
-        self.first, self.newest = self.world.jobs.completed()
-        self.store: ObjectStore = self.world.store
+        self.history = JobHistory()
+        self.history.complete(self.history.object(0), kind=ManifestKind.COMPLETE)
+        self.history.compact(self.history.object(1))
+        self.history.clock.advance(100 * ORPHAN_AGE_MIN_MS)
+        self.first, self.newest = self.history.jobs.completed()
+        self.store: ObjectStore = self.history.store
         self.view = PausingStore(self.store)
         self.maker = opened(self.view, host=2)
         self._opened = self.view.calls
@@ -62,7 +62,7 @@ class Kept:
     def subsume(self, view: ObjectStore | None = None) -> None:
         """Collect the first checkpoint, as a host with this view does."""
         jobs = opened(view or self.store, host=5)
-        collect_garbage(view or self.store, jobs, "job", self.world.clock, checkpoints_max=1)
+        collect_garbage(view or self.store, jobs, "job", self.history.clock, checkpoints_max=1)
 
     def check_whole(self, name: str = "kept") -> CheckpointRef:
         """Fail if something that a savepoint names is gone; return which checkpoint it keeps."""
@@ -97,7 +97,7 @@ def test_late_call_overwrites_no_other_savepoint() -> None:
     """I11: one who found the savepoint of its checkpoint leaves alone what has that name since."""
 
     def run(kept: Kept, call: int) -> None:
-        kept.world.jobs.keep("kept", kept.first)
+        kept.history.jobs.keep("kept", kept.first)
         kept.pause(call, kept.replace)
         with suppress(ConflictError):
             kept.maker.keep("kept", kept.first)
@@ -141,7 +141,7 @@ def test_maker_that_dies_stops_no_collection(*, is_cached: bool) -> None:
     """I11, I12: before whichever call it dies, what is listed stays whole, and goes when somebody deletes it."""
 
     def run(kept: Kept, call: int) -> None:
-        registered(kept.world.jobs.savepoints.register)
+        registered(kept.history.jobs.savepoints.register)
         view = CachedStore(kept.store) if is_cached else None
         kept.pause(call, kill)
         with suppress(Killed):
@@ -225,7 +225,7 @@ def test_two_makers_of_one_name(*, is_same: bool, is_deleted: bool) -> None:
 def test_deletion_that_is_late_deletes_no_other_savepoint() -> None:
     """I11: one who was about to delete the savepoint leaves what has its name since, which was made behind a retry."""
     kept = Kept()
-    kept.world.jobs.keep("kept", kept.first)
+    kept.history.jobs.keep("kept", kept.first)
     kept.view.pause_at("delete", "job/savepoints/*", kept.replace)
 
     kept.maker.savepoints.delete("kept")
@@ -238,7 +238,7 @@ def test_savepoint_is_deleted_while_it_is_made_again() -> None:
     """I11, I12: whichever call one is paused at, the savepoint is there and whole, and the register says so."""
 
     def run(kept: Kept, call: int) -> None:
-        kept.world.jobs.keep("kept", kept.first)
+        kept.history.jobs.keep("kept", kept.first)
         kept.pause(call, lambda: kept.other().savepoints.delete("kept"))
         kept.maker.keep("kept", kept.first)
         kept.subsume()
@@ -256,7 +256,7 @@ def test_pin_that_is_taken_for_a_leftover(*, is_cached: bool) -> None:
 
     def run(kept: Kept, call: int) -> None:
         nonlocal made
-        registered(kept.world.jobs.savepoints.register)
+        registered(kept.history.jobs.savepoints.register)
         view = CachedStore(kept.store) if is_cached else None
 
         def others() -> None:
@@ -289,7 +289,7 @@ def test_copied_savepoint_has_another_checkpoint_since() -> None:
 
     def run(kept: Kept, call: int) -> None:
         nonlocal made
-        kept.world.jobs.keep("kept", kept.first)
+        kept.history.jobs.keep("kept", kept.first)
         kept.subsume()
 
         def others() -> None:
@@ -436,7 +436,7 @@ def test_deleter_that_dies_is_repeated() -> None:
     """Before whichever call it dies, the same deletion succeeds, and nothing of the savepoint stays."""
 
     def run(kept: Kept, call: int) -> None:
-        kept.world.jobs.keep("kept", kept.first)
+        kept.history.jobs.keep("kept", kept.first)
         kept.pause(call, kill)
         with suppress(Killed):
             kept.maker.savepoints.delete("kept")

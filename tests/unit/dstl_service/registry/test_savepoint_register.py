@@ -27,39 +27,39 @@ from storage.memory_store import MemoryStore
 from storage.object_store import ObjectStore
 from storage.testing import FakeIds, RecordingStore
 from tests.unit.dstl_service.interleaving import CachedStore, Killed, PausingStore, kill
+from tests.unit.dstl_service.job_history import JobHistory
 from tests.unit.dstl_service.samples import opened, registered
-from tests.unit.dstl_service.world import World
 
 Act = Callable[[], object]
 
 
-def subsumed_world(*, is_begun: bool) -> World:
+def subsumed_history(*, is_begun: bool) -> JobHistory:
     """Return a job whose first checkpoint is subsumed, and still there."""
-    world = World()
-    world.complete(world.object(0), kind=ManifestKind.COMPLETE)
+    history = JobHistory()
+    history.complete(history.object(0), kind=ManifestKind.COMPLETE)
     if is_begun:
-        world.jobs.make_savepoint("before", None)
-        world.jobs.savepoints.delete("before")
-    world.compact(world.object(1))
-    world.clock.advance(100 * ORPHAN_AGE_MIN_MS)
-    return world
+        history.jobs.make_savepoint("before", None)
+        history.jobs.savepoints.delete("before")
+    history.compact(history.object(1))
+    history.clock.advance(100 * ORPHAN_AGE_MIN_MS)
+    return history
 
 
-def collector(world: World, view: ObjectStore) -> Act:
+def collector(history: JobHistory, view: ObjectStore) -> Act:
     """Return what collects the job's garbage as a host with this view does."""
-    jobs = JobStore(view, "job", world.clock, FakeIds(5))
+    jobs = JobStore(view, "job", history.clock, FakeIds(5))
     jobs.open(None)
-    return lambda: collect_garbage(view, jobs, "job", world.clock, checkpoints_max=1)
+    return lambda: collect_garbage(view, jobs, "job", history.clock, checkpoints_max=1)
 
 
-def coordinator(world: World, view: ObjectStore) -> Act:
+def coordinator(history: JobHistory, view: ObjectStore) -> Act:
     """Return what deletes the subsumed checkpoint as a coordinator with this view does."""
-    jobs = JobStore(view, "job", world.clock, FakeIds(5))
+    jobs = JobStore(view, "job", history.clock, FakeIds(5))
     jobs.open(None)
     first, newest = jobs.completed()
     keys = frozenset(object_keys(first)) - frozenset(object_keys(newest))
     due = [Deletion(0, (first.ref,), keys)]
-    return lambda: delete_subsumed(view, jobs, due, [newest.ref], world.epoch)
+    return lambda: delete_subsumed(view, jobs, due, [newest.ref], history.epoch)
 
 
 def run(act: Act) -> bool:
@@ -71,10 +71,10 @@ def run(act: Act) -> bool:
     return True
 
 
-def check_kept(world: World) -> None:
+def check_kept(history: JobHistory) -> None:
     """Fail if something that the savepoint names is gone."""
-    stored = {info.key for info in world.store.list("job/")}
-    assert object_keys(opened(world.store, host=8).savepoints.load("kept")) <= stored
+    stored = {info.key for info in history.store.list("job/")}
+    assert object_keys(opened(history.store, host=8).savepoints.load("kept")) <= stored
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
@@ -82,16 +82,16 @@ def check_kept(world: World) -> None:
 @pytest.mark.parametrize("deleter", [collector, coordinator])
 @pytest.mark.parametrize("paused_one", ["deleter", "maker"])
 def test_savepoint_is_seen_though_listings_are_old(
-    paused_one: str, deleter: Callable[[World, ObjectStore], Act], *, is_maker_old: bool, is_begun: bool
+    paused_one: str, deleter: Callable[[JobHistory, ObjectStore], Act], *, is_maker_old: bool, is_begun: bool
 ) -> None:
     """I11: wherever one of the two is paused while the other one runs, what was reported as made stays whole."""
     made = 0
     for call in count():
-        world = subsumed_world(is_begun=is_begun)
-        view = CachedStore(world.store)
-        of_maker = CachedStore(world.store) if is_maker_old else PausingStore(world.store)
-        delete = deleter(world, view)
-        maker, first = opened(of_maker, host=2), next(world.jobs.completed())
+        history = subsumed_history(is_begun=is_begun)
+        view = CachedStore(history.store)
+        of_maker = CachedStore(history.store) if is_maker_old else PausingStore(history.store)
+        delete = deleter(history, view)
+        maker, first = opened(of_maker, host=2), next(history.jobs.completed())
         save = partial(maker.keep, "kept", first)
         results: dict[str, bool] = {}
 
@@ -106,11 +106,11 @@ def test_savepoint_is_seen_though_listings_are_old(
             break
         if results["maker"]:
             made += 1
-            check_kept(world)
+            check_kept(history)
         # It is no garbage for ever: behind the cache's time, the next collection goes on.
-        world.collect(checkpoints_max=1)
+        history.collect(checkpoints_max=1)
         if results["maker"]:
-            check_kept(world)
+            check_kept(history)
     assert call > 5
     assert made or paused_one == "maker"  # else its checkpoint was deleted before its last look
 
@@ -182,11 +182,11 @@ def test_threads_make_entries_at_once() -> None:
 def test_register_costs_a_collection_one_request() -> None:
     """A process that has looked once asks for one object, however many savepoints were made and deleted."""
     store = RecordingStore(MemoryStore())
-    world = World(store)
-    world.complete(world.object(0))
+    history = JobHistory(store)
+    history.complete(history.object(0))
     for number in range(20):
-        world.jobs.make_savepoint(f"s{number}", None)
-        world.jobs.savepoints.delete(f"s{number}")
+        history.jobs.make_savepoint(f"s{number}", None)
+        history.jobs.savepoints.delete(f"s{number}")
     jobs = opened(store, host=2)
     registered(jobs.savepoints.register)
     store.clear()
@@ -197,25 +197,25 @@ def test_register_costs_a_collection_one_request() -> None:
 
 def test_dry_run_begins_no_register() -> None:
     """Who only looks needs no right to write."""
-    world = World()
-    world.complete(world.object(0))
-    world.collect(dry_run=True)
+    history = JobHistory()
+    history.complete(history.object(0))
+    history.collect(dry_run=True)
 
-    assert list(world.store.list("job/savepoints-made/")) == []
+    assert list(history.store.list("job/savepoints-made/")) == []
 
 
 def test_lost_savepoint_is_taken_off_the_register() -> None:
     """A savepoint that somebody removed by hand stops deletions, with an error that says what to do."""
-    world = subsumed_world(is_begun=True)
-    world.jobs.make_savepoint("lost", None)
-    world.store.delete([info.key for info in world.store.list("job/savepoints/")])
+    history = subsumed_history(is_begun=True)
+    history.jobs.make_savepoint("lost", None)
+    history.store.delete([info.key for info in history.store.list("job/savepoints/")])
     with pytest.raises(UnavailableError, match="savepoints --delete lost"):
-        world.collect()
+        history.collect()
 
-    world.jobs.savepoints.delete("lost")
-    world.collect()
+    history.jobs.savepoints.delete("lost")
+    history.collect()
     with pytest.raises(NotFoundError):
-        world.jobs.savepoints.delete("lost")
+        history.jobs.savepoints.delete("lost")
 
 
 def delete_all(jobs: JobStore) -> None:
@@ -228,18 +228,18 @@ def test_maker_that_dies_leaves_no_name_of_a_deleted_savepoint() -> None:
     """I12: wherever a call is paused while its savepoint is deleted, and dies later, it stops no collection."""
     for call in count():
         for later in count(1):
-            world = subsumed_world(is_begun=True)
-            first = next(world.jobs.completed())
-            view = PausingStore(world.store)
-            maker, deleter = opened(view, host=2), opened(world.store, host=3)
+            history = subsumed_history(is_begun=True)
+            first = next(history.jobs.completed())
+            view = PausingStore(history.store)
+            maker, deleter = opened(view, host=2), opened(history.store, host=3)
             begun = view.calls
             view.pause_before(begun + call, partial(delete_all, deleter))
             view.pause_before(begun + call + later, kill)
             with suppress(Killed):
                 run(partial(maker.keep, "kept", first))
-            savepoints = opened(world.store, host=4).savepoints
+            savepoints = opened(history.store, host=4).savepoints
             assert registered(savepoints.register) <= set(savepoints.names())
-            world.collect(checkpoints_max=1)
+            history.collect(checkpoints_max=1)
             if view.calls <= begun + call + later:
                 break
         if later == 1:
@@ -249,26 +249,26 @@ def test_maker_that_dies_leaves_no_name_of_a_deleted_savepoint() -> None:
 
 def test_damaged_entry_ends_the_collection() -> None:
     """I11: where nobody knows which savepoints there are, nothing is deleted."""
-    world = subsumed_world(is_begun=True)
-    newest = max(info.key for info in world.store.list("job/savepoints-made/"))
-    world.store.put(newest, b"[")
+    history = subsumed_history(is_begun=True)
+    newest = max(info.key for info in history.store.list("job/savepoints-made/"))
+    history.store.put(newest, b"[")
 
     with pytest.raises(CorruptDataError, match="claim"):
-        world.collect()
+        history.collect()
 
 
 @pytest.mark.parametrize("content", [b"[", b"", b'{"names": []', b'{"names": 1}'])
 def test_damaged_entry_is_read_from_its_claim(content: bytes) -> None:
     """I11: an entry that was written in part says what its claim says."""
-    world = subsumed_world(is_begun=True)
-    world.jobs.make_savepoint("kept", None)
-    claim = max(info.key for info in world.store.list("job/savepoints-made/") if info.key.endswith(".claim"))
-    world.store.put(claim.replace(".claim", ".json"), content)
+    history = subsumed_history(is_begun=True)
+    history.jobs.make_savepoint("kept", None)
+    claim = max(info.key for info in history.store.list("job/savepoints-made/") if info.key.endswith(".claim"))
+    history.store.put(claim.replace(".claim", ".json"), content)
 
-    assert registered(opened(world.store, host=2).savepoints.register) == {"kept"}
-    world.collect(checkpoints_max=1)
-    opened(world.store, host=3).make_savepoint("second", None)
-    assert registered(opened(world.store, host=4).savepoints.register) == {"kept", "second"}
+    assert registered(opened(history.store, host=2).savepoints.register) == {"kept"}
+    history.collect(checkpoints_max=1)
+    opened(history.store, host=3).make_savepoint("second", None)
+    assert registered(opened(history.store, host=4).savepoints.register) == {"kept", "second"}
 
 
 @pytest.mark.parametrize("paused_one", ["maker", "deleter"])
@@ -288,43 +288,43 @@ def test_savepoint_that_is_made_and_deleted_at_once_holds_nobody_up(paused_one: 
             act(jobs, checkpoint)
 
     for call in count():
-        world = subsumed_world(is_begun=True)
-        first = next(world.jobs.completed())
+        history = subsumed_history(is_begun=True)
+        first = next(history.jobs.completed())
         if paused_one == "deleter":
-            world.jobs.keep("kept", first)
-        view = PausingStore(world.store)
-        of_one, of_other = opened(view, host=2), opened(world.store, host=3)
+            history.jobs.keep("kept", first)
+        view = PausingStore(history.store)
+        of_one, of_other = opened(view, host=2), opened(history.store, host=3)
         calls = view.calls
         view.pause_before(calls + call, partial(meanwhile, of_other, first))
         goes_on(of_one, first)
         if view.calls <= calls + call:
             break
-        savepoints = opened(world.store, host=4).savepoints
+        savepoints = opened(history.store, host=4).savepoints
         assert registered(savepoints.register) <= set(savepoints.names())
-        world.collect(checkpoints_max=1)
+        history.collect(checkpoints_max=1)
     assert call > 5
 
 
 def test_register_goes_on_where_a_copy_lacks_its_end() -> None:
     """A folder that was copied while a savepoint was made may lack the number behind the last entry."""
-    world = subsumed_world(is_begun=True)
-    world.jobs.make_savepoint("kept", None)
-    end = max(info.key for info in world.store.list("job/savepoints-made/"))
-    world.store.delete([end])
+    history = subsumed_history(is_begun=True)
+    history.jobs.make_savepoint("kept", None)
+    end = max(info.key for info in history.store.list("job/savepoints-made/"))
+    history.store.delete([end])
 
-    jobs = opened(world.store, host=2)
+    jobs = opened(history.store, host=2)
     jobs.make_savepoint("second", None)
     assert registered(jobs.savepoints.register) == {"kept", "second"}
-    world.collect(checkpoints_max=1)
+    history.collect(checkpoints_max=1)
 
 
 @pytest.mark.parametrize("hint", range(5))
 def test_wrong_hint_hides_no_savepoint(hint: int) -> None:
     """I11: a copy may hold a hint that is newer than its register, whose last entry is empty."""
-    world = World()
-    register = SavepointRegister(world.store, LifeFolder(world.store, "job"))
+    history = JobHistory()
+    register = SavepointRegister(history.store, LifeFolder(history.store, "job"))
     for name in ("a", "b"):
         register.add(name)
-    write_hint(world.store, "job", "savepoints", hint)
+    write_hint(history.store, "job", "savepoints", hint)
 
-    assert registered(SavepointRegister(world.store, LifeFolder(world.store, "job"))) == {"a", "b"}
+    assert registered(SavepointRegister(history.store, LifeFolder(history.store, "job"))) == {"a", "b"}

@@ -16,16 +16,16 @@ from dstl_service.wire import CheckpointRef
 from storage.open import open_store
 from storage.testing import RecordingStore
 from tests.rocksdb_files import sst_file
+from tests.unit.dstl_service.job_history import JobHistory
 from tests.unit.dstl_service.snapshots import FILES, index_of, store_snapshot
-from tests.unit.dstl_service.world import World
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> list[Path]:
     """Three checkpoints with an object each; the objects' files."""
-    world = World(open_store(f"file://{tmp_path}"))
+    history = JobHistory(open_store(f"file://{tmp_path}"))
     for number in range(3):
-        world.complete(world.object(number))
+        history.complete(history.object(number))
     return sorted(tmp_path.glob("job/segments/**/*.seg"))
 
 
@@ -147,10 +147,10 @@ def test_manifest_in_wrong_place_is_reported(
 def test_snapshots_are_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str], damaged: str | None) -> None:
     """I10: every byte of a materialization is read; a missing index and a flipped bit are reported by their names."""
     store = open_store(f"file://{tmp_path}")
-    world = World(store)
-    handle = world.object(0)
-    snapshot = store_snapshot(store, index_of(CheckpointRef(0, 0, "u"), job_uid=world.jobs.job_uid))
-    world.complete(handle, kind=ManifestKind.COMPLETE, materializations=(snapshot,))
+    history = JobHistory(store)
+    handle = history.object(0)
+    snapshot = store_snapshot(store, index_of(CheckpointRef(0, 0, "u"), job_uid=history.jobs.job_uid))
+    history.complete(handle, kind=ManifestKind.COMPLETE, materializations=(snapshot,))
     path = next((tmp_path / "job" / "materialized").rglob(damaged or "*"))
     if damaged == "*.sst":
         path.write_bytes(path.read_bytes()[:-1] + b"?")
@@ -172,13 +172,13 @@ def test_snapshots_are_verified(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_every_damaged_file_of_snapshots_is_reported_once(tmp_path: Path) -> None:
     """I10: a damaged file hides no other; files that snapshots share are read once, and RocksDB's checksums count."""
     store = RecordingStore(open_store(f"file://{tmp_path}"))
-    world = World(store)
+    history = JobHistory(store)
     unsound = {**FILES, "000010.sst": b"?" + sst_file(b"third")[1:]}
-    index = index_of(CheckpointRef(0, 0, "u"), job_uid=world.jobs.job_uid, files=unsound)
+    index = index_of(CheckpointRef(0, 0, "u"), job_uid=history.jobs.job_uid, files=unsound)
     later = replace(index, uid="later", version=CheckpointRef(1, 0, "u"))
     first, second = (store_snapshot(store, one, unsound) for one in (index, later))
-    world.complete(world.object(0), kind=ManifestKind.COMPLETE, materializations=(first,))
-    world.complete(world.object(1), materializations=(second,))
+    history.complete(history.object(0), kind=ManifestKind.COMPLETE, materializations=(first,))
+    history.complete(history.object(1), materializations=(second,))
     keys = {file.name: file.object_key for file in index.files}
     damaged(tmp_path / keys["000008.sst"])
     store.delete([keys["000009.sst"]])
@@ -197,9 +197,9 @@ def test_every_damaged_file_of_snapshots_is_reported_once(tmp_path: Path) -> Non
 def test_earlier_log_and_note_are_verified(tmp_path: Path) -> None:
     """Objects that only a complete manifest's earlier log, or its note, names are verified too."""
     store = open_store(f"file://{tmp_path}")
-    world = World(store)
-    world.complete(world.object(0), note=world.object(0))
-    world.complete(world.object(1), kind=ManifestKind.COMPLETE)
+    history = JobHistory(store)
+    history.complete(history.object(0), note=history.object(0))
+    history.complete(history.object(1), kind=ManifestKind.COMPLETE)
     assert (check_job(store, "job").objects, check_job(store, "job").problems) == (3, [])
 
     paths = sorted(tmp_path.glob("job/segments/**/*.seg"))

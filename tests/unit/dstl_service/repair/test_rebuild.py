@@ -37,11 +37,11 @@ from storage.model import MaterializationHandle
 from storage.object_store import ObjectStore
 from storage.open import open_store
 from storage.testing import FakeClock, FakeIds
-from tests.unit.dstl_service.collection.test_job_maintenance import EAGER, NOW, Job
+from tests.unit.dstl_service.collection.test_job_maintenance import EAGER, NOW, MaintainedJob
 from tests.unit.dstl_service.http_life import Life, service
+from tests.unit.dstl_service.job_history import JobHistory
 from tests.unit.dstl_service.samples import handles_of, opened, segment, stored
 from tests.unit.dstl_service.snapshots import index_of, store_snapshot
-from tests.unit.dstl_service.world import World
 
 OPERATORS = ("counts", "joins")
 OPERATOR_INFOS = [{"name": name, "parallelism": 2, "key_schema": "{}", "states": {}} for name in OPERATORS]
@@ -575,7 +575,7 @@ def test_compacted_job_is_rebuilt() -> None:
     """A job whose log was compacted, and whose older objects are deleted, is rebuilt at every checkpoint (I10, I14)."""
     store = MemoryStore()
     with service(store, compaction=EAGER, retention=NOW) as life:
-        job = Job(store, life)
+        job = MaintainedJob(store, life)
         for number in range(45):
             job.checkpoint()
             if number % 4 == 0 and number > 20:
@@ -587,7 +587,7 @@ def test_compacted_job_is_rebuilt() -> None:
                     checkpoint_id, generation, uid = report.checkpoint.split(".")
                     assert int(checkpoint_id) == number
                     ref = {"id": number, "generation": int(generation), "uid": uid}
-                    assert Job(copy, other).restored(ref) == job.state
+                    assert MaintainedJob(copy, other).restored(ref) == job.state
         assert job.metric("dstl_compactions_total") > 0
 
 
@@ -635,63 +635,63 @@ def damage_index(store: ObjectStore, _: str, key: str) -> None:
 LOSSES = {lose_file: "missing", cut_file: "bytes, not", lose_index: "missing", damage_index: "cannot be read"}
 
 
-def with_snapshot(*, keep_log: bool = True) -> tuple[World, MaterializationIndex]:
+def with_snapshot(*, keep_log: bool = True) -> tuple[JobHistory, MaterializationIndex]:
     """Return a job whose last but one checkpoint begins with a snapshot, with or without the log before that."""
-    world = World()
-    log = [world.object(0), world.object(1)]
-    world.complete(log[0], kind=ManifestKind.COMPLETE)
-    world.complete(log[1])
-    assert world.newest is not None
-    index = index_of(world.newest.ref, job_uid=world.jobs.job_uid)
-    handle = store_snapshot(world.store, index)
-    world.newest, _ = world.jobs.create(
+    history = JobHistory()
+    log = [history.object(0), history.object(1)]
+    history.complete(log[0], kind=ManifestKind.COMPLETE)
+    history.complete(log[1])
+    assert history.newest is not None
+    index = index_of(history.newest.ref, job_uid=history.jobs.job_uid)
+    handle = store_snapshot(history.store, index)
+    history.newest, _ = history.jobs.create(
         replace(
-            world.newest,
+            history.newest,
             kind=ManifestKind.COMPLETE,
             id=2,
-            uid=world.ids.unique_id(),
-            base=world.newest.ref,
-            segments=(world.object(2),),
+            uid=history.ids.unique_id(),
+            base=history.newest.ref,
+            segments=(history.object(2),),
             materializations=(handle,),
         )
     )
-    world.complete(world.object(3))
+    history.complete(history.object(3))
     if not keep_log:
-        world.store.delete([handle.object_key for handle in log])
-    return world, index
+        history.store.delete([handle.object_key for handle in log])
+    return history, index
 
 
 @pytest.mark.parametrize("lose", LOSSES)
 def test_lost_snapshot_is_replaced_by_the_log_before_it(lose: Callable[..., None]) -> None:
     """I10: no checkpoint is rebuilt on a snapshot that is not whole; the log before it is taken while it is there."""
-    world, index = with_snapshot()
-    before = world.jobs.newest()
+    history, index = with_snapshot()
+    before = history.jobs.newest()
     assert before is not None
-    assert rebuild_registry(world.store, "job", world.clock, world.ids).registry_problems == []
-    lose(world.store, index.files[0].object_key, index.handle("job").index_key)
+    assert rebuild_registry(history.store, "job", history.clock, history.ids).registry_problems == []
+    lose(history.store, index.files[0].object_key, index.handle("job").index_key)
 
-    report = rebuild_registry(world.store, "job", world.clock, world.ids, write=True)
+    report = rebuild_registry(history.store, "job", history.clock, history.ids, write=True)
 
     assert LOSSES[lose] in report.registry_problems[0]
     assert index.files[0].object_key in report.object_problems[0] or index.uid in report.object_problems[0]
-    jobs = opened(world.store, 5)
+    jobs = opened(history.store, 5)
     newest = jobs.newest()
     assert newest is not None
     state = jobs.state(newest.ref)
     assert (newest.id, newest.uid, state.materializations) == (3, before.uid, ())
     assert [handle.entry.id.checkpoint_id for handle in state.log] == [0, 1, 2, 3]
-    assert [problem for problem in check_job(world.store, "job").problems if index.uid in problem] == []
-    again = rebuild_registry(world.store, "job", world.clock, world.ids)
+    assert [problem for problem in check_job(history.store, "job").problems if index.uid in problem] == []
+    again = rebuild_registry(history.store, "job", history.clock, history.ids)
     assert (again.registry_problems, again.checkpoint) == ([], newest.ref.to_text())
 
 
 @pytest.mark.parametrize("lose", LOSSES)
 def test_lost_snapshot_without_the_log_before_it(lose: Callable[..., None]) -> None:
     """A checkpoint whose snapshot is lost and whose log was deleted is not rebuilt, and the report says why."""
-    world, index = with_snapshot(keep_log=False)
-    before = [info.key for info in world.store.list("")]
-    lose(world.store, index.files[0].object_key, index.handle("job").index_key)
+    history, index = with_snapshot(keep_log=False)
+    before = [info.key for info in history.store.list("")]
+    lose(history.store, index.files[0].object_key, index.handle("job").index_key)
 
     with pytest.raises(CorruptDataError, match=f"checkpoint 3 .* is lost: .*{LOSSES[lose]}"):
-        rebuild_registry(world.store, "job", world.clock, world.ids, write=True)
-    assert {info.key for info in world.store.list("")} <= set(before)
+        rebuild_registry(history.store, "job", history.clock, history.ids, write=True)
+    assert {info.key for info in history.store.list("")} <= set(before)

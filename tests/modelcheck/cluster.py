@@ -1,5 +1,5 @@
 """
-A job's world for the model check: one store, processes with clocks of their own, and what must hold.
+A job's cluster for the model check: one store, processes with clocks of their own, and what must hold.
 
 `Prepared` makes what came before a history once; each schedule begins with a copy of it.
 """
@@ -27,26 +27,26 @@ class ProcessClock(Clock):
     A process's clock.
 
     Args:
-        world: The true time.
+        cluster: The true time.
         wrong_ms: By how much its wall time is ahead of that.
     """
 
-    def __init__(self, world: FakeClock, wrong_ms: int = 0) -> None:
-        self._world = world
+    def __init__(self, cluster: FakeClock, wrong_ms: int = 0) -> None:
+        self._cluster = cluster
         self._wrong_ms = wrong_ms
         self.waited_ms = 0
 
     def now_ms(self) -> int:
         """Return what this process takes for the time."""
-        return self._world.now_ms() + self._wrong_ms
+        return self._cluster.now_ms() + self._wrong_ms
 
     def monotonic_ms(self) -> int:
-        """Return the time since the world began, and what this process has waited for its own timers."""
-        return self._world.monotonic_ms() + self.waited_ms
+        """Return the time since the cluster began, plus the time this process has waited for its own timers."""
+        return self._cluster.monotonic_ms() + self.waited_ms
 
 
-class World:
-    """Everything that one run of a history consists of."""
+class CheckedCluster:
+    """The store, the clock and the actors of one run of a history."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -91,9 +91,9 @@ class World:
         self.oracle.savepoints.pop(name, None)
         self.oracle.deleted.append(name)
 
-    def copy(self) -> World:
-        """Return a world in the same state, without the processes of this one."""
-        other = World()
+    def copy(self) -> CheckedCluster:
+        """Return a cluster in the same state, without the processes of this one."""
+        other = CheckedCluster()
         other.clock.advance(self.clock.monotonic_ms())
         other.store.load(self.store.objects())
         other.oracle = self.oracle.copy(other.store)
@@ -124,22 +124,22 @@ class History:
 
     Args:
         prepare: Makes what came before, without turns.
-        begin: Adds the actors to a copy of that world.
-        finish: Checks a world in which nobody can go on.
+        begin: Adds the actors to a copy of that cluster.
+        finish: Checks a cluster in which nobody can go on.
     """
 
-    prepare: Callable[[World], None]
-    begin: Callable[[World], None]
-    finish: Callable[[World], None]
+    prepare: Callable[[CheckedCluster], None]
+    begin: Callable[[CheckedCluster], None]
+    finish: Callable[[CheckedCluster], None]
 
     def maker(self) -> Callable[[], Run]:
         """Return what begins the history anew."""
-        before = World()
+        before = CheckedCluster()
         self.prepare(before)
 
         def make() -> Run:
-            world = before.copy()
-            self.begin(world)
-            return Run(world.scheduler, world.state, lambda: self.finish(world))
+            cluster = before.copy()
+            self.begin(cluster)
+            return Run(cluster.scheduler, cluster.state, lambda: self.finish(cluster))
 
         return make

@@ -17,7 +17,7 @@ from storage.segment_format import encode_object
 from storage.testing import FakeClock, FakeIds
 
 
-class World:
+class JobHistory:
     """A job with a clock of its own, whose checkpoints and orphans are made step by step."""
 
     def __init__(self, store: ObjectStore | None = None, host: int = 0) -> None:

@@ -1,9 +1,9 @@
 """
-A simulated world: an object store that fails, two hosts whose processes crash, and drivers that compete for one job.
+A simulated cluster: an object store that fails, two hosts whose processes crash, and drivers that compete for one job.
 
-The store's calls take effect after a while and answer after another; a crash in between leaves a call without effect,
-in the middle of several, or with an effect that comes late. `World.contents` is the model: what the state is at every
-checkpoint that anybody ever asked for.
+The store's calls take effect after a delay and answer after another. A crash in between leaves a call without effect,
+interrupts a sequence of calls, or leaves a call whose effect comes late. `SimulatedCluster.contents` is the model: the
+state at every checkpoint that was ever requested.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ class SimulatedStore(MemoryStore):
 class Process:
     """A service process on one host."""
 
-    def __init__(self, world: World, host: int) -> None:
-        self.world = world
+    def __init__(self, cluster: SimulatedCluster, host: int) -> None:
+        self.cluster = cluster
         self.host = host
-        self.died: asyncio.Future[None] = world.loop.create_future()
+        self.died: asyncio.Future[None] = cluster.loop.create_future()
         self.context = contextvars.copy_context()
         self.context.run(_PROCESS.set, self)
-        world.processes += 1
+        cluster.processes += 1
         settings = ServiceSettings(
             "memory://simulated",
             host_id=f"host-{host}",
@@ -111,20 +111,20 @@ class Process:
             retention=RetentionSettings(checkpoints_max=CHECKPOINTS_RETAINED, delay_s=30),
             gc=GcSettings(interval_s=30, age_min_s=31),
         )
-        ids, peers = FakeIds(world.processes), _Peers(world)
-        self.parts: Parts = self.context.run(compose, settings, world.store, world.clock, ids, peers)
+        ids, peers = FakeIds(cluster.processes), _Peers(cluster)
+        self.parts: Parts = self.context.run(compose, settings, cluster.store, cluster.clock, ids, peers)
 
     def start(self, work: Awaitable[T]) -> asyncio.Task[T]:
         """Run something in this process."""
-        return self.world.loop.create_task(_await(work), context=self.context)
+        return self.cluster.loop.create_task(_await(work), context=self.context)
 
     def crash(self) -> None:
         """Die: nothing of it is answered any more, and another process takes its place."""
         self.died.set_result(None)
-        self.world.hosts[self.host] = Process(self.world, self.host)
+        self.cluster.hosts[self.host] = Process(self.cluster, self.host)
 
 
-class World:
+class SimulatedCluster:
     """Store, hosts and model of one run."""
 
     def __init__(self, seed: int) -> None:
@@ -241,8 +241,8 @@ class World:
 class _Peers(PeerClient):
     """The way from one host to the other; `persist` is awaited where a real one blocks a thread."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world  # nothing else is needed: no connection is ever opened
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self._cluster = cluster  # nothing else is needed: no connection is ever opened
 
     def persist(
         self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
@@ -254,12 +254,12 @@ class _Peers(PeerClient):
         self, url: str, job: str, refs: Sequence[ChangeSetRef], *, wait: bool, note: str | None = None
     ) -> list[SegmentHandle]:
         """Ask the process that is there now; one that dies meanwhile is out of reach."""
-        process = self._world.hosts[HOSTS.index(url)]
+        process = self._cluster.hosts[HOSTS.index(url)]
         given = None if note is None else read_note(job, note).to_segment()
         task = process.start(process.parts.persister.persist_claimed(job, refs, wait=wait, note=given))
         waiting: set[asyncio.Future[Any]] = {task, process.died}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        if process.died.done() or self._world.chance.random() < 0.02:
+        if process.died.done() or self._cluster.chance.random() < 0.02:
             raise LostChangesError(f"{url} cannot be reached")
         return task.result()
 

@@ -184,7 +184,6 @@ PRIVATE_IN_TESTS = {
     "_is_writable": "whether a table was opened to read only, which is its whole point",
     "_joined": "how often rows are copied is counted where it is done",
     "_journal": "how much lies in a table's journal",
-    "_json": "a client's way to a route that it has no method for",
     "_merge": "compactions are made without a service",
     "_objects": "all that a model's store holds is looked at before each of its calls, and a copy costs minutes",
     "_operator_infos": "the check that it is part of is left out",

@@ -1,7 +1,7 @@
 """
-Savepoints on a mounted file system that serves listings, and absent names, from a cache.
+Savepoints on a mounted file system that serves listings and absent names from a cache.
 
-A failure means that a savepoint made on another host is missed by who deletes, and cannot be restored.
+A failure means that a deletion misses a savepoint made on another host, which then cannot be restored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Act = Callable[[], object]
 
 
 def subsumed_history(*, is_begun: bool) -> JobHistory:
-    """Return a job whose first checkpoint is subsumed, and still there."""
+    """Return a job whose first checkpoint is subsumed but still stored."""
     history = JobHistory()
     history.complete(history.object(0), kind=ManifestKind.COMPLETE)
     if is_begun:
@@ -46,14 +46,14 @@ def subsumed_history(*, is_begun: bool) -> JobHistory:
 
 
 def collector(history: JobHistory, view: ObjectStore) -> Act:
-    """Return what collects the job's garbage as a host with this view does."""
+    """Return a function that collects the job's garbage as a host with this view does."""
     jobs = JobStore(view, "job", history.clock, FakeIds(5))
     jobs.open(None)
     return lambda: collect_garbage(view, jobs, "job", history.clock, checkpoints_max=1)
 
 
 def coordinator(history: JobHistory, view: ObjectStore) -> Act:
-    """Return what deletes the subsumed checkpoint as a coordinator with this view does."""
+    """Return a function that deletes the subsumed checkpoint as a coordinator with this view does."""
     jobs = JobStore(view, "job", history.clock, FakeIds(5))
     jobs.open(None)
     first, newest = jobs.completed()
@@ -63,7 +63,7 @@ def coordinator(history: JobHistory, view: ObjectStore) -> Act:
 
 
 def run(act: Act) -> bool:
-    """Do something that may be refused; say whether it was not."""
+    """Do something that may be refused; return whether it succeeded."""
     try:
         act()
     except (NotFoundError, UnavailableError):
@@ -72,7 +72,7 @@ def run(act: Act) -> bool:
 
 
 def check_kept(history: JobHistory) -> None:
-    """Fail if something that the savepoint names is gone."""
+    """Fail if an object that the savepoint names is gone."""
     stored = {info.key for info in history.store.list("job/")}
     assert object_keys(opened(history.store, host=8).savepoints.load("kept")) <= stored
 
@@ -84,7 +84,7 @@ def check_kept(history: JobHistory) -> None:
 def test_savepoint_is_seen_though_listings_are_old(
     paused_one: str, deleter: Callable[[JobHistory, ObjectStore], Act], *, is_maker_old: bool, is_begun: bool
 ) -> None:
-    """I11: wherever one of the two is paused while the other one runs, what was reported as made stays whole."""
+    """I11: with one of the two paused at any call while the other runs, a reported savepoint stays whole."""
     made = 0
     for call in count():
         history = subsumed_history(is_begun=is_begun)
@@ -107,16 +107,16 @@ def test_savepoint_is_seen_though_listings_are_old(
         if results["maker"]:
             made += 1
             check_kept(history)
-        # It is no garbage for ever: behind the cache's time, the next collection goes on.
+        # It is collected in the end: after the cache's time, the next collection continues.
         history.collect(checkpoints_max=1)
         if results["maker"]:
             check_kept(history)
     assert call > 5
-    assert made or paused_one == "maker"  # else its checkpoint was deleted before its last look
+    assert made or paused_one == "maker"  # otherwise its checkpoint was deleted before its last check
 
 
 def test_register_knows_what_is_there_now() -> None:
-    """Names come and go, and come again; each process sees the same, wherever it begins to look."""
+    """Names are added, removed and added again; each process sees the same, wherever it starts to read."""
     store = MemoryStore()
     one, other = (SavepointRegister(store, LifeFolder(store, "job")) for _ in range(2))
     for number in range(5):
@@ -131,7 +131,7 @@ def test_register_knows_what_is_there_now() -> None:
 
 
 def test_entry_of_who_died_is_finished() -> None:
-    """Whoever dies in the middle of an entry, before any of its calls, keeps nobody else from making the next one."""
+    """A process that dies before any call of an entry does not prevent others from making the next entry."""
     for call in count():
         store = MemoryStore()
         paused = PausingStore(store)
@@ -148,7 +148,7 @@ def test_entry_of_who_died_is_finished() -> None:
 
 
 def test_who_was_paused_takes_nothing_back() -> None:
-    """An entry that is put late, before any of its calls, changes nothing of the entries behind it."""
+    """An entry that is put late, before any of its calls, changes nothing of the later entries."""
     for call in count():
         store = MemoryStore()
         paused = PausingStore(store)
@@ -167,7 +167,7 @@ def test_who_was_paused_takes_nothing_back() -> None:
 
 
 def test_threads_make_entries_at_once() -> None:
-    """No name is lost where many are put on the register at once."""
+    """No name is lost when many are put on the register concurrently."""
     store = MemoryStore()
     registers = [SavepointRegister(store, LifeFolder(store, "job")) for _ in range(4)]
     threads = [Thread(target=register.add, args=(f"s{number}",)) for number, register in enumerate(registers * 4)]
@@ -180,7 +180,7 @@ def test_threads_make_entries_at_once() -> None:
 
 
 def test_register_costs_a_collection_one_request() -> None:
-    """A process that has looked once asks for one object, however many savepoints were made and deleted."""
+    """A process that has read the register once reads one object, however many savepoints were made and deleted."""
     store = RecordingStore(MemoryStore())
     history = JobHistory(store)
     history.complete(history.object(0))
@@ -196,7 +196,7 @@ def test_register_costs_a_collection_one_request() -> None:
 
 
 def test_dry_run_begins_no_register() -> None:
-    """Who only looks needs no right to write."""
+    """Reading the register needs no permission to write."""
     history = JobHistory()
     history.complete(history.object(0))
     history.collect(dry_run=True)
@@ -205,7 +205,7 @@ def test_dry_run_begins_no_register() -> None:
 
 
 def test_lost_savepoint_is_taken_off_the_register() -> None:
-    """A savepoint that somebody removed by hand stops deletions, with an error that says what to do."""
+    """A savepoint that was removed manually stops deletions, with an error that says what to do."""
     history = subsumed_history(is_begun=True)
     history.jobs.make_savepoint("lost", None)
     history.store.delete([info.key for info in history.store.list("job/savepoints/")])
@@ -219,13 +219,13 @@ def test_lost_savepoint_is_taken_off_the_register() -> None:
 
 
 def delete_all(jobs: JobStore) -> None:
-    """Delete all savepoints and pins that are listed."""
+    """Delete all listed savepoints and pins."""
     for name in jobs.savepoints.names():
         jobs.savepoints.delete(name)
 
 
 def test_maker_that_dies_leaves_no_name_of_a_deleted_savepoint() -> None:
-    """I12: wherever a call is paused while its savepoint is deleted, and dies later, it stops no collection."""
+    """I12: a call that is paused anywhere while its savepoint is deleted, and dies later, stops no collection."""
     for call in count():
         for later in count(1):
             history = subsumed_history(is_begun=True)
@@ -248,7 +248,7 @@ def test_maker_that_dies_leaves_no_name_of_a_deleted_savepoint() -> None:
 
 
 def test_damaged_entry_ends_the_collection() -> None:
-    """I11: where nobody knows which savepoints there are, nothing is deleted."""
+    """I11: while it is unknown which savepoints exist, nothing is deleted."""
     history = subsumed_history(is_begun=True)
     newest = max(info.key for info in history.store.list("job/savepoints-made/"))
     history.store.put(newest, b"[")
@@ -259,7 +259,7 @@ def test_damaged_entry_ends_the_collection() -> None:
 
 @pytest.mark.parametrize("content", [b"[", b"", b'{"names": []', b'{"names": 1}'])
 def test_damaged_entry_is_read_from_its_claim(content: bytes) -> None:
-    """I11: an entry that was written in part says what its claim says."""
+    """I11: a partly written entry is read from its claim."""
     history = subsumed_history(is_begun=True)
     history.jobs.make_savepoint("kept", None)
     claim = max(info.key for info in history.store.list("job/savepoints-made/") if info.key.endswith(".claim"))
@@ -273,7 +273,7 @@ def test_damaged_entry_is_read_from_its_claim(content: bytes) -> None:
 
 @pytest.mark.parametrize("paused_one", ["maker", "deleter"])
 def test_savepoint_that_is_made_and_deleted_at_once_holds_nobody_up(paused_one: str) -> None:
-    """I12: wherever one of the two is paused, the register names no savepoint behind them that is not there."""
+    """I12: with one of the two paused at any call, the register names no savepoint afterwards that does not exist."""
 
     def delete(jobs: JobStore, _: Manifest) -> bool:
         return run(lambda: jobs.savepoints.delete("kept"))
@@ -306,7 +306,7 @@ def test_savepoint_that_is_made_and_deleted_at_once_holds_nobody_up(paused_one: 
 
 
 def test_register_goes_on_where_a_copy_lacks_its_end() -> None:
-    """A folder that was copied while a savepoint was made may lack the number behind the last entry."""
+    """A folder that was copied while a savepoint was made may lack the number after the last entry."""
     history = subsumed_history(is_begun=True)
     history.jobs.make_savepoint("kept", None)
     end = max(info.key for info in history.store.list("job/savepoints-made/"))
@@ -320,7 +320,7 @@ def test_register_goes_on_where_a_copy_lacks_its_end() -> None:
 
 @pytest.mark.parametrize("hint", range(5))
 def test_wrong_hint_hides_no_savepoint(hint: int) -> None:
-    """I11: a copy may hold a hint that is newer than its register, whose last entry is empty."""
+    """I11: a copy may have a hint that is newer than its register, whose last entry is empty."""
     history = JobHistory()
     register = SavepointRegister(history.store, LifeFolder(history.store, "job"))
     for name in ("a", "b"):

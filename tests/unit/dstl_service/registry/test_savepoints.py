@@ -1,5 +1,5 @@
 """
-Savepoints that are made while what they name is being deleted.
+Savepoints that are made while the objects they name are being deleted.
 
 A failure means that a savepoint is reported as made and cannot be restored.
 """
@@ -30,7 +30,7 @@ SAVEPOINTS = "job/savepoints/*"
 
 
 def subsumed_history(store: SteppingStore) -> JobHistory:
-    """Return a job whose first checkpoint is subsumed, old enough to be collected, and still there."""
+    """Return a job whose first checkpoint is subsumed, old enough to be collected, and still stored."""
     history = JobHistory(store)
     history.complete(history.object(0), kind=ManifestKind.COMPLETE)
     history.compact(history.object(1))
@@ -44,7 +44,7 @@ def stored_keys(store: SteppingStore) -> set[str]:
 
 
 def test_savepoint_made_during_collection_keeps_its_objects() -> None:
-    """I11: a collector that looked at the savepoints long ago looks again before it deletes objects."""
+    """I11: a collector that read the savepoints long ago reads them again before it deletes objects."""
     store = SteppingStore()
     history = subsumed_history(store)
     maker = opened(store, host=2)
@@ -58,7 +58,7 @@ def test_savepoint_made_during_collection_keeps_its_objects() -> None:
 
 
 def test_savepoint_of_deleted_manifest_is_none() -> None:
-    """I11: where the manifest is gone its objects may follow, so no savepoint is made although they are all there."""
+    """I11: if the manifest is gone its objects may follow, so no savepoint is made although all objects exist."""
     store = SteppingStore()
     subsumed_history(store)
     maker = opened(store, host=2)
@@ -72,7 +72,7 @@ def test_savepoint_of_deleted_manifest_is_none() -> None:
 
 
 def test_savepoint_made_during_retention_keeps_its_objects() -> None:
-    """I11: a coordinator that deletes what was subsumed spares what a savepoint names that was made meanwhile."""
+    """I11: a coordinator that deletes subsumed objects spares those of a savepoint that was made meanwhile."""
     store = SteppingStore()
     maker = opened(store, host=2)
     store.before_delete(MANIFESTS, lambda: maker.make_savepoint("kept", 0))
@@ -94,14 +94,14 @@ def test_savepoint_made_during_retention_keeps_its_objects() -> None:
 
 
 def left_behind(history: JobHistory, job_store: JobStore) -> None:
-    """Leave a savepoint of a checkpoint whose snapshot is gone, as a process that dies before its last look does."""
+    """Leave a savepoint of a checkpoint without its snapshot, as a process that dies before its last check does."""
     lost = MaterializationHandle("op", KeyGroupRange(0, 0), 0, "uid", "job/materialized/op/lost.json", 1)
     found = replace(next(job_store.completed()), materializations=(lost,), kept_by="dead")
     history.store.put("job/savepoints/broken.json", encode_manifest(replace(found, kind=ManifestKind.COMPLETE)))
 
 
 def test_savepoint_left_behind_does_not_end_collections(caplog: pytest.LogCaptureFixture) -> None:
-    """I12: a savepoint of which the snapshot is gone keeps what is there of it, is reported, and nothing else."""
+    """I12: a savepoint whose snapshot is gone keeps its other objects, is reported, and stops nothing else."""
     history = JobHistory()
     kept = history.object(0)
     history.complete(kept, kind=ManifestKind.COMPLETE)
@@ -120,7 +120,7 @@ def test_savepoint_left_behind_does_not_end_collections(caplog: pytest.LogCaptur
 
 
 def test_savepoint_that_cannot_be_read_ends_the_collection() -> None:
-    """I11: what a damaged savepoint names is not known, so nothing is deleted."""
+    """I11: the objects of a damaged savepoint are unknown, so nothing is deleted."""
     history = JobHistory()
     history.complete(history.object(0), kind=ManifestKind.COMPLETE)
     orphan = history.object(0)
@@ -148,7 +148,7 @@ def test_savepoint_is_restored_beside_a_damaged_one() -> None:
 
 
 def test_savepoint_that_another_call_relies_on_stays() -> None:
-    """A call that finds its checkpoint gone deletes no savepoint that another one has seen to be whole."""
+    """A call that finds its checkpoint gone deletes no savepoint that another call has found to be whole."""
     store = SteppingStore()
     history = subsumed_history(store)
     inner, found = opened(store, host=3), next(history.jobs.completed())

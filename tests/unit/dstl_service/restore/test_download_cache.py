@@ -1,4 +1,4 @@
-"""Downloads are shared and kept on disk, and nothing that happens to the disk is ever an error (I16)."""
+"""Downloads are shared and kept on disk, and no fault of the disk is ever an error (I16)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SharedCacheFolder:
         self.made: list[DownloadCache] = []
 
     def cache(self, bytes_max: int = 10 * SIZE, folder: Path | None = None) -> DownloadCache:
-        """Return a cache as a process of its own would have it."""
+        """Return a cache like that of a separate process."""
         ids = FakeIds(len(self.made))
         self.made.append(DownloadCache(self.store, folder or self.folder, bytes_max, 600, self.clock, ids))
         return self.made[-1]
@@ -72,7 +72,7 @@ def shared(tmp_path: Path) -> Iterator[SharedCacheFolder]:
 
 
 def test_object_is_downloaded_once(shared: SharedCacheFolder) -> None:
-    """What was read once comes from disk from then on, whole or in parts."""
+    """Content that was read once is then read from disk, whole or in parts."""
     cache = shared.cache()
 
     assert [cache.get(SST) for _ in range(3)] == [CONTENT] * 3
@@ -98,7 +98,7 @@ def test_part_is_read(shared: SharedCacheFolder, offset: int, size: int) -> None
 
 
 def test_range_behind_end_is_refused_as_by_store(shared: SharedCacheFolder) -> None:
-    """A range that is not there is the store's error, before and after the download."""
+    """A range outside the object is the store's error, before and after the download."""
     cache = shared.cache()
     for _ in range(2):
         with pytest.raises(CorruptDataError):
@@ -134,7 +134,7 @@ def test_concurrent_readers_share_download(shared: SharedCacheFolder) -> None:
 
 @pytest.fixture
 def large(shared: SharedCacheFolder, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The key of a file of a snapshot that is too large to be held in memory; the pieces of it are small."""
+    """The key of a snapshot's file that is too large for memory; its pieces are small."""
     monkeypatch.setattr(download_cache, "OBJECT_BYTES_MAX", SIZE - 1)
     monkeypatch.setattr(download_cache, "PIECE_BYTES", 1024 * 1024)
     key = file_key("job", "op", KeyGroupRange(0, 127), "uid", "000001.sst", checksum128(CONTENT), SIZE)
@@ -156,7 +156,7 @@ def test_large_file_is_downloaded_once_in_pieces(shared: SharedCacheFolder, larg
 
 
 def test_large_file_that_came_damaged_is_not_kept(shared: SharedCacheFolder, large: str) -> None:
-    """What is not what its key says is read from the store by each reader, and no room is lost to it."""
+    """An object that does not match its key is read from the store by each reader, and takes no space."""
     shared.faulty.delete([large])
     shared.faulty.put(large, CONTENT[:-1] + b"?")
     cache = shared.cache()
@@ -166,7 +166,7 @@ def test_large_file_that_came_damaged_is_not_kept(shared: SharedCacheFolder, lar
 
 
 def test_large_file_without_room_is_read_from_the_store(shared: SharedCacheFolder, large: str) -> None:
-    """A file that is larger than the room for downloads costs requests, and no error."""
+    """A file that is larger than the space for downloads costs requests, and no error."""
     cache = shared.cache(bytes_max=SIZE - 1)
 
     assert cache.get_range(large, 5, 10) == CONTENT[5:15]
@@ -174,7 +174,7 @@ def test_large_file_without_room_is_read_from_the_store(shared: SharedCacheFolde
 
 
 def test_failed_download_fails_nobody_else(shared: SharedCacheFolder) -> None:
-    """If the one who downloads has no success, those who waited for it try for themselves."""
+    """If a download fails, the readers that waited for it try themselves."""
     shared.faulty.inject(Fault("get", FaultKind.FAIL_BEFORE))
     cache = shared.cache()
     with pytest.raises(UnavailableError):
@@ -184,7 +184,7 @@ def test_failed_download_fails_nobody_else(shared: SharedCacheFolder) -> None:
 
 
 def test_other_objects_are_not_kept(shared: SharedCacheFolder) -> None:
-    """Objects that may change are read from the store each time."""
+    """Mutable objects are read from the store each time."""
     shared.faulty.put("job/job.json", b"1")
     cache = shared.cache()
     assert (cache.get("job/job.json"), cache.get_range("job/job.json", 0, 1)) == (b"1", b"1")
@@ -195,7 +195,7 @@ def test_other_objects_are_not_kept(shared: SharedCacheFolder) -> None:
 
 
 def test_large_object_is_read_in_parts(shared: SharedCacheFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an object beyond the limit only what is asked for is read, and nothing is kept."""
+    """Of an object above the limit only the requested part is read, and nothing is kept."""
     monkeypatch.setattr(download_cache, "OBJECT_BYTES_MAX", SIZE - 1)
     cache = shared.cache()
 
@@ -206,7 +206,7 @@ def test_large_object_is_read_in_parts(shared: SharedCacheFolder, monkeypatch: p
 
 
 def test_space_is_bounded(shared: SharedCacheFolder) -> None:
-    """The files never take more than the limit; what was not read for longest goes first."""
+    """The files never exceed the limit; the least recently read one is removed first."""
     keys = [f"job/materialized/{number}.sst" for number in range(4)]
     for key in keys:
         shared.faulty.put(key, b"x" * 100)
@@ -221,7 +221,7 @@ def test_space_is_bounded(shared: SharedCacheFolder) -> None:
 
 
 def test_cache_of_no_bytes_keeps_nothing(shared: SharedCacheFolder) -> None:
-    """The cache can be switched off; then no file is ever made."""
+    """The cache can be disabled; then no file is ever created."""
     cache = shared.cache(bytes_max=0)
 
     assert [cache.get(SST), cache.get_range(SST, 0, 5)] == [CONTENT, CONTENT[:5]]
@@ -229,7 +229,7 @@ def test_cache_of_no_bytes_keeps_nothing(shared: SharedCacheFolder) -> None:
 
 
 def test_idle_files_are_removed(shared: SharedCacheFolder) -> None:
-    """A file that nobody read for the idle time is removed; one that was read stays."""
+    """A file that was not read for the idle time is removed; one that was read stays."""
     shared.faulty.put("job/segments/h/1.seg", encode_object([segment()])[0])
     cache = shared.cache()
     cache.get(SST)
@@ -247,7 +247,7 @@ def test_idle_files_are_removed(shared: SharedCacheFolder) -> None:
 
 
 def test_idle_files_go_by_themselves(shared: SharedCacheFolder, tmp_path: Path) -> None:
-    """Nobody needs to read anything for idle files to be removed."""
+    """Idle files are removed without any further read."""
     cache = DownloadCache(shared.store, tmp_path / "own", 10 * SIZE, 1, shared.clock, FakeIds(77))
     shared.made.append(cache)
     cache.get(SST)
@@ -281,7 +281,7 @@ def flip(path: Path) -> None:
 def test_damaged_file_is_read_from_store(
     shared: SharedCacheFolder, damage: Callable[[Path], Any], in_parts: bool
 ) -> None:
-    """I16, I10: a damaged file is dropped, and the object read from the store and kept again; nobody sees an error."""
+    """I16, I10: a damaged file is dropped; the object is read from the store and kept again, without an error."""
     cache = shared.cache()
 
     def read() -> bytes:
@@ -292,7 +292,7 @@ def test_damaged_file_is_read_from_store(
     damage(path)
 
     assert [read() for _ in range(4)] == [expected] * 4
-    # Where the folder itself is gone, the file cannot be written at first.
+    # If the folder itself is gone, the first write of the file fails.
     assert (shared.gets(), cache.figures.failures) == ((2, 1) if path.parent.exists() else (3, 2))
     assert len(shared.files()) == 1
 
@@ -306,7 +306,7 @@ def test_damaged_file_is_read_from_store(
     ],
 )
 def test_damaged_download_is_not_kept(shared: SharedCacheFolder, key: str, data: bytes) -> None:
-    """I10: what came through damaged is given to its reader, who notices, and kept for nobody; what is sound is."""
+    """I10: a damaged download is returned to its reader, who detects it, and is not kept; a sound one is."""
     shared.faulty.put(key, data[:-1])
     cache = shared.cache()
     assert cache.get(key) == data[:-1]
@@ -318,7 +318,7 @@ def test_damaged_download_is_not_kept(shared: SharedCacheFolder, key: str, data:
 
 @pytest.mark.parametrize("kind", ["a file", "below a file", "of others"])
 def test_unusable_folder_only_slows(shared: SharedCacheFolder, tmp_path: Path, kind: str) -> None:
-    """I16: where no file can be written, or others could write it, everything is read from the store."""
+    """I16: if no file can be written, or others could write it, everything is read from the store."""
     folder = tmp_path / "folder"
     if kind == "of others":
         folder.mkdir()
@@ -332,7 +332,7 @@ def test_unusable_folder_only_slows(shared: SharedCacheFolder, tmp_path: Path, k
 
 
 def test_files_are_private(shared: SharedCacheFolder) -> None:
-    """Nobody but the service's user can read what is kept."""
+    """Only the service's user can read the cached files."""
     shared.cache().get(SST)
     (path,) = shared.files()
 
@@ -340,7 +340,7 @@ def test_files_are_private(shared: SharedCacheFolder) -> None:
 
 
 def test_close_removes_files_and_may_be_repeated(shared: SharedCacheFolder) -> None:
-    """Closing removes all files, closing twice is harmless, and a reader that comes late is still served."""
+    """Closing removes all files, closing twice is harmless, and a late reader is still served."""
     cache = shared.cache()
     cache.get(SST)
     cache.close()
@@ -352,7 +352,7 @@ def test_close_removes_files_and_may_be_repeated(shared: SharedCacheFolder) -> N
 
 
 def test_files_of_dead_processes_are_removed(shared: SharedCacheFolder) -> None:
-    """Files of processes that died are removed by the next one; those of one that lives stay."""
+    """Files of dead processes are removed by the next one; those of a living process stay."""
     living = shared.cache()
     living.get(SST)
     dead = shared.home / f"part-{'0' * 32}"
@@ -370,7 +370,7 @@ def test_files_of_dead_processes_are_removed(shared: SharedCacheFolder) -> None:
 
 
 def test_nothing_foreign_is_removed(shared: SharedCacheFolder) -> None:
-    """Whatever a user names as the folder, nothing goes that does not bear this cache's own mark: name and lock."""
+    """Whatever folder a user configures, only files with this cache's own mark are removed: name and lock."""
     foreign = [
         shared.folder / "photos" / "1.jpg",
         shared.folder / f"part-{'1' * 32}" / "thesis",
@@ -393,7 +393,7 @@ def test_nothing_foreign_is_removed(shared: SharedCacheFolder) -> None:
 
 @pytest.mark.parametrize("place", ["home", "part"])
 def test_planted_link_leads_nowhere(shared: SharedCacheFolder, tmp_path: Path, place: str) -> None:
-    """What a link in the folder points to stays as it is, be it in the place of the cache's folder or of a part."""
+    """The target of a link in the folder stays unchanged, whether the link replaces the cache folder or part of it."""
     victim = tmp_path / "victim" / f"part-{'3' * 32}"
     victim.mkdir(parents=True)
     (victim / "diary").write_bytes(b"precious")
@@ -414,7 +414,7 @@ def test_planted_link_leads_nowhere(shared: SharedCacheFolder, tmp_path: Path, p
 
 
 def strange_link(link: Path) -> None:
-    """Let a link belong to another user, or where that cannot be, lead through a folder that others can write."""
+    """Let a link belong to another user or, if that is impossible, lead through a folder that others can write."""
     if os.geteuid() == 0:
         os.chown(link, 65534, 65534, follow_symlinks=False)
     else:

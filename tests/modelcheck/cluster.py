@@ -1,7 +1,7 @@
 """
-A job's cluster for the model check: one store, processes with clocks of their own, and what must hold.
+A job's cluster for the model check: one store, processes with clocks of their own, and the invariants.
 
-`Prepared` makes what came before a history once; each schedule begins with a copy of it.
+`History.prepare` runs once; each schedule starts with a copy of the prepared cluster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ProcessClock(Clock):
 
     Args:
         cluster: The true time.
-        wrong_ms: By how much its wall time is ahead of that.
+        wrong_ms: How far its wall time is ahead of that.
     """
 
     def __init__(self, cluster: FakeClock, wrong_ms: int = 0) -> None:
@@ -37,7 +37,7 @@ class ProcessClock(Clock):
         self.waited_ms = 0
 
     def now_ms(self) -> int:
-        """Return what this process takes for the time."""
+        """Return the process's wall time."""
         return self._cluster.now_ms() + self._wrong_ms
 
     def monotonic_ms(self) -> int:
@@ -62,32 +62,32 @@ class CheckedCluster:
         self.scheduler.add(name, run, process)
 
     def post(self, message: object) -> None:
-        """Let other actors know something."""
+        """Send a message to other actors."""
         self.scheduler.observe("post", len(self.mail))
         self.mail.append(message)
 
     def await_mail(self, count: int = 1) -> None:
-        """Wait until so much was posted."""
+        """Wait until this number of messages was posted."""
         self.scheduler.wait_until(lambda: len(self.mail) >= count, "waits for a message")
         self.scheduler.observe("mail", len(self.mail))
 
     def pass_time(self, *steps_ms: int) -> None:
-        """Let time pass; an actor of its own, so that it may pass at any moment."""
+        """Let time pass; an actor of its own, so that time may pass at any moment."""
         for step_ms in steps_ms:
             self.scheduler.yield_before(f"{step_ms // MINUTE_MS} minutes pass")
             self.clock.advance(step_ms)
 
     def completed(self, uid: str) -> None:
-        """Note that a checkpoint was reported to its driver."""
+        """Record that a checkpoint was reported to its driver."""
         self.oracle.reported.append(uid)
 
     def saved(self, name: str, ref: CheckpointRef) -> None:
-        """Note that a savepoint of a checkpoint was reported to whoever asked for it."""
+        """Record that a savepoint of a checkpoint was reported to its caller."""
         self.oracle.save(name, ref)
         self._judge(lambda: self.oracle.check("behind the report of savepoint " + name))
 
     def unsaved(self, name: str) -> None:
-        """Note that somebody is about to delete a savepoint, and may do so at any time from now on."""
+        """Record that a savepoint is about to be deleted, which may happen at any time from now on."""
         self.oracle.savepoints.pop(name, None)
         self.oracle.deleted.append(name)
 
@@ -120,12 +120,12 @@ class CheckedCluster:
 @dataclass(frozen=True, slots=True)
 class History:
     """
-    What the actors of a history do.
+    The actions of a history.
 
     Args:
-        prepare: Makes what came before, without turns.
+        prepare: Creates the state before the history, without turns.
         begin: Adds the actors to a copy of that cluster.
-        finish: Checks a cluster in which nobody can go on.
+        finish: Checks a cluster in which no actor can continue.
     """
 
     prepare: Callable[[CheckedCluster], None]
@@ -133,7 +133,7 @@ class History:
     finish: Callable[[CheckedCluster], None]
 
     def maker(self) -> Callable[[], Run]:
-        """Return what begins the history anew."""
+        """Return a function that starts the history again."""
         before = CheckedCluster()
         self.prepare(before)
 

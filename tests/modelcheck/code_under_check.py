@@ -1,9 +1,9 @@
 """
 The code under check, in the form that actors call: the only module that knows its interfaces.
 
-A `Process` is a whole service with its own clock, ids and memory. What a real one does in threads it does here in the
-turns of the actor that calls it. Real are all rules of who writes, names and deletes; replaced are threads, metrics and
-the folder of a snapshot.
+A `Process` is a whole service with its own clock, ids and memory. A real one works in threads; here the work is done in
+the turns of the calling actor. All rules about writing, naming and deleting are real; threads, metrics and the folder
+of a snapshot are replaced.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _T = TypeVar("_T")
 
 class Process:
     """
-    A service process, and the driver or the command line that talks to it.
+    A service process, and the driver or the command line that calls it.
 
     Args:
-        cluster: Where it lives.
-        wrong_ms: By how much its clock is ahead.
+        cluster: The cluster to which it belongs.
+        wrong_ms: How far its clock is ahead.
         compacts: Whether it compacts the log at every checkpoint.
     """
 
@@ -85,7 +85,7 @@ class Process:
         self.epoch, self.base = opened.epoch, opened.latest.ref if opened.latest else None
 
     def look(self) -> None:
-        """Learn of the job without taking it over."""
+        """Open the job without taking it over."""
         self._do(self.parts.catalog.job(JOB))
 
     def batch(self, *snapshots: dict[str, Any]) -> CheckpointRef:
@@ -112,7 +112,7 @@ class Process:
         return answer.ref
 
     def settle(self) -> None:
-        """Do what a coordinator does behind its checkpoints: compact, and delete what was subsumed and is due."""
+        """Do a coordinator's work after its checkpoints: compact, and delete what was subsumed and is due."""
 
         async def settled() -> None:
             self.parts.background_work.maintenance_of(self.parts.jobs.get(JOB)).wake()
@@ -124,12 +124,12 @@ class Process:
     # --- A sidecar ---------------------------------------------------------------------------------------------------
 
     def announce(self, version: CheckpointRef) -> dict[str, Any] | None:
-        """Take a snapshot of the table at a checkpoint over; return what its task reports then."""
+        """Accept a snapshot of the table at a checkpoint; return what its task then reports."""
         self._take(version)
         return self.offered(version)
 
     def upload(self, version: CheckpointRef) -> dict[str, Any] | None:
-        """Store the snapshot if a checkpoint up to this one lists it; return what its task reports then."""
+        """Store the snapshot if a checkpoint up to this one lists it; return what its task then reports."""
         self.offered(version)
 
         async def stored() -> None:
@@ -140,7 +140,7 @@ class Process:
         return self.offered(version)
 
     def offered(self, version: CheckpointRef) -> dict[str, Any] | None:
-        """Return what the next task, whose table is to stand at this checkpoint, is told to report."""
+        """Return what the next task, whose table must be at this checkpoint, is told to report."""
         _, offer = self._do(self.parts.restores.plan(JOB, OPERATOR, GROUPS, None, version))
         return offer.report
 
@@ -171,28 +171,28 @@ class Process:
         self._do(self.parts.catalog.delete_savepoint(JOB, name))
 
     def rewind(self, **target: Any) -> None:
-        """Set the job back to a `checkpoint_id` or a `savepoint`."""
+        """Rewind the job to a `checkpoint_id` or a `savepoint`."""
         given: dict[str, Any] = {"checkpoints_max": RETAINED, **target}
         report = rewind(self.jobs(), JOB, self.ids, write=True, **given)
         self.cluster.saved(report.savepoint, CheckpointRef.parse(report.newest))
 
     def bury(self) -> Tombstone:
-        """Let the job be deleted at once; whoever did that died before a query that runs was fenced."""
+        """Mark the job as deleted; the process that did so died before it fenced a running query."""
         return self._deletions().bury(JOB, "model", 0)
 
     def delete(self, tombstone: Tombstone) -> None:
-        """Delete what is stored of a job that was buried, and free its name."""
+        """Delete the stored objects of a job that is marked as deleted, and free its name."""
         self._deletions().collect(tombstone)
 
     def delete_buried(self) -> None:
-        """Delete what is stored of all jobs that were buried, whoever began."""
+        """Delete the stored objects of all jobs that are marked as deleted, by any process."""
         self._deletions().collect_expired()
 
     def _deletions(self) -> Deletions:
         return Deletions(self.cluster.store, self.clock, self.ids)
 
     def jobs(self) -> JobStore:
-        """Return the job's store as a process sees it that opened the job."""
+        """Return the job's store as seen by a process that opened the job."""
         jobs = JobStore(self.cluster.store, JOB, self.clock, self.ids)
         jobs.open(None)
         return jobs
@@ -239,7 +239,7 @@ def finish(cluster: CheckedCluster) -> None:
 
 
 def _is_under_way(key: str, newest: Manifest | None) -> bool:
-    """Say whether an object is of a snapshot that some process may still finish, as far as anybody knows."""
+    """Return whether an object belongs to a snapshot that, by the newest checkpoint, some process may still finish."""
     return newest is not None and uid_in_key(key) in newest.under_way.uids
 
 
@@ -262,7 +262,7 @@ def _check_restored(cluster: CheckedCluster, job_store: JobStore) -> None:
 
 
 class _Folder:
-    """A snapshot of a table: a file for its first key, which later snapshots have too, and one for the rest."""
+    """A snapshot of a table: a file for its first key, which later snapshots share, and one for the rest."""
 
     def __init__(self, path: str, table: Table) -> None:
         self.path = path
@@ -285,7 +285,7 @@ class _Folder:
 
 
 class _Inline(Executor):
-    """Runs what is submitted at once; what goes through the loop never comes here."""
+    """Runs submitted calls at once; calls through the loop never reach it."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -297,7 +297,7 @@ class _Inline(Executor):
 
 
 class _NoMetrics:
-    """Takes all figures and keeps none: making real ones takes longer than a schedule."""
+    """Accepts all figures and stores none: creating real metrics takes longer than a schedule."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -312,10 +312,10 @@ class _NoMetrics:
 @contextmanager
 def made_small() -> Iterator[None]:
     """
-    Make the code fit for many short runs.
+    Adapt the code to many short runs.
 
-    Complete manifests come often, so that short histories subsume; no manifest is read twice; nothing runs in threads,
-    is counted or is logged.
+    Complete manifests are frequent, so that short histories subsume; no manifest is read twice; nothing runs in threads
+    or is counted or logged.
     """
     with (
         mock.patch("dstl_service.formats.manifest.COMPLETE_EVERY", COMPLETE_EVERY),

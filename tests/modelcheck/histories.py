@@ -1,8 +1,8 @@
 """
-The histories that are explored: who is there, and what each of them does.
+The explored histories: their actors, and what each actor does.
 
-Each is small, so that all its schedules with few preemptions can be run. Whoever is in it may be paused for any time
-before any call to the store, and where kills are allowed, never go on.
+Each history is small, so that all its schedules with few preemptions can be run. An actor may be paused for any time
+before any call to the store and, where kills are allowed, may never continue.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def history(prepare: Step) -> Callable[[Step], Step]:
 
 
 def three_checkpoints(cluster: CheckedCluster) -> None:
-    """Begin with three checkpoints."""
+    """Start with three checkpoints."""
     first_checkpoints(cluster, 3)
 
 
@@ -48,7 +48,7 @@ def taken_over(cluster: CheckedCluster, **how: Any) -> Process:
 
 @history(three_checkpoints)
 def two_drivers(cluster: CheckedCluster) -> None:
-    """An owner goes on while another driver takes over."""
+    """An owner continues while another driver takes over."""
     first, second = taken_over(cluster), Process(cluster)
 
     def take_over() -> None:
@@ -86,7 +86,7 @@ def _announced(driver: Process, sidecar: Process) -> CheckpointRef:
 
 
 def _upload(cluster: CheckedCluster, sidecar: Process, version: CheckpointRef) -> None:
-    """Store a snapshot, and let its task's driver know."""
+    """Store a snapshot, and inform its task's driver."""
     try:
         stored = sidecar.upload(version)
     except DstlError:
@@ -95,12 +95,12 @@ def _upload(cluster: CheckedCluster, sidecar: Process, version: CheckpointRef) -
 
 
 def _reported(cluster: CheckedCluster) -> list[dict[str, Any]]:
-    """Return what tasks report of their snapshots up to now."""
+    """Return what tasks have reported of their snapshots so far."""
     return [message for message in cluster.mail if isinstance(message, dict)]
 
 
 def orphaned_snapshot(cluster: CheckedCluster) -> None:
-    """Begin with a snapshot that nobody took in, and checkpoints so much newer that nobody will."""
+    """Start with a snapshot that no checkpoint lists, and with checkpoints so much newer that none will."""
     driver, sidecar = first_checkpoints(cluster, 2), Process(cluster)
     sidecar.upload(_announced(driver, sidecar))
     for _ in range(4):
@@ -111,7 +111,7 @@ def orphaned_snapshot(cluster: CheckedCluster) -> None:
 
 @history(orphaned_snapshot)
 def snapshot_with_files_of_an_orphan(cluster: CheckedCluster) -> None:
-    """A collector meets an old orphan while the table's next snapshot, with equal files, is stored and taken in."""
+    """A collector finds an old orphan while the table's next snapshot, with equal files, is stored and listed."""
     driver, sidecar, collector = taken_over(cluster), Process(cluster), Process(cluster)
 
     def work() -> None:
@@ -124,7 +124,7 @@ def snapshot_with_files_of_an_orphan(cluster: CheckedCluster) -> None:
 
 @history(orphaned_snapshot)
 def snapshot_of_an_earlier_process(cluster: CheckedCluster) -> None:
-    """Sidecars find what one before them stored, and offer it to two drivers, while garbage is collected."""
+    """Sidecars find a snapshot that an earlier one stored, and offer it to two drivers, while garbage is collected."""
     driver, second, collector = taken_over(cluster), Process(cluster), Process(cluster)
 
     def take_up(owner: Process, sidecar: Process) -> None:
@@ -157,19 +157,19 @@ def _upload_while_the_job_goes_on(cluster: CheckedCluster, passes_ms: int, wrong
 
 @history(three_checkpoints)
 def snapshot_of_a_suspended_host(cluster: CheckedCluster) -> None:
-    """A host is suspended in the middle of an upload while the job goes on elsewhere; then it resumes and reports."""
+    """A host is suspended in the middle of an upload while the job continues elsewhere; then it resumes and reports."""
     _upload_while_the_job_goes_on(cluster, HOUR_MS, 0)
 
 
 @history(three_checkpoints)
 def snapshot_and_a_clock_that_is_ahead(cluster: CheckedCluster) -> None:
-    """The job goes on elsewhere during an upload, and the clock of its collector is an hour ahead."""
+    """The job continues elsewhere during an upload, and the clock of its collector is an hour ahead."""
     _upload_while_the_job_goes_on(cluster, MINUTE_MS, HOUR_MS)
 
 
 @history(three_checkpoints)
 def snapshot_that_is_let_go(cluster: CheckedCluster) -> None:
-    """A host is suspended in an upload; another one begins a snapshot of the table instead; the first one resumes."""
+    """A host is suspended in an upload; another one starts a snapshot of the table instead; the first one resumes."""
     driver, sidecar, other, collector = (
         taken_over(cluster),
         Process(cluster),
@@ -203,13 +203,13 @@ def _upload_and_collect(cluster: CheckedCluster, wrong_ms: int) -> None:
 
 @history(three_checkpoints)
 def collector_one_hour_ahead(cluster: CheckedCluster) -> None:
-    """A collector whose clock is an hour ahead meets a snapshot on its way."""
+    """A collector whose clock is an hour ahead finds a snapshot during its upload."""
     _upload_and_collect(cluster, HOUR_MS)
 
 
 @history(three_checkpoints)
 def collector_one_hour_behind(cluster: CheckedCluster) -> None:
-    """A collector whose clock is an hour behind meets a snapshot on its way."""
+    """A collector whose clock is an hour behind finds a snapshot during its upload."""
     _upload_and_collect(cluster, -HOUR_MS)
 
 
@@ -228,9 +228,9 @@ def long_batch_and_fast_collector(cluster: CheckedCluster) -> None:
 
 @history(three_checkpoints)
 def rewind_to_what_is_being_deleted(cluster: CheckedCluster) -> None:
-    """The job is set back to a checkpoint that a former coordinator is about to delete."""
+    """The job is rewound to a checkpoint that a former coordinator is about to delete."""
     driver, operator = taken_over(cluster, compacts=True), Process(cluster)
-    for _ in range(5):  # compacted again and again, so that what is subsumed has objects of its own
+    for _ in range(5):  # compacted repeatedly, so that subsumed checkpoints have objects of their own
         driver.batch()
         driver.settle()
     cluster.clock.advance(2 * MINUTE_MS)
@@ -239,7 +239,7 @@ def rewind_to_what_is_being_deleted(cluster: CheckedCluster) -> None:
 
 
 def kept_and_gone_on(cluster: CheckedCluster) -> None:
-    """Begin with a savepoint whose checkpoint is subsumed."""
+    """Start with a savepoint whose checkpoint is subsumed."""
     driver = first_checkpoints(cluster, 2, compacts=True)
     driver.save("kept")
     for _ in range(7):
@@ -252,7 +252,7 @@ def kept_and_gone_on(cluster: CheckedCluster) -> None:
 
 @history(kept_and_gone_on)
 def rewind_to_a_savepoint_that_is_deleted(cluster: CheckedCluster) -> None:
-    """The job is set back to a savepoint, which is deleted then, while a collector runs."""
+    """The job is rewound to a savepoint, which is then deleted, while a collector runs."""
     operator, collector = Process(cluster), Process(cluster)
     cluster.actor("collector", collector.collect)
     cluster.actor("operator", lambda: (operator.rewind(savepoint="kept"), operator.forget_savepoint("kept")))
@@ -260,7 +260,7 @@ def rewind_to_a_savepoint_that_is_deleted(cluster: CheckedCluster) -> None:
 
 @history(three_checkpoints)
 def rewind_and_a_driver_that_starts(cluster: CheckedCluster) -> None:
-    """A driver starts while the job is set back."""
+    """A driver starts while the job is rewound."""
     operator, driver = Process(cluster), Process(cluster)
     cluster.actor("operator", lambda: operator.rewind(checkpoint_id=1))
     cluster.actor("driver", lambda: (driver.open(), driver.batch(), driver.batch()))
@@ -268,7 +268,7 @@ def rewind_and_a_driver_that_starts(cluster: CheckedCluster) -> None:
 
 @history(three_checkpoints)
 def rewind_and_the_owner(cluster: CheckedCluster) -> None:
-    """The job is set back while its query runs, or while its last request is on its way."""
+    """The job is rewound while its query runs, or while its last request is pending."""
     driver, operator = taken_over(cluster), Process(cluster)
 
     def work() -> None:
@@ -282,7 +282,7 @@ def rewind_and_the_owner(cluster: CheckedCluster) -> None:
 
 
 def saved_once(cluster: CheckedCluster) -> None:
-    """Begin with three checkpoints, the first of which is a savepoint."""
+    """Start with three checkpoints, the first of which is a savepoint."""
     driver = first_checkpoints(cluster, 1)
     driver.save("kept")
     driver.batch()
@@ -291,7 +291,7 @@ def saved_once(cluster: CheckedCluster) -> None:
 
 @history(saved_once)
 def two_rewinds(cluster: CheckedCluster) -> None:
-    """Two people set the job back at once, to different checkpoints."""
+    """Two people rewind the job at once, to different checkpoints."""
     one, other = Process(cluster), Process(cluster)
     cluster.actor("one", lambda: one.rewind(checkpoint_id=1))
     cluster.actor("other", lambda: other.rewind(savepoint="kept"))
@@ -299,7 +299,7 @@ def two_rewinds(cluster: CheckedCluster) -> None:
 
 @history(saved_once)
 def rewind_and_two_drivers(cluster: CheckedCluster) -> None:
-    """Two drivers start while the job is set back, and a collector runs."""
+    """Two drivers start while the job is rewound, and a collector runs."""
     operator, first, second, collector = Process(cluster), Process(cluster), Process(cluster), Process(cluster, HOUR_MS)
     cluster.actor("operator", lambda: operator.rewind(savepoint="kept"))
     cluster.actor("first", lambda: (first.open(), first.batch()))
@@ -309,7 +309,7 @@ def rewind_and_two_drivers(cluster: CheckedCluster) -> None:
 
 @history(three_checkpoints)
 def snapshot_over_a_rewind(cluster: CheckedCluster) -> None:
-    """A snapshot that was begun before the job was set back is reported behind it."""
+    """A snapshot that was begun before a rewind is reported after it."""
     sidecar, operator, collector = Process(cluster), Process(cluster), Process(cluster)
     driver = Process(cluster)
     listed = _announced(taken_over(cluster), sidecar)
@@ -328,7 +328,7 @@ def snapshot_over_a_rewind(cluster: CheckedCluster) -> None:
 
 @history(three_checkpoints)
 def snapshot_that_is_let_go_before_a_rewind(cluster: CheckedCluster) -> None:
-    """What a later checkpoint let go of, and a collector deleted, is reported behind a rewind to an earlier one."""
+    """A dropped snapshot, which a collector has deleted, is reported after a rewind to an earlier checkpoint."""
     owner, sidecar, other, operator = taken_over(cluster), Process(cluster), Process(cluster), Process(cluster)
     driver, collector = Process(cluster), Process(cluster, HOUR_MS)
     listed = _announced(owner, sidecar)
@@ -350,7 +350,7 @@ def snapshot_that_is_let_go_before_a_rewind(cluster: CheckedCluster) -> None:
 
 
 def kept_and_old(cluster: CheckedCluster) -> None:
-    """Begin with checkpoints, a savepoint and garbage, all of them so old that no age spares anything."""
+    """Start with checkpoints, a savepoint and garbage, all so old that no minimum age protects them."""
     driver = first_checkpoints(cluster, 4, compacts=True)
     driver.save("kept")
     cluster.clock.advance(8 * DAY_MS)
@@ -358,7 +358,7 @@ def kept_and_old(cluster: CheckedCluster) -> None:
 
 @history(kept_and_old)
 def deleted_and_created_anew(cluster: CheckedCluster) -> None:
-    """A job is created anew while two who deleted the former one, its driver and a collector of it may be paused."""
+    """A job is created again while two deletions of the former one, its driver and a collector of it may be paused."""
     driver, collector, operator, other = taken_over(cluster), Process(cluster), Process(cluster), Process(cluster)
     collector.look()
     tombstone = operator.bury()
@@ -409,7 +409,7 @@ def savepoint_is_deleted(cluster: CheckedCluster) -> None:
 
 
 def kept_once(cluster: CheckedCluster) -> None:
-    """Begin with two checkpoints, the first of which is a savepoint."""
+    """Start with two checkpoints, the first of which is a savepoint."""
     driver = first_checkpoints(cluster, 1)
     driver.save("kept")
     driver.batch()
@@ -417,7 +417,7 @@ def kept_once(cluster: CheckedCluster) -> None:
 
 @history(kept_once)
 def savepoint_is_deleted_again(cluster: CheckedCluster) -> None:
-    """A deletion is repeated while the first try is paused, and a savepoint of that name is made anew."""
+    """A deletion is repeated while the first one is paused, and a savepoint of that name is made again."""
     one, other, collector = Process(cluster), Process(cluster), Process(cluster)
 
     def repeat() -> None:
@@ -432,7 +432,7 @@ def savepoint_is_deleted_again(cluster: CheckedCluster) -> None:
 
 @history(three_checkpoints)
 def two_savepoints_of_one_name(cluster: CheckedCluster) -> None:
-    """Three make a savepoint of one name, two of them of the same checkpoint, while a collector runs."""
+    """Three processes make a savepoint of one name, two of them of the same checkpoint, while a collector runs."""
     collector = Process(cluster)
     for name, checkpoint_id in ("one", 1), ("other", 2), ("third", 2):
         process = Process(cluster)
@@ -442,7 +442,7 @@ def two_savepoints_of_one_name(cluster: CheckedCluster) -> None:
 
 @history(kept_once)
 def pins_are_deleted(cluster: CheckedCluster) -> None:
-    """Somebody deletes all that is listed while two make a savepoint of one name, and one of them may die."""
+    """All listed savepoints are deleted while two processes make one of the same name, and one of them may die."""
     one, other, person = Process(cluster), Process(cluster), Process(cluster)
 
     def clear() -> None:

@@ -1,4 +1,4 @@
-"""The explorer itself: it finds what is wrong, with as few preemptions as it takes, and says how to see it again."""
+"""The explorer itself: it finds defects with the fewest preemptions, and prints how to reproduce them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.modelcheck.scheduler import Choice, ViolationError
 
 
 def increments(count: int) -> Callable[[], Run]:
-    """Return a history in which several actors read a number, and write it back one higher."""
+    """Return a history in which several actors read a number, and write it back increased by one."""
 
     def make() -> Run:
         cluster = CheckedCluster()
@@ -35,7 +35,7 @@ def increments(count: int) -> Callable[[], Run]:
 
 
 def test_lost_update_needs_one_preemption() -> None:
-    """Nothing is found without preemptions, and all schedules are run; with one the update is lost."""
+    """Without preemptions all schedules run and none fails; with one preemption an update is lost."""
     without = explore(increments(2), preemptions=0)
     found = explore(increments(2), preemptions=1)
 
@@ -46,7 +46,7 @@ def test_lost_update_needs_one_preemption() -> None:
 
 
 def test_failure_is_replayed() -> None:
-    """The schedule of a failure fails again with the same steps, and the one without choices does not."""
+    """The schedule of a failure fails again with the same steps, and the schedule without choices does not."""
     failure = explore(increments(3), preemptions=1).failure
     assert failure is not None
 
@@ -59,7 +59,7 @@ def test_failure_is_replayed() -> None:
 
 
 def test_random_schedules_find_it_too() -> None:
-    """What was drawn at random is printed in the same form."""
+    """A schedule that was drawn at random is printed in the same form."""
     failure = explore_at_random(increments(2), schedules=1000, seed=5).failure
 
     assert failure is not None
@@ -76,7 +76,7 @@ def test_seed_decides() -> None:
 
 
 def test_kill_leaves_the_rest_undone() -> None:
-    """An actor that dies makes no further call, and the others go on."""
+    """An actor that dies makes no further call, and the others continue."""
     failure = replay(increments(2), "2!actor-0")
 
     assert failure is not None
@@ -91,12 +91,12 @@ def test_kill_leaves_the_rest_undone() -> None:
 
 @pytest.mark.parametrize("text", ["13:table", "7!driver"])
 def test_choice_is_read_as_it_is_written(text: str) -> None:
-    """What a failure prints can be given back."""
+    """The printed form of a schedule can be parsed."""
     assert str(Choice.parse(text)) == text
 
 
 def broken(cluster: CheckedCluster, harm: Callable[[CheckedCluster], None]) -> None:
-    """Do harm to a job with three checkpoints, and look."""
+    """Damage a job with three checkpoints, and check it."""
     with made_small():
         first_checkpoints(cluster, 3)
         harm(cluster)
@@ -109,7 +109,7 @@ def newest_object(cluster: CheckedCluster) -> str:
 
 
 def test_sound_job_passes() -> None:
-    """A job to which nothing happens breaks no invariant."""
+    """An unchanged job breaks no invariant."""
     broken(CheckedCluster(), lambda cluster: None)
 
 
@@ -120,7 +120,7 @@ def test_missing_object_is_noticed() -> None:
 
 
 def test_lost_checkpoint_is_noticed() -> None:
-    """A checkpoint that was reported and has vanished with its manifest is a violation."""
+    """A reported checkpoint that vanishes with its manifest is a violation."""
 
     def harm(cluster: CheckedCluster) -> None:
         newest = cluster.oracle.newest
@@ -132,7 +132,7 @@ def test_lost_checkpoint_is_noticed() -> None:
 
 
 def test_other_content_is_noticed() -> None:
-    """A checkpoint that does not hold what its driver wrote is a violation."""
+    """A checkpoint without the content that its driver wrote is a violation."""
 
     def harm(cluster: CheckedCluster) -> None:
         newest = cluster.oracle.newest
@@ -144,7 +144,7 @@ def test_other_content_is_noticed() -> None:
 
 
 def test_garbage_that_stays_is_noticed() -> None:
-    """A segment object that nobody names and that no collection deletes is a violation."""
+    """A segment object without a reference that no collection deletes is a violation."""
 
     def harm(cluster: CheckedCluster) -> None:
         cluster.store.on_delete = lambda key: cluster.store.put(key, b"it is there again")
@@ -155,7 +155,7 @@ def test_garbage_that_stays_is_noticed() -> None:
 
 
 def test_refused_actor_is_no_violation() -> None:
-    """An actor that is refused ends, and the history goes on."""
+    """An actor whose request is refused ends, and the history continues."""
     cluster = CheckedCluster()
     cluster.actor("refused", lambda: cluster.store.get("a/missing"))
     cluster.actor("other", lambda: cluster.store.put("a/put", b""))

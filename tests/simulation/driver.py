@@ -1,4 +1,4 @@
-"""One of several drivers of a simulated job: executes batches until another one fences it, and begins again."""
+"""One of several drivers of a simulated job: executes batches until another one fences it, and starts again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CompetingDriver:
         self.checkpoints = 0
 
     async def run(self, batches: int) -> None:
-        """Complete some checkpoints, however often another driver comes in between."""
+        """Complete some checkpoints, however often another driver takes over meanwhile."""
         goal = self.checkpoints + batches
         while self.checkpoints < goal:
             try:
@@ -51,7 +51,7 @@ class CompetingDriver:
                 await asyncio.sleep(self._chance.uniform(1, 20))
 
     async def take_over(self) -> None:
-        """Begin a new epoch; what anybody was told to exist must be in its past (I3, I4)."""
+        """Begin a new epoch; every checkpoint that was reported must be in its past (I3, I4)."""
         opened = await self._ask(lambda parts: parts.opener.open(JOB, OpenJob("driver", MAX_PARALLELISM)))
         assert opened.epoch > self._epoch, "an epoch was given twice"
         self._epoch = opened.epoch
@@ -124,7 +124,7 @@ class CompetingDriver:
         return made
 
     async def _make_durable(self, refs: list[ChangeSetRef]) -> list[ChangeSetRef]:
-        """Sometimes get handles, which must be readable at once (I5); and let the user's function take its time."""
+        """Sometimes get handles, which must be readable at once (I5); and simulate a slow user function."""
         if self._chance.random() < 0.5:
             await self._ask(lambda parts: parts.persister.persist_claimed(JOB, refs, wait=False))
         if self._chance.random() < 0.4:
@@ -157,7 +157,7 @@ class CompetingDriver:
         self.checkpoints += 1
 
     async def _check_restore(self) -> None:
-        """Restore what was just completed; only an owner that another one has followed may be refused."""
+        """Restore the checkpoint that was just completed; only a superseded owner may be refused."""
         base = self._base
         assert base is not None
         for operator in OPERATORS:
@@ -187,7 +187,7 @@ def applied(table: Table, changes: Change) -> Table:
 
 
 def table_of(found: Sequence[tuple[SegmentHandle, BytesLike]]) -> Table:
-    """Return the table that these segments make, each applied once."""
+    """Return the table that results from these segments, each applied once."""
     places = [(handle.object_key, handle.entry.offset_bytes) for handle, _ in found]
     assert len(set(places)) == len(places), "a segment came twice"
     table: Table = {}

@@ -95,6 +95,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "spark.api",
         "testing",
         "__init__",
+        "__main__",
     ),
 }
 

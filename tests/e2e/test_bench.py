@@ -1,4 +1,4 @@
-"""`make bench`, with few rows: every line can be measured on both sides."""
+"""`make bench` and `make bench-restart`, with few rows: every line can be measured on both sides."""
 
 from __future__ import annotations
 
@@ -32,3 +32,15 @@ def test_unknown_line_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "many-keys" in done.stderr
+
+
+def test_starts_of_a_driver_are_measured(tmp_path: Path) -> None:
+    """Drivers go on from their state on both sides, one of them with an archive of classes that the command made."""
+    command = [sys.executable, "-m", "loadtest.bench_restart", "--short"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    figures = json.loads((tmp_path / "reports/bench-restart.json").read_text(encoding="utf-8"))
+    assert [figure["unit"] for figure in figures] == ["s", "s", "s", "ratio", "ratio"]
+    theirs, ours, archived, *ratios = (figure["value"] for figure in figures)
+    assert ratios == [pytest.approx(ours / theirs), pytest.approx(archived / theirs)]

@@ -1,0 +1,41 @@
+"""``python -m backend_client``: commands for whoever runs Spark's drivers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from storage.errors import DstlError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m backend_client", description="Commands for Spark's drivers.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    archive = commands.add_parser(
+        "class-archive",
+        help="write an archive of classes with which drivers and executors start faster",
+        description="Write an archive of classes with which drivers and executors start faster; takes about a minute.",
+    )
+    archive.add_argument("file", type=Path, help="the archive, about 170 MB")
+    archive.add_argument("options", nargs="*", help="after --: spark-submit's options of the jobs, such as --packages")
+    options = parser.parse_args(arguments)
+    from backend_client.spark.api.class_archive import write_class_archive  # PySpark takes a second to import
+
+    try:
+        write_class_archive(options.file, options.options)
+    except DstlError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write(
+        f"start Spark with: --driver-java-options -XX:SharedArchiveFile={options.file.absolute()}\n"
+        "and, if executors have the file at the same path: "
+        f"--conf spark.executor.extraJavaOptions=-XX:SharedArchiveFile={options.file.absolute()}\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

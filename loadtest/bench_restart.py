@@ -1,0 +1,88 @@
+"""
+``make bench-restart``: from the start of a driver on existing state to its first finished batch.
+
+State of 200,000 keys is built on both sides, in batches of 20,000 rows. Then drivers start in turn, each a new process:
+Spark's own operator, this backend, and this backend with an archive of classes (``backend_client class-archive``). The
+medians count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from backend_client.spark.api.class_archive import write_class_archive
+from loadtest.bench_restart_driver import FIRST_BATCH, backend_in
+from tools.reporting.figures import Figure, Goal
+from tools.reporting.target import TargetReport, is_set
+
+SIDES = ("Spark", "DSTL", "DSTL with a class archive")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and write ``reports/bench-restart.json``; return the exit code."""
+    parser = argparse.ArgumentParser(description="Compare the time from a driver's start to its first batch.")
+    parser.add_argument("--short", action="store_true", default=is_set("SHORT"), help="few keys, one start (SHORT=1)")
+    parser.add_argument("--strict", action="store_true", default=is_set("STRICT"), help="fail if a goal is missed")
+    parser.add_argument("--starts", type=int, default=5, help="starts of each side")
+    options = parser.parse_args(arguments)
+    keys, starts = (2_000, 1) if options.short else (200_000, options.starts)
+    with tempfile.TemporaryDirectory(prefix="dstl-r-", ignore_cleanup_errors=True) as place:
+        folder = Path(place)
+        try:
+            for side in SIDES[:2]:
+                _start(side, folder, keys, batches=11)
+            write_class_archive(folder / "archive")
+            times: dict[str, list[float]] = {side: [] for side in SIDES}
+            for _ in range(starts):
+                for side in SIDES:
+                    _stop_sidecar(folder)
+                    times[side].append(_start(side, folder, keys, batches=1))
+                    print(f"{side:26} {times[side][-1]:6.1f} s", flush=True)
+        finally:
+            _stop_sidecar(folder)
+    medians = {side: statistics.median(found) for side, found in times.items()}
+    best = medians[SIDES[2]]
+    figures = [Figure(f"first batch, {side}, median", value, "s") for side, value in medians.items()]
+    figures[2] = Figure(figures[2].name, best, "s", Goal("<=", 10))
+    figures.append(Figure("DSTL / Spark", medians["DSTL"] / medians["Spark"], "ratio"))
+    figures.append(Figure("DSTL with a class archive / Spark", best / medians["Spark"], "ratio", Goal("<=", 0.33)))
+    return TargetReport("bench-restart", strict=options.strict).write(figures)
+
+
+def _start(side: str, folder: Path, keys: int, batches: int) -> float:
+    """Run a driver for some batches; return the seconds from its start to the end of its first one."""
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    if side == SIDES[2]:
+        option = f"--driver-java-options -XX:SharedArchiveFile={folder / 'archive'}"
+        environment["PYSPARK_SUBMIT_ARGS"] = f"{option} pyspark-shell"
+    command = [sys.executable, "-m", "loadtest.bench_restart_driver", side.partition(" ")[0], str(folder)]
+    began = time.monotonic()
+    with subprocess.Popen(
+        [*command, str(keys), str(batches)], env=environment, stdout=subprocess.PIPE, text=True
+    ) as driver:
+        assert driver.stdout is not None
+        first = next((time.monotonic() - began for line in driver.stdout if line.startswith(FIRST_BATCH)), None)
+        driver.stdout.read()
+    if driver.returncode != 0 or first is None:
+        raise RuntimeError(f"the driver of {side} ended with {driver.returncode}")
+    return first
+
+
+def _stop_sidecar(folder: Path) -> None:
+    """Stop the sidecar, so that each driver starts its own, as on a host that was lost."""
+    with suppress(OSError, ValueError):
+        os.kill(int(Path(backend_in(folder).embedded_service.pid_path).read_text(encoding="utf-8")), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

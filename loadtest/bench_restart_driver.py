@@ -1,0 +1,60 @@
+"""A driver of `bench_restart`: ``python -m loadtest.bench_restart_driver SIDE FOLDER KEYS BATCHES``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+
+from backend_client import ChangelogStateBackend
+from loadtest.bench.measuring import new_session, new_stream
+from loadtest.bench.processors import TOTALS, Totals
+from loadtest.bench.workloads import rows
+
+FIRST_BATCH = "first batch"
+_PARTITIONS = 4
+_BATCHES_PER_KEY = 10
+
+
+class _Enough(Exception):  # noqa: N818 - not an error: it ends the query between two batches
+    """The batches are done."""
+
+
+def backend_in(folder: Path) -> ChangelogStateBackend:
+    """Return the backend of a benchmark's folder."""
+    return ChangelogStateBackend(
+        f"file://{folder}/store", job="bench", local_dir=str(folder / "local"), parallelism=_PARTITIONS
+    )
+
+
+def main(side: str, folder: Path, keys: int, batches: int) -> None:
+    """Run that many batches of a tenth of the keys; print a line when the first one has ended."""
+    spark = new_session(folder)
+    spark.conf.set("spark.sql.shuffle.partitions", str(_PARTITIONS))
+    backend = backend_in(folder) if side == "DSTL" else None
+    operator = rows(Totals, TOTALS)(new_stream(spark, keys // _BATCHES_PER_KEY, keys), backend)
+    first: int | None = None
+
+    def save(batch: DataFrame, batch_id: int) -> None:
+        nonlocal first
+        first = batch_id if first is None else first
+        if batch_id > first:
+            print(FIRST_BATCH, flush=True)  # Spark calls for the next one when it has committed the one before
+        if batch_id >= first + batches:
+            raise _Enough
+        batch.write.format("noop").mode("overwrite").save()
+
+    writer = operator.writeStream.outputMode("update").foreachBatch(save)
+    query = writer.option("checkpointLocation", str(folder / f"checkpoint-{side}")).start()
+    try:
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        if _Enough.__name__ not in str(error):
+            raise
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
